@@ -1,4 +1,4 @@
-"""The command line of ``python -m routing simulate``."""
+"""``python -m routing simulate``: arguments, files, progress and output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from routing.replay.block_runs import Forest, ForestError
 from routing.replay.fast_engine import FastEngineConfig
-from routing.replay.replay import DoesNotFitError, replay, report, table
-from routing.replay.routed import NotInTracesError, Routed
+from routing.replay.replay import RequestTooLargeError, replay, report, table
+from routing.replay.routed import Routed, UnsupportedInTracesError
 from routing.schema import ConfigError, Settings, load_settings
 from routing.traffic.columns import Columns
 from routing.traffic.trace import TraceError, read_columns
@@ -24,32 +24,32 @@ PROGRESS_S = 0.5  # between two progress lines
 
 
 class UsageError(Exception):
-    """What was asked for cannot be simulated; the message names file, line and field."""
+    """Invalid arguments or files; the message names file, line and field."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Simulate and print; 2 with one line on standard error where that is not possible."""
-    given = _parser().parse_args(argv)
+    """Simulate and print the results; exit status 2 with one line on standard error for invalid input."""
+    options = _parser().parse_args(argv)
     show = _progress()
     try:
-        with _no_collector():
-            reports = _simulate(given, show)
-    except (UsageError, TraceError, ForestError, DoesNotFitError, NotInTracesError) as error:
+        with _without_gc():
+            reports = _simulate(options, show)
+    except (UsageError, TraceError, ForestError, RequestTooLargeError, UnsupportedInTracesError) as error:
         show("")
         sys.stderr.write(f"simulate: {error}\n")
         return 2
     show("")
-    if given.json:
-        one = len(given.policy) == 1
-        sys.stdout.write(json.dumps(next(iter(reports.values())) if one else list(reports.values())) + "\n")
+    if options.json:
+        rows = list(reports.values())
+        sys.stdout.write(json.dumps(rows[0] if len(rows) == 1 else rows) + "\n")
     else:
         sys.stdout.write("\n".join(table(reports)) + "\n")
     return 0
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    """Let what a replay is done with be freed by its reference counts: it forms no cycles."""
+def _without_gc() -> Iterator[None]:
+    """Switch the cyclic garbage collector off: a replay creates no reference cycles, and the collector slows it."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -59,34 +59,34 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _simulate(given: argparse.Namespace, show: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """A report for each policy, by the name of its file."""
-    config = _config(given)
-    policies = {str(path): _read_policy(path) for path in given.policy}
-    show(f"reading {given.trace}")
-    columns = _read_trace(given.trace)
+def _simulate(options: argparse.Namespace, show: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Reports by policy file."""
+    config = _config(options)
+    policies = {str(path): _read_policy(path) for path in options.policy}
+    show(f"reading {options.trace}")
+    columns = _read_trace(options.trace)
     forest = Forest(columns)
     reports = {}
     for name, settings in policies.items():
         try:
-            routed = Routed(settings, columns, config, given.replicas)
-        except NotInTracesError as error:
+            routed = Routed(settings, columns, config, options.replicas)
+        except UnsupportedInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
-        told = _told(show, f"{name}: {{}} of {len(columns)} requests")
-        outcome = replay(forest, config, given.replicas, routed, given.time_scale, progress=told)
+        report_progress = _progress_callback(show, f"{name}: {{}} of {len(columns)} requests")
+        outcome = replay(forest, config, options.replicas, routed, options.time_scale, progress=report_progress)
         reasons = {reason.value: count for reason, count in routed.reasons.most_common()}
         reports[name] = {"policy": name, "strategy": settings.name, **report(outcome, columns), "reasons": reasons}
     return reports
 
 
-def _config(given: argparse.Namespace) -> FastEngineConfig:
+def _config(options: argparse.Namespace) -> FastEngineConfig:
     return FastEngineConfig(
-        blocks=given.blocks,
-        prefill_rate=given.prefill_rate,
-        step_s=given.step_s,
-        decode_s=given.decode_s,
-        chunk_tokens=given.chunk,
-        max_running=given.max_running,
+        blocks=options.blocks,
+        prefill_rate=options.prefill_rate,
+        step_s=options.step_s,
+        decode_s=options.decode_s,
+        chunk_tokens=options.chunk,
+        max_running=options.max_running,
     )
 
 
@@ -105,7 +105,7 @@ def _read_trace(path: Path) -> Columns:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     if not len(columns):
-        raise UsageError(f"{path}: not one request in it")
+        raise UsageError(f"{path}: the trace has no requests")
     return columns
 
 
@@ -113,7 +113,7 @@ def _read_trace(path: Path) -> Columns:
 
 
 def _progress() -> Callable[[str], None]:
-    """Show one line in place; says nothing where standard error is no terminal."""
+    """A function that shows one line in place; it does nothing if standard error is no terminal."""
     if not sys.stderr.isatty():
         return lambda _line: None
 
@@ -124,17 +124,17 @@ def _progress() -> Callable[[str], None]:
     return show
 
 
-def _told(show: Callable[[str], None], line: str) -> Callable[[int], None]:
-    """Show how many requests are done, now and then."""
+def _progress_callback(show: Callable[[str], None], line: str) -> Callable[[int], None]:
+    """A callback that shows the number of finished requests every ``PROGRESS_S``."""
     shown_s = time.monotonic()
 
-    def tell(done: int) -> None:
+    def report_progress(done: int) -> None:
         nonlocal shown_s
         if time.monotonic() - shown_s >= PROGRESS_S:
             shown_s = time.monotonic()
             show(line.format(done))
 
-    return tell
+    return report_progress
 
 
 # --- arguments ---------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ def _told(show: Callable[[str], None], line: str) -> Callable[[int], None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m routing simulate",
-        description="Replay a trace over modelled replicas, with the router's own strategies deciding.",
+        description="Replay a trace over modelled replicas, placed by the router's own strategies.",
     )
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's format, .jsonl or .jsonl.gz")
     add("--policy", type=Path, required=True, action="append", metavar="FILE",
-        help='JSON: {"strategy": NAME, ...its settings}; may be given several times, for a row each')  # fmt: skip
+        help='JSON: {"strategy": NAME, ...its settings}; may be options several times, for a row each')  # fmt: skip
     add("--replicas", type=_count, required=True, metavar="N")
     add("--blocks", type=_count, required=True, metavar="C", help="blocks of 512 tokens in each replica's cache")
     add("--time-scale", type=_above_0, default=1.0, metavar="S", help="2 plays twice as fast (default %(default)s)")
@@ -163,14 +163,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to 1000000000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000000")
     return int(text)
 
 
 def _above_0(text: str) -> float:
     value = _from_0(text)
     if not value:
-        raise argparse.ArgumentTypeError("0 is not above 0")
+        raise argparse.ArgumentTypeError("expected a number above 0")
     return value
 
 
@@ -180,5 +180,5 @@ def _from_0(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1e9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1e9")
     return value

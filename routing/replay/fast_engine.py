@@ -1,12 +1,12 @@
-"""The engine model of ``../engine.py`` at the speed of a what-if: the same times, without a step for each token.
+"""Fast version of the engine model in ``routing/simulation``: the same times, without simulating each decode step.
 
-Theory of operation. Output is reserved at admission, so nothing is ever preempted, and only two things change what
-a step is: a prefill that ends, and a generation that ends. Between them all steps are equal and are taken in one go:
-full chunks of one long prompt, which leave no budget to admit anybody, or decoding alone. Only the latter can be cut
-short, when a request arrives: it joins at the next step. At most one prompt is prefilled in part at any time, for
-prefill is first come, first served. Decoding costs nothing per token: ``_ticks`` counts decode steps, and a heap says
-at which tick a generation ends. A request that found too few free blocks is tried again only when some are given
-back. ``tests/routing/replay/test_fast_engine.py`` holds it against the model of single steps.
+Theory of operation. Output blocks are reserved at admission, so there are no preemptions, and a step changes only when
+a prefill or a generation ends. All steps between two such events are equal and are processed as one: full chunks of one
+long prompt, which leave no budget to admit other requests, or decoding alone. Only decoding steps are shortened, when a
+request arrives and joins at the next step. At most one prompt is partly prefilled at a time, because prefill is first
+come, first served. Decoding costs nothing per token: ``_ticks`` counts decode steps, and a heap holds the tick at which
+each generation ends. A request for which too few blocks were free is retried only after blocks are released.
+``tests/routing/replay/test_fast_engine.py`` compares this model with the model of single steps.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from routing.replay.block_runs import Run, RunPool, Segment
 
 @dataclass(frozen=True)
 class FastEngineConfig:
-    """One replica. Defaults are those of the reference results.
+    """Parameters of one replica; the defaults are those of the reference results.
 
-    Of ``EngineConfig`` what a what-if may vary; a class of its own, because this module may be native code.
+    Separate from ``EngineConfig`` because this module may be compiled.
     """
 
     blocks: int  # usable KV blocks
     block_tokens: int = 512
     prefill_rate: float = 8000.0  # tokens/s
     step_s: float = 0.010  # of any step
-    decode_s: float = 0.0002  # more for each decoding sequence
-    chunk_tokens: int = 2048  # prefill tokens a step may carry
+    decode_s: float = 0.0002  # additional for each decoding sequence
+    chunk_tokens: int = 2048  # prefill tokens per step, at most
     max_running: int = 256  # sequences
 
 
 class ModelledRequest:
-    """One request on its way through an engine."""
+    """One request in an engine."""
 
     __slots__ = (
         "arrived_s",
         "cached_tokens",
         "first_token_s",
-        "held",
         "index",
         "note",
         "output_tokens",
         "path",
         "prompt_tokens",
         "recompute",
+        "segments",
     )
 
     def __init__(self, index: int, arrived_s: float, prompt_tokens: int, output_tokens: int) -> None:
@@ -57,40 +57,40 @@ class ModelledRequest:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.path: tuple[Run, ...] = ()  # runs that its prompt has in common with others
-        self.recompute = False  # the last of them is not looked up: it is the end of a prompt of whole blocks
+        self.path: tuple[Run, ...] = ()  # runs of its prompt that other prompts share
+        self.recompute = False  # the last run is computed even if cached: the prompt ends at a block boundary
         self.cached_tokens = 0  # known from admission on
         self.first_token_s = 0.0
-        self.held: list[Segment] = []
-        self.note: Any = None  # what the one who placed it remembers
+        self.segments: list[Segment] = []
+        self.note: Any = None  # of the placer
 
 
-class Watcher(Protocol):
-    """Who is told what happens to requests, in the order of time over all engines."""
+class EngineListener(Protocol):
+    """Receives events of requests, in order of time over all engines."""
 
     def first_token(self, request: ModelledRequest, now_s: float) -> None:
-        """The first token of a request is out."""
+        """A request's first token was generated."""
         ...
 
     def ended(self, request: ModelledRequest, now_s: float) -> None:
-        """A request has all its tokens."""
+        """A request has all its output tokens."""
         ...
 
 
 class FastEngine:
-    """One replica. ``end_s`` is when its present steps end; infinite while it is idle."""
+    """One replica. ``end_s`` is the end of its current steps; infinite while idle."""
 
     __slots__ = (
         "_blocked",
         "_ends",
         "_left",
+        "_listener",
         "_partial",
         "_prefilled",
         "_serial",
         "_step_s",
         "_steps",
         "_ticks",
-        "_watcher",
         "config",
         "decoding",
         "end_s",
@@ -100,32 +100,32 @@ class FastEngine:
         "waiting",
     )
 
-    def __init__(self, config: FastEngineConfig, watcher: Watcher) -> None:
+    def __init__(self, config: FastEngineConfig, listener: EngineListener) -> None:
         self.config = config
         self.pool = RunPool(config.blocks)
         self.waiting: deque[ModelledRequest] = deque()
-        self.running = 0  # admitted and not ended
+        self.running = 0  # admitted requests
         self.decoding = 0
         self.start_s = 0.0
         self.end_s = math.inf
-        self._watcher = watcher
-        self._step_s = 0.0  # length of each of the present steps
-        self._steps = 0  # how many
-        self._prefilled: list[ModelledRequest] = []  # whose prefill ends with them
-        self._partial: ModelledRequest | None = None  # prefilled in part
-        self._left = 0  # tokens of it beyond the present steps
+        self._listener = listener
+        self._step_s = 0.0  # duration of each current step
+        self._steps = 0  # number of current steps
+        self._prefilled: list[ModelledRequest] = []  # requests whose prefill ends with the current steps
+        self._partial: ModelledRequest | None = None  # request that is partly prefilled
+        self._left = 0  # its tokens after the current steps
         self._ticks = 0
         self._ends: list[tuple[int, int, ModelledRequest]] = []  # heap of (tick, serial, request)
         self._serial = 0
-        self._blocked = False  # the first one waiting found too few free blocks
+        self._blocked = False  # too few free blocks for the first waiting request
 
     def submit(self, request: ModelledRequest, now_s: float) -> bool:
-        """Queue a request that fits into an empty cache; True if ``end_s`` is another now."""
+        """Queue a request that fits into an empty cache; True if ``end_s`` changed."""
         self.waiting.append(request)
         if self.end_s == math.inf:
             self._begin(now_s)
             return True
-        if self._steps == 1 or not self._is_cut_short():
+        if self._steps == 1 or not self._ends_on_arrival():
             return False
         steps = self._step_at(now_s)
         if steps >= self._steps:
@@ -136,19 +136,19 @@ class FastEngine:
 
     @property
     def left_tokens(self) -> int:
-        """Tokens to prefill, beyond the present steps, of the prompt that is prefilled in part."""
+        """Tokens of the partly prefilled prompt that remain after the current steps."""
         return self._left if self._partial is not None else 0
 
     def next_step_s(self, now_s: float) -> float:
-        """When the next step begins that a request arriving now could be part of."""
+        """Start of the next step that a request arriving now could join."""
         if self.end_s == math.inf:
             return now_s
-        if self._is_cut_short():
+        if self._ends_on_arrival():
             return self.start_s + self._step_s * self._step_at(now_s)
         return self.end_s
 
-    def go_on(self) -> None:
-        """Take the results of the steps that end now, and plan the next ones."""
+    def advance(self) -> None:
+        """Finish the current steps and plan the next ones."""
         now_s = self.end_s
         if self.decoding:
             self._ticks += self._steps
@@ -165,7 +165,7 @@ class FastEngine:
     # --- planning --------------------------------------------------------------------------------------
 
     def _begin(self, now_s: float) -> None:
-        """Plan the next steps, or idle."""
+        """Plan the next steps, or become idle."""
         config, steps, tokens = self.config, 1, 0
         if self._partial is not None and self._left > config.chunk_tokens:
             steps, tokens = self._full_chunks(), config.chunk_tokens
@@ -186,16 +186,16 @@ class FastEngine:
         self.start_s = now_s
         self.end_s = now_s + step_s * steps
 
-    def _is_cut_short(self) -> bool:
-        """Whether the present steps end earlier when a request arrives: while all that runs is decoding."""
+    def _ends_on_arrival(self) -> bool:
+        """Whether an arriving request ends the current steps early: while the engine only decodes."""
         return not (self._prefilled or self._partial or self._blocked)
 
     def _step_at(self, now_s: float) -> int:
-        """Which of the present steps is in progress, counted from 1."""
+        """Number of the current step in progress, from 1."""
         return int((now_s - self.start_s) / self._step_s) + 1
 
     def _full_chunks(self) -> int:
-        """How many equal steps the prompt that is prefilled in part fills."""
+        """Number of equal steps that the partly prefilled prompt fills."""
         chunk = self.config.chunk_tokens
         steps = (self._left - 1) // chunk
         if self.decoding:
@@ -204,7 +204,7 @@ class FastEngine:
         return steps
 
     def _admit(self, tokens: int) -> int:
-        """Admit waiting requests in order, as far as budget, slots and blocks go; the step's prefill tokens."""
+        """Admit waiting requests in order within budget, slots and blocks; the step's prefill tokens."""
         config, waiting = self.config, self.waiting
         chunk, block_tokens = config.chunk_tokens, config.block_tokens
         while waiting and tokens < chunk:
@@ -220,7 +220,7 @@ class FastEngine:
                 return tokens
             waiting.popleft()
             self.running += 1
-            hits, request.held = admitted
+            hits, request.segments = admitted
             request.cached_tokens = hits * block_tokens
             tokens += request.prompt_tokens - request.cached_tokens
             if tokens <= chunk:
@@ -235,7 +235,7 @@ class FastEngine:
 
     def _first_token(self, request: ModelledRequest, now_s: float) -> None:
         request.first_token_s = now_s
-        self._watcher.first_token(request, now_s)
+        self._listener.first_token(request, now_s)
         if request.output_tokens == 1:
             self._end(request, now_s)
             return
@@ -246,5 +246,5 @@ class FastEngine:
     def _end(self, request: ModelledRequest, now_s: float) -> None:
         self.running -= 1
         self._blocked = False
-        self.pool.release(request.held)
-        self._watcher.ended(request, now_s)
+        self.pool.release(request.segments)
+        self._listener.ended(request, now_s)

@@ -1,14 +1,11 @@
-"""A trace's requests as a strategy sees them: the ids of their blocks stand in for the hashes of a prompt.
+"""Placement in a replay: by the router's own strategies, or by a clairvoyant choice that strategies are compared with.
 
-The router's own strategy, deciding in a replay as it decides in production.
+The block ids of a trace take the place of prompt hashes. Load tracker and residency index are updated as in the router:
+dispatch at arrival, first byte at the first token, cached tokens and end of response at the last token. A strategy gets
+no information that a router would not have.
 
-Load book and residency are used as the router uses them: dispatch at arrival, first byte at the first token, the
-answer's cached tokens and the end at the last one. What a router cannot know it is not told.
-
-What no router can know: the measure that strategies are judged by. It exists in replays alone.
-
-``Clairvoyant`` sees every engine's true cache and exact work, and sends each request to where its first token comes
-soonest. It is greedy: it neither knows what comes next nor spares a cache for it, so a strategy may beat it.
+``Clairvoyant`` sees every engine's actual cache and exact work, and sends each request where its first token comes
+soonest. It is greedy: it does not know future requests, so a strategy can beat it.
 """
 
 from __future__ import annotations
@@ -32,77 +29,77 @@ from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings,
 from routing.traffic.columns import Columns
 from routing.types import BYTES_PER_TOKEN, Choice, PrefixHash, Reason
 
-TIER2_TOKENS = 512  # behind the opening, a block of Mooncake's: a trace does not say where its first message ends
+TIER2_TOKENS = 512  # after the tier-1 prefix; one block, because a trace does not record where messages end
 
-_PIECE = 65_536  # ids that are spread at once
+_PIECE = 65_536  # ids per step of ``_spread``
 
 
-class NotInTracesError(ValueError):
-    """A setting that asks for something which a trace does not tell."""
+class UnsupportedInTracesError(ValueError):
+    """A setting needs information that traces do not have."""
 
 
 class TraceKeys:
-    """What a strategy may ask about one request."""
+    """Keys of one request, as strategies read them."""
 
-    __slots__ = ("_book", "_chain", "_end", "_start", "block_tokens", "prompt_tokens")
+    __slots__ = ("_chain", "_end", "_index", "_start", "block_tokens", "prompt_tokens")
 
-    session: PrefixHash | None = None  # a trace knows no sessions
+    session: PrefixHash | None = None  # traces have no sessions
 
-    def __init__(self, book: KeyBook, start: int, end: int, prompt_tokens: int) -> None:
-        self._book = book
-        self._start = start  # of its ids
+    def __init__(self, index: KeyIndex, start: int, end: int, prompt_tokens: int) -> None:
+        self._index = index
+        self._start = start  # of its ids in the column
         self._end = end
         self._chain: array[int] | None = None
-        self.block_tokens = book.block_tokens
+        self.block_tokens = index.block_tokens
         self.prompt_tokens = prompt_tokens
 
     @property
     def tier1(self) -> PrefixHash | None:
-        """Key of the opening: of its last block, which stands for all before it."""
-        return PrefixHash(self._book.hashes[min(self._start + self._book.depth, self._end) - 1])
+        """Key of the tier-1 prefix: the id of its last block, which identifies all blocks before it."""
+        return PrefixHash(self._index.hashes[min(self._start + self._index.depth, self._end) - 1])
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: of the block that ends ``TIER2_TOKENS`` behind the opening."""
-        return PrefixHash(self._book.hashes[min(self._start + self._book.conversation, self._end) - 1])
+        """Key of the conversation: the block that ends ``TIER2_TOKENS`` after the tier-1 prefix."""
+        return PrefixHash(self._index.hashes[min(self._start + self._index.conversation, self._end) - 1])
 
     @property
     def chain(self) -> Sequence[int]:
         """Hashes of the whole blocks."""
         if self._chain is None:
-            whole = self.prompt_tokens // self._book.block_tokens
-            self._chain = self._book.hashes[self._start : self._start + whole]
+            whole = self.prompt_tokens // self._index.block_tokens
+            self._chain = self._index.hashes[self._start : self._start + whole]
         return self._chain
 
 
-class KeyBook:
-    """The keys of all requests under one policy."""
+class KeyIndex:
+    """Keys of all requests under one policy."""
 
     def __init__(self, settings: Settings, columns: Columns) -> None:
-        self.depth = tier1_depth(settings, columns.block_tokens)  # blocks of the opening
-        self.conversation = self.depth + -(-TIER2_TOKENS // columns.block_tokens)  # blocks that name a conversation
+        self.depth = tier1_depth(settings, columns.block_tokens)  # blocks of the tier-1 prefix
+        self.conversation = self.depth + -(-TIER2_TOKENS // columns.block_tokens)  # blocks of the tier-2 prefix
         self.block_tokens = columns.block_tokens
         self._columns = columns
         self._hashes: array[int] | None = None
 
     @property
     def hashes(self) -> array[int]:
-        """The ids of all requests, spread over 64 bits as hashes are."""
+        """Ids of all requests, mapped to 64-bit values that are spread like hashes."""
         if self._hashes is None:
             self._hashes = _spread(self._columns.ids)
         return self._hashes
 
     def of(self, index: int) -> TraceKeys:
-        """The keys of one request."""
+        """Keys of one request."""
         columns = self._columns
         return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index])
 
 
 def _spread(ids: array[int]) -> array[int]:
-    """Each id with its lower 32 bits once more over its upper ones, bytes in reverse: no two ids come to the same.
+    """XOR the upper 32 bits of each id with its byte-reversed lower 32 bits; different ids stay different.
 
-    Ids are counted up from 0, so what changes most stands first and last: where a ring and where a dict look. In
-    columns of half a number, because that takes 10 ns an id, and a product that wraps around 230.
+    Ids count up from 0, so the result varies most in the first bits, which rings use, and the last, which dicts use. On
+    columns of 32-bit halves this takes 10 ns per id; a wrapping multiplication takes 230.
     """
     hashes = ids[:]
     halves = memoryview(hashes).cast("B").cast("I")
@@ -122,21 +119,21 @@ def _xor(values: array[int], others: bytes) -> array[int]:
 
 
 def tier1_depth(settings: Settings, block_tokens: int) -> int:
-    """The block in which a policy's tier-1 prefix ends, counted from 1; NotInTracesError for ends in the text."""
+    """Blocks of a policy's tier-1 prefix; UnsupportedInTracesError if the boundary depends on the text."""
     if not isinstance(settings, Tier1Settings) or settings.boundary is Boundary.SYSTEM:
         return 1
     if settings.boundary in {Boundary.MESSAGES, Boundary.MARKER}:
-        raise NotInTracesError(f"boundary {settings.boundary}: a trace has no text; use bytes with boundary_bytes")
+        raise UnsupportedInTracesError(f"boundary {settings.boundary}: traces have no text; use the boundary bytes")
     return -(-settings.boundary_bytes // (block_tokens * BYTES_PER_TOKEN))
 
 
-# The residency enters and evicts blocks by runs. In a trace's blocks of 512 tokens the router's runs would be of two;
-# longer ones are a third faster to replay and move no mean TTFT by more than 1 %.
+# The residency index adds and evicts blocks by runs. With blocks of 512 tokens the router's runs would have two blocks;
+# longer runs make a replay a third faster and change no mean TTFT by more than 1 %.
 RUN_BLOCKS = 16
 
 
 class Clock:
-    """The time of a replay, seconds; apart from who sets it, so that nothing refers to itself in a circle."""
+    """The time of a replay in seconds; a separate object, to avoid a reference cycle."""
 
     __slots__ = ("now_s",)
 
@@ -144,12 +141,12 @@ class Clock:
         self.now_s = 0.0
 
     def read(self) -> float:
-        """What the load book asks."""
+        """Clock of the load tracker."""
         return self.now_s
 
 
 class Routed:
-    """One strategy with everything that a router keeps for it."""
+    """Places requests by one strategy, with the state that a router keeps for it."""
 
     def __init__(self, settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int) -> None:
         configs = [
@@ -167,8 +164,8 @@ class Routed:
         residency = Residency(
             block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
-        self._asked = residency if isinstance(settings, ResidencySettings) else None
-        self._keys = KeyBook(settings, columns)
+        self._residency = residency if isinstance(settings, ResidencySettings) else None
+        self._keys = KeyIndex(settings, columns)
         self._number = {it.name: number for number, it in enumerate(configs)}
         modelled = GroupReplicas(configs, self.book, residency=residency)
         self._strategy = build_strategy(settings, modelled)
@@ -176,45 +173,45 @@ class Routed:
         self._candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
-        """Ask the strategy, and count the request as sent."""
-        choice, keys = self.ask(request, now_s), self._keys.of(request.index)
+        """Place a request by the strategy and record it as dispatched."""
+        choice, keys = self.choose(request, now_s), self._keys.of(request.index)
         self.reasons[choice.reason] += 1
         if self._counting is not None:
             self._counting.count_request(keys)
-        request.note = count_as_sent(choice, keys, self.book, self._asked)
+        request.note = count_as_sent(choice, keys, self.book, self._residency)
         return self._number[choice.target]
 
-    def ask(self, request: ModelledRequest, now_s: float) -> Choice:
-        """Where the strategy would send a request now."""
+    def choose(self, request: ModelledRequest, now_s: float) -> Choice:
+        """The strategy's choice for a request now."""
         self._clock.now_s = now_s
         return self._strategy.choose(self._keys.of(request.index), self._candidates)
 
     def first_token(self, request: ModelledRequest, now_s: float) -> None:
-        """The first byte of the answer reaches the router."""
+        """The router receives the first byte of the response."""
         self._clock.now_s = now_s
         ticket: Ticket = request.note
         ticket.first_byte()
 
     def ended(self, request: ModelledRequest, now_s: float) -> None:
-        """The answer is whole. Its usage says how much was cached, to whoever learns from that."""
+        """The response is complete; its usage updates the residency index."""
         self._clock.now_s = now_s
         ticket: Ticket = request.note
-        if self._asked is not None:
+        if self._residency is not None:
             ticket.answered(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
         ticket.end()
 
 
 class Clairvoyant:
-    """Places requests with nothing hidden."""
+    """Places requests with full knowledge of all engines."""
 
     def __init__(self) -> None:
-        self._promised: list[Counter[Run]] = []  # by engine: runs that requests without a first token will cache
-        self._engine: dict[int, int] = {}  # by request: where it is, as long as it has no first token
+        self._pending: list[Counter[Run]] = []  # by engine: runs that its unfinished prefills will cache
+        self._engine: dict[int, int] = {}  # by request without a first token
 
     def place(self, request: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
-        """The engine with the earliest first token; of equals the one with fewer requests."""
-        if not self._promised:
-            self._promised = [Counter() for _ in engines]
+        """The engine with the earliest first token; among equals, the one with fewer requests."""
+        if not self._pending:
+            self._pending = [Counter() for _ in engines]
         best, least = 0, (inf, 0)
         for index, engine in enumerate(engines):
             uncached = request.prompt_tokens - self._hit_tokens(request, index, engine)
@@ -222,21 +219,21 @@ class Clairvoyant:
             if order < least:
                 best, least, request.note = index, order, uncached
         self._engine[request.index] = best
-        self._promised[best].update(request.path)
+        self._pending[best].update(request.path)
         return best
 
     def first_token(self, request: ModelledRequest, _now_s: float) -> None:
-        """What the request promised is cached now."""
-        self._promised[self._engine.pop(request.index)].subtract(request.path)
+        """The request's runs are cached now."""
+        self._pending[self._engine.pop(request.index)].subtract(request.path)
 
     def ended(self, request: ModelledRequest, _now_s: float) -> None:
-        """Nothing that counts."""
+        """Not needed."""
 
     def _hit_tokens(self, request: ModelledRequest, index: int, engine: FastEngine) -> int:
-        """Cached tokens that a request would find once all that is ahead of it has been prefilled."""
-        promised, pool, blocks = self._promised[index], engine.pool, 0
+        """Cached tokens of a request once everything queued before it is prefilled."""
+        pending, pool, blocks = self._pending[index], engine.pool, 0
         for run in request.path:
-            cached = run.length if promised[run] > 0 else pool.cached(run)
+            cached = run.length if pending[run] > 0 else pool.cached(run)
             blocks += cached
             if cached < run.length:
                 break
@@ -245,7 +242,7 @@ class Clairvoyant:
 
 
 def _first_token_s(engine: FastEngine, uncached_tokens: int, now_s: float) -> float:
-    """When an engine would give the first token of a request that leaves so many tokens to compute."""
+    """Time of the first token of a request with this many tokens to compute."""
     config = engine.config
     waiting_tokens: int = sum(request.note for request in engine.waiting)  # uncached, as ``place`` noted
     tokens = uncached_tokens + engine.left_tokens + waiting_tokens
@@ -255,9 +252,9 @@ def _first_token_s(engine: FastEngine, uncached_tokens: int, now_s: float) -> fl
 
 
 def pooled_hit_rate(forest: Forest, capacity: int | None) -> float | None:
-    """Token hit rate of one cache for all prompts, each served before the next; None: a cache without limit.
+    """Token hit rate of a single cache that serves all prompts one after another; ``capacity`` None: unlimited.
 
-    Answers take no room in it, so no fleet with as many blocks can be expected to reach it.
+    Outputs take no blocks in it, so a fleet with as many blocks in total cannot be expected to reach it.
     """
     columns = forest.columns
     block_tokens = columns.block_tokens
@@ -266,8 +263,8 @@ def pooled_hit_rate(forest: Forest, capacity: int | None) -> float | None:
     pool = RunPool(len(columns.ids) + len(columns) if capacity is None else capacity)
     hits = 0
     for prompt, last in zip(columns.prompt_tokens, forest.last, strict=True):
-        again = last is not None and last.visits > 1 and not prompt % block_tokens
-        admitted = pool.admit(shared_path(last), prompt // block_tokens + 1, recompute=again)
+        recompute = last is not None and last.visits > 1 and not prompt % block_tokens
+        admitted = pool.admit(shared_path(last), prompt // block_tokens + 1, recompute=recompute)
         if admitted is not None:
             hits += admitted[0]
             pool.release(admitted[1])

@@ -1,4 +1,4 @@
-"""A trace in memory, by column: a million requests of 25 blocks take 250 MB instead of gigabytes."""
+"""A trace in memory as columns: one million requests of 25 blocks take 250 MB instead of gigabytes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ class Columns:
         return len(self.at_s)
 
     def append(self, at_s: float, prompt_tokens: int, output_tokens: int, ids: Sequence[int]) -> None:
-        """Add a request: one id for each block of its prompt, the last one perhaps partial."""
+        """Add a request, with one id per block of its prompt; the last block may be partial."""
         self.at_s.append(at_s)
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
-        self.ids.fromlist(ids if isinstance(ids, list) else list(ids))  # a third of what extend takes
+        self.ids.fromlist(ids if isinstance(ids, list) else list(ids))  # three times as fast as extend
         self.starts.append(len(self.ids))
 
     @property
     def all_prompt_tokens(self) -> int:
-        """Prompt tokens of all requests."""
         return sum(self.prompt_tokens)
 
     def offered_tokens_per_s(self) -> float:
-        """Prompt tokens a second, at the trace's own pace; 0 where all arrive at once."""
+        """Prompt tokens per second at the trace's own pace; 0 if all requests arrive at once."""
         span_s = self.at_s[-1] - self.at_s[0] if len(self) > 1 else 0.0
         return self.all_prompt_tokens / span_s if span_s else 0.0

@@ -1,9 +1,9 @@
-"""Deterministic filler text: any amount, cheap, and different from its first bytes on for different keys.
+"""Generated traffic: filler text, a seeded mix of four task groups, and the text of traces.
 
-Its words have 3, 7 or 11 letters and each has a blank before it, so every 4 bytes are a token to the stand-in replica's
-tokenizer: what is asked for in tokens has as many there.
+Filler text is deterministic, and texts of different keys differ from their first bytes on. Words have 3, 7 or 11
+letters and a leading space, so that every 4 bytes are one token for the stand-in replica's tokenizer.
 
-The seeded mix: four task groups with different prompts, sessions and sharing, endless and reproducible.
+The mix has four task groups with different prompts, sessions and sharing; it is endless and reproducible:
 
 * ``chat`` follows the production chat trace of the Mooncake release (first 30 minutes: Poisson arrivals; prompts
   log-normal with median 7,640 and mean 12,870 tokens; answers of mean 346; 65 % of the requests open a conversation
@@ -11,19 +11,17 @@ The seeded mix: four task groups with different prompts, sessions and sharing, e
   ``CHAT_SCALE``. Every prompt begins with one shared system prompt, of 32 tokens; the trace's has 512.
 * ``coding-assistant`` has a long tool list for each of some teams, and sessions of many quick turns that grow.
 * ``retrieval`` answers short questions over shared documents, some far more popular than others.
-* ``batch-summaries`` puts ever new texts behind a few long instructions with worked examples.
+* ``batch-summaries`` appends new texts to a few long instructions with worked examples.
 
-The sizes are chosen for four stand-in replicas of the default capacity (131,072 tokens each): all tier-1 prompts
+Sizes are chosen for four stand-in replicas of the default capacity (131,072 tokens each): all tier-1 prompts
 together are about twice what one replica holds, and half of what the four hold. README.md has the figures.
 
-A trace's requests as chat text that shares exactly what its block ids say.
-
-A block is 512 tokens of the rendered ChatML prompt, as the stand-in replica counts them. The template's own tokens are
-taken off the block they fall into, so block ends stay where the trace has them and a prompt has the trace's length.
-An id's text is a function of the id alone and ids differ from the first bytes on, so prompts share whole leading blocks
-and nothing else. The first block goes into a system message, where production traffic has it, and the rest into a user
-message. Only where a prompt ends on a block's end or a few tokens after it is it up to 7 tokens longer than the trace
-says (12 after the first block): the template's end must not eat into a block that others share.
+Requests of a trace become chat messages that share exactly the blocks whose ids they share. A block is 512 tokens of
+the rendered ChatML prompt, as the stand-in replica counts them. Tokens of the template are subtracted from the block
+they are in, so block boundaries and prompt lengths are those of the trace. The text of a block depends only on its id,
+so prompts share whole leading blocks and nothing else. The first block is the system message, the rest the user
+message. A prompt that ends at a block boundary or a few tokens after it is up to 7 tokens longer than in the trace (12
+after the first block), because the template's end must not cut into a shared block.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def _pool() -> str:
 
 
 def passage(key: str, size: int) -> str:
-    """``size`` ASCII characters that name ``key`` and go on with words; equal keys give equal beginnings."""
+    """``size`` ASCII characters: a hash of ``key``, then words. A key's longer passages begin with its shorter ones."""
     digest = xxh3_64_intdigest(key)
     pool = _pool()
     start = digest % _POOL_BYTES & -TOKEN_BYTES
@@ -78,15 +76,15 @@ def passage(key: str, size: int) -> str:
 
 
 def text_of_tokens(key: str, tokens: int) -> str:
-    """A passage of so many tokens."""
+    """A passage of ``tokens`` tokens."""
     return passage(key, max(1, tokens) * TOKEN_BYTES)
 
 
 DEFAULT_RATE = 5.0  # requests/s of all groups
-# Sessions begun so long before the start are already going on: the rate is right from the first second.
+# Sessions that began this long before time 0 are in progress, so the request rate is right from the start.
 LEAD_IN_S = 300.0
 CHAT_SCALE = 4
-CHAT_SYSTEM_TOKENS = 32  # so few that hardly anything is shared
+CHAT_SYSTEM_TOKENS = 32  # almost nothing is shared
 TEAMS = 12  # coding assistants, each with its own tools
 TOOLS_PER_TEAM = 24
 DOCUMENTS = 40
@@ -97,7 +95,7 @@ TEMPLATE_TOKENS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One user message and what it asks for."""
+    """One user message and its number of output tokens."""
 
     after_s: float  # since the turn before, or since the session's start
     text_key: str
@@ -107,7 +105,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """A conversation's whole plan."""
+    """All turns of one conversation."""
 
     group: str
     session_id: str | None
@@ -115,12 +113,12 @@ class Session:
     turns: Sequence[Turn]
     tools: Sequence[dict[str, Any]] = ()
 
-    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        """System prompt, then user and assistant in turn up to the user's message number ``turn``."""
+    def messages(self, turn: int, responses: Sequence[str]) -> list[dict[str, str]]:
+        """System prompt, then alternating user and assistant messages up to user message ``turn``."""
         messages = [{"role": "system", "content": self.system}]
         for index in range(turn):
             messages.append(self._user(index))
-            messages.append({"role": "assistant", "content": answers[index]})
+            messages.append({"role": "assistant", "content": responses[index]})
         return [*messages, self._user(turn)]
 
     def _user(self, index: int) -> dict[str, str]:
@@ -133,27 +131,27 @@ Maker = Callable[[random.Random, str], Session]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A task group: its part of the requests and how it makes a session."""
+    """A task group of the mix."""
 
     name: str
-    share: float  # of the mix's requests; all together 1
+    share: float  # of the mix's requests
     turns: float  # mean turns of a session
     make: Maker
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """All groups together. The same seed and rate give the same jobs."""
+    """The mix of all groups. The same seed and rate give the same jobs."""
 
     seed: int
     rate: float = DEFAULT_RATE  # requests/s
 
     def jobs(self) -> Iterator[Job]:
-        """Without end, ascending in time."""
+        """Endless, in order of time."""
         return heapq.merge(*(self._jobs_of(group) for group in GROUPS), key=lambda job: job.at_s)
 
     def _jobs_of(self, group: Group) -> Iterator[Job]:
-        """A group's sessions start at random; their turns are merged by time."""
+        """The group's sessions start at random times; their turns are merged by time."""
         rng = random.Random(f"{self.seed} {group.name}")  # noqa: S311 -- traffic, not secrets
         starts_per_s = self.rate * group.share / group.turns
         pending: list[tuple[float, int, int, Session]] = []  # (time, session number, turn, session)
@@ -163,9 +161,9 @@ class Mix:
             while pending and pending[0][0] <= start_s:
                 yield self._next(pending)
             session = group.make(rng, f"{self.seed}-{number}")
-            opening = _from_the_start(session, start_s)
-            if opening is not None:
-                heapq.heappush(pending, (opening[0], number, 0, opening[1]))
+            first = _from_time_zero(session, start_s)
+            if first is not None:
+                heapq.heappush(pending, (first[0], number, 0, first[1]))
             number += 1
 
     @staticmethod
@@ -178,8 +176,8 @@ class Mix:
         return Job(at_s, session, turn, session.turns[turn].output_tokens, is_last)
 
 
-def _from_the_start(session: Session, start_s: float) -> tuple[float, Session] | None:
-    """A session without the turns before time 0, and when its first one is; None if all of it lies before."""
+def _from_time_zero(session: Session, start_s: float) -> tuple[float, Session] | None:
+    """(time of the first turn, session) without turns before time 0; None if all turns are before."""
     at_s = start_s
     for index, turn in enumerate(session.turns):
         at_s += turn.after_s
@@ -190,14 +188,14 @@ def _from_the_start(session: Session, start_s: float) -> tuple[float, Session] |
 
 # --- chat --------------------------------------------------------------------------------------------
 
-CHAT_GOES_ON = 0.35
-CHAT_TURNS = 1 / (1 - CHAT_GOES_ON)
+CHAT_CONTINUES = 0.35
+CHAT_TURNS = 1 / (1 - CHAT_CONTINUES)
 
 
 def _chat(rng: random.Random, number: str) -> Session:
-    """A conversation of the trace's kind: mostly one long prompt, sometimes more turns."""
+    """A conversation like the trace's: mostly one long prompt, sometimes more turns."""
     turns = [_chat_turn(rng, number, 0)]
-    while rng.random() < CHAT_GOES_ON:
+    while rng.random() < CHAT_CONTINUES:
         turns.append(_chat_turn(rng, number, len(turns)))
     return Session("chat", f"chat-{number}", text_of_tokens("chat system", CHAT_SYSTEM_TOKENS), turns)
 
@@ -250,7 +248,7 @@ def _coding(rng: random.Random, number: str) -> Session:
 
 
 def _retrieval(rng: random.Random, number: str) -> Session:
-    """A question or three about one document, which is part of the system prompt."""
+    """One to three questions about a document, which is part of the system prompt."""
     document = _popular(rng, DOCUMENTS, 0.6)
     system = text_of_tokens(f"document {document}", DOCUMENT_TOKENS)
     turns = [
@@ -264,7 +262,7 @@ def _retrieval(rng: random.Random, number: str) -> Session:
 
 
 def _summary(rng: random.Random, number: str) -> Session:
-    """One new text behind instructions that one in twelve shares."""
+    """One new text after one of 12 instructions."""
     template = rng.randrange(TEMPLATES)
     system = text_of_tokens(f"template {template}", TEMPLATE_TOKENS)
     turn = Turn(0.0, f"text {number}", rng.randint(400, 1600), rng.randint(60, 140))
@@ -272,7 +270,7 @@ def _summary(rng: random.Random, number: str) -> Session:
 
 
 def _popular(rng: random.Random, count: int, skew: float) -> int:
-    """A number below ``count``, number i with a weight of (i + 1) ** -skew."""
+    """A random number below ``count``, with weight (i + 1) ** -skew."""
     weights = [(index + 1) ** -skew for index in range(count)]
     return rng.choices(range(count), weights)[0]
 
@@ -318,27 +316,27 @@ def trace_messages(request: TraceRequest) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceScript:
-    """One request of a trace: the trace knows no sessions."""
+    """One request of a trace, which has no sessions."""
 
     request: TraceRequest
     group: str = "chat"
     session_id: str | None = None
     tools: Sequence[dict[str, Any]] = ()
 
-    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:  # noqa: ARG002 -- one turn only
+    def messages(self, turn: int, responses: Sequence[str]) -> list[dict[str, str]]:  # noqa: ARG002 -- one turn only
         """See ``trace_messages``."""
         return trace_messages(self.request)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceWorkload:
-    """A whole trace, once or again and again."""
+    """A trace, played once or repeatedly."""
 
     requests: Sequence[TraceRequest]
     loop: bool = False
 
     def jobs(self) -> Iterator[Job]:
-        """In the trace's order; a further round begins one mean gap after the last arrival."""
+        """In the trace's order; a repetition begins one mean gap after the last arrival."""
         if not self.requests:
             return
         round_s = self.requests[-1].at_s * (1 + 1 / len(self.requests)) or 1.0

@@ -1,6 +1,6 @@
-"""What a workload is made of: requests in order of time, some of them turns of a session.
+"""Types of workloads (requests in order of time, some of them turns of a session), and the reader of traces.
 
-Read traces in Mooncake's format: one JSON object per line, ``.jsonl`` or ``.jsonl.gz``.
+Traces are in Mooncake's format: one JSON object per line, ``.jsonl`` or ``.jsonl.gz``.
 
 Fields: ``timestamp`` (ms since the start, ascending), ``input_length`` and ``output_length`` (tokens), ``hash_ids``
 (one id for each block of 512 prompt tokens; an id stands for its block and everything before it, and the last block
@@ -23,42 +23,42 @@ from routing.traffic.columns import Columns
 
 
 class Script(Protocol):
-    """A session's plan, or that of a single request. Compared and hashed by identity."""
+    """The messages of one session or of a single request. Compared and hashed by identity."""
 
     @property
     def group(self) -> str:
-        """The task group's name: ``X-Task-Group``."""
+        """``X-Task-Group``."""
         ...
 
     @property
     def session_id(self) -> str | None:
-        """``X-Session-ID``; None for a request of no session."""
+        """``X-Session-ID``; None: no session."""
         ...
 
-    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        """The messages of turn ``turn`` (from 0), after ``answers`` to all turns before it."""
+    def messages(self, turn: int, responses: Sequence[str]) -> list[dict[str, str]]:
+        """The messages of turn ``turn`` (from 0), given the responses to all turns before it."""
         ...
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
-        """Tools offered to the model; empty for none."""
+        """Tools of the request."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request at its time."""
+    """One scheduled request."""
 
     at_s: float  # seconds since the workload's start
     script: Script
-    turn: int  # from 0; a turn needs the answers to all before it
+    turn: int  # from 0; needs the responses to all turns before it
     output_tokens: int
     is_last: bool = True  # of its session
 
-    def body(self, model: str | None, answers: Sequence[str]) -> dict[str, Any]:
-        """The chat request: streamed, with usage, and as long as the workload says."""
+    def body(self, model: str | None, responses: Sequence[str]) -> dict[str, Any]:
+        """The chat request: streamed, with usage, and with the workload's number of output tokens."""
         body: dict[str, Any] = {
-            "messages": self.script.messages(self.turn, answers),
+            "messages": self.script.messages(self.turn, responses),
             "max_tokens": self.output_tokens,
             "ignore_eos": True,
             "stream": True,
@@ -67,16 +67,16 @@ class Job:
         if model is not None:
             body["model"] = model
         if self.script.tools:
-            # the list is part of the prompt; "none" keeps replicas without a tool parser from refusing it
+            # tools are part of the prompt; with "none", replicas without a tool parser accept them
             body |= {"tools": list(self.script.tools), "tool_choice": "none"}
         return body
 
 
 class Workload(Protocol):
-    """A source of jobs, ascending in time."""
+    """A source of jobs in order of time."""
 
     def jobs(self) -> Iterator[Job]:
-        """From the start; a generated workload may have no end."""
+        """All jobs; endless for generated traffic."""
         ...
 
 
@@ -85,11 +85,11 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
 
 
 class TraceError(ValueError):
-    """A line that is no request; the message names file and line."""
+    """An invalid line of a trace; the message names file and line."""
 
 
 class Line(msgspec.Struct):
-    """A line as the file has it."""
+    """One line of a trace."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]  # ms
     input_length: Tokens
@@ -104,28 +104,28 @@ class TraceRequest:
     at_s: float  # seconds since the start
     prompt_tokens: int
     output_tokens: int  # >= 1
-    hash_ids: tuple[int, ...]  # of all blocks of 512 tokens, the last one perhaps partial
+    hash_ids: tuple[int, ...]  # of blocks of 512 tokens; the last may be partial
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """The ids of the full blocks: only those can be cached."""
+        """Ids of the full blocks, which alone can be cached."""
         return self.hash_ids[: self.prompt_tokens // BLOCK_TOKENS]
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """A whole trace, rows of equal time spread over the gap to the next; TraceError, OSError."""
+    """A whole trace; requests with the same timestamp are spread over the time to the next. TraceError, OSError."""
     with _opened(path) as file:
         return spread(parse_lines(file, str(path)))
 
 
 def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[TraceRequest]:
-    """Check and read lines; blank ones are passed over."""
+    """Validate and read lines; blank lines are skipped."""
     for line in _checked(lines, name):
         yield TraceRequest(line.timestamp / 1000, line.input_length, max(1, line.output_length), tuple(line.hash_ids))
 
 
 def read_columns(path: Path) -> Columns:
-    """The same as ``read_trace``, by column: for traces of a million requests. TraceError, OSError."""
+    """``read_trace`` into columns, for traces of millions of requests. TraceError, OSError."""
     columns = Columns(BLOCK_TOKENS)
     append = columns.append
     with _opened(path) as file:
@@ -139,13 +139,13 @@ def read_columns(path: Path) -> Columns:
 
 
 def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Spread rows that share a stamp evenly over the gap to the next stamp; the last ones over the gap before."""
+    """Spread requests with the same timestamp evenly over the time to the next; the last ones over the gap before."""
     rows = list(requests)
     return [replace(row, at_s=at_s) for row, at_s in zip(rows, spread_stamps([r.at_s for r in rows]), strict=True)]
 
 
 def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
-    """The same for ascending times alone."""
+    """``spread`` for ascending timestamps alone."""
     gap_s, at, end = 0.0, 0, len(stamps)
     while at < end:
         stamp, after = stamps[at], at + 1
@@ -153,8 +153,8 @@ def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
             after += 1
         if after < end:
             gap_s = stamps[after] - stamp
-        for place in range(after - at):
-            yield stamp + gap_s * place / (after - at)
+        for position in range(after - at):
+            yield stamp + gap_s * position / (after - at)
         at = after
 
 
@@ -163,7 +163,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
-    """The lines that are not blank, checked; TraceError names the first that is wrong."""
+    """Validated lines, without blank ones; TraceError names the first invalid line."""
     decode = msgspec.json.Decoder(Line).decode
     before = 0.0
     for number, text in enumerate(_read(lines, name), start=1):
@@ -178,14 +178,14 @@ def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
             found = len(line.hash_ids)
             raise TraceError(f"{name}, line {number}: {found} hash_ids for {blocks} blocks of {BLOCK_TOKENS} tokens")
         if line.timestamp < before:
-            raise TraceError(f"{name}, line {number}: its timestamp is before that of the line above")
+            raise TraceError(f"{name}, line {number}: the timestamp is before that of the previous line")
         before = line.timestamp
         yield line
 
 
 def _read(lines: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """The lines of a file that may be torn."""
+    """The lines of a file; TraceError for a truncated gzip file."""
     try:
         yield from lines
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{name}: not a whole gzip file: {error}") from None
+        raise TraceError(f"{name}: truncated or corrupt gzip file: {error}") from None

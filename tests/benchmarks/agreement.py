@@ -44,8 +44,8 @@ class Two:
     def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """Ask both for a new prompt; one of them dispatches it."""
         if job.index in self._news:
-            one, other = (router.ask(job, now_s).target for router in self._routers)
-            self.apart += one != other
+            first, second = (router.choose(job, now_s).target for router in self._routers)
+            self.apart += first != second
         router = self._by[job.index] = self._chance.choice(self._routers)
         placed = router.place(job, engines, now_s)
         self._tell(router, job)

@@ -25,7 +25,7 @@ from typing import Any
 from routing.balancing.strategies.registry import STRATEGIES
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
-from routing.replay.replay import Decider, replay, report
+from routing.replay.replay import Placer, replay, report
 from routing.replay.routed import Clairvoyant, Routed, pooled_hit_rate
 from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
 from routing.traffic.columns import Columns
@@ -174,11 +174,11 @@ def lines_of(cell: Cell) -> list[str]:
     return lines
 
 
-def figures(cell: Cell, forest: Forest, decider: Decider) -> dict[str, Any]:
+def figures(cell: Cell, forest: Forest, placer: Placer) -> dict[str, Any]:
     scale = 1.0
     if cell.load is not None:
         scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.offered_tokens_per_s()
-    return report(replay(forest, cell.model, cell.replicas, decider, scale), forest.columns, cell.first)
+    return report(replay(forest, cell.model, cell.replicas, placer, scale), forest.columns, cell.first)
 
 
 HEADER = (

@@ -104,7 +104,7 @@ def test_the_quality_benchmark_compares_every_strategy_with_the_best_there_could
     names = {kind.name for kind in STRATEGIES} - {"session_affinity"}
     assert {line.split()[0] for line in tables[chat.title][2:]} == names | {"clairvoyant", "pooled", "shared"}
     assert {line.split()[0] for line in tables[hot.title][3:-2]} == set(quality.LITERATURE)
-    assert "Prompts of which no two begin alike" in alone.title
+    assert "Unique prompts of very different lengths" in alone.title
     assert {line.split()[1] for line in tables[alone.title][2:]} == {"0.0"}
     assert tables[chat.title][2].split()[-3:] == ["1.000", "1.000", "1.000"]
     quality.forest_of.cache_clear()

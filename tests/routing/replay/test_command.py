@@ -110,7 +110,7 @@ def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
         ("trace.jsonl", ROWS[0] + "\n" + row(-1, 1, 1, 0), r"trace.jsonl, line 2: .*\$.timestamp"),
         ("trace.jsonl", row(0, 1100, 3, 0), "trace.jsonl, line 1: 1 hash_ids for 3 blocks"),
         ("trace.jsonl", row(0, 400, 3, 2**64), "trace.jsonl, request 1: .*2\\*\\*64"),
-        ("trace.jsonl", "\n\n", "trace.jsonl: not one request"),
+        ("trace.jsonl", "\n\n", "trace.jsonl: the trace has no requests"),
         ("trace.jsonl", row(0, 30_000, 3, *range(59)), "request 1 needs 59 blocks of 512 tokens"),
     ],
 )
@@ -131,17 +131,17 @@ def test_a_file_that_is_not_there_or_torn_is_named(run: Run, tmp_path: Path) -> 
 
     assert run(trace="nowhere.jsonl")[2] == "simulate: nowhere.jsonl: No such file or directory\n"
     assert run(policy="nowhere.json")[2] == "simulate: nowhere.json: No such file or directory\n"
-    assert run(trace="torn.jsonl.gz")[2].startswith("simulate: torn.jsonl.gz: not a whole gzip file")
+    assert run(trace="torn.jsonl.gz")[2].startswith("simulate: torn.jsonl.gz: truncated or corrupt gzip file")
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("replicas", 0, "'0' is no whole number from 1"),
-        ("blocks", "many", "'many' is no whole number"),
-        ("time_scale", 0, "not above 0"),
-        ("step_s", -1, "'-1' is no number from 0"),
-        ("prefill_rate", "nan", "'nan' is no number"),
+        ("replicas", 0, "'0' is not a whole number from 1"),
+        ("blocks", "many", "'many' is not a whole number"),
+        ("time_scale", 0, "a number above 0"),
+        ("step_s", -1, "'-1' is not a number from 0"),
+        ("prefill_rate", "nan", "'nan' is not a number"),
     ],
 )
 def test_an_option_out_of_its_range_is_named(run: Run, option: str, value: object, message: str) -> None:

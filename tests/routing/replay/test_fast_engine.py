@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
-from routing.replay.replay import DoesNotFitError, replay
+from routing.replay.replay import RequestTooLargeError, replay
 from routing.simulation.engine import EngineConfig
 from tests.routing.replay.prompts import BLOCK, Plan, Row, columns_of, plans, rows_of
 from tests.routing.simulation.stepwise import replay as replay_steps
@@ -70,5 +70,5 @@ def test_times_hits_and_the_order_of_events_are_those_of_single_steps(
 def test_what_no_cache_can_hold_is_refused_before_anything_runs() -> None:
     columns = columns_of([Row(0.0, 3, 1, (1,)), Row(0.0, 13, 4, (1, 2, 3, 4))])
 
-    with pytest.raises(DoesNotFitError, match="request 2 needs 5 blocks of 4 tokens"):
+    with pytest.raises(RequestTooLargeError, match="request 2 needs 5 blocks of 4 tokens"):
         replay(Forest(columns), FastEngineConfig(4, block_tokens=BLOCK), 1, Scripted([0, 0]))

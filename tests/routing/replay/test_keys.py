@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from routing.replay import routed
-from routing.replay.routed import KeyBook
+from routing.replay.routed import KeyIndex
 from routing.schema import LowestCostSettings
 from routing.traffic.columns import Columns
 
@@ -30,7 +30,7 @@ def test_ids_that_are_counted_up_lie_all_over_64_bits() -> None:
 def hashes_of(ids: list[int]) -> list[int]:
     columns = Columns(block_tokens=16)
     columns.append(0.0, 16 * len(ids), 1, ids)
-    return list(KeyBook(LowestCostSettings(), columns).hashes)
+    return list(KeyIndex(LowestCostSettings(), columns).hashes)
 
 
 def reversed_bytes(half: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 from routing.balancing.strategies.registry import STRATEGIES
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
-from routing.replay.replay import Decider, replay, report
+from routing.replay.replay import Placer, replay, report
 from routing.replay.routed import Clairvoyant, Routed
 from routing.schema import LowestCostSettings, PolicySettings
 from routing.traffic.columns import Columns
@@ -26,7 +26,7 @@ def test_the_least_cost_is_within_a_tenth_of_the_clairvoyant_choice(make: Callab
     forest = Forest(make(1500, 1))
     scale = LOAD * REPLICAS * MODEL.prefill_rate / forest.columns.offered_tokens_per_s()
 
-    def waits(decider: Decider) -> dict[str, float]:
+    def waits(decider: Placer) -> dict[str, float]:
         return report(replay(forest, MODEL, REPLICAS, decider, scale), forest.columns)["ttft_s"]
 
     best, found = waits(Clairvoyant()), waits(Routed(LowestCostSettings(), forest.columns, MODEL, REPLICAS))

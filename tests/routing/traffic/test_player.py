@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from routing.traffic import player as player_module
-from routing.traffic.client import ChatClient, Durations, Tally, one_line, total
+from routing.traffic.client import ChatClient, Durations, Totals, summary_line, total
 from routing.traffic.command import main
 from routing.traffic.mix import Mix
 from routing.traffic.player import PlayConfig, Player
@@ -143,7 +143,7 @@ async def test_what_a_client_sees_is_tallied_by_group() -> None:
     async with serving(FakeRouter(stream_of(*GOOD, pause_s=0.05))) as url:
         one = await play(url, alone(3))
 
-    tally = one.tallies["g"]
+    tally = one.totals["g"]
     assert (tally.requests, tally.ok, dict(tally.errors)) == (3, 3, {})
     assert (tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (300, 192, 9)
     assert tally.hit_rate == 0.64
@@ -156,7 +156,7 @@ async def test_an_answer_that_does_not_tell_its_cached_tokens_leaves_the_hit_rat
     async with serving(FakeRouter(stream_of(event(silent), event(b"[DONE]")))) as url:
         one = await play(url, alone(1))
 
-    assert one.tallies["g"].hit_rate is None
+    assert one.totals["g"].hit_rate is None
     assert one.report(1.0)["hit_rate"] is None
 
 
@@ -179,8 +179,8 @@ async def test_each_kind_of_failure_has_its_name(answer: Any, kind: str) -> None
     async with serving(FakeRouter(answer)) as url:
         one = await play(url, alone(1))
 
-    assert dict(one.tallies["g"].errors) == {kind: 1}
-    assert one.tallies["g"].ok == 0
+    assert dict(one.totals["g"].errors) == {kind: 1}
+    assert one.totals["g"].ok == 0
 
 
 async def silent(_request: web.Request) -> web.StreamResponse:
@@ -245,7 +245,7 @@ async def test_no_more_are_in_flight_than_allowed() -> None:
         one = await play(url, alone(12), in_flight=3)
 
     assert router.most_at_once == 3
-    assert one.tallies["g"].ok == 12
+    assert one.totals["g"].ok == 12
 
 
 async def test_a_router_that_is_away_is_waited_for_and_what_was_missed_is_not_sent_in_a_burst(
@@ -267,12 +267,12 @@ async def test_a_router_that_is_away_is_waited_for_and_what_was_missed_is_not_se
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
         one = Player(ChatClient(http, url), PlayConfig())
         playing = asyncio.create_task(one.play(alone(30, gap_s=0.02)))
-        while one.tallies["g"].errors["connect"] < 3:
+        while one.totals["g"].errors["connect"] < 3:
             await asyncio.sleep(0)
         async with serving(router, port):
             await playing
 
-    tally = one.tallies["g"]
+    tally = one.totals["g"]
     assert 3 <= tally.errors["connect"] < 15  # it backed off
     assert tally.ok == 30 - tally.errors["connect"]
     assert times[-1] - times[0] >= 0.02 * (len(times) - 1) * 0.8  # and came back at its own pace
@@ -282,7 +282,7 @@ async def test_a_count_of_requests_ends_an_endless_workload() -> None:
     async with serving(FakeRouter(stream_of(*GOOD))) as url:
         one = await play(url, Mix(1, rate=500.0), requests=20)
 
-    assert total(one.tallies).requests + one.skipped == 20
+    assert total(one.totals).requests + one.skipped == 20
 
 
 def test_its_figures_are_the_replicas_own(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_quantiles_are_right_to_five_percent_and_unknown_of_nothing() -> None:
 
     assert durations.quantile(0.5) == pytest.approx(0.5, rel=0.05)
     assert durations.quantile(0.99) == pytest.approx(0.99, rel=0.05)
-    assert one_line(Tally(), 10.0) == "0.0 requests/s, 0 errors, hit rate -, TTFT p50 -, p95 -"
+    assert summary_line(Totals(), 10.0) == "0.0 requests/s, 0 errors, hit rate -, TTFT p50 -, p95 -"
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_rows_of_one_stamp_are_spread_over_the_gap_to_the_next() -> None:
         (line(0, ids=[1]), "t, line 2: 1 hash_ids for 2 blocks of 512 tokens"),
         (line(-5), "t, line 2: Expected `float` >= 0"),
         (b'{"timestamp": 1}', "t, line 2: Object missing required field"),
-        (line(10), "t, line 2: its timestamp is before that of the line above"),
+        (line(10), "t, line 2: the timestamp is before that of the previous line"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(bad: bytes, message: str) -> None:
