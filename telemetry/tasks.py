@@ -70,9 +70,9 @@ def evaluate_alerts() -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def judge_rollouts() -> None:
+def analyze_rollouts() -> None:
     """Judge every trial that has a guard."""
-    guards.judge_rollouts(timezone.now())
+    guards.analyze_rollouts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -84,7 +84,7 @@ def deliver_notifications() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def refresh_alerts() -> None:
     """Tell receivers that forget what still fires."""
-    refreshing.refresh_firing(timezone.now())
+    refreshing.resend_firing(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

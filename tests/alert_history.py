@@ -8,10 +8,10 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from controlplane.models import Pool
-from telemetry.alerts.message import labels_of
-from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.message import alert_labels
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import note, resolve
-from telemetry.models import Alert, AlertMove, AlertRule, RuleKind
+from telemetry.models import Alert, AlertRule, AlertTransition, RuleKind
 from telemetry.services.alerts.alerts import acknowledge
 from telemetry.services.alerts.rules import create_rule
 from telemetry.services.alerts.silences import create_silence
@@ -38,10 +38,10 @@ def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
     Alert.objects.filter(pk=pending.pk).update(state="pending", fired_at=None)
     matchers = ["kind=load_skew"]
     create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="We move a rack", by=by)
-    tell_due(timezone.now())
+    notify_due(timezone.now())
     acknowledge(make["taken"], by=by, why="Adding a replica")
     resolve(make["over"], now)
-    tell_due(timezone.now())
+    notify_due(timezone.now())
     return {**{name: alert.pk for name, alert in make.items()}, "pending": pending.pk}
 
 
@@ -53,8 +53,8 @@ def _fires(pool: Pool, kind: str, now: datetime, *, subject: str = "", **figures
     said = f"{RuleKind(kind).label} of pool {pool.name}{subject and f', {subject}'}."
     alert = Alert.objects.create(
         rule=rule, pool=pool, subject=subject, state="firing", started_at=begun, last_breach_at=now, fired_at=begun,
-        labels=labels_of(rule, subject), summary=said, explained_at=now, **figures,
+        labels=alert_labels(rule, subject), summary=said, explained_at=now, **figures,
     )  # fmt: skip
-    note(alert, AlertMove.OPENED, begun)
-    note(alert, AlertMove.FIRED, begun)
+    note(alert, AlertTransition.PENDING, begun)
+    note(alert, AlertTransition.FIRED, begun)
     return alert

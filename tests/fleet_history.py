@@ -39,9 +39,9 @@ from controlplane.services.rollouts.controller import advance_rollouts, judge_st
 from controlplane.services.rollouts.plans import make_plan
 from controlplane.services.routers import announce, record_ack
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import describe, labels_of, where_of
-from telemetry.alerts.notifications import tell_due
-from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.alerts.message import alert_labels, describe, scope_of
+from telemetry.alerts.notifications import notify_due
+from telemetry.alerts.verdict import Reason, Result, Verdict
 from telemetry.models import Alert, BucketLayout, Reading, RouterReading, ScrapeState
 from telemetry.services.alerts.rules import ensure_default_rules
 from telemetry.storage.partitions import ensure_days
@@ -173,16 +173,16 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
     kind = KINDS[rule.kind]
     settings = kind.read(rule.settings)
     figures = {"windows": 20, "requests": 900, "tokens": 1_200_000}
-    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures=figures)
+    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures=figures)
     rule.verdict, rule.evaluated_at = verdict.as_json(), at
     rule.save()
     detail = describe(rule, kind, settings, verdict, at)
     alert = Alert.objects.create(
         rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value=0.31, limit=0.49,
         baseline=0.64, value_ratio=0.31, baseline_ratio=0.64,
-        summary=kind.sentence(where_of(rule, ""), settings, verdict), detail=detail, labels=labels_of(rule, ""),
+        summary=kind.sentence(scope_of(rule, ""), settings, verdict), detail=detail, labels=alert_labels(rule, ""),
     )  # fmt: skip
-    tell_due(at + timedelta(seconds=60))
+    notify_due(at + timedelta(seconds=60))
     return alert
 
 

@@ -173,7 +173,7 @@ CELERY_BEAT_SCHEDULE = {
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "ladders": _every("telemetry.tasks.compute_ladders", 60),
-    "guard": _every("telemetry.tasks.judge_rollouts", max(SCRAPE_INTERVAL_S, 5)),
+    "guard": _every("telemetry.tasks.analyze_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "refresh": _every("telemetry.tasks.refresh_alerts", 60),
     "heartbeat": _every("telemetry.tasks.send_heartbeat", 5),

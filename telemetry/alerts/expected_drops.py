@@ -26,7 +26,7 @@ from controlplane.models import Pool
 from telemetry.alerts.history_window import Past, Seen, WindowSum
 from telemetry.alerts.kinds import Asked, Kind, RuleSettings
 from telemetry.alerts.kinds.base import MUTED, OTHERS, muted
-from telemetry.alerts.verdict import POOL, Answer, Verdict
+from telemetry.alerts.verdict import POOL, Result, Verdict
 from telemetry.causes.evidence import Prefix, Sums, added, grouped
 from telemetry.storage import rule_sums
 
@@ -112,13 +112,13 @@ def unless_its_own(watched: Watched, verdict: Verdict) -> Verdict:
     Up to four queries, where a drop was found within the rule's warm-up of something that happened to a replica.
     """
     away = watched.seen.disturbed(watched.settings.warm_up_reach_s)
-    is_told_of = MUTED in verdict.figures and verdict.figures[OTHERS] is Answer.OK
-    if verdict.answer is not Answer.BREACH or not away or is_told_of:
+    is_told_of = MUTED in verdict.figures and verdict.figures[OTHERS] is Result.OK
+    if verdict.result is not Result.BREACH or not away or is_told_of:
         return verdict
     without = _without(watched, away, watched.window(verdict))
     if without is None:
         return verdict
-    if watched.judge(verdict, without).answer is Answer.BREACH:
+    if watched.judge(verdict, without).result is Result.BREACH:
         return replace(verdict, figures={name: it for name, it in verdict.figures.items() if name != MUTED})
     return muted(verdict, {name: times[-1] for name, times in away.items()}, watched.settings.warm_up_reach_s)
 

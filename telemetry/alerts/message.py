@@ -21,7 +21,7 @@ from telemetry.storage.reachable import reachable_share
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
 
-def labels_of(rule: AlertRule, subject: str) -> dict[str, str]:
+def alert_labels(rule: AlertRule, subject: str) -> dict[str, str]:
     """The labels of an alert of a rule; those that do not apply are left out."""
     named = {
         "pool": rule.pool.name,
@@ -34,7 +34,7 @@ def labels_of(rule: AlertRule, subject: str) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-def where_of(rule: AlertRule, subject: str) -> Where:
+def scope_of(rule: AlertRule, subject: str) -> Where:
     """What a rule looks at, in names."""
     return Where(rule.pool.name, rule.group.name if rule.group else "", subject)
 

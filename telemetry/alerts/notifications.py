@@ -34,10 +34,10 @@ from controlplane.models import PeriodicTask
 from telemetry.alerts.kinds.base import MUTED
 from telemetry.alerts.message import payload_of
 from telemetry.alerts.pipeline import note
-from telemetry.alerts.verdict import OVER, Answer, Verdict
+from telemetry.alerts.verdict import OVER, Result, Verdict
 from telemetry.channels.enqueue import enqueue
 from telemetry.matchers import Matcher, match_all, stored
-from telemetry.models import Alert, AlertMove, AlertState, NotificationKind, RuleKind, Silence
+from telemetry.models import Alert, AlertState, AlertTransition, NotificationKind, RuleKind, Silence
 
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
@@ -93,7 +93,7 @@ def mute_of(
     for other in firing:
         if explains(other, alert, now):
             return Mute("inhibited", other.summary, other.pk)
-    if verdict is None or verdict.answer is not Answer.BREACH:
+    if verdict is None or verdict.result is not Result.BREACH:
         return _as_explained(alert)
     if verdict.figures.get(OVER) and (explained := _as_explained(alert)):
         return explained
@@ -138,7 +138,7 @@ def _cold(verdict: Verdict) -> Mute | None:
 Claim = Callable[[Alert], bool]
 
 
-def tell_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:
+def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> int:
     """Tell everything that is due; how many alerts were told of. ``verdicts`` are this evaluation's, by alert.
 
     Three queries where nothing is.
@@ -151,22 +151,22 @@ def tell_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> in
 
 def _tell_all(firing: list[Alert], now: datetime, item: Items) -> int:
     audible = [alert for alert in firing if alert.muted is None]
-    fresh = [alert for alert in audible if alert.told_at is None]
+    fresh = [alert for alert in audible if alert.notified_at is None]
     ripe = {alert.pool_id for alert in fresh if _waited(alert, now)}
     again = [alert for alert in audible if _is_due_again(alert, now)]
     return (
         _tell([it for it in fresh if it.pool_id in ripe], NotificationKind.FIRING, _claim_telling(now), now, item)
         + _tell(again, NotificationKind.REPEATED, _claim_telling(now), now, item)
-        + tell_ends(_alerts(), now, item)
+        + notify_resolved(_alerts(), now, item)
     )
 
 
-def tell_ends(among: QuerySet[Alert], now: datetime, item: Items | None = None) -> int:
+def notify_resolved(among: QuerySet[Alert], now: datetime, item: Items | None = None) -> int:
     """Tell the end of those of some alerts that are over and were told; how many. One query where there is none.
 
     Without ``item`` errors pass through.
     """
-    over = among.filter(state=AlertState.RESOLVED, end_told_at=None, tellings__gt=0).order_by("pk")
+    over = among.filter(state=AlertState.RESOLVED, resolved_notified_at=None, notification_count__gt=0).order_by("pk")
     return _tell(over, NotificationKind.RESOLVED, _claim_end(now), now, item)
 
 
@@ -189,9 +189,9 @@ def _settle(alert: Alert, found: dict[str, object] | None, now: datetime) -> Non
         return
     alert.muted = found
     if found is None:
-        note(alert, AlertMove.UNMUTED, now)
+        note(alert, AlertTransition.UNSUPPRESSED, now)
     elif was is None or was["why"] != found["why"] or was["by"] != found["by"]:
-        note(alert, AlertMove.MUTED, now, text=str(found["words"]))
+        note(alert, AlertTransition.SUPPRESSED, now, text=str(found["words"]))
 
 
 def _alerts() -> QuerySet[Alert]:
@@ -205,9 +205,9 @@ def _waited(alert: Alert, now: datetime) -> bool:
 
 def _is_due_again(alert: Alert, now: datetime) -> bool:
     repeat_s = alert.rule.repeat_s
-    if alert.told_at is None or alert.acknowledged_at is not None or not repeat_s:
+    if alert.notified_at is None or alert.acknowledged_at is not None or not repeat_s:
         return False
-    return now >= alert.told_at + timedelta(seconds=repeat_s)
+    return now >= alert.notified_at + timedelta(seconds=repeat_s)
 
 
 def _tell(alerts: Iterable[Alert], kind: NotificationKind, claim: Claim, now: datetime, item: Items | None) -> int:
@@ -230,24 +230,24 @@ def _tell_together(alerts: list[Alert], kind: NotificationKind, claim: Claim, no
     move = _MOVES[kind]
     for alert in told:
         note(alert, move, now, text=f"together with others of its pool: {len(told) - 1}" if len(told) > 1 else "")
-    counts = {alert.pk: alert.tellings for alert in told} if kind is NotificationKind.REPEATED else {}
+    counts = {alert.pk: alert.notification_count for alert in told} if kind is NotificationKind.REPEATED else {}
     enqueue({alert.pk: payload_of(alert, kind, now) for alert in told}, kind, now, sequences=counts)
     return len(told)
 
 
 _MOVES = {
-    NotificationKind.FIRING: AlertMove.TOLD,
-    NotificationKind.REPEATED: AlertMove.REPEATED,
-    NotificationKind.RESOLVED: AlertMove.END_TOLD,
+    NotificationKind.FIRING: AlertTransition.NOTIFIED,
+    NotificationKind.REPEATED: AlertTransition.REPEATED,
+    NotificationKind.RESOLVED: AlertTransition.RESOLVED_NOTIFIED,
 }
 
 
 def _claim_telling(now: datetime) -> Claim:
     def claim(alert: Alert) -> bool:
-        untold = Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING, tellings=alert.tellings)
-        if not untold.update(tellings=alert.tellings + 1, told_at=now):
+        untold = Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING, notification_count=alert.notification_count)
+        if not untold.update(notification_count=alert.notification_count + 1, notified_at=now):
             return False
-        alert.tellings, alert.told_at = alert.tellings + 1, now
+        alert.notification_count, alert.notified_at = alert.notification_count + 1, now
         return True
 
     return claim
@@ -255,6 +255,6 @@ def _claim_telling(now: datetime) -> Claim:
 
 def _claim_end(now: datetime) -> Claim:
     def claim(alert: Alert) -> bool:
-        return bool(Alert.objects.filter(pk=alert.pk, end_told_at=None).update(end_told_at=now))
+        return bool(Alert.objects.filter(pk=alert.pk, resolved_notified_at=None).update(resolved_notified_at=now))
 
     return claim

@@ -37,9 +37,9 @@ from telemetry.alerts.expected_drops import Watched, unless_its_own
 from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.history_window import Past, Source, control_now, steps_in
 from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
-from telemetry.alerts.message import describe, labels_of, where_of
+from telemetry.alerts.message import alert_labels, describe, scope_of
 from telemetry.alerts.verdict import OpenAlert, Reason, Step, Verdict, Verdicts, next_step, no_data, worst
-from telemetry.models import Alert, AlertMove, AlertRule, AlertState, AlertStep, ScrapeState
+from telemetry.models import Alert, AlertRule, AlertState, AlertStep, AlertTransition, ScrapeState
 from telemetry.models.alert import OPEN_STATES
 
 ONCE_IN = timedelta(minutes=30)  # of a pool, whatever the number of its rules
@@ -229,7 +229,7 @@ def _advance(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Ale
     """Take the step that a verdict leads to; the alert that is open afterwards."""
     alert = ready.open.get(subject)
     known = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
-    step = next_step(ready.settings.timing, verdict.answer, known or None, now)
+    step = next_step(ready.settings.timing, verdict.result, known or None, now)
     if step is Step.NOTHING:
         return alert
     return take(step, ready, subject, verdict, alert=alert, now=now)
@@ -272,7 +272,7 @@ def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> A
                 pool=rule.pool,
                 subject=subject,
                 severity=rule.severity,
-                labels=labels_of(rule, subject),
+                labels=alert_labels(rule, subject),
                 started_at=now,
                 last_breach_at=now,
                 summary=_sentence(ready, subject, verdict),
@@ -280,7 +280,7 @@ def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> A
             )
     except IntegrityError:
         return None
-    note(alert, AlertMove.OPENED, now)
+    note(alert, AlertTransition.PENDING, now)
     return alert
 
 
@@ -297,7 +297,7 @@ def fire(alert: Alert, ready: Ready, verdict: Verdict, now: datetime) -> None:
     }
     if _change(alert, AlertState.PENDING, changes):
         record_event(EventKind.ALERT_FIRING, alert.summary, pool=alert.pool, detail={"alert": alert.pk})
-        note(alert, AlertMove.FIRED, now, text=alert.summary)
+        note(alert, AlertTransition.FIRED, now, text=alert.summary)
 
 
 @transaction.atomic
@@ -306,14 +306,14 @@ def resolve(alert: Alert, now: datetime, *, because: str = "") -> bool:
     if not _change(alert, AlertState.FIRING, {"state": AlertState.RESOLVED, "resolved_at": now}):
         return False
     lasted_min = (now - (alert.fired_at or alert.started_at)).total_seconds() / 60
-    whose = where_of(alert.rule, alert.subject).words
+    whose = scope_of(alert.rule, alert.subject).words
     summary = f"{KINDS[alert.rule.kind].label} of {whose}: the alert ended after {lasted_min:.0f} min{because}."
     record_event(EventKind.ALERT_RESOLVED, summary, pool=alert.pool, detail={"alert": alert.pk})
-    note(alert, AlertMove.RESOLVED, now, text=because.removeprefix(", "))
+    note(alert, AlertTransition.RESOLVED, now, text=because.removeprefix(", "))
     return True
 
 
-def note(alert: Alert, move: AlertMove, now: datetime, *, text: str = "", by: Any = None) -> None:
+def note(alert: Alert, move: AlertTransition, now: datetime, *, text: str = "", by: Any = None) -> None:
     """Write down a move of an alert's life."""
     AlertStep.objects.create(alert=alert, at=now, move=move, by=by, note=text[:500])
 
@@ -327,7 +327,7 @@ def _end_gone(ready: Ready, verdicts: Verdicts, now: datetime) -> None:
 
 
 def _sentence(ready: Ready, subject: str, verdict: Verdict) -> str:
-    return ready.kind.sentence(where_of(ready.rule, subject), ready.settings, verdict)[:300]
+    return ready.kind.sentence(scope_of(ready.rule, subject), ready.settings, verdict)[:300]
 
 
 def _figures(verdict: Verdict) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from telemetry.alerts.history_window import Past
 from telemetry.alerts.kinds import Asked, Kind, RuleSettings
 from telemetry.alerts.kinds.base import MUTED
-from telemetry.alerts.verdict import Answer, OpenAlert, Step, Unit, Verdict, next_step, worst
+from telemetry.alerts.verdict import OpenAlert, Result, Step, Unit, Verdict, next_step, worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def replay(kind: Kind, settings: RuleSettings, past: Past, *, group: str = "", f
             going.pop(subject).ended_at = seen.now
         if verdicts:
             overall = worst(verdicts)
-            found.answers[overall.answer] = found.answers.get(overall.answer, 0) + 1
-            known = overall.answer is not Answer.NO_DATA
+            found.answers[overall.result] = found.answers.get(overall.result, 0) + 1
+            known = overall.result is not Result.NO_DATA
             found.points.append(Point(seen.now, overall.value if known else None, overall.limit, overall.unit))
     return found
 
@@ -88,7 +88,7 @@ def _advance(
     step_s: float,
 ) -> None:
     episode = going.get(subject)
-    step = next_step(settings.timing, verdict.answer, episode.open if episode else None, now)
+    step = next_step(settings.timing, verdict.result, episode.open if episode else None, now)
     if step in {Step.OPEN, Step.OPEN_FIRING}:
         episode = going[subject] = Episode(subject, now, now, verdict)
         if settings.timing.for_s < step_s:  # it would have been looked at again before the next step
@@ -96,7 +96,7 @@ def _advance(
             episodes.append(episode)
     if episode is None:
         return
-    if verdict.answer is Answer.BREACH:
+    if verdict.result is Result.BREACH:
         episode.last_breach_at = now
         episode.worst = worst({"a": episode.worst, "b": verdict})
         episode.is_cold = episode.is_cold and MUTED in verdict.figures

@@ -19,7 +19,7 @@ POOL = ""  # the subject of an alert that is about the pool, or the task group, 
 OVER = "over"  # the figure that tells that what broke the limit has ended; it still counts within the rule's window
 
 
-class Answer(StrEnum):
+class Result(StrEnum):
     """What an evaluation found."""
 
     OK = "ok"
@@ -48,7 +48,7 @@ class Reason(StrEnum):
 class Verdict:
     """An answer, its reason and its figures; ``value``, ``limit`` and ``baseline`` are in ``unit``."""
 
-    answer: Answer
+    result: Result
     reason: Reason
     value: float | None = None
     limit: float | None = None
@@ -59,7 +59,7 @@ class Verdict:
     def as_json(self) -> dict[str, Any]:
         """What a rule's row keeps of it."""
         return {
-            "answer": self.answer,
+            "answer": self.result,
             "reason": self.reason,
             "value": self.value,
             "limit": self.limit,
@@ -70,12 +70,12 @@ class Verdict:
 
 
 Verdicts = dict[str, Verdict]  # by subject: a replica's name, or POOL
-_ORDER = (Answer.BREACH, Answer.NO_DATA, Answer.OK)
+_ORDER = (Result.BREACH, Result.NO_DATA, Result.OK)
 
 
 def worst(verdicts: Verdicts) -> Verdict:
     """The one that a rule is judged by: a breach first, the farthest from its limit first."""
-    return min(verdicts.values(), key=lambda one: (_ORDER.index(one.answer), -excess(one)))
+    return min(verdicts.values(), key=lambda one: (_ORDER.index(one.result), -excess(one)))
 
 
 def excess(verdict: Verdict) -> float:
@@ -87,13 +87,13 @@ def excess(verdict: Verdict) -> float:
 
 def no_data(reason: Reason, **figures: Any) -> Verdict:
     """The verdict that nothing can be said."""
-    return Verdict(Answer.NO_DATA, reason, figures=figures)
+    return Verdict(Result.NO_DATA, reason, figures=figures)
 
 
 def over(value: float, limit: float, unit: Unit, **figures: Any) -> Verdict:
     """A breach where the value reaches its limit."""
     breach = value >= limit - 1e-9
-    answer, reason = (Answer.BREACH, Reason.ABOVE) if breach else (Answer.OK, Reason.WITHIN)
+    answer, reason = (Result.BREACH, Reason.ABOVE) if breach else (Result.OK, Reason.WITHIN)
     return Verdict(answer, reason, value, limit, unit=unit, figures=figures)
 
 
@@ -127,15 +127,15 @@ class OpenAlert:
     last_breach_at: datetime
 
 
-def next_step(timing: Timing, answer: Answer, alert: OpenAlert | None, now: datetime) -> Step:
+def next_step(timing: Timing, result: Result, alert: OpenAlert | None, now: datetime) -> Step:
     """What an answer leads to.
 
     No data leaves everything as it is, except for a suspicion that a whole window could not confirm.
     """
-    if answer is Answer.NO_DATA:
+    if result is Result.NO_DATA:
         unconfirmed = alert is not None and not alert.is_firing and _quiet_s(alert, now) > timing.confirm_s
         return Step.DROP if unconfirmed else Step.NOTHING
-    if answer is Answer.BREACH:
+    if result is Result.BREACH:
         if alert is None:
             return Step.OPEN if timing.for_s > 0 else Step.OPEN_FIRING
         due = (now - alert.started_at).total_seconds() >= timing.for_s

@@ -172,6 +172,12 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     reachable_ratio = serializers.FloatField(
         read_only=True, allow_null=True, help_text="Of a drop: the pool's reachable share; detail.reachable has more."
     )
+    told_at = serializers.DateTimeField(
+        source="notified_at", read_only=True, allow_null=True, help_text="Last notification that it fires."
+    )
+    tellings = serializers.IntegerField(
+        source="notification_count", read_only=True, help_text="Notifications that it fires, repeats included."
+    )
 
     class Meta:
         model = Alert

@@ -115,7 +115,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
     @action(detail=True, methods=["post"])
     def release(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Let it go: it is told again when that is due. 409 if it has ended."""
-        alerts.release(self.get_object(), by=signed_in_user(request))
+        alerts.unacknowledge(self.get_object(), by=signed_in_user(request))
         return self._answer()
 
     def _answer(self) -> Response:

@@ -59,7 +59,7 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
     def begin(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
         """Begin to send it; 409 where one is sent already."""
-        found = heartbeats.begin_heartbeat(**parsed(HeartbeatInput, request), by=signed_in_user(request))
+        found = heartbeats.create_heartbeat(**parsed(HeartbeatInput, request), by=signed_in_user(request))
         return Response(HeartbeatSerializer(found).data, status.HTTP_201_CREATED, headers={"Location": request.path})
 
     @extend_schema(request=HeartbeatChange, responses=HeartbeatSerializer)

@@ -217,7 +217,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class RelatedEvent:
     """An event."""
 
     at: datetime
@@ -234,7 +234,7 @@ class Evidence:
 
     now: Side
     before: Side
-    happenings: Sequence[Happening] = ()
+    happenings: Sequence[RelatedEvent] = ()
     onset: datetime | None = None  # when the rate fell; None where that cannot be told
     group: str | None = None  # of one task group alone
 
@@ -273,11 +273,11 @@ class Evidence:
         now, before = self.now.gap(upper, lower), self.before.gap(upper, lower)
         return None if now is None or before is None else (now - before) * self.now.total.prompt
 
-    def what(self, *kinds: str) -> list[Happening]:
+    def what(self, *kinds: str) -> list[RelatedEvent]:
         """Events of these kinds, oldest first."""
         return sorted((it for it in self.happenings if it.kind in kinds), key=lambda it: it.at)
 
-    def fits(self, happening: Happening) -> float:
+    def fits(self, happening: RelatedEvent) -> float:
         """How well an event's time fits to that of the drop, 0 to 1."""
         if self.onset is None:
             return 0.8

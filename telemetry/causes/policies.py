@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from telemetry.causes.cause import CauseKind, Finding, listed, percent
-from telemetry.causes.evidence import LITTLE, Evidence, Happening, Route, Sums, added, grouped
+from telemetry.causes.evidence import LITTLE, Evidence, RelatedEvent, Route, Sums, added, grouped
 from telemetry.causes.replicas import joined, lost, restarted
 
 COMPARED = 0.95  # certainty where the revision before places a part of the traffic still, and does better
@@ -82,7 +82,7 @@ def judge_revision(evidence: Evidence) -> Finding | None:
     )
 
 
-def _events(evidence: Evidence, of: Rolled) -> list[Happening]:
+def _events(evidence: Evidence, of: Rolled) -> list[RelatedEvent]:
     return [it for it in evidence.what(*EVENTS) if it.revision == of.revision and it.policy == of.policy]
 
 
@@ -120,7 +120,7 @@ def _beside(evidence: Evidence, key: Key) -> float | None:
     return others.rate if others.prompt > 5 * LITTLE * evidence.now.total.prompt else None
 
 
-def _certainty(evidence: Evidence, worst: Rolled, events: list[Happening]) -> float:
+def _certainty(evidence: Evidence, worst: Rolled, events: list[RelatedEvent]) -> float:
     fits = max((evidence.fits(it) for it in events), default=UNSEEN)
     certainty = COMPARED if worst.beside is not None else BEFORE_AND_AFTER
     return certainty * fits * (DID_WELL if worst.did_well else 1.0)

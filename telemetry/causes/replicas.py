@@ -10,7 +10,7 @@ Engines no longer tell what their caches do: the rate is that of the others.
 from __future__ import annotations
 
 from telemetry.causes.cause import CauseKind, Finding, listed, percent
-from telemetry.causes.evidence import AHEAD_S, LITTLE, Evidence, Happening, Sums
+from telemetry.causes.evidence import AHEAD_S, LITTLE, Evidence, RelatedEvent, Sums
 
 CERTAINTY = 0.95
 RESTART_LOOK_BACK_S = 2 * AHEAD_S  # for when it went; an empty cache is seen at once, so it came back later than that
@@ -55,7 +55,7 @@ JOINED = frozenset(
 )
 
 
-def joined(evidence: Evidence) -> tuple[list[str], list[Happening]]:
+def joined(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
     """Replicas that have traffic and had next to none, and the events that say why."""
     before, now = evidence.before.paces, evidence.now.paces
     new = {name for name, share in now.items() if name and share > LITTLE and before.get(name, 0.0) < HAD * share}
@@ -94,7 +94,7 @@ OUT = frozenset({"replica_down", "replica_removed", "replica_ejected", "replica_
 BACK = frozenset({"replica_up", "replica_readmitted", "replica_reachable"})
 
 
-def lost(evidence: Evidence) -> tuple[list[str], list[Happening]]:
+def lost(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
     """Replicas that had their part of the traffic and have next to none, and the events that tell of it."""
     before, now = evidence.before.paces, evidence.now.paces
     had = {name for name, share in before.items() if name and share > LITTLE}

@@ -35,7 +35,7 @@ def _alert(alert: Mapping[str, Any], now: datetime, site: str) -> dict[str, Any]
     ends = (now + timedelta(seconds=KEPT_S)).isoformat() if alert.get("state") in FIRING else alert.get("resolved_at")
     shown = links(alert, site)
     return {
-        "labels": labels_of(alert),
+        "labels": alert_labels(alert),
         "annotations": {
             "summary": one_line(alert.get("summary")),
             "description": "\n".join(f"{label}: {value}" for label, value in [*lines(alert), *shown]),
@@ -46,7 +46,7 @@ def _alert(alert: Mapping[str, Any], now: datetime, site: str) -> dict[str, Any]
     }
 
 
-def labels_of(alert: Mapping[str, Any]) -> dict[str, str]:
+def alert_labels(alert: Mapping[str, Any]) -> dict[str, str]:
     """What tells the alert from others: the same when it fires and when it ends."""
     given: Mapping[str, Any] = {"pool": alert.get("pool"), **(alert.get("labels") or {})}
     named = {LABEL.sub("_", str(name)): one_line(value) for name, value in given.items() if value not in (None, "")}

@@ -1,6 +1,6 @@
 """What did happen, one noun per file. ``scraping``, ``collecting``, ``alerts`` and ``services`` write these rows."""
 
-from telemetry.models.alert import Alert, AlertMove, AlertRule, AlertState, AlertStep, RuleKind, Severity, Silence
+from telemetry.models.alert import Alert, AlertRule, AlertState, AlertStep, AlertTransition, RuleKind, Severity, Silence
 from telemetry.models.decision import CapacityCurve, Decision, DecisionCursor, LadderBin, ReplayState
 from telemetry.models.notification import (
     Channel,
@@ -17,10 +17,10 @@ from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool,
 __all__ = [
     "STARTING_S",
     "Alert",
-    "AlertMove",
     "AlertRule",
     "AlertState",
     "AlertStep",
+    "AlertTransition",
     "BucketLayout",
     "CapacityCurve",
     "Channel",

@@ -101,7 +101,6 @@ class Alert(models.Model):
     unit = models.CharField(max_length=8, default="ratio", db_default="ratio")  # "ratio", "seconds" or "count"
     value_ratio = models.FloatField(null=True)  # the value where it is a ratio
     baseline_ratio = models.FloatField(null=True)
-    ceiling_ratio = models.FloatField(null=True)  # no longer written; removed by a later release
     summary = models.CharField(max_length=300, blank=True)  # one sentence
     detail = models.JSONField(default=dict)  # what a message says beyond that
     causes = models.JSONField(default=list, db_default=NONE_YET)  # of a drop, the likeliest first
@@ -112,9 +111,11 @@ class Alert(models.Model):
     muted = models.JSONField(
         null=True
     )  # why it is not told now: telemetry.alerts.notifications; None: nothing mutes it
-    told_at = models.DateTimeField(null=True)  # the last message that it fires
-    tellings = models.PositiveIntegerField(default=0, db_default=0)  # messages that it fires, repeats included
-    end_told_at = models.DateTimeField(null=True)
+    notified_at = models.DateTimeField(null=True)  # the last message that it fires
+    notification_count = models.PositiveIntegerField(
+        default=0, db_default=0
+    )  # messages that it fires, repeats included
+    resolved_notified_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ("-started_at", "-pk")
@@ -135,20 +136,20 @@ class Alert(models.Model):
         return known["ratio"] if known else None
 
 
-class AlertMove(TextChoices):
-    """What happened to it."""
+class AlertTransition(TextChoices):
+    """One entry of an alert's timeline."""
 
-    OPENED = "opened", "Suspected"
+    PENDING = "opened", "Pending"
     FIRED = "fired", "Firing"
     EXPLAINED = "explained", "Causes found"
-    TOLD = "told", "Told"
-    REPEATED = "repeated", "Told again"
-    MUTED = "muted", "Muted"
-    UNMUTED = "unmuted", "No longer muted"
+    NOTIFIED = "told", "Notified"
+    REPEATED = "repeated", "Notified again"
+    SUPPRESSED = "muted", "Notifications suppressed"
+    UNSUPPRESSED = "unmuted", "Notifications no longer suppressed"
     ACKNOWLEDGED = "acknowledged", "Acknowledged"
-    RELEASED = "released", "Acknowledgement taken back"
+    UNACKNOWLEDGED = "released", "Unacknowledged"
     RESOLVED = "resolved", "Resolved"
-    END_TOLD = "end_told", "End told"
+    RESOLVED_NOTIFIED = "end_told", "Resolution notified"
 
 
 class AlertStep(models.Model):
@@ -156,7 +157,7 @@ class AlertStep(models.Model):
 
     alert = models.ForeignKey(Alert, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
-    move = models.CharField(max_length=12, choices=AlertMove)
+    move = models.CharField(max_length=12, choices=AlertTransition)
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+"
     )  # None: the evaluator itself

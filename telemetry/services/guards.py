@@ -16,17 +16,17 @@ from telemetry.guards.judge import judge
 from telemetry.storage.locks import GUARD, advisory_lock
 
 
-def judge_rollouts(now: datetime) -> int:
+def analyze_rollouts(now: datetime) -> int:
     """Judge the present stage of every open trial once; how many. 0 where somebody else is at it."""
     with advisory_lock(GUARD) as ours, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
         rollouts = list(_guarded()) if ours else []
         for rollout in rollouts:
             with item(f"{rollout.pk}: {rollout.revision}"):
-                judge_rollout(rollout, now)
+                analyze_rollout(rollout, now)
     return len(rollouts)
 
 
-def judge_rollout(rollout: Rollout, now: datetime) -> Verdict:
+def analyze_rollout(rollout: Rollout, now: datetime) -> Verdict:
     """One verdict and its figures; the rollout decides what follows. Warming up until the caches had their time."""
     limits = msgspec.convert(rollout.guard, GuardLimits)
     verdict, figures = Verdict.WARMING, list[dict[str, Any]]()

@@ -30,7 +30,7 @@ from controlplane.isolation import EXPIRES, failing_items
 from controlplane.models import ConfigSnapshot, ItemFailure, PeriodicTask, Router, WorkerLiveness
 from controlplane.services.snapshots import newest_snapshot
 from controlplane.services.worker_liveness import is_late, worker_silence_s
-from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
@@ -249,7 +249,7 @@ def check(now: datetime) -> bool:
         return False
     with advisory_lock(EVALUATE) as ours:
         if ours:
-            tell_due(now, evaluate(_rules().filter(kind=RuleKind.EVALUATOR_LAG), now, note_time=False))
+            notify_due(now, evaluate(_rules().filter(kind=RuleKind.EVALUATOR_LAG), now, note_time=False))
     deliver_due()
     return ours
 

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from controlplane.models import ConfigSnapshot, Rollout, Router
 from controlplane.services.rollouts.controller import advance_rollouts
 from controlplane.services.routers import announce, record_ack
-from telemetry.services.guards import judge_rollouts
+from telemetry.services.guards import analyze_rollouts
 from telemetry.storage.partitions import ensure_days
 from tests.end_to_end.looking import look
 from tests.telemetry.readings import route_reading
@@ -44,7 +44,7 @@ def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict
                 half = {name: value / 2 for name, value in (counters | tokens).items()}
                 route_reading(Router.objects.get(), at, revision=revision, replica=replica, **half)
             route_reading(Router.objects.get(), at, revision=revision, ttft=waits)
-    judge_rollouts(timezone.now())
+    analyze_rollouts(timezone.now())
 
 
 @pytest.mark.timeout(240)

@@ -25,7 +25,7 @@ TASKS = (
     tasks.collect_decisions,
     tasks.compute_ladders,
     tasks.evaluate_alerts,
-    tasks.judge_rollouts,
+    tasks.analyze_rollouts,
     tasks.deliver_notifications,
     tasks.refresh_alerts,
     tasks.send_heartbeat,

@@ -175,9 +175,9 @@ def test_rollout_guards(pools, breaks, caplog, monkeypatch):
     for pool in pools.values():
         publish(RoutingPolicy.objects.get(pool=pool, group=None))
     monkeypatch.setattr(guards, "_guarded", Rollout.objects.order_by("pk").all)
-    taken = breaks(guards, "judge_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
+    taken = breaks(guards, "analyze_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
     monkeypatch.setattr(guards, "msgspec", SimpleNamespace(convert=lambda *_: SimpleNamespace(warm_up_s=60)))
-    assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: guards.judge_rollouts(NOW), caplog)
+    assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: guards.analyze_rollouts(NOW), caplog)
 
 
 def test_rollouts(pools, breaks, caplog):

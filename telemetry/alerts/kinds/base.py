@@ -19,7 +19,7 @@ from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
 from routing.schema import Frozen
 from telemetry.alerts.history_window import Seen, Source, WindowSum
-from telemetry.alerts.verdict import Answer, Reason, Timing, Unit, Verdict, Verdicts
+from telemetry.alerts.verdict import Reason, Result, Timing, Unit, Verdict, Verdicts
 
 Fault = tuple[str, str]  # the setting that is wrong, and why
 
@@ -197,8 +197,8 @@ OTHERS = "others"  # and what the answer would be without those replicas
 
 def unless_cold(verdict: Verdict, seen: Seen, warm_up_s: float, judge: Callable[[WindowSum], Verdict]) -> Verdict:
     """The verdict, with the restarted replicas among its figures where without them there would be no breach."""
-    cold = seen.restarted(warm_up_s) if verdict.answer is Answer.BREACH else {}
-    if not cold or (others := judge(seen.newest_without(cold)).answer) is Answer.BREACH:
+    cold = seen.restarted(warm_up_s) if verdict.result is Result.BREACH else {}
+    if not cold or (others := judge(seen.newest_without(cold)).result) is Result.BREACH:
         return verdict
     found = muted(verdict, cold, warm_up_s)
     return replace(found, figures={**found.figures, OTHERS: others})

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from telemetry.alerts.history_window import Seen, Source, steps_in
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data
 
 
 class EvaluatorLagSettings(RuleSettings, frozen=True):
@@ -44,7 +44,7 @@ def judge(settings: EvaluatorLagSettings, seen: Seen, asked: Asked) -> Verdicts:
     if late_s := _late_s(settings, seen):
         return {POOL: _behind(settings, late_s, "evaluated")}
     if any(seen.engine(name) is not None for name in seen.past.replicas):
-        return {POOL: Verdict(Answer.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
+        return {POOL: Verdict(Result.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
     quiet_s = _quiet_s(seen, settings.reach_s)
     if quiet_s is None:
         return {POOL: no_data(Reason.NO_READINGS)}  # nothing was ever scraped: it has not begun
@@ -66,7 +66,7 @@ def _quiet_s(seen: Seen, reach_s: float) -> float | None:
 
 
 def _behind(settings: EvaluatorLagSettings, value: float, what: str) -> Verdict:
-    return Verdict(Answer.BREACH, Reason.ABOVE, value, settings.behind_s, unit="seconds", figures={"what": what})
+    return Verdict(Result.BREACH, Reason.ABOVE, value, settings.behind_s, unit="seconds", figures={"what": what})
 
 
 def sentence(where: Where, settings: EvaluatorLagSettings, verdict: Verdict) -> str:  # noqa: ARG001 - as above

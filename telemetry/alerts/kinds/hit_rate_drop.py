@@ -34,7 +34,7 @@ from telemetry.alerts.kinds.base import (
     percent,
 )
 from telemetry.alerts.series import bin_length_s
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data
 
 POINT = 0.01
 TOP = 3  # task groups that a sentence names
@@ -147,7 +147,7 @@ def judge(settings: HitRateDropSettings, seen: Seen, asked: Asked) -> Verdicts:
     if series is None:
         return {POOL: no_data(Reason.NO_READINGS)}
     verdict = verdict_of(settings, series.detect(settings.sensitivity, asked.group, seen.now), seen.now)
-    if verdict.answer is Answer.OK and settings.days:
+    if verdict.result is Result.OK and settings.days:
         verdict = slow_verdict(settings, seen, asked.group) or verdict
     return {POOL: verdict}
 
@@ -168,7 +168,7 @@ def slow_verdict(settings: HitRateDropSettings, seen: Seen, group: str) -> Verdi
         "days": found.days,
     }
     limit = found.level - settings.drop_points * POINT
-    return Verdict(Answer.BREACH, Reason.BELOW, found.ratio, limit, found.level, figures=figures)
+    return Verdict(Result.BREACH, Reason.BELOW, found.ratio, limit, found.level, figures=figures)
 
 
 def _decline(settings: HitRateDropSettings, seen: Seen, group: str) -> Decline | None:
@@ -188,12 +188,12 @@ def verdict_of(settings: HitRateDropSettings, found: Detection | None, now: date
         return no_data(Reason.NO_READINGS)
     figures = _figures(found)
     if found.level is None or found.ratio is None:
-        return Verdict(Answer.NO_DATA, Reason.LITTLE_HISTORY, figures=figures)
+        return Verdict(Result.NO_DATA, Reason.LITTLE_HISTORY, figures=figures)
     is_down = found.state is State.DOWN
     if found.requests < settings.min_requests or found.prompt < settings.min_tokens:
         return no_data(Reason.LITTLE_TRAFFIC, **figures)
     limit = found.level - settings.drop_points * POINT
-    answer, reason = (Answer.BREACH, Reason.BELOW) if is_down else (Answer.OK, Reason.WITHIN)
+    answer, reason = (Result.BREACH, Reason.BELOW) if is_down else (Result.OK, Reason.WITHIN)
     return Verdict(answer, reason, found.ratio, limit, found.level, figures=figures)
 
 
@@ -244,7 +244,7 @@ def judge_window(settings: HitRateDropSettings, verdict: Verdict, window: Window
     if verdict.baseline is None or window.ratio is None:
         return verdict
     is_drop = verdict.baseline - window.ratio >= TELLING * settings.drop_points * POINT
-    answer, reason = (Answer.BREACH, Reason.BELOW) if is_drop else (Answer.OK, Reason.WITHIN)
+    answer, reason = (Result.BREACH, Reason.BELOW) if is_drop else (Result.OK, Reason.WITHIN)
     return Verdict(answer, reason, window.ratio, verdict.limit, verdict.baseline, figures=verdict.figures)
 
 

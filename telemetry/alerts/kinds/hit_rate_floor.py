@@ -26,7 +26,7 @@ from telemetry.alerts.kinds.base import (
     traffic_of,
     unless_cold,
 )
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data
 
 
 class HitRateFloorSettings(WindowSettings, frozen=True):
@@ -62,7 +62,7 @@ def compare(settings: HitRateFloorSettings, newest: WindowSum) -> Verdict:
     if silent or newest.ratio is None:
         return no_data(silent or Reason.LITTLE_TRAFFIC, **traffic_of(newest))
     is_below = newest.ratio < settings.floor_ratio
-    answer, reason = (Answer.BREACH, Reason.BELOW) if is_below else (Answer.OK, Reason.WITHIN)
+    answer, reason = (Result.BREACH, Reason.BELOW) if is_below else (Result.OK, Reason.WITHIN)
     return Verdict(answer, reason, newest.ratio, settings.floor_ratio, figures=traffic_of(newest))
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from telemetry.alerts.history_window import PressureStep, Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length, percent
-from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data, over
+from telemetry.alerts.verdict import Reason, Result, Verdict, Verdicts, no_data, over
 
 
 class KvPressureSettings(WindowSettings, frozen=True):
@@ -42,7 +42,7 @@ def _replica(settings: KvPressureSettings, step: PressureStep | None) -> Verdict
     figures = {"preemptions_per_minute": per_minute, "kv_usage_ratio": step.kv_usage_ratio}
     limit = settings.preemptions_per_minute
     if per_minute is not None and limit is not None and per_minute >= limit:
-        return Verdict(Answer.BREACH, Reason.ABOVE, per_minute, limit, unit="count", figures=figures)
+        return Verdict(Result.BREACH, Reason.ABOVE, per_minute, limit, unit="count", figures=figures)
     if step.kv_usage_ratio is None:
         return no_data(Reason.NOT_REPORTED, **figures)
     return over(step.kv_usage_ratio, settings.usage_ratio, "ratio", **figures)

@@ -19,7 +19,7 @@ from telemetry.alerts.kinds.base import (
     WindowSettings,
     length,
 )
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data, over
+from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data, over
 
 
 class LoadSkewSettings(WindowSettings, frozen=True):
@@ -68,12 +68,12 @@ def judge(settings: LoadSkewSettings, seen: Seen, asked: Asked) -> Verdicts:  # 
     waiting = pressure.waiting if pressure else None
     figures = {"requests": total, "busiest": busiest, "replicas": len(loads), "waiting": waiting}
     verdict = over(skew, settings.most_over_mean, "count", **figures)
-    if settings.min_waiting is None or verdict.answer is Answer.OK:
+    if settings.min_waiting is None or verdict.result is Result.OK:
         return {POOL: verdict}
     if waiting is None:
         return {POOL: no_data(Reason.NOT_REPORTED, **figures)}
     return {
-        POOL: verdict if waiting >= settings.min_waiting else replace(verdict, answer=Answer.OK, reason=Reason.WITHIN)
+        POOL: verdict if waiting >= settings.min_waiting else replace(verdict, result=Result.OK, reason=Reason.WITHIN)
     }
 
 

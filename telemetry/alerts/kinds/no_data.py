@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, Where, WindowS, WindowSettings, length
-from telemetry.alerts.verdict import POOL, Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data
 
 
 class NoDataSettings(WindowSettings, frozen=True):
@@ -23,7 +23,7 @@ def judge(settings: NoDataSettings, seen: Seen, asked: Asked) -> Verdicts:  # no
         return {POOL: no_data(Reason.STARTING)}
     steps = [seen.engine(name) for name in seen.past.replicas]
     read = sum(step is not None and step.read for step in steps)
-    answer, reason = (Answer.OK, Reason.WITHIN) if read else (Answer.BREACH, Reason.NO_READINGS)
+    answer, reason = (Result.OK, Reason.WITHIN) if read else (Result.BREACH, Reason.NO_READINGS)
     figures = {"replicas": len(steps), "failed": sum(step is not None and step.failed for step in steps)}
     return {POOL: Verdict(answer, reason, float(read), 1.0, unit="count", figures=figures)}
 

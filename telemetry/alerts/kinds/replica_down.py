@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from telemetry.alerts.history_window import Seen, Source
 from telemetry.alerts.kinds.base import Asked, ForS, KeepFiringS, Kind, RuleSettings, Where, length
-from telemetry.alerts.verdict import Answer, Reason, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import Reason, Result, Verdict, Verdicts, no_data
 
 LONGEST_S = 3600.0  # how far back the last reading is looked for
 
@@ -44,7 +44,7 @@ def _replica(settings: ReplicaDownSettings, seen: Seen, name: str) -> Verdict:
     if step is None:
         return no_data(Reason.NO_READINGS)  # nobody tried: the scraper is away, not the replica
     if step.read:
-        return Verdict(Answer.OK, Reason.WITHIN, 0.0, settings.silent_s, unit="seconds")
+        return Verdict(Result.OK, Reason.WITHIN, 0.0, settings.silent_s, unit="seconds")
     silent_s = seen.unread_s(name, settings.reach_s)
     if silent_s is None and seen.is_starting(name):
         return no_data(Reason.STARTING)
@@ -52,7 +52,7 @@ def _replica(settings: ReplicaDownSettings, seen: Seen, name: str) -> Verdict:
     if value < settings.silent_s:
         return no_data(Reason.UNREAD)  # never read, and tried for less: it may be starting
     figures = {"at_least": silent_s is None}
-    return Verdict(Answer.BREACH, Reason.UNREAD, value, settings.silent_s, unit="seconds", figures=figures)
+    return Verdict(Result.BREACH, Reason.UNREAD, value, settings.silent_s, unit="seconds", figures=figures)
 
 
 def sentence(where: Where, settings: ReplicaDownSettings, verdict: Verdict) -> str:  # noqa: ARG001 - as above

@@ -29,7 +29,7 @@ from telemetry.alerts.kinds.base import (
     length,
     percent,
 )
-from telemetry.alerts.verdict import POOL, Answer, Reason, Timing, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, no_data
 from telemetry.metrics.histograms import Buckets, merge
 
 
@@ -99,7 +99,7 @@ def judge(settings: TtftObjectiveSettings, seen: Seen, asked: Asked) -> Verdicts
     if requests < settings.min_requests or not short[1]:
         return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
     breach = min(long[0], short[0]) >= settings.late_ratio - 1e-9
-    answer, reason = (Answer.BREACH, Reason.ABOVE) if breach else (Answer.OK, Reason.WITHIN)
+    answer, reason = (Result.BREACH, Reason.ABOVE) if breach else (Result.OK, Reason.WITHIN)
     return {POOL: Verdict(answer, reason, long[0], settings.late_ratio, figures=figures)}
 
 

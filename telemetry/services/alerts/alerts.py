@@ -20,7 +20,7 @@ from controlplane.services.events import record_event
 from telemetry.alerts.message import payload_of
 from telemetry.alerts.pipeline import note
 from telemetry.channels.enqueue import enqueue
-from telemetry.models import Alert, AlertMove, AlertState, NotificationKind, RuleKind, Severity
+from telemetry.models import Alert, AlertState, AlertTransition, NotificationKind, RuleKind, Severity
 from telemetry.models.alert import OPEN_STATES
 
 
@@ -84,25 +84,25 @@ def acknowledge(alert: Alert, *, by: User, why: str = "") -> Alert:
     now = timezone.now()
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), why.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    times = alert.steps.filter(move=AlertMove.ACKNOWLEDGED).count()
-    note(alert, AlertMove.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
+    times = alert.steps.filter(move=AlertTransition.ACKNOWLEDGED).count()
+    note(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
     summary = f"{by.get_username()} took the alert: {alert.summary}"
     record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=why)
-    if alert.tellings:
+    if alert.notification_count:
         kind = NotificationKind.ACKNOWLEDGED
         enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now, sequences={alert.pk: times})
     return alert
 
 
 @transaction.atomic
-def release(alert: Alert, *, by: User) -> Alert:
+def unacknowledge(alert: Alert, *, by: User) -> Alert:
     """Let an alert go: it is told again when that is due. AlertOverError."""
     alert = _locked(alert)
     if alert.acknowledged_at is None:
         return alert
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = None, "", ""
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    note(alert, AlertMove.RELEASED, timezone.now(), by=by)
+    note(alert, AlertTransition.UNACKNOWLEDGED, timezone.now(), by=by)
     summary = f"{by.get_username()} let the alert go: {alert.summary}"
     record_event(EventKind.ALERT_RELEASED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk})
     return alert

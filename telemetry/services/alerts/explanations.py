@@ -17,14 +17,14 @@ from django.db.models import Q
 from controlplane.isolation import isolated_items
 from controlplane.models import Event, PeriodicTask, Pool
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules, note
 from telemetry.causes import Cause, Evidence, rank
-from telemetry.causes.evidence import Happening, Seen, Side, onset
+from telemetry.causes.evidence import RelatedEvent, Seen, Side, onset
 from telemetry.lab.ladder import BIN, TERMS, Ladder, bin_start
 from telemetry.lint import Opening
 from telemetry.metrics.windows import Window
-from telemetry.models import Alert, AlertMove, AlertState
+from telemetry.models import Alert, AlertState, AlertTransition
 from telemetry.services.lab.ladders import ladders_over_time
 from telemetry.storage import rule_sums
 from telemetry.storage.locks import EVALUATE, advisory_lock
@@ -111,19 +111,19 @@ def _side(
     )
 
 
-def _happenings(pool: Pool, since: datetime, until: datetime) -> list[Happening]:
+def _happenings(pool: Pool, since: datetime, until: datetime) -> list[RelatedEvent]:
     """Events of the pool, oldest first, and those of routers' configurations. One query."""
     events = Event.objects.filter(at__gte=since, at__lte=until, pool=pool)
     rows = events.order_by("at", "pk").values_list("at", "kind", "summary", "replica__name", "detail")
     return [_happening(*row) for row in rows if row[1].split("_")[0] in SUBJECTS]
 
 
-def _happening(at: datetime, kind: str, summary: str, replica: str | None, detail: object) -> Happening:
+def _happening(at: datetime, kind: str, summary: str, replica: str | None, detail: object) -> RelatedEvent:
     told = detail if isinstance(detail, dict) else {}
     before = told.get("before")
     gone = before.get("name", "") if kind == "replica_removed" and isinstance(before, dict) else ""
     revision, policy = told.get("revision"), told.get("policy")
-    return Happening(
+    return RelatedEvent(
         at,
         kind,
         summary,
@@ -174,7 +174,7 @@ def explain(alert: Alert, now: datetime) -> None:
     found = [cause.as_json() for cause in causes]
     Alert.objects.filter(pk=alert.pk, state=AlertState.FIRING).update(causes=found, explained_at=now)
     if found and not alert.causes:
-        note(alert, AlertMove.EXPLAINED, now, text=found[0]["summary"])
+        note(alert, AlertTransition.EXPLAINED, now, text=found[0]["summary"])
 
 
 def _spans(alert: Alert) -> tuple[datetime, datetime]:
@@ -196,5 +196,5 @@ def evaluate_alerts(now: datetime) -> bool:
         if ours:
             verdicts = evaluate_rules(now)
             explain_drops(now)
-            tell_due(now, verdicts)
+            notify_due(now, verdicts)
         return ours

@@ -77,12 +77,14 @@ def preview_rule(
     read: RuleSettings = KINDS[kind].read(dict(settings))
     named = group_of(pool, kind, group)
     now = timezone.now()
-    return look_back(
+    return preview_period(
         KINDS[kind], read, pool, group=named.name if named else "", start=now - timedelta(days=days), end=now
     )
 
 
-def look_back(kind: Kind, settings: RuleSettings, pool: Pool, *, group: str, start: datetime, end: datetime) -> Preview:
+def preview_period(
+    kind: Kind, settings: RuleSettings, pool: Pool, *, group: str, start: datetime, end: datetime
+) -> Preview:
     """Replay a kind over a stretch of a pool's past, or over its end where all of it would be too much."""
     asked_s = (end - start).total_seconds()
     end = min(end, settled_until(timezone.now()))

@@ -23,7 +23,7 @@ TOLD = (NotificationKind.FIRING, NotificationKind.REPEATED, NotificationKind.ACK
 FORGETFUL = [kind.name for kind in KINDS.values() if kind.refresh is not None]
 
 
-def refresh_firing(now: datetime) -> int:
+def resend_firing(now: datetime) -> int:
     """Tell each forgetful channel what still fires and has arrived there; how many channels. The log is spared."""
     firing = set(Alert.objects.filter(state=AlertState.FIRING).values_list("pk", flat=True))
     channels = Channel.objects.filter(enabled=True, kind__in=FORGETFUL) if firing else ()

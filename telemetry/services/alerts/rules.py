@@ -25,7 +25,7 @@ from controlplane.models import EventKind, Pool, TaskGroup
 from controlplane.services.checks import hold
 from controlplane.services.events import record_event
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.notifications import tell_ends
+from telemetry.alerts.notifications import notify_resolved
 from telemetry.alerts.pipeline import resolve
 from telemetry.models import Alert, AlertRule, AlertState, RuleKind, Severity
 from telemetry.models.alert import REPEAT_S
@@ -160,7 +160,7 @@ def close_alerts(rule: AlertRule, *, because: str) -> None:
     for alert in open_alerts().filter(rule=rule):
         resolve(alert, now, because=f", because {because}")
     Alert.objects.filter(rule=rule, state=AlertState.PENDING).delete()
-    tell_ends(alerts(rule.pool).filter(rule=rule), now)
+    notify_resolved(alerts(rule.pool).filter(rule=rule), now)
 
 
 def ensure_default_rules(pool: Pool) -> AlertRule:

@@ -54,7 +54,7 @@ def set_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbea
 
 
 @transaction.atomic
-def begin_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbeat:
+def create_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbeat:
     """The first one; ConflictError where there is one already. InvalidError."""
     if heartbeat() is not None:
         raise ConflictError("A heartbeat is sent already; change that one.")

@@ -28,8 +28,8 @@ from telemetry.alerts.message import overview_path
 from telemetry.matchers import Matcher
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
-from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, past_alerts, release
-from telemetry.services.alerts.previews import look_back
+from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, past_alerts, unacknowledge
+from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
 from telemetry.web.forms import ConditionsField
 from telemetry.web.ladder_figures import draw
@@ -113,7 +113,7 @@ def _drawing(alert: Alert, now: Any) -> dict[str, Any]:
     start = max(alert.started_at - LOOK_BACK, end - LONGEST)
     group = rule.group.name if rule.group else ""
     try:
-        seen = look_back(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
+        seen = preview_period(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
     except InvalidError:
         return {}
     sentence = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
@@ -138,7 +138,7 @@ def alert_release(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Let an alert go again."""
     alert = get_object_or_404(Alert, pk=alert_id)
     with errors_as_messages(request):
-        release(alert, by=signed_in(request))
+        unacknowledge(alert, by=signed_in(request))
         messages.success(request, "The alert is nobody's now, and is told again when that is due.")
     return redirect("telemetry:alert", alert_id)
 

@@ -24,7 +24,7 @@ from routing.observability.metrics import Outcome
 from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin
 from telemetry.causes.evidence import Bin as OnsetBin
-from telemetry.causes.evidence import EngineSums, Happening, Prefix, Route, Seen, Side, Sums
+from telemetry.causes.evidence import EngineSums, Prefix, RelatedEvent, Route, Seen, Side, Sums
 from telemetry.lint import Opening
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled
 
@@ -60,7 +60,7 @@ class MemoryFleet(Fleet):
         self._steps, self._busy, self._running = [], set(), {}
         self.ended: list[Ended] = []
         self.counted: list[Counted] = []
-        self.happenings: list[Happening] = []
+        self.happenings: list[RelatedEvent] = []
         self.configure()
 
     def _replica(self, name: str, blocks: int) -> Modelled:
@@ -89,7 +89,7 @@ class MemoryFleet(Fleet):
     def happens(self, kind: str, replica: str = "", revision: int | None = None) -> None:
         at = T0 + timedelta(seconds=self.now_s)
         self.happenings.append(
-            Happening(at, kind, f"{kind} {replica}.", replica, revision, self.policy if revision else "")
+            RelatedEvent(at, kind, f"{kind} {replica}.", replica, revision, self.policy if revision else "")
         )
 
     # --- what telemetry makes of it ---

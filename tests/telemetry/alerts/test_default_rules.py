@@ -199,7 +199,7 @@ def test_a_replica_that_was_killed_and_came_back_is_told_once_and_not_again_as_e
     _is_readmitted(fleet)
     fleet.run(480)
     assert not Alert.objects.filter(state=AlertState.FIRING).exists()
-    assert {alert.rule.kind for alert in Alert.objects.filter(tellings__gt=0)} == {"replica_down"}
+    assert {alert.rule.kind for alert in Alert.objects.filter(notification_count__gt=0)} == {"replica_down"}
 
 
 def test_a_web_process_sends_the_alert_of_a_late_evaluator(fleet):

@@ -14,7 +14,7 @@ from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from telemetry.alerts.expected_drops import explained_ratio
-from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules
 from telemetry.causes.evidence import Prefix, Sums
 from telemetry.models import Alert, AlertRule, Decision
@@ -113,7 +113,7 @@ class World:
             self.tick()
             if self.second >= HAPPENS_S or (self.second >= HAPPENS_S - 60 and self.second % 10 == 0):
                 moment = at(self.second + 0.5)
-                tell_due(moment, evaluate_rules(moment))
+                notify_due(moment, evaluate_rules(moment))
 
 
 def at(seconds: float) -> datetime:
@@ -220,7 +220,7 @@ def test_a_restart_mutes_its_own_drop_wherever_its_prompts_went_and_no_other(
 
     found = Alert.objects.filter(rule__kind="hit_rate_drop")
     assert found.exists()  # in either case
-    assert found.filter(tellings__gt=0).exists() == is_told
+    assert found.filter(notification_count__gt=0).exists() == is_told
 
 
 @pytest.mark.django_db
@@ -234,7 +234,7 @@ def test_so_does_a_rule_of_a_task_group(pool: Pool) -> None:
     world.until(world.second + 45)
 
     (alert,) = Alert.objects.filter(rule__name="agents")
-    assert (alert.tellings, alert.muted["why"]) == (0, "restart")
+    assert (alert.notification_count, alert.muted["why"]) == (0, "restart")
     assert alert.muted["words"].startswith("r1 restarted or was away")
 
 

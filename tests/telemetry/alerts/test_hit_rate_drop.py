@@ -9,7 +9,7 @@ from telemetry.alerts.detection import Bin
 from telemetry.alerts.history_window import WindowSum
 from telemetry.alerts.kinds import KINDS, Where
 from telemetry.alerts.series import HitRateSeries, bin_length_s, grid_floor
-from telemetry.alerts.verdict import Answer, Reason
+from telemetry.alerts.verdict import Reason, Result
 from tests.telemetry.alerts.detection.traffic import Stretch, bins
 from tests.telemetry.alerts.pasts import judged, only, past
 from tests.telemetry.conftest import T0
@@ -29,7 +29,7 @@ def verdict_after(*stretches: Stretch, group: str = "", late_s: float = 0.0, **s
 def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
     verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, {"chat": 0.3, "coding": 0.8, "support": 0.3}))
 
-    assert (verdict.answer, verdict.reason) == (Answer.BREACH, Reason.BELOW)
+    assert (verdict.result, verdict.reason) == (Result.BREACH, Reason.BELOW)
     assert (verdict.baseline, verdict.value) == (pytest.approx(0.8, abs=0.03), pytest.approx(0.45, abs=0.06))
     assert verdict.limit == pytest.approx(verdict.baseline - 0.1)
     assert [one["name"] for one in verdict.figures["groups"]] == ["chat", "support"]
@@ -43,8 +43,8 @@ def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
 def test_a_rule_of_a_task_group_looks_at_that_group_alone():
     falls = Stretch(90, {"chat": 0.8, "coding": 0.3, "support": 0.8})
 
-    assert verdict_after(Stretch(1800, 0.8), falls, group="coding").answer is Answer.BREACH
-    assert verdict_after(Stretch(1800, 0.8), falls, group="chat").answer is Answer.OK
+    assert verdict_after(Stretch(1800, 0.8), falls, group="coding").result is Result.BREACH
+    assert verdict_after(Stretch(1800, 0.8), falls, group="chat").result is Result.OK
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_rule_of_a_task_group_looks_at_that_group_alone():
 def test_a_drop_of_less_traffic_than_the_floors_says_nothing(floor, reason):
     verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, 0.2), **floor)
 
-    assert (verdict.answer, verdict.reason) == (Answer.NO_DATA, reason)
+    assert (verdict.result, verdict.reason) == (Result.NO_DATA, reason)
 
 
 def test_too_few_bins_and_none_are_no_data_and_not_a_rate_of_zero():
@@ -71,8 +71,8 @@ def test_what_replicas_that_were_away_cost_is_taken_off_the_drop():
     assert (window.start, window.ratio) == (T0 - timedelta(seconds=90), pytest.approx(verdict.value))
 
     without = WindowSum(window.start, window.queries, 0.78 * window.queries, window.requests)
-    assert KIND.judge_window(SETTINGS, verdict, without).answer is Answer.OK
-    assert KIND.judge_window(SETTINGS, verdict, window).answer is Answer.BREACH
+    assert KIND.judge_window(SETTINGS, verdict, without).result is Result.OK
+    assert KIND.judge_window(SETTINGS, verdict, window).result is Result.BREACH
 
 
 def test_a_series_gives_the_same_however_often_it_is_asked():

@@ -7,17 +7,17 @@ import pytest
 from controlplane.errors import InvalidError
 from telemetry.alerts.history_window import ControlNow, PressureStep
 from telemetry.alerts.kinds import KINDS, Where
-from telemetry.alerts.verdict import Answer, Reason
+from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import RouterCounts
 from telemetry.models import RuleKind
 from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
 
-BREACH, OK, NO_DATA = Answer.BREACH, Answer.OK, Answer.NO_DATA
+BREACH, OK, NO_DATA = Result.BREACH, Result.OK, Result.NO_DATA
 
 
 def answers(verdicts):
-    return {subject: (verdict.answer, verdict.reason) for subject, verdict in verdicts.items()}
+    return {subject: (verdict.result, verdict.reason) for subject, verdict in verdicts.items()}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_floor_is_a_floor_whatever_is_usual(newest, expected):
 def test_a_rule_of_a_task_group_looks_at_that_group_alone():
     seen = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
 
-    assert only(judged("hit_rate_floor", seen, "coding")).answer is BREACH
-    assert only(judged("hit_rate_floor", seen)).answer is OK
+    assert only(judged("hit_rate_floor", seen, "coding")).result is BREACH
+    assert only(judged("hit_rate_floor", seen)).result is OK
     assert only(judged("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
 
 
@@ -74,7 +74,7 @@ def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(answers_, 
 
     verdict = only(judged("prediction_gap", seen))
 
-    assert verdict.answer is expected
+    assert verdict.result is expected
     assert verdict.figures.get("between", [None])[0] == between
 
 
@@ -83,7 +83,7 @@ def test_a_decode_replica_s_counters_are_not_held_against_its_answers():
     parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
     seen = past(300, replicas=("r1",), **parts)
 
-    assert only(judged("prediction_gap", seen)).answer is BREACH
+    assert only(judged("prediction_gap", seen)).result is BREACH
     assert only(judged("prediction_gap", replace(seen, rated=frozenset()))).reason is Reason.NOT_REPORTED
 
 
@@ -202,16 +202,16 @@ def test_a_router_that_is_behind_for_too_long_is_stuck(control, expected):
 def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
     quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
     verdict = only(judged("evaluator_lag", quiet))
-    assert (verdict.answer, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
+    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
 
     failing = past(15, count=1, engines={"r1": [FAILED]})
-    assert only(judged("evaluator_lag", failing)).answer is OK  # somebody tries
+    assert only(judged("evaluator_lag", failing)).result is OK  # somebody tries
 
     late_rules = ControlNow(unevaluated_s=40.0)
     verdict = only(judged("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
-    assert (verdict.answer, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
+    assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
 
-    assert only(judged("evaluator_lag", past(15, count=3, engines={}))).answer is NO_DATA  # it never began
+    assert only(judged("evaluator_lag", past(15, count=3, engines={}))).result is NO_DATA  # it never began
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
     }
     for name, seen in cases.items():
         kind = KINDS[name]
-        subject, verdict = next(pair for pair in judged(name, seen).items() if pair[1].answer is BREACH)
+        subject, verdict = next(pair for pair in judged(name, seen).items() if pair[1].result is BREACH)
         said = kind.sentence(Where("chat", "", subject), kind.read({}), verdict)
         assert said.endswith((".", "x.")), said
         assert "chat" in said or name == "rollout_stuck", said

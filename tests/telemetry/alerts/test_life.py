@@ -15,12 +15,12 @@ from controlplane.services.fleet.pools import create_pool, remove_pool
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from telemetry.alerts import notifications
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.message import labels_of
-from telemetry.alerts.notifications import INHIBITED_BY, tell_due
+from telemetry.alerts.message import alert_labels
+from telemetry.alerts.notifications import INHIBITED_BY, notify_due
 from telemetry.alerts.pipeline import resolve
-from telemetry.alerts.verdict import OVER, Answer, Reason, Verdict
+from telemetry.alerts.verdict import OVER, Reason, Result, Verdict
 from telemetry.models import Alert, AlertRule, Notification
-from telemetry.services.alerts.alerts import acknowledge, release
+from telemetry.services.alerts.alerts import acknowledge, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.alerts.silences import create_silence, end_silence, matched
 from telemetry.services.notifications.channels import create_channel
@@ -28,7 +28,7 @@ from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
-BROKEN = Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6)
+BROKEN = Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.6)
 
 
 def at(seconds):
@@ -50,7 +50,7 @@ def firing(pool, kind="hit_rate_drop", *, since=0, subject=""):
     rule = AlertRule.objects.filter(pool=pool, kind=kind).first() or create_rule(pool, name=kind, kind=kind)
     return Alert.objects.create(
         rule=rule, pool=pool, subject=subject, state="firing", started_at=at(since), last_breach_at=at(since),
-        fired_at=at(since), labels=labels_of(rule, subject), severity=rule.severity, summary=f"{kind} {subject}.",
+        fired_at=at(since), labels=alert_labels(rule, subject), severity=rule.severity, summary=f"{kind} {subject}.",
     )  # fmt: skip
 
 
@@ -70,14 +70,14 @@ def fresh(alert):
 def test_alerts_of_a_pool_that_fire_together_are_told_together(pool, channel):
     other = create_pool("other", models=["m"])
     firing(pool, since=0)
-    assert tell_due(at(9)) == 0
+    assert notify_due(at(9)) == 0
     firing(pool, "load_skew", since=9)
     firing(other, since=9)
 
-    assert tell_due(at(10)) == 2
+    assert notify_due(at(10)) == 2
     assert told() == [("firing", 2)]
-    assert tell_due(at(19)) == 1
-    assert tell_due(at(20)) == 0
+    assert notify_due(at(19)) == 1
+    assert notify_due(at(20)) == 0
     assert told() == [("firing", 2), ("firing", 1)]
     payload = Notification.objects.order_by("number").first().payload
     assert [one["labels"]["kind"] for one in payload["data"]["alerts"]] == ["hit_rate_drop", "load_skew"]
@@ -87,7 +87,7 @@ def test_what_ends_before_it_was_told_is_never_told_of(pool, channel):
     alert = firing(pool)
     resolve(fresh(alert), at(5))
 
-    assert tell_due(at(60)) == 0
+    assert notify_due(at(60)) == 0
     assert told() == []
 
 
@@ -95,19 +95,19 @@ def test_an_alert_is_told_again_until_somebody_takes_it_and_after_they_let_go(po
     alert = firing(pool)
     update_rule(alert.rule, repeat_s=600)
     for second in (10, 600, 610, 1210):
-        tell_due(at(second))
+        notify_due(at(second))
     assert told() == [("firing", 1), ("repeated", 1), ("repeated", 1)]
 
     acknowledge(fresh(alert), by=olga, why="looking")
-    assert tell_due(at(9000)) == 0
-    release(fresh(alert), by=olga)
-    tell_due(at(9000))
+    assert notify_due(at(9000)) == 0
+    unacknowledge(fresh(alert), by=olga)
+    notify_due(at(9000))
     acknowledge(fresh(alert), by=olga)
     assert [kind for kind, _ in told()] == [
         "firing", "repeated", "repeated", "acknowledged", "repeated", "acknowledged",
     ]  # fmt: skip
     resolve(fresh(alert), at(9001))
-    tell_due(at(9001))
+    notify_due(at(9001))
     assert told()[-1] == ("resolved", 1)
     assert moves(alert) == [
         "told", "repeated", "repeated", "acknowledged", "released", "repeated", "acknowledged", "resolved", "end_told",
@@ -121,7 +121,7 @@ def test_a_rule_that_is_told_once_is_told_once(pool, channel):
     alert = firing(pool)
     update_rule(alert.rule, repeat_s=0)
     for second in (10, 100_000, 200_000):
-        tell_due(at(second))
+        notify_due(at(second))
     assert told() == [("firing", 1)]
     with pytest.raises(InvalidError):
         update_rule(alert.rule, repeat_s=59)
@@ -137,20 +137,20 @@ def test_a_silenced_alert_is_told_if_it_still_fires_when_the_silence_ends(pool, 
         silence(pool, until=600, pool="chat")
     alert = firing(pool)
 
-    assert tell_due(at(599)) == 0
+    assert notify_due(at(599)) == 0
     assert fresh(alert).muted["why"] == "silence"
-    assert tell_due(at(600)) == 1
+    assert notify_due(at(600)) == 1
     assert moves(alert) == ["muted", "unmuted", "told"]
 
 
 def test_whoever_was_told_of_an_alert_is_told_of_its_end_though_it_is_silenced_meanwhile(pool, channel):
     alert = firing(pool)
-    tell_due(at(10))
+    notify_due(at(10))
     with time_machine.travel(T0, tick=False):
         held = silence(pool, until=90_000, rule="Hit rate drop")
-    assert tell_due(at(50_000)) == 0
+    assert notify_due(at(50_000)) == 0
     resolve(fresh(alert), at(50_001))
-    assert tell_due(at(50_001)) == 1
+    assert notify_due(at(50_001)) == 1
     assert told() == [("firing", 1), ("resolved", 1)]
     with time_machine.travel(at(50_002), tick=False):
         assert end_silence(held).ends_at == at(50_002)
@@ -162,7 +162,7 @@ def test_a_silence_reaches_its_own_project_alone(pool, channel):
         silence(elsewhere, until=600, kind="hit_rate_drop")
     mine, theirs = firing(pool), firing(elsewhere)
 
-    assert tell_due(at(10)) == 1
+    assert notify_due(at(10)) == 1
     assert (fresh(mine).muted, fresh(theirs).muted["why"]) == (None, "silence")
 
 
@@ -181,50 +181,50 @@ def test_what_explains_an_alert_keeps_it_from_being_told(pool, channel, source):
     for kind in INHIBITED_BY.keys() - {source}:
         resolve(fresh(alerts.pop(kind)), at(1))
 
-    tell_due(at(10))
+    notify_due(at(10))
 
     muted = {kind for kind, alert in alerts.items() if fresh(alert).muted}
     assert muted == INHIBITED_BY[source] & alerts.keys()
     assert fresh(elsewhere).muted is None
     resolve(fresh(alerts[source]), at(20))
-    tell_due(at(21), {alert.pk: BROKEN for alert in alerts.values()})
+    notify_due(at(21), {alert.pk: BROKEN for alert in alerts.values()})
     assert not any(fresh(alert).muted for alert in alerts.values() if fresh(alert).state == "firing")
 
 
-@pytest.mark.parametrize("answer", [Answer.OK, Answer.NO_DATA])
+@pytest.mark.parametrize("answer", [Result.OK, Result.NO_DATA])
 def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_while_it_only_lingers(
     pool, channel, answer
 ):
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool)
-    tell_due(at(10), {drop.pk: BROKEN})
+    notify_due(at(10), {drop.pk: BROKEN})
     resolve(fresh(down), at(20))
 
-    tell_due(at(21), {drop.pk: Verdict(answer, Reason.LITTLE_TRAFFIC)})
-    tell_due(at(26))  # no verdict this time
-    assert (fresh(drop).told_at, fresh(drop).muted["by"]) == (None, down.pk)
+    notify_due(at(21), {drop.pk: Verdict(answer, Reason.LITTLE_TRAFFIC)})
+    notify_due(at(26))  # no verdict this time
+    assert (fresh(drop).notified_at, fresh(drop).muted["by"]) == (None, down.pk)
 
-    tell_due(at(31), {drop.pk: BROKEN})
-    assert (fresh(drop).told_at, fresh(drop).muted) == (at(31), None)
+    notify_due(at(31), {drop.pk: BROKEN})
+    assert (fresh(drop).notified_at, fresh(drop).muted) == (at(31), None)
     assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
 
 
 def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(pool, channel):
     down, ejected = (firing(pool, kind, subject="r1") for kind in ("replica_down", "replica_ejected"))
     long_ago, going_on = (replace(BROKEN, figures={OVER: is_over}) for is_over in (True, False))
-    tell_due(at(10), {ejected.pk: going_on})
+    notify_due(at(10), {ejected.pk: going_on})
     resolve(fresh(down), at(20))
 
-    tell_due(at(21), {ejected.pk: long_ago})
-    assert (fresh(ejected).told_at, fresh(ejected).muted["by"]) == (None, down.pk)
+    notify_due(at(21), {ejected.pk: long_ago})
+    assert (fresh(ejected).notified_at, fresh(ejected).muted["by"]) == (None, down.pk)
 
-    tell_due(at(31), {ejected.pk: going_on})
-    assert fresh(ejected).told_at == at(31)
+    notify_due(at(31), {ejected.pk: going_on})
+    assert fresh(ejected).notified_at == at(31)
 
 
 def test_an_ejection_that_ended_is_told_where_nothing_explained_it(pool, channel):
     ejected = firing(pool, "replica_ejected", subject="r1")
-    tell_due(at(10), {ejected.pk: replace(BROKEN, figures={OVER: True})})
-    assert fresh(ejected).told_at == at(10)
+    notify_due(at(10), {ejected.pk: replace(BROKEN, figures={OVER: True})})
+    assert fresh(ejected).notified_at == at(10)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_replica_that_is_gone_explains_its_pool_s_drop_for_a_while_and_none_be
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool, since=drop_since)
     Alert.objects.filter(pk=down.pk).update(limit=30.0)
 
-    tell_due(at(seconds), {drop.pk: BROKEN})
+    notify_due(at(seconds), {drop.pk: BROKEN})
 
     assert bool(fresh(drop).muted) is is_muted
 
@@ -251,7 +251,7 @@ def test_a_replica_that_is_gone_explains_its_pool_s_drop_for_a_while_and_none_be
 def test_a_replica_that_is_down_explains_the_gap_of_that_replica_alone(pool, channel):
     firing(pool, "replica_down", subject="r1")
     gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]
-    tell_due(at(10))
+    notify_due(at(10))
     assert [bool(fresh(gap).muted) for gap in gaps] == [True, False]
 
 
@@ -259,11 +259,11 @@ def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel
     """H18"""
     alert = firing(pool)
     cold = {"restarted": ["r1"], "warm_at": at(300).isoformat()}
-    tell_due(at(10), {alert.pk: Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.6, figures=cold)})
+    notify_due(at(10), {alert.pk: Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.6, figures=cold)})
     assert fresh(alert).muted["why"] == "restart"
-    tell_due(at(15))  # no verdict this time
+    notify_due(at(15))  # no verdict this time
     assert fresh(alert).muted["why"] == "restart"
-    tell_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
+    notify_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
     assert told() == [("firing", 1)]
 
 
@@ -274,12 +274,12 @@ def test_the_end_of_an_alert_is_told_though_what_it_looked_at_is_removed(pool, c
     rule = create_rule(pool, name="agents", kind="hit_rate_drop", group="agents")
     alert = firing(pool)
     Alert.objects.filter(pk=alert.pk).update(rule=rule)
-    tell_due(at(10))
+    notify_due(at(10))
 
     remove_task_group(group)
     if what == "pool":
         firing(pool)
-        tell_due(at(20))
+        notify_due(at(20))
         remove_pool(pool)
 
     connection.check_constraints()
@@ -298,9 +298,9 @@ def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(p
     with monkeypatch.context() as patch:
         patch.setattr(notifications, "enqueue", killed)
         with pytest.raises(SystemExit):
-            tell_due(at(10))
-    assert (fresh(alert).told_at, told()) == (None, [])
-    assert tell_due(at(15)) == 1
+            notify_due(at(10))
+    assert (fresh(alert).notified_at, told()) == (None, [])
+    assert notify_due(at(15)) == 1
     assert told() == [("firing", 1)]
 
 
@@ -319,7 +319,7 @@ def test_many_evaluators_tell_each_transition_once():
         def run(start=start, second=second):
             try:
                 start.wait(timeout=10)
-                tell_due(at(second))
+                notify_due(at(second))
             finally:
                 connections.close_all()
 

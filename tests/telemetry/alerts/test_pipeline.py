@@ -12,8 +12,8 @@ from controlplane.models import Event, PeriodicTask, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from telemetry.alerts import notifications, pipeline
-from telemetry.alerts.notifications import tell_due
-from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.alerts.notifications import notify_due
+from telemetry.alerts.verdict import Reason, Result, Verdict
 from telemetry.models import Alert, AlertRule, AlertState, Notification, NotificationKind
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts
@@ -64,7 +64,7 @@ def evaluate(rule, second):
     """One rule alone, and what is to be told of it; the rule as it is then."""
     now = T0 + timedelta(seconds=second)
     (fresh,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
-    tell_due(now, pipeline.evaluate([fresh], now))
+    notify_due(now, pipeline.evaluate([fresh], now))
     return SimpleNamespace(**fresh.verdict)
 
 
@@ -211,7 +211,7 @@ def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, 
     traffic(r1, 240, 300, 0.1)
     evaluate(rule, 300)
     now = T0 + timedelta(seconds=310)
-    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.1, 0.65, 0.8)
+    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.65, 0.8)
     loaded = AlertRule.objects.select_related("pool", "group").get(pk=rule.pk)
     (ready,) = pipeline._ready([loaded], now, Items(PeriodicTask.ALERT_RULES))
     seen_by_both = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
@@ -292,7 +292,7 @@ def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past
 
     verdict = evaluate(rule, 660)
 
-    assert verdict.answer == Answer.BREACH
+    assert verdict.answer == Result.BREACH
     assert verdict.baseline == pytest.approx(0.8)
 
 

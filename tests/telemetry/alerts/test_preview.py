@@ -14,7 +14,7 @@ from controlplane.services.routers import announce
 from telemetry.alerts import pipeline
 from telemetry.alerts.history import engine_hours
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.notifications import tell_due
+from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.replay import Point, replay, thinned
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts import previews
@@ -176,7 +176,7 @@ def test_a_firing_drop_is_explained_once_in_three_minutes_and_told_with_its_caus
     assert alert.causes[0]["kind"] == "replica_restarted"
     assert set(alert.causes[0]) == {"kind", "confidence", "summary", "evidence", "advice"}
     assert alert.steps.get().move == "explained"
-    tell_due(at(861))
+    notify_due(at(861))
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 
 

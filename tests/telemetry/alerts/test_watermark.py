@@ -8,7 +8,7 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.pipeline import evaluate, settled_until
 from telemetry.models import AlertRule, ScrapeState
-from telemetry.services.alerts.previews import look_back
+from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import create_rule, update_rule
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, scraped
@@ -80,7 +80,7 @@ def test_what_a_preview_draws_last_is_what_an_evaluation_sees(pool, three, time_
     time_machine.move_to(at(240.5), tick=False)
     kind = KINDS["hit_rate_floor"]
 
-    seen = look_back(kind, kind.read(SHORT), pool, group="", start=at(0), end=at(240.5))
+    seen = preview_period(kind, kind.read(SHORT), pool, group="", start=at(0), end=at(240.5))
 
     assert seen.points[-1].value == pytest.approx(1 / 3)
 

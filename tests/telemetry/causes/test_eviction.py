@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import policies, workload
-from telemetry.causes.evidence import Evidence, Happening, Prefix, Route, Side, Sums
+from telemetry.causes.evidence import Evidence, Prefix, RelatedEvent, Route, Side, Sums
 from tests.telemetry.conftest import T0
 
 HOUR = timedelta(hours=1)
@@ -48,6 +48,6 @@ def test_what_is_lost_elsewhere_is_given_up_affinity_as_far_as_requests_spilled(
 
 
 def test_what_a_restart_may_have_sent_elsewhere_is_not_taken_for_evicted():
-    restarted = Happening(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
+    restarted = RelatedEvent(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
 
     assert tokens(workload.judge_capacity, evidence(0, restarted)) == 0

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.causes.evidence import Evidence, Happening, Route, Side, Sums
+from telemetry.causes.evidence import Evidence, RelatedEvent, Route, Side, Sums
 from telemetry.causes.policies import judge_revision
 from tests.telemetry.conftest import T0
 
@@ -17,7 +17,7 @@ def route(revision, requests, rate):
 
 def evidence(*before, ahead_s=0.0):
     """Hit rates fell from 80 % to 50 %, at which time revision 2 places everything."""
-    event = Happening(T0 - timedelta(seconds=ahead_s), "policy_published", "Revision 2.", revision=2, policy="p")
+    event = RelatedEvent(T0 - timedelta(seconds=ahead_s), "policy_published", "Revision 2.", revision=2, policy="p")
     return Evidence(
         Side(T0, T0 + HOUR, routes=[route(2, 5000, 0.5)]),
         Side(T0 - HOUR, T0, routes=before),

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.channels.alertmanager import ALERTMANAGER, KEPT_S, REFRESH_S, labels_of, posted
+from telemetry.channels.alertmanager import ALERTMANAGER, KEPT_S, REFRESH_S, alert_labels, posted
 from telemetry.channels.base import ConfigError, Message
 from tests.fakes.alertmanager import alertmanager, until
 from tests.fakes.real_prometheus import program
@@ -64,7 +64,7 @@ def test_what_is_not_told_again_is_over_after_some_repetitions():
 
 def test_labels_are_the_same_at_the_end_and_have_names_that_prometheus_takes():
     labels = {"pool": "chat", "task-group": "a b", "replica": None}
-    begun, ended = (labels_of(payload(7, state, labels=labels)["data"]) for state in ("firing", "resolved"))
+    begun, ended = (alert_labels(payload(7, state, labels=labels)["data"]) for state in ("firing", "resolved"))
 
     assert begun == ended
     assert begun == {"pool": "chat", "task_group": "a b", "alertname": "Hit rate drop", "source": "warmpath"}

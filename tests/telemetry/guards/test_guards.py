@@ -17,7 +17,7 @@ from controlplane.services.rollouts.controller import Verdict, advance_rollouts,
 from controlplane.services.rollouts.plans import GuardLimits, RolloutPlan, make_plan
 from controlplane.services.routers import announce, record_ack
 from telemetry.guards.evidence import bin_length_s, measure
-from telemetry.services.guards import judge_rollouts
+from telemetry.services.guards import analyze_rollouts
 from telemetry.storage.locks import GUARD, advisory_lock
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading
@@ -79,7 +79,7 @@ def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, plai
 
 def judged(rollout, time_machine, minute):
     time_machine.move_to(T0 + timedelta(minutes=minute), tick=False)
-    assert judge_rollouts(T0 + timedelta(minutes=minute)) == 1
+    assert analyze_rollouts(T0 + timedelta(minutes=minute)) == 1
     rollout.refresh_from_db()
     return {reading["name"]: reading for reading in rollout.readings}
 
@@ -243,7 +243,7 @@ def test_a_router_of_the_stage_is_compared_with_the_others_and_with_itself_befor
 
 def test_a_rollout_without_a_guard_or_without_stages_is_nobodys_to_judge(pool, routers, begin, time_machine):
     begin(make_plan(pool.policies.get(group=None), stages=[{"share": 0.5, "observe_s": 600}], guard=None))
-    assert judge_rollouts(T0 + timedelta(minutes=5)) == 0
+    assert analyze_rollouts(T0 + timedelta(minutes=5)) == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -252,7 +252,7 @@ def test_two_workers_do_not_judge_at_once(pool, routers, begin):
     counted = []
 
     def another():
-        counted.append(judge_rollouts(T0 + timedelta(minutes=5)))
+        counted.append(analyze_rollouts(T0 + timedelta(minutes=5)))
         connection.close()
 
     with advisory_lock(GUARD) as ours:

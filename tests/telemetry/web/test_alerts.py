@@ -7,7 +7,7 @@ from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe
-from telemetry.alerts.verdict import Answer, Reason, Verdict
+from telemetry.alerts.verdict import Reason, Result, Verdict
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
 from telemetry.web.views import alerts as views
@@ -37,7 +37,7 @@ def test_an_alert_says_which_share_of_the_responses_the_hit_rate_of_a_group_rest
     alert = Alert.objects.select_related("rule").get()
     rule, kind = alert.rule, KINDS[alert.rule.kind]
     rule.group = fleet.groups.get(name="coding")
-    verdict = Verdict(Answer.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures={})
+    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.31, 0.49, 0.64, figures={})
     detail = describe(rule, kind, kind.read(rule.settings), verdict, noon)
     assert detail["accounted_ratio"] == pytest.approx(0.25)
     Alert.objects.update(detail=detail)

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.errors import InvalidError
 from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
-from telemetry.services.alerts.refreshing import refresh_firing
+from telemetry.services.alerts.refreshing import resend_firing
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
 from telemetry.services.self_monitoring import overdue_work
@@ -112,19 +112,19 @@ def told(channel, alert, state="delivered", kind="firing"):
 def test_what_fires_and_has_arrived_is_told_again_and_nothing_else(pool, receiver):
     am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
     told(create_channel("hook", config={"url": receiver.url}), alert := fire(pool))
-    assert refresh_firing(T0) == 0  # it has not arrived at this one
+    assert resend_firing(T0) == 0  # it has not arrived at this one
     told(am, alert, state="pending")
-    assert refresh_firing(T0) == 0
+    assert resend_firing(T0) == 0
 
     Notification.objects.filter(channel=am).update(state="delivered")
     told(am, alert, kind="repeated")
-    assert refresh_firing(T0) == 1
+    assert resend_firing(T0) == 1
     (got,) = receiver.received
     assert [one["annotations"]["summary"] for one in got.payload] == ["repeated delivered"]
     assert got.path == "/api/v2/alerts"
 
     Alert.objects.update(state="resolved")
-    assert refresh_firing(T0) == 0
+    assert resend_firing(T0) == 0
 
 
 def test_a_refresh_that_fails_is_seen_beside_the_channel(pool, receiver):
@@ -132,6 +132,6 @@ def test_a_refresh_that_fails_is_seen_beside_the_channel(pool, receiver):
     told(am, fire(pool))
     receiver.replies = [Reply(500)]
 
-    refresh_firing(T0)
+    resend_firing(T0)
 
     assert Channel.objects.get().error == "it answered with status 500"
