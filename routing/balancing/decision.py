@@ -105,7 +105,7 @@ class RequestKeys:
         blocks = self._blocks
         if blocks is None:
             served = self._served
-            blocks = self._blocks = self._hasher.stretches(self._request.prompt, served.model, served.adapter)
+            blocks = self._blocks = self._hasher.chunks(self._request.prompt, served.model, served.adapter)
         return blocks
 
     @property

@@ -25,8 +25,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from routing.prompt.canonical import DOCUMENTS, MESSAGE, CanonicalPrompt, unattributed
-from routing.prompt.rendering import MEMBERS
+from routing.prompt.canonical import DOCUMENTS, MESSAGE, CanonicalPrompt, without_attribution
+from routing.prompt.rendering import RENDERING_FIELDS
 from routing.types import PrefixHash, TargetId
 
 KEPT: Final = 512  # openings counted at least
@@ -193,7 +193,13 @@ DOT: Final = "."
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
-_TAKEN: Final = ("model", "tools", "tool_choice", "cache_salt", *MEMBERS)  # what begins a prompt, or keys its blocks
+_TAKEN: Final = (
+    "model",
+    "tools",
+    "tool_choice",
+    "cache_salt",
+    *RENDERING_FIELDS,
+)
 _UNCUT: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")  # with one of these it begins otherwise
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _json: Final = msgspec.json.Encoder()
@@ -271,7 +277,7 @@ def _cut_message(message: dict[str, Any], length: int) -> dict[str, Any] | None:
     if type(role) is not str or type(content) is not str:
         return None
     if role == "system":
-        content = unattributed(content)
+        content = without_attribution(content)
     text = _cut_text(content, length - len(role.encode()) - 2)  # the marks around the role
     return {"role": role, "content": text} if text else None
 

@@ -1,4 +1,4 @@
-"""Request bodies of the four prompt endpoints, with what placing them needs; ``parsing.py`` reads them."""
+"""Request bodies of the four prompt endpoints, with the fields that placement needs; ``parsing.py`` reads them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Message(Struct, gc=False):
 
 
 class ParsedBody(Struct, gc=False, kw_only=True):
-    """What every endpoint's body may say. ``Any`` is what the client sent, whatever it is."""
+    """The fields that bodies of all endpoints have. ``Any`` fields hold what the client sent, of any type."""
 
     model: str | None = None
     stream: Any = None
     stream_options: Any = None  # of chat and completions
     prompt_cache_key: Any = None
-    session_id: Any = None  # vLLM's own, from 0.32 on
+    session_id: Any = None  # of vLLM, from 0.32 on
     user: Any = None
     metadata: Any = None
     cache_salt: Any = None  # vLLM keeps the caches of different salts apart
-    n: Any = None  # from here on: what caps may bound
+    n: Any = None  # from here on: parameters that caps bound
     best_of: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
@@ -40,16 +40,16 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     logprobs: Any = None
     top_logprobs: Any = None
     prompt_logprobs: Any = None
-    chat_template: Any = None  # from here on: what ``rendering.py`` reads, each at some of the endpoints
+    chat_template: Any = None  # from here on: parameters that ``rendering.py`` reads at some endpoints
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
-    reasoning: Any = None  # whose ``effort`` is the same at the responses API
+    reasoning: Any = None  # of the responses API; its ``effort`` is the reasoning effort
     add_special_tokens: Any = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
     truncate_prompt_tokens: Any = None
     truncation_side: Any = None
-    suffix: Any = None  # of a completion: what follows the gap to fill
+    suffix: Any = None  # of a completion that fills a gap: the text after the gap
 
 
 class ChatBody(ParsedBody, gc=False, kw_only=True):
@@ -57,14 +57,14 @@ class ChatBody(ParsedBody, gc=False, kw_only=True):
 
     messages: list[Message] | None = None
     tools: Any = None
-    documents: Any = None  # that templates for retrieval render
+    documents: Any = None  # rendered by templates for retrieval
 
 
 class CompletionBody(ParsedBody, gc=False, kw_only=True):
     """``/v1/completions``: a text, token ids, or a list of either."""
 
     prompt: Any = None
-    prompt_embeds: Any = None  # one or several, base64; each is a prompt of its own
+    prompt_embeds: Any = None  # one or several prompts, base64
 
 
 class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
@@ -77,7 +77,7 @@ class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
 class ResponsesBody(ParsedBody, gc=False, kw_only=True):
     """``/v1/responses``: ``instructions`` is the system prompt, ``input`` a text or a list of items.
 
-    What went before may be given by the id under which an engine stored it, or as messages.
+    Earlier turns are the id of a response that the engine stored, or messages.
     """
 
     instructions: Any = None

@@ -1,20 +1,21 @@
-"""The canonical prompt: the bytes that every hash of a request reads.
+"""The canonical prompt: the bytes that all hashes of a request are computed from.
 
-Theory of operation. Two requests whose prompts an engine would render alike up to some point have canonical bytes
-that are alike up to that point, however their JSON is written; and two different prompts never have the same
-canonical bytes. Both come from framing each field with bytes that no UTF-8 text contains (0xC0, 0xC1, 0xF5-0xFF).
-A length in front of a text would tell fields apart as well, but two prompts that share 10 KB of one message and
-differ after it would then differ from their first block on.
+Theory of operation. If an engine would render two prompts identically up to some point, their canonical bytes are
+identical up to that point, however their JSON is written. Different prompts never have the same canonical bytes. Both
+properties come from framing each field with bytes that no UTF-8 text contains (0xC0, 0xC1, 0xF5-0xFF). A length in
+front of each text would separate fields as well, but two prompts that share the first 10 KB of a message and differ
+after it would then differ in their first block.
 
-What changes a prompt from its first token on without being a part of it is a number beside them (``rendering.py``).
+Parameters that change the rendering from the first token on, such as a chat template, are hashed into one number
+(``rendering.py``).
 
     tools        TOOLS json                    key-sorted
-    documents    DOCUMENTS json                behind the system messages that begin the prompt
-    history      PREVIOUS json                 a stored response's id, or messages, behind the instructions
+    documents    DOCUMENTS json                after the leading system messages
+    history      PREVIOUS json                 a stored response's id, or messages, after the instructions
     message      MESSAGE role CONTENT content [FIELD name CONTENT json]...
     content      text | part [PART part]...    a part is text or ATTACHMENT digest
     token ids    MESSAGE CONTENT IDS u32... 0xFFFFFFFF
-    odd value    MESSAGE ODD json              what the API does not describe
+    unknown      MESSAGE UNKNOWN json          a value of a type that the API does not define
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from routing.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Messa
 from routing.prompt.rendering import rendering_of
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
-MAX_PARTS: Final = 65_536  # messages, prompts and parts of messages in one body: each takes far longer than its bytes
-MAX_IDS: Final = 1 << 21  # token ids in one body: 8 MiB of canonical bytes, which a body of as many bytes may exceed
+MAX_PARTS: Final = 65_536  # messages, prompts and message parts in one body; each costs much more time than its bytes
+MAX_IDS: Final = 1 << 21  # token ids in one body: 8 MiB of canonical bytes, more than their JSON may have
 
 MESSAGE: Final = b"\xff"
 CONTENT: Final = b"\xfe"
@@ -41,21 +42,21 @@ ATTACHMENT: Final = b"\xfc"
 FIELD: Final = b"\xfb"
 TOOLS: Final = b"\xfa"
 IDS: Final = b"\xf9"
-ODD: Final = b"\xf8"
+UNKNOWN: Final = b"\xf8"
 DOCUMENTS: Final = b"\xf7"
 PREVIOUS: Final = b"\xf6"
 END_OF_IDS: Final = b"\xff\xff\xff\xff"
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")  # no set: a part's type may be anything, unhashable too
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")  # not a set: a part's type may be an unhashable value
 _FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
-_HEADS: Final = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}  # of most
-_ATTRIBUTION: Final = "x-anthropic-billing-header"  # a line that is new in each request of Claude Code; vLLM drops it
+_ROLE_FRAMES: Final = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}
+_ATTRIBUTION: Final = "x-anthropic-billing-header"  # changes with each request of Claude Code; vLLM drops the line
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 class CanonicalPrompt:
-    """A prompt as hashes see it. Offsets are into ``data``, ascending."""
+    """A canonical prompt. Offsets are into ``data``, ascending."""
 
     __slots__ = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
 
@@ -73,25 +74,25 @@ class CanonicalPrompt:
     ) -> None:
         self.data = data
         self.tools_end = tools_end  # 0 without tools
-        self.system_end = system_end  # of the tools and the system messages that begin the prompt; 0 without either
+        self.system_end = system_end  # of the tools and the leading system messages; 0 without either
         self.message_ends = message_ends
-        self.ids = ids  # token ids, each of them 4 bytes of ``data``
-        self.is_text = is_text  # whether ``data`` shows all that has tokens: no attachments or odd values
+        self.ids = ids  # number of token ids, each of them 4 bytes of ``data``
+        self.is_text = is_text  # whether all tokens come from ``data``: no attachments, no unknown values
         self.salt = salt  # the client's ``cache_salt``
-        self.rendering = rendering  # hash of what else changes it from its first token on; 0 for nothing
+        self.rendering = rendering  # hash of the parameters that change its rendering; 0 for none
 
     def salted(self, salt: str) -> CanonicalPrompt:
-        """The same prompt under another salt."""
+        """The same prompt with another salt."""
         ends = self.tools_end, self.system_end, self.message_ends
         return CanonicalPrompt(self.data, *ends, self.ids, salt, self.rendering, is_text=self.is_text)
 
     def estimate(self, block_tokens: int) -> int:
-        """Estimated tokens, where a block of text has so many; an attachment counts as its digest."""
+        """Estimated tokens if a block of text has ``block_tokens``; an attachment counts as its digest."""
         return -(-(len(self.data) - 4 * self.ids) * block_tokens // BLOCK_BYTES) + self.ids
 
     @property
     def sample_bytes(self) -> int:
-        """Its bytes, where these alone say how many tokens it has (a sample of tokens per byte); else 0."""
+        """Its size if it is a usable sample of tokens per byte; 0 if other things than text determine its tokens."""
         return len(self.data) if self.is_text and not self.ids and not self.rendering else 0
 
 
@@ -112,11 +113,11 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
 
 def _write(body: ParsedBody, writer: _Writer) -> None:
     """Write the fields of each endpoint in the order in which an engine renders them."""
-    kind, fields = type(body), cast("Any", body)  # an odd body's hold anything, whatever their types say
+    kind, fields = type(body), cast("Any", body)  # a client may have sent fields of any type
     if kind is ChatBody:
         writer.tools(fields.tools)
         if fields.documents:
-            writer.informed(fields.messages, fields.documents)
+            writer.messages_with_documents(fields.messages, fields.documents)
         else:
             writer.messages(fields.messages)
     elif kind is CompletionBody:
@@ -136,9 +137,9 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
 
 
 class _Writer:
-    """Collects pieces and the offsets at which segments end."""
+    """Collects the pieces of a prompt and the offsets at which its segments end."""
 
-    __slots__ = ("_ends", "_ids", "_is_text", "_left", "_length", "_pieces", "_system_end", "_tools_end")
+    __slots__ = ("_ends", "_ids", "_is_text", "_length", "_parts_left", "_pieces", "_system_end", "_tools_end")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -146,9 +147,9 @@ class _Writer:
         self._ends: list[int] = []
         self._tools_end = 0
         self._system_end = 0
-        self._ids = 0  # token ids written
+        self._ids = 0  # token ids written so far
         self._is_text = True
-        self._left = MAX_PARTS  # that may still come
+        self._parts_left = MAX_PARTS
 
     def finished(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
@@ -156,66 +157,66 @@ class _Writer:
         return CanonicalPrompt(data, *ends, self._ids, is_text=self._is_text)
 
     def tools(self, tools: Any) -> None:
-        """The tool definitions; none is the same as an empty list."""
+        """Write the tool definitions; null is the same as an empty list."""
         if tools:
             self._add(TOOLS + _json(tools))
             self._tools_end = self._system_end = self._length
 
     def messages(self, messages: Any) -> None:
-        """Chat messages, or whatever stands in their place."""
+        """Write chat messages, or a value of another type that a client sent instead."""
         if type(messages) is not list:
             if messages is not None:
-                self._odd(messages)
+                self._unknown(messages)
             return
         self._count(len(messages))
         for message in messages:
             if type(message) is Message and type(role := message.role or "") is str:
                 self._message(message, role)
             else:
-                self._odd(message)
+                self._unknown(message)
 
-    def informed(self, messages: Any, documents: Any) -> None:
-        """Messages with documents, which most templates render behind the system's."""
+    def messages_with_documents(self, messages: Any, documents: Any) -> None:
+        """Write messages with documents, which most templates render after the leading system messages."""
         listed = messages if type(messages) is list else []
-        opening = list(takewhile(_is_system, listed))
-        self.messages(opening)
+        system = list(takewhile(_is_system, listed))
+        self.messages(system)
         self._add(DOCUMENTS + _json(documents))
-        self.messages(listed[len(opening) :] if messages is listed else messages)
+        self.messages(listed[len(system) :] if messages is listed else messages)
 
-    def previous(self, said: Any) -> None:
-        """What went before the input, or the id that an engine knows it by."""
-        if said:
+    def previous(self, history: Any) -> None:
+        """Write earlier messages, or the id of the stored response that contains them."""
+        if history:
             self._is_text = False
-            self._segment(PREVIOUS + _json(said))
+            self._segment(PREVIOUS + _json(history))
 
     def prompts(self, prompt: Any, suffix: Any = None) -> None:
-        """A completion's prompt: a text, token ids, or a list of either, each of which counts as a message."""
+        """Write a completion's prompt: a text, token ids, or a list of either; each item counts as a message."""
         if prompt is None:
             return
-        behind = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _json(suffix)
-        several = type(prompt) is list and prompt and type(prompt[0]) is not int
-        if several:
+        tail = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _json(suffix)
+        is_batch = type(prompt) is list and prompt and type(prompt[0]) is not int
+        if is_batch:
             self._count(len(prompt))
-        for one in prompt if several else (prompt,):
-            if type(one) is str:
-                self._segment(MESSAGE + CONTENT + one.encode() + behind)
-            elif not self._token_ids(one):
-                self._odd(one)
+        for item in prompt if is_batch else (prompt,):
+            if type(item) is str:
+                self._segment(MESSAGE + CONTENT + item.encode() + tail)
+            elif not self._token_ids(item):
+                self._unknown(item)
 
     def embeddings(self, embeddings: Any) -> None:
-        """Prompts that were embedded before they were sent."""
-        several = embeddings if type(embeddings) is list else (embeddings,)
-        self._count(len(several))
+        """Write prompts that the client sent as embeddings."""
+        batch = embeddings if type(embeddings) is list else (embeddings,)
+        self._count(len(batch))
         self._is_text = False
-        for one in several:
-            self._segment(MESSAGE + CONTENT + _attachment(one))
+        for item in batch:
+            self._segment(MESSAGE + CONTENT + _attachment(item))
 
     def items(self, items: Any) -> None:
-        """The input of the responses API: a text from the user, or a list of messages and other items."""
+        """Write the input of the responses API: a user's text, or a list of messages and other items."""
         if type(items) is str:
             items = [Message(role="user", content=items)]
         elif type(items) is list:
-            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many is refused as any number is
+            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many, for _count to reject
         self.messages(items)
 
     def _message(self, message: Message, role: str) -> None:
@@ -223,10 +224,10 @@ class _Writer:
         if type(content) is not str:
             text = self._content(content, role)
         elif role == "system" and content.startswith(_ATTRIBUTION):
-            text = unattributed(content).encode()
+            text = without_attribution(content).encode()
         else:
             text = content.encode()
-        head = _HEADS.get(role) or MESSAGE + role.encode() + CONTENT
+        head = _ROLE_FRAMES.get(role) or MESSAGE + role.encode() + CONTENT
         self._pieces += (head, text)
         end = start + len(head) + len(text)
         if (
@@ -247,7 +248,7 @@ class _Writer:
             self._system_end = end
 
     def _token_ids(self, ids: Any) -> bool:
-        """Write token ids; False if these are none."""
+        """Write token ids; False if the value is not a list of token ids."""
         if type(ids) is not list:
             return False
         try:
@@ -266,12 +267,12 @@ class _Writer:
         return True
 
     def _content(self, content: Any, role: str) -> bytes:
-        """A message's content. A lone text part is the same as that text, and null the same as no text."""
+        """A message's content. A single text part is the same as its text, and null the same as an empty text."""
         if content is None:
             return b""
         if type(content) is list:
             self._count(len(content))
-            joined = PART.join(map(_part, _unattributed_parts(content) if role == "system" else content))
+            joined = PART.join(map(_part, _parts_without_attribution(content) if role == "system" else content))
             if ATTACHMENT in joined:
                 self._is_text = False
             return joined
@@ -279,13 +280,13 @@ class _Writer:
         return _attachment(content)
 
     def _count(self, parts: int) -> None:
-        self._left -= parts
-        if self._left < 0:
-            raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and parts of messages in one request")
+        self._parts_left -= parts
+        if self._parts_left < 0:
+            raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and message parts in one request")
 
-    def _odd(self, value: Any) -> None:
+    def _unknown(self, value: Any) -> None:
         self._is_text = False
-        self._segment(MESSAGE + ODD + _json(value))
+        self._segment(MESSAGE + UNKNOWN + _json(value))
 
     def _segment(self, piece: bytes) -> None:
         self._add(piece)
@@ -301,28 +302,28 @@ def _is_system(message: Any) -> bool:
 
 
 def _fields(message: Message) -> bytes:
-    """What a message says beside its role and content."""
+    """The other fields of a message."""
     fields = {name: getattr(message, name) for name in _FIELDS}
     if fields["reasoning"] is None:
-        fields["reasoning"] = message.reasoning_content  # its older name
+        fields["reasoning"] = message.reasoning_content  # the older name of the field
     return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields.items() if value)
 
 
-def unattributed(text: str) -> str:
-    """A system message's text without the line that some clients put before it, which engines leave out too."""
+def without_attribution(text: str) -> str:
+    """A system message's text without the attribution line of some clients, which vLLM drops too."""
     return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
-def _unattributed_parts(parts: list[Any]) -> list[Any]:
-    """The same of a message in parts; a part that was nothing else is none."""
-    kept = []
+def _parts_without_attribution(parts: list[Any]) -> list[Any]:
+    """The same for a message in parts; a part without any other text is dropped."""
+    retained = []
     for part in parts:
         text = part.get("text") if type(part) is dict and part.get("type") == "text" else part
         if type(text) is not str or not text.startswith(_ATTRIBUTION):
-            kept.append(part)
-        elif rest := unattributed(text):
-            kept.append(rest)
-    return kept
+            retained.append(part)
+        elif rest := without_attribution(text):
+            retained.append(rest)
+    return retained
 
 
 def _part(part: Any) -> bytes:
@@ -336,9 +337,10 @@ def _part(part: Any) -> bytes:
 
 
 def _attachment(value: Any) -> bytes:
-    """An image, a sound, a file: by digest. Marks for caching come and go between turns and change no token.
+    """The digest of an image, a sound or a file.
 
-    What a client names by a ``uuid`` is that to an engine, whether it is sent along or was before.
+    Cache marks are left out, because clients move them between turns and they change no token. An attachment with a
+    ``uuid`` is identified by it, because engines do so too, whether its data is sent again or not.
     """
     if type(value) is dict:
         if type(uuid := value.get("uuid")) is str:
@@ -349,5 +351,5 @@ def _attachment(value: Any) -> bytes:
 
 
 def _as_message(item: Any) -> Any:
-    """An item of the responses API as the message that it is, or as it stands."""
+    """An item of the responses API as a message, if it has a role; otherwise unchanged."""
     return msgspec.convert(item, Message) if type(item) is dict and "role" in item else item

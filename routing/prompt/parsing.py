@@ -1,20 +1,17 @@
-"""How deep a body's JSON is nested, computed from its bytes in linear time; the body was decoded before, so it is JSON.
+"""Parses request bodies as far as placement needs, and rejects those with too deep nesting or too many values.
 
-Theory of operation. A body with no more opening brackets than levels are allowed is not deeper, and most bodies have
-few: that costs a search. Of others only the brackets are kept, and pairs with nothing between them are removed, level
-by level, as long as each round removes a quarter of what is left: all rounds together then cost at most four times the
-first. If something is left, texts may hold brackets, so the texts are removed and the same is done again. What then
-still shrinks too slowly, such as many deep and narrow values, is counted bracket by bracket.
+msgspec decodes straight into the structs of ``bodies.py`` and skips all other fields, so parsing costs little more than
+one pass over the bytes. Validating a body is left to the engine: a field of an unexpected type is kept as it is and
+becomes part of the canonical prompt. ``BodyError`` is raised only for bodies that cannot be placed: not JSON, not an
+object, nested too deeply, or with a model that is not a string.
 
-Brackets in texts that pair with those around them can hide levels. Then the decoder's own bound holds, which is just
-below Python's limit of recursion.
-
-A request's body, read only as far as placing it needs.
-
-Theory of operation. msgspec decodes straight into the structs of ``bodies.py`` and skips every other field, so a body
-costs little more than one pass over its bytes. The engine, not the router, is the judge of a body: a field of an
-unexpected type is kept as it is and becomes part of the canonical prompt. Only what leaves nothing to place is a
-``BodyError``: no JSON, not an object, nested beyond reason, or a model that is no string.
+Theory of operation of ``is_shallow``. The depth of JSON is computed from its bytes in linear time. A body with no more
+opening brackets than allowed levels cannot be deeper, and most bodies have few brackets. Otherwise all other bytes are
+removed, and then pairs with nothing between them, one level in each round, as long as a round removes at least a
+quarter: all rounds together then cost at most four times the first. If brackets are left, texts may contain some, so
+texts are removed and the rounds repeated. Brackets that are left after a round that removed too little, such as those
+of many deep and narrow values, are counted one by one. Brackets in texts that pair with brackets around them can hide
+levels; then the decoder's own limit applies, which is just below Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ import msgspec
 from routing.prompt.bodies import BODIES, Message, ParsedBody
 from routing.types import BodyError
 
-MAX_DEPTH: Final = 64  # lists and objects in one another
-LARGE_BYTES: Final = 256 << 10  # of a body whose values are counted before they are read
-FEW: Final = 4096  # quotes, or opening brackets, of a body that has no need of being counted
+MAX_DEPTH: Final = 64  # nested lists and objects
+LARGE_BYTES: Final = 256 << 10  # above this size, values are counted before a body is parsed
+FEW: Final = 4096  # quotes, or opening brackets, of a body whose values need no counting
 MAX_TEXTS: Final = 1 << 19  # keys and other texts in one body
 MAX_CONTAINERS: Final = 1 << 18  # lists and objects in one body
-SHRINKS: Final = 0.75  # of its length: what a round has to leave at most, or rounds end
+MAX_ROUND_RATIO: Final = 0.75  # of the length: rounds stop after one that leaves more
 
 _ALL_BUT_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
 _ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -42,26 +39,25 @@ _ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one level up
 
 
-def is_shallow(body: bytes, most: int = MAX_DEPTH) -> bool:
-    """Whether a JSON text is nested in at most ``most`` levels. 0.5 us; 0.4 us a KiB of those with many brackets."""
-    if _has_few(body, most, b"{", b"["):
+def is_shallow(body: bytes, levels: int = MAX_DEPTH) -> bool:
+    """Whether a JSON text has at most ``levels`` nested levels. 0.5 us, or 0.4 us a KiB with many brackets."""
+    if _has_few(body, levels, b"{", b"["):
         return True
-    rounds, left = _without_pairs(body.translate(_ONE_KIND, _ALL_BUT_BRACKETS), most)
-    if not left:
+    rounds, rest = _without_pairs(body.translate(_ONE_KIND, _ALL_BUT_BRACKETS), levels)
+    if not rest:
         return True
-    rounds, left = _without_pairs(_outside_texts(body), most)
-    return not left or (rounds > 0 and _depth(left) <= rounds)
+    rounds, rest = _without_pairs(_outside_texts(body), levels)
+    return not rest or (rounds > 0 and _depth(rest) <= rounds)
 
 
 def has_few_values(body: bytes) -> bool:
-    """Whether a body has at most ``MAX_TEXTS`` and ``MAX_CONTAINERS``, as far as its size does not say so.
+    """Whether a body has at most ``MAX_TEXTS`` and ``MAX_CONTAINERS``; small bodies are not counted.
 
-    Of bodies that are no JSON it says no more than that reading them is bounded. 0.1 ms a MiB of text, 5 of many
-    values.
+    A body that is not JSON may pass, but parsing it is bounded too. 0.1 ms a MiB of text, 5 ms a MiB of many values.
     """
     if len(body) <= LARGE_BYTES or (_has_few(body, FEW, b'"') and _has_few(body, FEW, b"{", b"[")):
         return True
-    # A backslash before a quote that ends a text hides that quote, and never the one that begins it.
+    # A backslash before the quote that ends a text hides that quote from this count, but never one that begins a text.
     quotes = body.count(b'"')
     if quotes > 2 * MAX_TEXTS and quotes - body.count(b'\\"') > 2 * MAX_TEXTS:
         return False
@@ -70,37 +66,37 @@ def has_few_values(body: bytes) -> bool:
     return _outside_texts(body).count(b"[") <= MAX_CONTAINERS
 
 
-def _has_few(body: bytes, most: int, *signs: bytes) -> bool:
-    """Whether there are at most so many of these signs; much faster than counting where there are few."""
+def _has_few(body: bytes, limit: int, *signs: bytes) -> bool:
+    """Whether these signs occur at most ``limit`` times; faster than counting where they are rare."""
     for sign in signs:
         at = body.find(sign)
         while at >= 0:
-            most -= 1
-            if most < 0:
+            limit -= 1
+            if limit < 0:
                 return False
             at = body.find(sign, at + 1)
     return True
 
 
 def _without_pairs(brackets: bytes, rounds: int) -> tuple[int, bytes]:
-    """Remove empty pairs in at most ``rounds`` rounds, while that is fast: the rounds that remain, what is left."""
-    left = brackets
-    if left.count(b"[") != left.count(b"]"):  # texts hold some
-        return rounds, left
-    while left and rounds > 0:
-        before = len(left)
-        left = left.replace(b"[]", b"")
+    """Remove empty pairs in at most ``rounds`` rounds, while that is fast: the unused rounds, and the rest."""
+    rest = brackets
+    if rest.count(b"[") != rest.count(b"]"):  # some are in texts
+        return rounds, rest
+    while rest and rounds > 0:
+        before = len(rest)
+        rest = rest.replace(b"[]", b"")
         rounds -= 1
-        if len(left) > SHRINKS * before:
+        if len(rest) > MAX_ROUND_RATIO * before:
             break
-    return rounds, left
+    return rounds, rest
 
 
 def _outside_texts(body: bytes) -> bytes:
     """The brackets that are not part of a text.
 
-    Without escapes every quote begins or ends a text. Two quotes with no bracket between them are removed first, which
-    leaves all others what they were: of most bodies no text is left then.
+    Without escapes every quote begins or ends a text. Pairs of quotes with no bracket between them are removed first,
+    which does not change the role of the others and leaves no text in most bodies.
     """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     quoted = plain.translate(_ONE_KIND, _ALL_BUT_BRACKETS_AND_QUOTES).replace(b'""', b"")
@@ -108,7 +104,7 @@ def _outside_texts(body: bytes) -> bytes:
 
 
 def _depth(brackets: bytes) -> int:
-    """Levels of balanced brackets. 40 ns each."""
+    """Nested levels of balanced brackets. 40 ns each."""
     return max(accumulate(array("b", brackets.translate(_STEPS))), default=0)
 
 
@@ -128,17 +124,17 @@ def parse_body(path: str, body: bytes) -> ParsedBody:
 def _decoded(path: str, body: bytes) -> ParsedBody:
     decode = _decoders.get(path)
     if decode is None:
-        raise BodyError(None, f"no prompt is read from {path[:256]!r}")
+        raise BodyError(None, f"{path[:256]!r} is not an endpoint with a prompt")
     try:
         return decode(body)
     except msgspec.ValidationError:
-        return _parse_odd(BODIES[path], body)
+        return _parse_untyped(BODIES[path], body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
+        raise not_json_error(error) from None
 
 
 def session_key(body: ParsedBody) -> str | None:
-    """The first that the body names: ``prompt_cache_key``, ``session_id``, ``user``, ``metadata.session_id``."""
+    """The first of ``prompt_cache_key``, ``session_id``, ``user`` and ``metadata.session_id`` that the body has."""
     if type(body.prompt_cache_key) is str and body.prompt_cache_key:
         return body.prompt_cache_key
     if type(body.session_id) is str and body.session_id:
@@ -152,24 +148,24 @@ def session_key(body: ParsedBody) -> str | None:
     return None
 
 
-def _parse_odd(kind: type[ParsedBody], body: bytes) -> ParsedBody:
-    """Parse a body whose fields have other types than the API says, keeping each as it is."""
+def _parse_untyped(kind: type[ParsedBody], body: bytes) -> ParsedBody:
+    """Parse a body whose fields have other types than the API defines, keeping each value as it is."""
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from None
+        raise not_json_error(error) from None
     if type(fields) is not dict:
         raise BodyError(None, "the body must be a JSON object")
     if not isinstance(fields.get("model"), str | None):
         raise BodyError("model", "expected a string")
     known = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
     if type(messages := known.get("messages")) is list:
-        known["messages"] = [msgspec.convert(it, Message) if type(it) is dict else it for it in messages]
+        known["messages"] = [msgspec.convert(item, Message) if type(item) is dict else item for item in messages]
     return kind(**known)
 
 
-def not_json(error: Exception) -> BodyError:
-    """Why a body is no JSON, without a word of what is in it."""
+def not_json_error(error: Exception) -> BodyError:
+    """Why a body is not JSON, without quoting its content."""
     if isinstance(error, RecursionError):
         return BodyError(None, "the JSON is nested too deeply")
     if isinstance(error, UnicodeDecodeError):

@@ -1,16 +1,17 @@
-"""The shape of how a prompt begins: where its parts are, and what in them changes from request to request. No text.
+"""Prompt structure: which parts a prompt begins with and which of them may vary between requests, without any text.
 
-Theory of operation. What a prefix cache can share ends at the first byte in which two prompts differ, so one date in
-the first line of a system prompt costs all that follows it. To find such a place later, without keeping a word, the
-first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each by keyed hashes:
+Theory of operation. The prefix that a cache can share ends at the first byte in which two prompts differ, so one date
+in the first line of a system prompt prevents reuse of everything after it. To find such places later without storing
+text, the first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each with keyed hashes:
 
-- segments: tools and messages, each with the hash of its bytes and that of its letters in any order;
-- pieces: a segment cut at ends of lines and sentences that its own bytes choose, so that two prompts fall into step
-  again behind a difference, whatever its length: what is stable behind it can be told;
-- volatile tokens: what looks like a date, a time, an id or a number, by class.
+- segments: tools and messages, each with a hash of its bytes and a hash of its letter counts;
+- pieces: parts of a segment that end at lines and sentences chosen by their content, so that the pieces of two prompts
+  are equal again after a difference of any length, which shows how much is stable after it;
+- volatile tokens: texts that look like a date, a time, an id or a number, by class.
 
-The client's tool list is described as it was sent as well, since the canonical prompt sorts its keys and an engine
-does not. Lengths, offsets, counts, classes from ``VOLATILE`` and hashes under the fleet's secret are all that leaves.
+The client's tool list is also described as it was sent, because the canonical prompt sorts its keys and an engine does
+not. The result contains only lengths, offsets, counts, classes of ``VOLATILE`` and hashes keyed with the fleet's
+secret.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ import msgspec
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from routing.prompt.canonical import CONTENT, DOCUMENTS, MESSAGE, ODD, PREVIOUS, CanonicalPrompt
+from routing.prompt.canonical import CONTENT, DOCUMENTS, MESSAGE, PREVIOUS, UNKNOWN, CanonicalPrompt
 
 DESCRIBED_BYTES = 32 << 10
 MAX_SEGMENTS = 48
 MAX_PIECES = 96
 MAX_VOLATILE = 64
-MAX_NUMBERS = 24  # of those: they are the commonest and say the least
-MAX_LOOKS = 256  # numbers and the like in one segment that are looked at
+MAX_NUMBERS = 24  # of these, plain numbers: the most common and least useful class
+MAX_MATCHES = 256  # volatile tokens examined in one segment
 
 Digest = Callable[[bytes], str]  # keyed, 16 hexadecimal digits
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MIN_PIECE, _MAX_PIECE, _LONG_LINE = 48, 1024, 256  # bytes
-_LETTERS = tuple(bytes([it]) for it in b"etaoinshrdlu0123456789")  # counting all costs three times as much
+_LETTERS = tuple(bytes([letter]) for letter in b"etaoinshrdlu0123456789")  # all letters would cost three times as much
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _CLOCK = rb"\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AaPp][Mm]\b)?(?:Z\b| ?[+-]\d\d:?\d\d)?"
-# The order matters: the first that fits names the class. Each repetition is bounded or of one kind of byte.
+# The first pattern that matches gives the class. Each repetition is bounded or of one kind of byte.
 _PATTERNS = {
     "uuid": rb"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
     "date": (
@@ -53,7 +54,7 @@ _PATTERNS = {
     "number": rb"\d{1,32}(?:[.,]\d{1,32}){0,4}",
 }
 VOLATILE = tuple(_PATTERNS)
-_volatile = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), it) for name, it in _PATTERNS.items())).match
+_volatile = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern) for name, pattern in _PATTERNS.items())).match
 _digit = re.compile(rb"[0-9]").finditer
 _month = re.compile(_MONTH).fullmatch
 _WORD = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
@@ -62,17 +63,17 @@ _sorted_json = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Segment(Struct, frozen=True, gc=False):
-    """The tools, or one message."""
+    """The tool list, or one message."""
 
-    kind: str  # "tools", a role of ``_ROLES``, "prompt" for a completion's, "other"
-    at: int  # bytes before it in the canonical prompt
+    kind: str  # "tools", a role of ``_ROLES``, "prompt" for a completion's prompt, "other"
+    at: int  # offset in the canonical prompt
     bytes: int
     hash: str
-    letters: str  # of how often common letters and digits occur: the same for the same things in another order
+    letters: str  # hash of the counts of common letters and digits: equal for the same content in another order
 
 
 class Volatile(Struct, frozen=True, gc=False):
-    """Something of a kind that is seldom the same twice."""
+    """A text of a class that rarely stays the same between requests."""
 
     kind: str  # of ``VOLATILE``
     at: int
@@ -81,19 +82,19 @@ class Volatile(Struct, frozen=True, gc=False):
 
 
 class ToolList(Struct, frozen=True, gc=False):
-    """The tools as they were sent."""
+    """The tool list as it was sent."""
 
     count: int
     names: str  # of the sorted names
-    definitions: str  # of the definitions in any order, their keys too
-    sent: str  # of all as it was sent
+    definitions: str  # of the definitions, whatever their order and the order of their keys
+    sent: str  # of the whole list as it was sent
 
 
 class PromptStructure(Struct, frozen=True, gc=False):
-    """How one request's prompt begins."""
+    """Structure of the beginning of one request's prompt."""
 
     bytes: int  # of the whole canonical prompt
-    described: int  # of these, from the first on
+    described: int  # of these, the first bytes that are described
     messages: int
     session: str | None
     tools: ToolList | None
@@ -103,7 +104,7 @@ class PromptStructure(Struct, frozen=True, gc=False):
 
 
 def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None, digest: Digest) -> PromptStructure:
-    """Describe a prompt; ``tools`` as the client sent them. 1 ms for 32 KiB and more: for few requests only."""
+    """Describe a prompt; ``tools`` as the client sent them. Takes 1 ms for 32 KiB and more: for few requests only."""
     data = prompt.data[:DESCRIBED_BYTES]
     segments: list[Segment] = []
     pieces: list[tuple[int, int, str]] = []
@@ -114,7 +115,7 @@ def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None,
         segments.append(Segment(kind, start, end - start, digest(content), digest(_letters(content))))
         for at, length in _cut(content, MAX_PIECES - len(pieces)):
             pieces.append((start + at, length, digest(content[at : at + length])))
-        for name, at, length in _found(content):
+        for name, at, length in _volatile_tokens(content):
             numbers += name == "number"
             if len(volatile) < MAX_VOLATILE and (name != "number" or numbers <= MAX_NUMBERS):
                 volatile.append(Volatile(name, start + at, length, digest(content[at : at + length])))
@@ -128,7 +129,7 @@ def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None,
 
 
 def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]]:
-    """(kind, start, end) of the segments that begin before ``limit``, which the last one may be cut at."""
+    """(kind, start, end) of the segments that begin before ``limit``, where the last one is cut."""
     start = prompt.tools_end
     if start:
         yield "tools", 0, min(start, limit)
@@ -145,8 +146,8 @@ def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]
 
 
 def _kind(data: bytes, start: int) -> tuple[str, int]:
-    """The kind of a message, in a word of ours, and where its content begins."""
-    if data[start : start + 2] == MESSAGE + ODD:
+    """The kind of a message, and the offset of its content."""
+    if data[start : start + 2] == MESSAGE + UNKNOWN:
         return "other", start + 2
     if data.startswith(PREVIOUS, start):
         return "other", start + 1
@@ -161,7 +162,7 @@ def _letters(content: bytes) -> bytes:
 
 
 def _cut(content: bytes, most: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of pieces, at most so many; the last one takes all that is left."""
+    """(offset, length) of at most ``most`` pieces; the last one takes the rest."""
     start = at = 0
     for line in content.splitlines(keepends=True):
         for part in (line,) if len(line) < _LONG_LINE else re.split(rb"(?<=[.!?}] )", line):
@@ -176,24 +177,24 @@ def _cut(content: bytes, most: int) -> Iterator[tuple[int, int]]:
         yield start, len(content) - start
 
 
-def _found(content: bytes) -> Iterator[tuple[str, int, int]]:
-    """(class, offset, length) of volatile tokens, ascending. Each has a digit: it is looked for, and then around it."""
-    done = looks = 0
+def _volatile_tokens(content: bytes) -> Iterator[tuple[str, int, int]]:
+    """(class, offset, length) of volatile tokens, ascending; found by their digits, which each of them has."""
+    done = matches = 0
     for digit in _digit(content):
         at = digit.start()
         if at < done:
             continue
-        found = _volatile(content, _token_start(content, at, done)) or _volatile(content, at)
-        if found is None:
+        match = _volatile(content, _token_start(content, at, done)) or _volatile(content, at)
+        if match is None:
             continue
-        yield found.lastgroup or "", found.start(), found.end() - found.start()
-        done, looks = found.end(), looks + 1
-        if looks == MAX_LOOKS:
+        yield match.lastgroup or "", match.start(), match.end() - match.start()
+        done, matches = match.end(), matches + 1
+        if matches == MAX_MATCHES:
             return
 
 
 def _token_start(content: bytes, digit: int, done: int) -> int:
-    """Where the word begins that a digit stands in, or the name of a month before it."""
+    """Start of the word that contains a digit, or of a month's name before it."""
     before = content[max(done, digit - 64) : digit]
     word = before.rstrip(_WORD)
     if before.endswith(b" "):
@@ -204,7 +205,7 @@ def _token_start(content: bytes, digit: int, done: int) -> int:
 
 
 def _tool_list(tools: Any, digest: Digest) -> ToolList | None:
-    """None without tools, or where they are nested beyond what can be written down."""
+    """None without tools, or if they are nested too deeply to be encoded."""
     if type(tools) is not list or not tools:
         return None
     try:
@@ -217,7 +218,7 @@ def _tool_list(tools: Any, digest: Digest) -> ToolList | None:
 
 
 def _name(tool: Any) -> Any:
-    """The name of a tool of either API; None without one."""
+    """The name of a tool, in the format of either API; None without one."""
     if type(tool) is not dict:
         return None
     function = tool.get("function")

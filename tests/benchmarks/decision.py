@@ -65,7 +65,7 @@ def print_parts() -> None:
             lambda body=body: parse_body(PATH, body),
             lambda parsed=parsed: canonical_prompt(parsed),
             lambda prompt=prompt: hasher.tier1(prompt, "llama"),
-            lambda prompt=prompt: array("Q", b"".join(hasher.stretches(prompt, "llama"))),
+            lambda prompt=prompt: array("Q", b"".join(hasher.chunks(prompt, "llama"))),
         )
         parse_us, canonical_us, tier1_us, blocks_us = map(least_us, parts)
         print(f"{kib:>4} KiB {parse_us:>10.1f} {canonical_us:>13.1f} {tier1_us:>10.2f} {blocks_us:>10.1f}")

@@ -58,7 +58,7 @@ def chat(*messages: tuple[str, Any], **fields: Any) -> CanonicalPrompt:
 
 def block_hashes(hasher: PrefixHasher, prompt: CanonicalPrompt, model: str = "llama") -> array[int]:
     """Its block hashes in one, as placing asks for them."""
-    return array("Q", b"".join(hasher.stretches(prompt, model)))
+    return array("Q", b"".join(hasher.chunks(prompt, model)))
 
 
 def canonical(path: str, body: Any) -> CanonicalPrompt:

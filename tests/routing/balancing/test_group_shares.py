@@ -256,7 +256,7 @@ def test_a_pool_without_replicas_divides_nothing() -> None:
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
-        (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(), replicas=("replica-0",)), "leave one of both"),
+        (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(), replicas=("replica-0",)), "set only one"),
         (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(reserved=9)), "9 replicas are reserved"),
     ],
 )

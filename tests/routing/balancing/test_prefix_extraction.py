@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from routing.balancing.warm_up_prefixes import extract_prefix
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.hashing import boundary_end
-from routing.prompt.rendering import MEMBERS
+from routing.prompt.rendering import RENDERING_FIELDS
 from routing.schema import Boundary, Tier1
 from tests.routing.building import CHAT, canonical
 
@@ -104,7 +104,7 @@ def test_only_what_is_rendered_is_taken_over() -> None:
     }
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", RENDERING_FIELDS)
 def test_what_changes_how_a_prompt_is_rendered_is_taken_over(name: str) -> None:
     said = {"add_special_tokens": False, "chat_template": "{{ messages }}", "reasoning_effort": "low"}
     value = said.get(name, {"effort": "low"})

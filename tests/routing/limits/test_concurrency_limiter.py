@@ -95,7 +95,7 @@ def test_new_limits_let_in_whom_they_have_room_for() -> None:
         line.acquire(guest)
     line.configure(ConcurrencyConfig(max_running=3))
     assert (line.running, line.waiting) == (3, 2)
-    line.open()
+    line.remove_limit()
     assert (line.running, line.waiting) == (5, 0)
     line.configure(ConcurrencyConfig(max_running=1))
     assert line.acquire(QueuedRequest()) is False, "a lower limit takes nobody out, and lets nobody in"

@@ -162,8 +162,8 @@ def test_an_adapter_has_keys_of_its_own() -> None:
 
     assert HASHER.tier1(prompt, "llama") != HASHER.tier1(prompt, "llama", adapter="sql")
     assert HASHER.tier2(prompt, "llama") != HASHER.tier2(prompt, "llama", adapter="sql")
-    shared = {hash_ for stretch in HASHER.stretches(prompt, "llama") for hash_ in stretch}
-    assert shared.isdisjoint(hash_ for stretch in HASHER.stretches(prompt, "llama", "sql") for hash_ in stretch)
+    shared = {hash_ for stretch in HASHER.chunks(prompt, "llama") for hash_ in stretch}
+    assert shared.isdisjoint(hash_ for stretch in HASHER.chunks(prompt, "llama", "sql") for hash_ in stretch)
 
 
 # --- the tier-2 key ----------------------------------------------------------------------------------
@@ -278,11 +278,11 @@ def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
 
 @pytest.mark.plain_python(reason="It sets a constant.")
 def test_what_is_remembered_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "MAX_STRETCHES", 10)
+    monkeypatch.setattr(hashing, "MAX_CHUNKS", 10)
     hasher = PrefixHasher(SECRET)
     for number in range(100):
         block_hashes(hasher, of_bytes(number.to_bytes(256, "little")))
-    assert len(hasher._stretches) <= 10
+    assert len(hasher._chunks) <= 10
 
 
 def test_equal_blocks_at_different_places_have_different_hashes() -> None:
