@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
     if name == "serve":
-        process.hold()  # what serves them takes half a second to import
+        process.block_signals()  # what serves them takes half a second to import
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0
 

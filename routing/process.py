@@ -31,13 +31,15 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 _HEEDED = (*_STOP, signal.SIGHUP)
 
 
-def hold() -> None:
+def block_signals() -> None:
     """Let signals wait until somebody heeds them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
 
 
 @contextmanager
-def heeded(loop: asyncio.AbstractEventLoop, *, stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
+def signal_handlers(
+    loop: asyncio.AbstractEventLoop, *, stop: Callable[[], None], reload: Callable[[], None]
+) -> Iterator[None]:
     """Handle signals on the loop until the end of the block, those first that have waited.
 
     Where they had to wait they are ignored afterwards, for the process ends then; else they are what they were.
@@ -60,14 +62,14 @@ LARGE_BYTES = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 
 
-def spare_the_collector() -> None:
+def tune_garbage_collector() -> None:
     """Let requests be freed by their reference counts."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 
 
-def give_back_large_blocks() -> None:
+def return_large_blocks() -> None:
     """Give large blocks back when they are freed, from now on, where the C library can be told."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

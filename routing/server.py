@@ -21,13 +21,13 @@ import uvloop
 
 from routing import __version__
 from routing.admin import api
-from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.announce import Announcement, announce_forever
 from routing.admin.api import AdminPort, View
 from routing.admin.events import EventSpool, StateObserver
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
-from routing.process import give_back_large_blocks, heeded, spare_the_collector
+from routing.process import return_large_blocks, signal_handlers, tune_garbage_collector
 from routing.proxy.config_store import NackError, NotNowError
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.router import Router
@@ -94,8 +94,8 @@ class Server:
         what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
         spool = EventSpool(self.settings.state_dir, view.boot)
         loops = (
-            run_until_cancelled(Background.EVENTS, StateObserver(view, spool, __version__).keep_looking),
-            run_until_cancelled(Background.ANNOUNCING, partial(keep_announcing, view, what, spool)),
+            run_until_cancelled(Background.EVENTS, StateObserver(view, spool, __version__).observe_forever),
+            run_until_cancelled(Background.ANNOUNCING, partial(announce_forever, view, what, spool)),
         )
         self._telling = set(map(asyncio.create_task, loops))
 
@@ -151,9 +151,9 @@ def _data_side(settings: ServeSettings) -> DataSide:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
         return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
-    from routing.workers.multiprocess import SeveralProcesses  # noqa: PLC0415 - most routers need nothing of it
+    from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers need nothing of it
 
-    return SeveralProcesses(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
+    return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
 
 async def serve(settings: ServeSettings) -> None:
@@ -164,11 +164,11 @@ async def serve(settings: ServeSettings) -> None:
     def stop_asked() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    with heeded(asyncio.get_running_loop(), stop=stop_asked, reload=server.reload):
+    with signal_handlers(asyncio.get_running_loop(), stop=stop_asked, reload=server.reload):
         try:
             if await _finished(server.open(), unless=stop):
-                give_back_large_blocks()
-                spare_the_collector()
+                return_large_blocks()
+                tune_garbage_collector()
                 event(logger, "serving", **api.facts(__version__))
                 _say_ready(server)
                 await stop.wait()

@@ -48,7 +48,7 @@ class Announcement:
     token: str | None
 
 
-async def keep_announcing(view: View, what: Announcement, spool: EventSpool) -> None:
+async def announce_forever(view: View, what: Announcement, spool: EventSpool) -> None:
     """Announce for ever, and hand over what happened; a heartbeat once the control plane has accepted."""
     url = what.control_plane_url.rstrip("/") + "/api/v1/routers/announce"
     headers = {"Authorization": f"Bearer {what.token}"} if what.token else {}
@@ -95,7 +95,7 @@ async def _announce(
         return type(error).__name__
     # A control plane that does not say so is older than events, and took none.
     if isinstance(answer, dict) and answer.get("events_taken") == len(happened):
-        spool.taken(happened)
+        spool.acknowledge(happened)
     return None
 
 

@@ -64,7 +64,7 @@ class View(Protocol):
         """The configuration in force."""
         ...
 
-    async def take(self, document: bytes) -> Applied:
+    async def apply_config(self, document: bytes) -> Applied:
         """Put a pushed configuration into force; NackError if it is refused, NotNowError if it was not judged."""
         ...
 
@@ -91,7 +91,7 @@ class View(Protocol):
         """Every configured replica, its health and its load."""
         ...
 
-    async def seen_replicas(self) -> list[dict[str, Any]]:
+    async def last_polled_replicas(self) -> list[dict[str, Any]]:
         """The same, as they were seen last: for who looks all the time."""
         ...
 
@@ -191,7 +191,7 @@ class Admin:
         """Take a snapshot: acknowledged once it is on disk and in force, or refused with the reason."""
         store = self._view.store
         try:
-            applied = await self._view.take(await request.read())
+            applied = await self._view.apply_config(await request.read())
         except NackError as nack:
             refusal = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
             return _json(refusal, status=409 if nack.is_conflict else 422)

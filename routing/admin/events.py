@@ -80,7 +80,7 @@ class EventSpool:
         """What has waited the longest."""
         return [happening for happening, _ in zip(self._waiting, range(limit), strict=False)]
 
-    def taken(self, happenings: list[RouterEvent]) -> None:
+    def acknowledge(self, happenings: list[RouterEvent]) -> None:
         """These need not be kept any more."""
         gone = {(happening.boot, happening.seq) for happening in happenings}
         self._waiting = deque(
@@ -158,7 +158,7 @@ class StateObserver:
         spool.add("router_started", version=version)
         self._note_configuration()
 
-    async def keep_looking(self) -> None:
+    async def observe_forever(self) -> None:
         """For ever."""
         while True:
             await self.look()
@@ -169,7 +169,7 @@ class StateObserver:
         epoch = self._view.health_epoch
         if epoch is not None and epoch == self._epoch:
             return
-        rows = {(row["pool"], row["name"]): row for row in await self._view.seen_replicas()}
+        rows = {(row["pool"], row["name"]): row for row in await self._view.last_polled_replicas()}
         now = {
             name: ReplicaStatus(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
             for name, row in rows.items()

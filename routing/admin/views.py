@@ -22,7 +22,7 @@ from routing.health.circuit_breaker import State
 from routing.http.errors import RejectedRequestError
 from routing.http.request import Request, RequestHead
 from routing.http.tasks import run_in_slices
-from routing.observability.decision_record import Record, shown_hash
+from routing.observability.decision_record import Record, format_hash
 from routing.observability.exposition import PREFIX, header, labels, process_lines
 from routing.proxy.active_configuration import ActiveConfiguration
 from routing.proxy.admission import PROMPT_PATHS, admitted_request, refusal_of
@@ -63,7 +63,7 @@ def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     asked = _as_request(request, serving)
     placement_request = admitted_request(asked, serving.admission)
     decision = serving.placement.decide(placement_request, router.balancer.health)
-    record = Record.of(decision, asked.request_id)
+    record = Record.from_decision(decision, asked.request_id)
     return record.as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
@@ -104,8 +104,8 @@ def _tier1(decision: Decision, by_group: dict[str, PrefixHash | None]) -> dict[s
     return {
         "rule": decision.route.tier1,
         "bytes": decision.keys.tier1_bytes,
-        "hash": shown_hash(decision.keys.tier1),
-        "hash_by_group": {group: shown_hash(found) for group, found in by_group.items()},
+        "hash": format_hash(decision.keys.tier1),
+        "hash_by_group": {group: format_hash(found) for group, found in by_group.items()},
     }
 
 
@@ -131,7 +131,7 @@ class RouterView:
         """The configuration in force."""
         return self._router.store
 
-    async def take(self, document: bytes) -> Applied:
+    async def apply_config(self, document: bytes) -> Applied:
         """Put a pushed configuration into force; NackError if it is refused."""
         return await self.store.apply(document, Source.PUSH)
 
@@ -143,7 +143,7 @@ class RouterView:
     @property
     def warming(self) -> dict[str, dict[str, int]]:
         """How far each replica is that warms up, by name."""
-        return self._router.services.all_warm_ups.under_way()
+        return self._router.services.all_warm_ups.progress_by_replica()
 
     async def metrics(self, *, is_fine: bool = False) -> str:
         """Everything counted, as Prometheus text; histograms with all their edges where ``is_fine``."""
@@ -160,7 +160,7 @@ class RouterView:
         """Every configured replica, its health and its load."""
         return await run_in_slices(self._replica_rows())
 
-    async def seen_replicas(self) -> list[dict[str, Any]]:
+    async def last_polled_replicas(self) -> list[dict[str, Any]]:
         """The same: nothing is between."""
         return await self.replicas()
 
@@ -178,7 +178,8 @@ class RouterView:
     def figures(self, replicas: list[dict[str, Any]], *, is_fine: bool) -> Iterator[str]:
         """What was counted, and what is now; without what tells this router from others. Take it ``run_in_slices``."""
         router = self._router
-        router.services.metrics.prune(router.knows)
+        if router.serving is not None:
+            router.services.metrics.prune(router.serving.series)
         yield from router.services.metrics.lines(is_fine=is_fine)
         yield from self._failure_lines()
         yield from router.services.all_admission_queues.lines(is_fine=is_fine)
@@ -194,7 +195,7 @@ class RouterView:
         for pool in serving.config.pools if serving else ():
             for replica in pool.replicas:
                 name = ReplicaId(replica.name)
-                finding, ranks = router.services.checks.finding(name), _loads(router.balancer.loads, replica)
+                finding, ranks = router.services.checks.status(name), _loads(router.balancer.loads, replica)
                 breaker = router.balancer.breakers.not_closed.get(name)
                 yield {
                     "pool": pool.name,
@@ -216,7 +217,7 @@ class RouterView:
     def _failure_lines(self) -> Iterator[str]:
         router = self._router
         yield from header("ejections_total", "counter", "Replicas taken out by their breakers, by why.")
-        for (pool, replica, cause), count in list(router.balancer.breakers.opened.items()):
+        for (pool, replica, cause), count in list(router.balancer.breakers.ejections.items()):
             what = labels(pool=pool, replica=replica, cause=cause)
             yield f"{PREFIX}ejections_total{{{what}}} {count}"
         yield from header("retries_refused_total", "counter", "Further tries for which the budget had no room.")

@@ -45,12 +45,12 @@ class Balancer:
         self.breakers = CircuitBreakers(self.health, loop.time, self._on_recovered)
         self.retry_budget = RetryBudget(limits.retry_ratio, limits.retry_floor_per_s)
 
-    def failed(self, replica: str, reason: str, *, was_probe: bool) -> None:
+    def record_failure(self, replica: str, reason: str, *, was_probe: bool) -> None:
         """Count a failed request against a replica's circuit breaker. Health checks do not see such failures."""
-        if self.breakers.failed(ReplicaId(replica), reason, was_probe=was_probe):
-            event(logger, "replica_out", level=logging.WARNING, replica=replica, reason=reason)
+        if self.breakers.record_failure(ReplicaId(replica), reason, was_probe=was_probe):
+            event(logger, "replica_ejected", level=logging.WARNING, replica=replica, reason=reason)
 
-    def start_slowly(self, replica: ReplicaId) -> None:
+    def begin_slow_start(self, replica: ReplicaId) -> None:
         """Begin the slow start of a replica: it takes traffic, at first a part of its share."""
         self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
 
@@ -60,8 +60,8 @@ class Balancer:
         return link.progress_at if link is not None else 0.0
 
     def _on_recovered(self, replica: ReplicaId) -> None:
-        event(logger, "replica_back", replica=replica)
-        self.start_slowly(replica)
+        event(logger, "replica_readmitted", replica=replica)
+        self.begin_slow_start(replica)
 
 
 def active_replicas(config: RouterConfig) -> dict[ReplicaId, str]:

@@ -129,7 +129,7 @@ class HealthChecks:
         self._checked: dict[str, Checked] = {}  # by name, as the findings and the tasks
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def check_only(self, all_checked: list[Checked]) -> None:
+    def configure(self, all_checked: list[Checked]) -> None:
         """Ask these replicas from now on, and no others. A replica that moved is a new one."""
         wanted = {checked.name: checked for checked in all_checked}
         for name in self._checked.keys() - wanted.keys():
@@ -148,7 +148,7 @@ class HealthChecks:
             asking = run_until_cancelled(Background.HEALTH, partial(self._keep_asking, checked))
             self._tasks[name] = asyncio.get_running_loop().create_task(asking)
 
-    def finding(self, name: str) -> Finding:
+    def status(self, name: str) -> Finding:
         """What is known of a replica; nothing, for one that is not checked."""
         return self._findings.get(name) or Finding()
 
@@ -159,7 +159,7 @@ class HealthChecks:
             finding.was_refused = True
             finding.ask_now.set()
 
-    def suspect(self, name: str) -> None:
+    def request_check(self, name: str) -> None:
         """A request got no answer, which may have many causes: ask again at once."""
         finding = self._findings.get(name)
         if finding is not None:

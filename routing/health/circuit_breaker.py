@@ -54,7 +54,7 @@ class CircuitBreaker:
     reason: str | None = None  # of the latest failure
     cause: Cause | None = None  # of its having opened
     until_s: float = 0.0  # when it goes on by itself: from open to a probe, from a probe to the next
-    probed_since_s: float = 0.0  # since when it is half open
+    half_open_since_s: float = 0.0  # since when it is half open
     is_probing: bool = False  # half open, and a request is on its way
 
 
@@ -72,7 +72,7 @@ class CircuitBreakers:
         self, health: HealthRegistry, clock: Callable[[], float], returned: Callable[[ReplicaId], None]
     ) -> None:
         self.not_closed: dict[ReplicaId, CircuitBreaker] = {}  # all others are closed and have not failed
-        self.opened: dict[tuple[str, ReplicaId, Cause], int] = {}  # how often, ever, by pool and replica
+        self.ejections: dict[tuple[str, ReplicaId, Cause], int] = {}  # how often, ever, by pool and replica
         self._health = health
         self._clock = clock
         self._returned = returned
@@ -85,7 +85,7 @@ class CircuitBreakers:
             names = tuple(ReplicaId(it.name) for it in config.replicas if it.state is ReplicaState.ACTIVE)
             pool = _Pool(config.name, config.breaker, names)
             self._pools |= {ReplicaId(replica.name): pool for replica in config.replicas}
-        self.opened = {key: count for key, count in self.opened.items() if key[1] in self._pools}
+        self.ejections = {key: count for key, count in self.ejections.items() if key[1] in self._pools}
         for replica, breaker in list(self.not_closed.items()):
             if replica in self._pools:
                 pool = self._pools[replica]
@@ -103,14 +103,14 @@ class CircuitBreakers:
         breaker = self.not_closed.get(replica)
         return State.CLOSED if breaker is None else breaker.state
 
-    def probed_since_s(self, replica: ReplicaId) -> float:
+    def half_open_since_s(self, replica: ReplicaId) -> float:
         """Since when a replica is probed, for nothing sent there before tells what it is now; 0 where it is not."""
         breaker = self.not_closed.get(replica)
-        return breaker.probed_since_s if breaker is not None and breaker.state is State.HALF_OPEN else 0.0
+        return breaker.half_open_since_s if breaker is not None and breaker.state is State.HALF_OPEN else 0.0
 
     # --- what requests and watchers report ---
 
-    def failed(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> bool:
+    def record_failure(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> bool:
         """A request failed there, in a way that health checks do not see; True if that took the replica out."""
         breaker = self._of(replica)
         if breaker is None or (breaker.state is State.HALF_OPEN and not was_probe):
@@ -121,7 +121,7 @@ class CircuitBreakers:
         breaker.failures += 1
         return breaker.failures >= breaker.settings.failures and self._eject(replica, breaker, Cause.FAILURES)
 
-    def stalled(self, replica: ReplicaId, reason: str, cause: Cause = Cause.STALLED) -> bool:
+    def record_stall(self, replica: ReplicaId, reason: str, cause: Cause = Cause.STALLED) -> bool:
         """No byte comes from there, or hardly any; True if that took the replica out."""
         breaker = self._of(replica)
         if breaker is None:
@@ -131,7 +131,7 @@ class CircuitBreakers:
             return self._open(replica, breaker, cause)
         return self._eject(replica, breaker, cause)
 
-    def sent(self, replica: ReplicaId) -> bool:
+    def on_request_sent(self, replica: ReplicaId) -> bool:
         """A request goes there; True if it is a probe: then no other one does meanwhile."""
         breaker = self.not_closed.get(replica)
         if breaker is None or breaker.state is not State.HALF_OPEN:
@@ -141,12 +141,12 @@ class CircuitBreakers:
         self._health.eject(replica, out=True)
         return True
 
-    def refused(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> None:
+    def record_connect_failure(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> None:
         """A connection could not be made: only a probe counts that."""
         if was_probe and self.state(replica) is State.HALF_OPEN:
-            self.failed(replica, reason, was_probe=True)
+            self.record_failure(replica, reason, was_probe=True)
 
-    def answered(self, replica: ReplicaId) -> bool:
+    def record_first_byte(self, replica: ReplicaId) -> bool:
         """The first byte of a probe's answer came from there that is no failure; True if that ends the probe."""
         breaker = self.not_closed.get(replica)
         if breaker is None or not breaker.is_probing or breaker.cause is Cause.SLOW:
@@ -176,7 +176,7 @@ class CircuitBreakers:
         if breaker is not None and breaker.state is State.OPEN:
             self._admit_probe(replica, breaker)
 
-    def advance(self) -> None:
+    def admit_due_probes(self) -> None:
         """Let those be probed whose time has come."""
         now = self._clock()
         for replica, breaker in list(self.not_closed.items()):
@@ -213,7 +213,7 @@ class CircuitBreakers:
         breaker.is_probing = False
         breaker.until_s = self._clock() + breaker.settings.open_s
         key = (breaker.pool, replica, cause)
-        self.opened[key] = self.opened.get(key, 0) + 1
+        self.ejections[key] = self.ejections.get(key, 0) + 1
         self._health.eject(replica, out=True)
         return True
 
@@ -230,7 +230,7 @@ class CircuitBreakers:
         """Let one request go there."""
         if breaker.state is State.OPEN:
             breaker.state, breaker.successes = State.HALF_OPEN, 0
-            breaker.probed_since_s = self._clock()
+            breaker.half_open_since_s = self._clock()
         breaker.is_probing = False
         self._health.eject(replica, out=False)
 

@@ -64,7 +64,7 @@ class StallDetector:
         self._seen: dict[str, Silence] = {}  # by replica, while a stream waits there
         self._checks: dict[str, EngineCheck] = {}  # by replica
 
-    def look(self, fleet: ActiveFleet, now: float) -> None:
+    def check(self, fleet: ActiveFleet, now: float) -> None:
         """Look at all, once; ``now`` is loop time."""
         pools = fleet.config.pools
         self._usual = {pool.name: self._usual.get(pool.name) or TypicalSilence() for pool in pools}
@@ -80,28 +80,28 @@ class StallDetector:
             if pool.breaker.stall_s is not None:
                 self._compare(pool, fleet.connection_pools, pool.breaker.stall_s, now)
 
-    def response_failed(self, replica: str, failure: Failure, *, was_probe: bool) -> None:
+    def record_failed_response(self, replica: str, failure: Failure, *, was_probe: bool) -> None:
         """Count a response that will not come, or not whole. A timeout counts only if the engine shows no progress."""
         if failure is Failure.TIMEOUT:
             self.timed_out(replica, was_probe=was_probe)
         else:
-            self._balancer.failed(replica, failure, was_probe=was_probe)
+            self._balancer.record_failure(replica, failure, was_probe=was_probe)
 
     def timed_out(self, replica: str, *, was_probe: bool) -> None:
         """A response did not come in time: its replica failed, unless its engine makes progress or answers a probe."""
         balancer, check = self._balancer, self._checks.get(replica)
         if check is None:
-            balancer.failed(replica, Failure.TIMEOUT, was_probe=was_probe)
+            balancer.record_failure(replica, Failure.TIMEOUT, was_probe=was_probe)
         elif balancer.loop.time() - max(balancer.progress_at(replica), check.moved_at) > check.stall_s:
             if was_probe:
-                balancer.failed(replica, Failure.TIMEOUT, was_probe=True)
+                balancer.record_failure(replica, Failure.TIMEOUT, was_probe=True)
             else:
                 check.probe(partial(self._probed, replica))
 
     def _probed(self, replica: str, probe: Probe) -> None:
         """How the probe of a replica ended that had not answered in time."""
         if probe is not Probe.ANSWERED:
-            self._balancer.failed(replica, Failure.TIMEOUT, was_probe=False)
+            self._balancer.record_failure(replica, Failure.TIMEOUT, was_probe=False)
 
     def close(self) -> None:
         """Examine nothing more."""
@@ -136,7 +136,7 @@ class StallDetector:
             _retry_waiting(link)
             return
         self._learn(pool, link, now)
-        waiting = link.waiting(self._balancer.breakers.probed_since_s(name))
+        waiting = link.waiting(self._balancer.breakers.half_open_since_s(name))
         if not waiting or waiting[0].waiting is None:
             return
         progress, check = link.progress_at, self._checks[name]
@@ -208,7 +208,7 @@ class StallDetector:
         if state is State.OPEN or (state is State.CLOSED and not balancer.health.is_up(name)):
             return None
         loads, ended_s, is_probed = self._loads(name), now - link.last_end_at, state is State.HALF_OPEN
-        since = balancer.breakers.probed_since_s(name)
+        since = balancer.breakers.half_open_since_s(name)
         if not any(load.running for load in loads):
             return observation((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
@@ -221,8 +221,8 @@ class StallDetector:
         return observation(lates_s, link.silences(now, since), prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _eject(self, link: ConnectionPool, reason: str, cause: Cause) -> None:
-        if self._balancer.breakers.stalled(ReplicaId(link.name), reason, cause):
-            event(logger, "replica_out", level=logging.WARNING, replica=link.name, reason=reason)
+        if self._balancer.breakers.record_stall(ReplicaId(link.name), reason, cause):
+            event(logger, "replica_ejected", level=logging.WARNING, replica=link.name, reason=reason)
             self._seen.pop(link.name, None)
             _retry_waiting(link)
         elif not self._balancer.health.is_up(ReplicaId(link.name)):

@@ -293,7 +293,7 @@ class ReplicaWarmUp:
 
     def look(self, now: float) -> None:
         """Go on by what is known of the replica now."""
-        is_up = self._checks.finding(self.replica).is_up
+        is_up = self._checks.status(self.replica).is_up
         if is_up is False:
             self._owner.end(self, Ending.WITHDRAWN)
         elif now >= self._until:

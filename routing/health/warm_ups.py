@@ -71,7 +71,7 @@ class WarmUps:
             if self._pool_of.get(warm_up.replica) != warm_up.pool:
                 self.end(warm_up, Ending.WITHDRAWN)
                 if warm_up.replica in takes_traffic:
-                    self._balancer.start_slowly(warm_up.replica)
+                    self._balancer.begin_slow_start(warm_up.replica)
         names = {replica.name for pool in config.pools for replica in pool.replicas}
         self._tally.forget_all_but(names)
         return bool(self._pools)
@@ -89,7 +89,7 @@ class WarmUps:
 
     # --- what requests teach ---
 
-    def met(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
+    def record_request(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
         """Count a request for its opening. What it takes to keep one is done behind it."""
         popular_prefixes, prefix = self._popular_prefixes.get(decision.pool), decision.keys.tier1
         if popular_prefixes is None or prefix is None or prefix % self.parts != self.part:
@@ -158,7 +158,7 @@ class WarmUps:
         for warm_up in list(self._running.values()):
             warm_up.look(now)
 
-    def cut_short(self, missing: NoReplicaError) -> bool:
+    def end_needed(self, missing: NoReplicaError) -> bool:
         """Let those take traffic, though they are not warm, that can serve what nobody else can; False without any."""
         needed = [warm_up for warm_up in self._running.values() if self._could_serve(missing, warm_up)]
         for warm_up in needed:
@@ -183,7 +183,7 @@ class WarmUps:
             logger, "warm_up_ended", replica=warm_up.replica, ending=ending, **msgspec.structs.asdict(warm_up.progress)
         )
         if ending is not Ending.WITHDRAWN:
-            self._balancer.start_slowly(warm_up.replica)
+            self._balancer.begin_slow_start(warm_up.replica)
 
     def close(self) -> None:
         """Send nothing more."""
@@ -202,7 +202,7 @@ class WarmUps:
         warm_up = self._running.get(replica)
         return None if warm_up is None else msgspec.structs.asdict(warm_up.progress)
 
-    def under_way(self) -> dict[str, dict[str, int]]:
+    def progress_by_replica(self) -> dict[str, dict[str, int]]:
         """How far each replica is that warms up, by name."""
         return {name: msgspec.structs.asdict(warm_up.progress) for name, warm_up in self._running.items()}
 

@@ -86,8 +86,8 @@ class DecisionRing:
         """Enter a record, and drop the oldest ones that no longer fit."""
         blocks = sum(map(len, record.blocks))
         size = _RECORD_BYTES + 8 * blocks + _CANDIDATE_BYTES * len(record.candidates)
-        if record.shape is not None:
-            size += len(record.shape)
+        if record.structure is not None:
+            size += len(record.structure)
         self._records.append((record, size))
         self.last += 1
         self._bytes += size
@@ -132,7 +132,7 @@ class StructureSampler:
         self.due_at = 0.0  # when a group is looked up next
         self._described_at: dict[tuple[str, str], float] = {}
 
-    def takes(self, decision: Decision, now: float) -> bool:
+    def should_sample(self, decision: Decision, now: float) -> bool:
         """Whether it is the turn of a request's group, which then has had it."""
         if now < self.due_at:
             return False

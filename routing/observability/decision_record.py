@@ -73,9 +73,9 @@ class Record:
         "request_id",
         "retries",
         "revision",
-        "shape",
         "status",
         "strategy",
+        "structure",
         "ttft_s",
     )
 
@@ -128,11 +128,11 @@ class Record:
         self.lacks_details = False  # the engine generated tokens and reported usage, but not how many were cached
         self.rank = rank  # data-parallel, of the replica; None: it has only one
         self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
-        self.shape: bytes | None = None  # JSON of a ``PromptStructure``, of a few requests (decision_log.py)
+        self.structure: bytes | None = None  # JSON of a ``PromptStructure``, of a few requests (decision_log.py)
 
     @classmethod
-    def of(cls, decision: Decision, request_id: str, *, weighed: bool = False) -> Record:
-        """What is known when a request is placed; ``weighed``: with what the strategy made of each candidate."""
+    def from_decision(cls, decision: Decision, request_id: str, *, with_costs: bool = False) -> Record:
+        """What is known when a request is placed; ``with_costs``: with what the strategy made of each candidate."""
         route, target, choice = decision.route, decision.target, decision.choice
         policy, replica, keys = route.policy, target.replica, decision.keys
         return Record(
@@ -150,7 +150,7 @@ class Record:
             replica.block_tokens,
             keys.tier1,
             keys.blocks,
-            decision.explained(MAX_CANDIDATES) if weighed else decision.candidate_loads(MAX_CANDIDATES),
+            decision.explained(MAX_CANDIDATES) if with_costs else decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
             target.rank,
             route.arm,
@@ -167,12 +167,12 @@ class Record:
         self.candidates = decision.candidate_loads(MAX_CANDIDATES)
         self.hit_tokens = decision.choice.hit_tokens
 
-    def first_byte(self, status: int, *, is_streamed: bool) -> None:
+    def on_first_byte(self, status: int, *, is_streamed: bool) -> None:
         """The first byte of the answer's body is here; of a streamed one also the first token, at most endpoints."""
         self.status = status
         self.is_streamed = is_streamed
 
-    def used(self, usage: Usage | None) -> None:
+    def add_usage(self, usage: Usage | None) -> None:
         """What the answer said about its tokens."""
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
@@ -196,7 +196,7 @@ class Record:
             "reason": self.reason,
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
             "block_tokens": self.block_tokens,
-            "prefix": shown_hash(self.prefix),
+            "prefix": format_hash(self.prefix),
             **self._shown_blocks(ratio),
             "hash_tokens": self.hash_tokens,
             "candidates": self.candidates.as_json(),
@@ -208,7 +208,7 @@ class Record:
             "latency_s": self.latency_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
-            "opening": msgspec.json.decode(self.shape) if self.shape else None,
+            "opening": msgspec.json.decode(self.structure) if self.structure else None,
         }
         if seq is None:
             del shown["seq"]
@@ -234,6 +234,6 @@ class Record:
         }
 
 
-def shown_hash(value: int | None) -> str | None:
+def format_hash(value: int | None) -> str | None:
     """A hash as people copy it: 16 hexadecimal digits."""
     return None if value is None else f"{value:016x}"

@@ -233,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
             outcome.start()
 
     def _answer_refusal(self, request: Request | None, refusal: RejectedRequestError) -> None:
-        self._router.services.metrics.refused(refusal.status)
+        self._router.services.metrics.count_rejected(refusal.status)
         may_live = not (refusal.must_close or self._router.is_draining)
         keep_alive = may_live and request is not None and request.head.keep_alive
         self.answer(request, refusal.answer(), keep_alive=keep_alive)

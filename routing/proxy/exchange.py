@@ -240,21 +240,21 @@ class Exchange:
             self._record.on_retry(decision)
         else:
             request, prompt = self._request, self._placement_request.prompt
-            is_described = self._services.structure_sampler.takes(decision, request.arrived_at)
-            self._record = Record.of(decision, request.request_id, weighed=is_described)
+            is_described = self._services.structure_sampler.should_sample(decision, request.arrived_at)
+            self._record = Record.from_decision(decision, request.request_id, with_costs=is_described)
             self._services.on_placed(decision, request, prompt)
         is_retry, is_plain = self._is_placed, self._is_plain
         self._ticket = self._serving.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
         self._is_placed = True
         if self._services.breakers.not_closed:
-            self._is_probe = self._services.breakers.sent(ReplicaId(decision.replica.name))
+            self._is_probe = self._services.breakers.on_request_sent(ReplicaId(decision.replica.name))
         upstream = self._serving.connection_pools[decision.target.replica.name].take_idle()
         if upstream is None:
             self._connect()
         else:
             self._send(upstream)
         if is_described:
-            self._record.shape = structure_json(decision, self._request)
+            self._record.structure = structure_json(decision, self._request)
 
     def _connect(self) -> None:
         self._enter(CONNECTING)
@@ -340,7 +340,9 @@ class Exchange:
         """The answer ends here, though it is not complete."""
         self._upstream = None
         if self._state is STREAMING:
-            self._services.stall_detector.response_failed(self._record.replica, failure, was_probe=self._is_probe)
+            self._services.stall_detector.record_failed_response(
+                self._record.replica, failure, was_probe=self._is_probe
+            )
             self._finish(REPLICA_ERROR)
             self._relay.abort(no_response_error(self._record.replica, failure))
         elif stale and self._failed().may_reconnect():
@@ -435,14 +437,14 @@ class Exchange:
         request = self._request
         if self._sends_unmodified and answer.status < 300:
             self._usage_refused()
-        self._record.first_byte(answer.status, is_streamed=answer.is_stream)
+        self._record.on_first_byte(answer.status, is_streamed=answer.is_stream)
         is_first_token = answer.is_stream and (request.head.path != RESPONSES or has_token_event(data))
         if is_first_token:
             self._on_first_token()
         elif not (last or answer.is_stream):
             self._ticket.first_byte()  # its end implies it
         if self._is_probe and answer.status < TOO_MANY:
-            self._is_probe_over = self._services.breakers.answered(ReplicaId(self._record.replica))
+            self._is_probe_over = self._services.breakers.record_first_byte(ReplicaId(self._record.replica))
         self._relay = relay = ResponseRelay(
             self._client, answer, parsed, is_aborted=is_aborted, hides_usage=self._removes_usage
         )

@@ -266,7 +266,7 @@ def record_completion(
 ) -> Outcome:
     """Tell everybody who asked; how the request counts. ``was_probe``: it tried a replica that was out."""
     usage = relay.usage()
-    record.used(usage)
+    record.add_usage(usage)
     if grant is not None:
         grant.used(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
@@ -284,7 +284,7 @@ def _report_to_breaker(services: Services, record: Record, outcome: Outcome, *, 
     if record.status is None or record.status >= TOO_MANY:
         return
     if outcome is REPLICA_ERROR:
-        services.balancer.failed(record.replica, "error in an answer of 200", was_probe=was_probe)
+        services.balancer.record_failure(record.replica, "error in an answer of 200", was_probe=was_probe)
     else:
         services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
 

@@ -110,18 +110,18 @@ class RetryState:
         """It cannot be connected to. ``ours``: for a shortage of the router's own, which says nothing about it."""
         if not ours:
             self._services.checks.on_connect_failed(self._record.replica)
-            self._services.breakers.refused(ReplicaId(self._record.replica), reason, was_probe=was_probe)
+            self._services.breakers.record_connect_failure(ReplicaId(self._record.replica), reason, was_probe=was_probe)
         return self._next(Failure.CONNECT)
 
     def after_broken_response(self, failure: Failure, *, was_probe: bool) -> Decision | None:
         """Its answer will not come, or not its rest."""
-        self._services.checks.suspect(self._record.replica)
-        self._services.stall_detector.response_failed(self._record.replica, failure, was_probe=was_probe)
+        self._services.checks.request_check(self._record.replica)
+        self._services.stall_detector.record_failed_response(self._record.replica, failure, was_probe=was_probe)
         return None if failure is Failure.BAD_RESPONSE else self._next(failure)
 
     def after_abort(self) -> Decision | None:
         """Its engine stops, and ended a whole answer before its time."""
-        self._services.checks.suspect(self._record.replica)
+        self._services.checks.request_check(self._record.replica)
         return self._next("aborted")
 
     def stalled(self) -> Decision | None:
@@ -137,9 +137,11 @@ class RetryState:
         """It answered with the error that is held."""
         cause = retry_cause(answer, self.held)
         if answer.status == GATEWAY_TIMEOUT:
-            self._services.stall_detector.response_failed(self._record.replica, Failure.TIMEOUT, was_probe=was_probe)
+            self._services.stall_detector.record_failed_response(
+                self._record.replica, Failure.TIMEOUT, was_probe=was_probe
+            )
         elif is_replica_fault(answer.status, cause):
-            self._services.balancer.failed(
+            self._services.balancer.record_failure(
                 self._record.replica, cause or f"status_{answer.status}", was_probe=was_probe
             )
         if answer.status == TOO_MANY:  # of several, only the first is a reason to go elsewhere
@@ -159,7 +161,7 @@ class RetryState:
             return None
         if not services.retry_budget.spend():
             return None
-        services.metrics.retried(record, cause)
+        services.metrics.count_retry(record, cause)
         self.held = b""
         self._retried_stale = False
         return decision

@@ -19,7 +19,7 @@ from routing.http.response import LocalResponse, ResponseHead
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
-from routing.observability.metrics import ConfiguredSeries, SeriesKey
+from routing.observability.metrics import ConfiguredSeries
 from routing.proxy.active_configuration import ActiveConfiguration, checked_replicas, target_ids, usage_pools
 from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, Admission, models_answer
 from routing.proxy.config_store import ConfigStore, Swap
@@ -132,13 +132,6 @@ class Router:
             return "draining"
         return "no configuration yet" if self.serving is None else None
 
-    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
-        """Whether a series' labels are in the configuration; those without a pool always are.
-
-        ``tried``: and its policy has a trial.
-        """
-        return not key[0] or (self.serving is not None and self.serving.series.holds(key, tried=tried))
-
     async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
         """Build everything a configuration needs, in a thread or in turns with requests; the swap cannot fail."""
         serving = await asyncio.to_thread(self._build, snapshot.config)
@@ -232,8 +225,8 @@ class Router:
 
     def _configure_services(self, serving: ActiveConfiguration) -> None:
         services, config = self.services, serving.config
-        services.metrics.prune(self.knows)  # at each scrape too, but there may be none
-        services.checks.check_only(serving.checked)
+        services.metrics.prune(serving.series)  # at each scrape too, but there may be none
+        services.checks.configure(serving.checked)
         services.warm_ups = services.all_warm_ups if services.all_warm_ups.configure(config) else None
         services.admission_queues = (
             services.all_admission_queues
@@ -245,7 +238,7 @@ class Router:
         """Refill the retry budget, advance breakers, slow starts and warm-ups, and look for stalled replicas."""
         now, state, services = self.loop.time(), self.balancer, self.services
         state.retry_budget.tick(now, self.requests)
-        state.breakers.advance()
+        state.breakers.admit_due_probes()
         state.loads.advance(state.loads.clock())
         state.slow_starts.advance(now)
         if services.warm_ups is not None:
@@ -253,7 +246,7 @@ class Router:
         if services.admission_queues is not None:
             services.admission_queues.expire()
         if state.fleet is not None:
-            services.stall_detector.look(state.fleet, now)
+            services.stall_detector.check(state.fleet, now)
 
     # --- the end ---
 

@@ -49,7 +49,7 @@ class Services:
         if request.grant is not None:
             request.grant.began(decision.keys.prompt_tokens)
         if self.warm_ups is not None:
-            self.warm_ups.met(decision, request, prompt)
+            self.warm_ups.record_request(decision, request, prompt)
 
     def on_ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
         """Account for a request, exactly once. ``record`` is None if it was never placed."""
@@ -57,9 +57,9 @@ class Services:
         if self.is_draining and not self.in_flight:
             self._idle.set()
         if record is None:
-            self.metrics.unplaced_ended(outcome, pool, group)
+            self.metrics.count_unplaced(outcome, pool, group)
         else:
-            self.metrics.placed_ended(record, outcome)
+            self.metrics.count_placed(record, outcome)
             self.decisions.add(record)
 
     async def no_requests(self) -> None:
@@ -70,12 +70,12 @@ class Services:
 
     def cut_warm_up_short(self, missing: NoReplicaError) -> bool:
         """Let replicas take traffic that were still warming up, if no other can serve; False if there are none."""
-        return self.warm_ups is not None and self.warm_ups.cut_short(missing)
+        return self.warm_ups is not None and self.warm_ups.end_needed(missing)
 
     def join(self, replica: ReplicaId) -> None:
         """Begin the warm-up of a replica whose cache is empty, where its pool warms up; else its slow start."""
         if self.warm_ups is None or not self.warm_ups.begin(replica):
-            self.balancer.start_slowly(replica)
+            self.balancer.begin_slow_start(replica)
 
     def _on_up(self, replica: ReplicaId) -> None:
         self.breakers.on_health_check_passed(replica)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from routing.observability.exposition import EXPOSED_EDGES, PREFIX, exposed_edge
-from routing.observability.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, Knows, SeriesKey
+from routing.observability.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, ConfiguredSeries, SeriesKey
 
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {
@@ -145,14 +145,11 @@ def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
-_TRIED = (
-    f"{PREFIX}{POLICY_TTFT}",
-    f"{PREFIX}{POLICY_LATENCY}",
-)  # samples that are kept only while their policy has a trial
+_OF_CANARIES = (f"{PREFIX}{POLICY_TTFT}", f"{PREFIX}{POLICY_LATENCY}")  # kept only while their policy has a canary
 _EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
 
 
-class Counts:
+class MergedMetrics:
     """Sums over workers, past and present; a series ends 15 minutes after it left the configuration."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,32 +157,34 @@ class Counts:
         self._past: Families = {}
         self._left_at: dict[str, float] = {}  # when a sample was first seen to have left the configuration
 
-    def add_exited(self, last_seen: Families, present: Iterable[Families], knows: Knows) -> None:
-        """Keep what a worker had counted that has ended; ``present`` is what the others have."""
-        self.total([last_seen, *present], knows)  # lets go of what left the configuration, whether anybody asks or not
+    def add_exited(self, last_seen: Families, present: Iterable[Families], configured: ConfiguredSeries | None) -> None:
+        """Retain the counters of a worker that exited; ``present`` are those of the others."""
+        self.total([last_seen, *present], configured)  # drops expired series even if nobody scrapes
         add(self._past, last_seen, gauges=False)
 
-    def total(self, present: Iterable[Families], knows: Knows) -> Families:
-        """Everything, without series that left the configuration too long ago."""
+    def total(self, present: Iterable[Families], configured: ConfiguredSeries | None) -> Families:
+        """Sums over all workers, without series that left the configuration too long ago."""
         total: Families = {}
         for families in (self._past, *present):
             add(total, families)
-        gone = self._gone({sample for family in total.values() for sample in family.samples}, knows)
+        expired = self._expired({sample for family in total.values() for sample in family.samples}, configured)
         for families in (total, self._past):
             for family in families.values():
-                for sample in gone & family.samples.keys():
+                for sample in expired & family.samples.keys():
                     del family.samples[sample]
         return total
 
-    def _gone(self, samples: set[str], knows: Knows) -> set[str]:
-        """Of these, what left the configuration too long ago."""
-        known: dict[tuple[SeriesKey, bool], bool] = {}
+    def _expired(self, samples: set[str], configured: ConfiguredSeries | None) -> set[str]:
+        """Of these samples, those that left the configuration too long ago."""
+        if configured is None:
+            return set()
+        is_configured: dict[tuple[SeriesKey, bool], bool] = {}
         now, left_at = self._clock(), {}
         for sample in samples:
-            what = series_key(sample), sample.startswith(_TRIED)
-            if what not in known:
-                known[what] = knows(what[0], tried=what[1])
-            if not known[what]:
+            lookup = series_key(sample), sample.startswith(_OF_CANARIES)
+            if lookup not in is_configured:
+                is_configured[lookup] = (configured.has_canary if lookup[1] else configured.contains)(lookup[0])
+            if not is_configured[lookup]:
                 left_at[sample] = self._left_at.get(sample, now)
         self._left_at = left_at
         return {sample for sample, at in left_at.items() if now - at > GRACE_S - _EARLIER_S}

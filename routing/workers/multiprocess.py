@@ -52,7 +52,7 @@ class WorkersView:
         """The configuration in force."""
         return self._supervisor.store
 
-    async def take(self, document: bytes) -> Applied:
+    async def apply_config(self, document: bytes) -> Applied:
         """Put a pushed configuration into force in all workers; NackError if one refuses, NotNowError without any."""
         if not await self._supervisor.is_serving(TAKE_S):
             raise NotNowError(NO_WORKER)
@@ -78,7 +78,7 @@ class WorkersView:
         supervisor = self._supervisor
         await supervisor.poller.poll(POLL_S)
         present = [worker.figures for worker in supervisor.processes]
-        total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.knows)
+        total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.series)
         return (
             "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))) + "\n"
         )
@@ -91,9 +91,9 @@ class WorkersView:
     async def replicas(self) -> list[dict[str, Any]]:
         """Every configured replica, its health and its load."""
         await self._supervisor.poller.poll(POLL_S)
-        return await self.seen_replicas()
+        return await self.last_polled_replicas()
 
-    async def seen_replicas(self) -> list[dict[str, Any]]:
+    async def last_polled_replicas(self) -> list[dict[str, Any]]:
         """The same, when the workers were last seen: at no cost to them."""
         return merged_rows(worker.rows for worker in self._supervisor.processes)
 
@@ -152,7 +152,7 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-class SeveralProcesses:
+class MultiProcess:
     """The supervisor and what the admin port shows of it."""
 
     def __init__(

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from routing.observability.metrics import ConfiguredSeries, SeriesKey
+from routing.observability.metrics import ConfiguredSeries
 from routing.proxy.active_configuration import target_ids
 from routing.proxy.config_store import ConfigStore, NackError, NotNowError, Swap
 from routing.proxy.last_known_good import LastKnownGood, Signatures
@@ -37,20 +37,13 @@ class SharedConfiguration:
         self._columns: dict[str, int] = {}  # of the board, by target
         self._rates: dict[str, int] = {}  # slots of shared limits, by name
         self._gates: dict[str, int] = {}
-        self._series: ConfiguredSeries | None = None  # None: no configuration yet
+        self.series: ConfiguredSeries | None = None  # None: no configuration yet
 
     @property
     def drain_timeout_s(self) -> float:
         """How long a worker may take to end what runs."""
         applied = self.store.applied
         return (applied.snapshot.config.limits if applied else Limits()).drain_timeout_s
-
-    def knows(self, key: SeriesKey, *, tried: bool = False) -> bool:
-        """Whether a series' labels are in the configuration; those without a pool always are.
-
-        ``tried``: and its policy has a trial.
-        """
-        return not key[0] or (self._series is not None and self._series.holds(key, tried=tried))
 
     async def bring_up_to_date(self, worker: WorkerProcess) -> None:
         """Put into force in a new worker what is in force in the others; the store is locked meanwhile."""
@@ -88,5 +81,5 @@ class SharedConfiguration:
     async def _swap(self, snapshot: LoadedSnapshot, preparation: Preparation, prepared: list[WorkerProcess]) -> None:
         """Put it into force."""
         self._columns, self._rates, self._gates = preparation.columns, preparation.rates, preparation.gates
-        self._series = ConfiguredSeries(snapshot.config)
+        self.series = ConfiguredSeries(snapshot.config)
         await asyncio.gather(*(or_kill(worker, worker.commit) for worker in prepared))

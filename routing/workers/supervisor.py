@@ -25,7 +25,7 @@ from routing.log import defect, event
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.shutdown import LINGER_S
 from routing.workers.messages import DeclinedError, WorkerOrders
-from routing.workers.metrics import Counts
+from routing.workers.metrics import MergedMetrics
 from routing.workers.process import ANSWER_S, GONE, WorkerPoller, WorkerProcess, or_kill
 from routing.workers.sequence import DecisionSequence
 from routing.workers.shared_configuration import SharedConfiguration
@@ -56,7 +56,7 @@ class Supervisor:
         self._board = SharedBoard.create(2 * workers)  # each slot may have a worker that drains beside its present one
         self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
         self.store = self.configuration.store
-        self.counts = Counts()
+        self.counts = MergedMetrics()
         self.sequence = DecisionSequence()
         self.poller = WorkerPoller(lambda: self.processes, self.sequence, self._share_sockets)
         self.restarts = 0
@@ -279,7 +279,7 @@ class Supervisor:
         if worker in self._processes:
             self._processes.discard(worker)
             present = [it.figures for it in self.processes]
-            self.counts.add_exited(worker.figures, present, self.configuration.knows)
+            self.counts.add_exited(worker.figures, present, self.configuration.series)
             self.sequence.replace(worker, None)
         await self._free(worker.row)
 

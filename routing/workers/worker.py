@@ -25,7 +25,7 @@ from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
 from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS, DecisionRing
-from routing.process import give_back_large_blocks, spare_the_collector
+from routing.process import return_large_blocks, tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
@@ -74,8 +74,8 @@ class Worker:
         channel = await Channel.open(socket.socket(fileno=self._orders.channel_fd), self.answer)
         self._loads.start()
         self._ticks.start()
-        give_back_large_blocks()
-        spare_the_collector()
+        return_large_blocks()
+        tune_garbage_collector()
         await channel.run()
         if not self.router.is_draining:
             event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.services.in_flight)

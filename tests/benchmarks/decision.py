@@ -22,7 +22,7 @@ from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import Placement
 from routing.balancing.request import PlacementRequest
-from routing.process import spare_the_collector
+from routing.process import tune_garbage_collector
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.hashing import PrefixHasher
 from routing.prompt.parsing import parse_body, session_key
@@ -77,7 +77,7 @@ def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, open
     bodies = cycle([chat_body(kib, number) for number in range(openings)])
     for _ in range(replicas * IN_FLIGHT * 2):
         router.place(next(bodies))
-    spare_the_collector()  # as a router does
+    tune_garbage_collector()  # as a router does
     requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
     choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
     full_us = least_us(lambda: router.place(next(bodies)))

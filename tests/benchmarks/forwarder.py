@@ -14,7 +14,7 @@ from typing import cast
 
 import uvloop
 
-from routing.process import spare_the_collector
+from routing.process import tune_garbage_collector
 
 
 class End(asyncio.Protocol):
@@ -67,7 +67,7 @@ class Front(End):
 async def main(port: int, replicas: Sequence[int]) -> None:
     turn, tasks = cycle(replicas), set[asyncio.Task[None]]()
     server = await asyncio.get_running_loop().create_server(lambda: Front(next(turn), tasks), "127.0.0.1", port)
-    spare_the_collector()
+    tune_garbage_collector()
     await server.serve_forever()
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import uvloop
 
-from routing.process import spare_the_collector
+from routing.process import tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.schema import (
@@ -134,7 +134,7 @@ async def started_router(settings: Settings) -> Router:
 async def measure(settings: Settings) -> None:
     router = await started_router(settings)
     bench = Bench(router)
-    spare_the_collector()
+    tune_garbage_collector()
     there, back = bench.request_us()
     print(f"{settings.name}")
     print(f"  8 KiB chat request, to the replica        {there:7.2f} us")

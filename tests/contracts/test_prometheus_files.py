@@ -101,7 +101,7 @@ def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
 async def _of_a_router() -> set[str]:
     usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
     async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
-        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
         await harness.chat()
         replicas[0].script = streaming(b"data: " + usage + b"\n\n")
         await harness.chat()

@@ -129,7 +129,7 @@ class MemoryFleet(Fleet):
             prefixes[key] += sums
             if one.at_s < (start_s + end_s) / 2:
                 early.add(key)
-            opening = Opening.read(json.loads(record.shape)) if record.shape else None
+            opening = Opening.read(json.loads(record.structure)) if record.structure else None
             if opening is not None:
                 seen.append(Seen(record.group, T0 + timedelta(seconds=one.at_s), opening))
         return Side(

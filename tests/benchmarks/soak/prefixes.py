@@ -18,7 +18,7 @@ from routing.http.response_json import Usage
 from routing.observability.decision_log import MAX_RECORDS, DecisionRing
 from routing.observability.decision_record import Record
 from routing.observability.metrics import Metrics, Outcome
-from routing.process import give_back_large_blocks, spare_the_collector
+from routing.process import return_large_blocks, tune_garbage_collector
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.parsing import parse_body, session_key
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
@@ -60,15 +60,15 @@ class Kept:
         parsed = parse_body(PATH, _body(number))
         wanted = PlacementRequest(parsed.model, f"group-{number}", session_key(parsed), canonical_prompt(parsed))
         decision = self._placement.decide(wanted, self._health)
-        record = Record.of(decision, f"id-{number}")
+        record = Record.from_decision(decision, f"id-{number}")
         ticket = self._placement.dispatch(decision)
         ticket.first_byte()
-        record.first_byte(200, is_streamed=True)
+        record.on_first_byte(200, is_streamed=True)
         record.ttft_s = 0.05
-        record.used(Usage(PROMPT_TOKENS, 16, 0))
+        record.add_usage(Usage(PROMPT_TOKENS, 16, 0))
         ticket.answered(0.05, PROMPT_TOKENS, 0)
         ticket.end()
-        self.metrics.placed_ended(record, Outcome.OK)
+        self.metrics.count_placed(record, Outcome.OK)
         self.decisions.add(record)
 
     @property
@@ -82,8 +82,8 @@ def _body(number: int) -> bytes:
 
 
 def measure(verdict: Verdict, prefixes: int) -> None:
-    give_back_large_blocks()
-    spare_the_collector()
+    return_large_blocks()
+    tune_garbage_collector()
     kept, prompts = Kept(), max(1, prefixes // BLOCKS)
     warm_up = min(prompts // 2, WARM_UP)
     for number in range(warm_up):

@@ -144,9 +144,9 @@ async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeR
 async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
     two[1].health_status = 500
     async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
-        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
         await harness.until(
-            lambda: harness.router.services.checks.finding("replica-1").is_up is False, "a first finding"
+            lambda: harness.router.services.checks.status("replica-1").is_up is False, "a first finding"
         )
         await harness.chat()
         _, shown = await harness.admin("GET", "/admin/replicas")

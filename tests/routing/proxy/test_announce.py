@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from routing.admin import announce
-from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.announce import Announcement, announce_forever
 from routing.admin.events import EventSpool
 from tests.fakes.control_plane import answering, control_plane
 from tests.fakes.replica import FakeReplica
@@ -28,7 +28,7 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
     async with routed(config([replica]), revision=4) as harness, control_plane([503, 401, 200]) as (url, heard):
         what = Announcement(url, "http://admin", "http://data", "1.0", "token")
         view, spool = harness.server.data.view, EventSpool(tmp_path, harness.router.boot)
-        task = asyncio.create_task(keep_announcing(view, what, spool))
+        task = asyncio.create_task(announce_forever(view, what, spool))
         await harness.until(lambda: len(heard) >= 5, "five announcements")
         task.cancel()
         assert (await harness.chat()).status == 200
@@ -51,7 +51,7 @@ async def test_it_announces_until_accepted_and_then_as_a_heartbeat(
 @contextmanager
 def announcing(harness: Harness, url: str) -> Iterator[asyncio.Task[None]]:
     what, spool = Announcement(url, "a", "d", "1.0", "token"), EventSpool(Path("/nonexistent"), "boot")
-    task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+    task = asyncio.create_task(announce_forever(harness.server.data.view, what, spool))
     try:
         yield task
     finally:
@@ -113,7 +113,7 @@ async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_not
         spool = EventSpool(tmp_path, "boot")
         spool.add("x")
         task = asyncio.create_task(
-            keep_announcing(harness.server.data.view, Announcement(url, "a", "d", "1.0", None), spool)
+            announce_forever(harness.server.data.view, Announcement(url, "a", "d", "1.0", None), spool)
         )
         await harness.until(lambda: heard > 2, "three announcements")
         assert not task.done()
@@ -138,7 +138,7 @@ async def test_what_happens_during_an_announcement_waits_for_no_heartbeat(
 
     async with answering(listen) as url, routed(config([replica])) as harness:
         what = Announcement(url, "a", "d", "1.0", None)
-        task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+        task = asyncio.create_task(announce_forever(harness.server.data.view, what, spool))
         await harness.until(lambda: len(heard) == 2, "a second announcement")
         task.cancel()
     assert heard == [[], ["meanwhile"]]

@@ -111,7 +111,7 @@ async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.Monk
     probe = Failing(checks.check_once)
     monkeypatch.setattr(checks, "check_once", probe)
     async with routed(config([replica], health=HealthCheck(interval_s=0.01))) as harness:
-        await until(lambda: harness.router.services.checks.finding(replica.name).is_up is True, "a finding")
+        await until(lambda: harness.router.services.checks.status(replica.name).is_up is True, "a finding")
         _, text = await harness.admin("GET", "/metrics")
     assert f'warmpath_router_loop_failures_total{{loop="health"}} {failures()[Background.HEALTH]}' in text
     assert failures()[Background.HEALTH] >= 3
@@ -119,8 +119,8 @@ async def test_health_is_asked_on(replica: FakeReplica, monkeypatch: pytest.Monk
 
 @pytest.mark.plain_python(reason="It puts a mistake into an object of the router.")
 async def test_replicas_are_watched_on(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    advance = Failing(CircuitBreakers.advance)
-    monkeypatch.setattr(CircuitBreakers, "advance", advance)
+    advance = Failing(CircuitBreakers.admit_due_probes)
+    monkeypatch.setattr(CircuitBreakers, "admit_due_probes", advance)
     async with routed(config([replica])):
         await until(lambda: advance.calls > 4, "ticks after those that failed")
 

@@ -49,7 +49,7 @@ async def test_figures_may_change_between_any_two_lines(replica: FakeReplica, mo
         scrape = asyncio.create_task(view.metrics())
         (series,) = metrics._series.values()
         for name in map("group-{}".format, count()):
-            metrics.unplaced_ended(Outcome.OK, "chat", name)
+            metrics.count_unplaced(Outcome.OK, "chat", name)
             series.count(name, "ok")
             if scrape.done():
                 break

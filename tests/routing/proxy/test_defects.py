@@ -65,7 +65,7 @@ async def test_a_failure_while_connecting_elsewhere_is_answered_with_a_500(
     two[0].kill()
     two[1].kill()
     async with routed(config(two)) as harness:
-        monkeypatch.setattr(harness.router.services.metrics, "retried", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "count_retry", _fails)
         assert (await harness.chat()).status == 500
         await harness.at_rest()
 
@@ -75,7 +75,7 @@ async def test_a_failure_after_a_reset_is_answered_with_a_500(
 ) -> None:
     two[0].script = two[1].script = resetting
     async with routed(config(two)) as harness:
-        monkeypatch.setattr(harness.router.services.metrics, "retried", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "count_retry", _fails)
         assert (await harness.chat()).status == 500
         await harness.at_rest()
 
@@ -94,7 +94,7 @@ async def test_a_failure_after_the_first_byte_cuts_the_connection(
 
 async def test_a_failure_of_the_counters_costs_no_answer(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     async with routed(config([replica])) as harness, harness.connect() as client:
-        monkeypatch.setattr(harness.router.services.metrics, "placed_ended", _fails)
+        monkeypatch.setattr(harness.router.services.metrics, "count_placed", _fails)
         for _ in range(3):
             await client.send(post(CHAT))
             assert (await client.answer()).status == 200

@@ -28,7 +28,7 @@ def names(spool: EventSpool) -> list[tuple[str, int]]:
 def test_events_wait_in_order_until_they_are_taken(spool: EventSpool) -> None:
     for number in range(5):
         spool.add("replica_ejected", replica=f"r{number}", reason=None)
-    spool.taken(spool.oldest(2))
+    spool.acknowledge(spool.oldest(2))
     assert names(spool) == [("b1", 3), ("b1", 4), ("b1", 5)]
     assert spool.oldest(1)[0].facts == {"replica": "r2"}
 
@@ -36,7 +36,7 @@ def test_events_wait_in_order_until_they_are_taken(spool: EventSpool) -> None:
 def test_the_next_life_tells_what_the_last_one_did_not(spool: EventSpool, tmp_path: Path) -> None:
     for _ in range(3):
         spool.add("x")
-    spool.taken(spool.oldest(1))
+    spool.acknowledge(spool.oldest(1))
     after = EventSpool(tmp_path, "b2")
     after.add("router_started")
     assert names(after) == [("b1", 2), ("b1", 3), ("b2", 1)]
@@ -99,7 +99,7 @@ def test_a_folder_in_the_files_place_costs_the_keeping_and_not_the_telling(tmp_p
     spool = EventSpool(tmp_path, "b1")
     for _ in range(3):
         spool.add("x")
-    spool.taken(spool.oldest(1))
+    spool.acknowledge(spool.oldest(1))
     assert names(spool) == [("b1", 2), ("b1", 3)]
 
 
@@ -107,7 +107,7 @@ def test_a_disk_that_refuses_costs_the_keeping_and_not_the_telling(tmp_path: Pat
     (tmp_path / "file").touch()
     spool = EventSpool(tmp_path / "file", "b1")
     spool.add("x")
-    spool.taken(spool.oldest(0))
+    spool.acknowledge(spool.oldest(0))
     assert names(spool) == [("b1", 1)]
 
 
@@ -144,7 +144,7 @@ def live_and_say(folder: Path, boot: str, says: int) -> None:
             if number % 7 == 0:
                 oldest = spool.oldest(9)
                 os.write(says, "".join(f"T{it.boot}/{it.seq} " for it in oldest).encode())
-                spool.taken(oldest)
+                spool.acknowledge(oldest)
     finally:
         os._exit(1)
 
@@ -160,14 +160,14 @@ async def test_what_a_router_lets_go_and_takes_back_is_noticed_once(
     seldom = HealthCheck(interval_s=60)  # what the test finds of a replica stays found
     async with routed(config(two, health=seldom), revision=4) as harness:
         observer = StateObserver(harness.server.data.view, spool, "1.0")
-        looking = asyncio.create_task(observer.keep_looking())
+        looking = asyncio.create_task(observer.observe_forever())
         router, name = harness.router, two[0].name
-        await harness.until(lambda: router.services.checks.finding(name).is_up, "the first and last look at its health")
+        await harness.until(lambda: router.services.checks.status(name).is_up, "the first and last look at its health")
         router.balancer.health.mark(name, up=False)
-        router.services.checks.finding(name).is_up = False
-        router.services.checks.finding(name).reason = "connection refused"
+        router.services.checks.status(name).is_up = False
+        router.services.checks.status(name).reason = "connection refused"
         await harness.until(lambda: len(spool) >= 3, "the replica's loss to be noticed")
-        router.services.checks.finding(name).is_up = True
+        router.services.checks.status(name).is_up = True
         router.balancer.health.mark(name, up=True)
         await harness.until(lambda: len(spool) >= 4, "its return")
         looking.cancel()

@@ -228,7 +228,7 @@ async def test_a_replica_too_busy_for_its_health_check_is_up_while_its_answers_c
     async with routed(config([replica], health=health)) as harness, asyncio.TaskGroup() as group:
         asked = group.create_task(harness.chat())
         await replica.wait_calls(1)
-        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
         replica.health_status, before = None, replica.probes
         await harness.until(lambda: replica.probes >= before + 4, "some checks to pass in silence")
         assert harness.router.balancer.health.is_up("replica-0")
@@ -237,7 +237,7 @@ async def test_a_replica_too_busy_for_its_health_check_is_up_while_its_answers_c
         await harness.until(
             lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down, now it is silent"
         )
-        assert "no answer within" in (harness.router.services.checks.finding("replica-0").reason or "")
+        assert "no answer within" in (harness.router.services.checks.status("replica-0").reason or "")
         asked.cancel()
 
 
@@ -260,7 +260,7 @@ async def test_a_router_out_of_sockets_does_not_blame_the_replica(
         async def fail(*_: object, **__: object) -> None:
             raise OSError(24, "Too many open files")
 
-        finding = harness.router.services.checks.finding("replica-0")
+        finding = harness.router.services.checks.status("replica-0")
         await harness.until(lambda: finding.is_up, "the first probe")
         link = harness.router.serving.connection_pools["replica-0"]
         monkeypatch.setattr(

@@ -11,9 +11,9 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from routing.process import give_back_large_blocks
+from routing.process import return_large_blocks
 if sys.argv[1] == "told":
-    give_back_large_blocks()
+    return_large_blocks()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 first = bytes([1]) * (30 << 20)

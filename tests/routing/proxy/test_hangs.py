@@ -115,7 +115,7 @@ async def test_long_prefills_are_no_hang(two: list[FakeReplica]) -> None:
     prompt = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x" * 64_000}]})
     async with routed(config(two, breaker=QUICK)) as harness:
         assert (await harness.chat(prompt.encode())).status == 200
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
         assert sum(len(replica.calls) for replica in two) == 1
 
 
@@ -123,7 +123,7 @@ async def test_answers_that_are_no_streams_may_take_their_time(two: list[FakeRep
     engines(two, first_byte_s=1.5)
     async with routed(config(two, breaker=QUICK)) as harness:
         assert (await harness.chat(BODY)).status == 200
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
 
 
 @alone
@@ -146,7 +146,7 @@ async def test_a_replica_that_works_for_others_meanwhile_does_not_hang(two: list
         async with asyncio.TaskGroup() as group:
             answers = [group.create_task(harness.chat(STREAM)) for _ in range(2)]
         assert [task.result().status for task in answers] == [200, 200]
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
 
 
 @alone
@@ -162,7 +162,7 @@ async def test_silences_that_end_well_become_usual(two: list[FakeReplica]) -> No
         breaker = BreakerConfig(stall_s=0.3, max_out_ratio=1.0)
         await harness.push(config(two[:1], breaker=breaker), 2)
         assert (await harness.chat(STREAM)).status == 200
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
 
 
 async def test_when_all_hang_half_stays_and_nobody_is_refused(two: list[FakeReplica]) -> None:
@@ -171,7 +171,7 @@ async def test_when_all_hang_half_stays_and_nobody_is_refused(two: list[FakeRepl
         for engine in both:
             engine.runs.clear()
         waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(6)]
-        await harness.until(lambda: len(harness.router.balancer.breakers.opened) > 0, "one to be out")
+        await harness.until(lambda: len(harness.router.balancer.breakers.ejections) > 0, "one to be out")
         assert any(harness.router.balancer.health.is_up(name) for name in ("replica-0", "replica-1"))
         for engine in both:
             engine.runs.set()
@@ -279,7 +279,7 @@ async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica
         harness.router._run_housekeeping()
         goes_on.set()
         assert (await asked).status == 500
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
 
 
 async def test_a_stream_that_hangs_since_before_its_replica_was_out_spoils_no_trial(two: list[FakeReplica]) -> None:

@@ -175,7 +175,7 @@ async def test_an_engine_that_takes_long_and_makes_progress_stays(is_prefilling:
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         answers = await asyncio.gather(*(harness.chat() for _ in range(6)))
         assert [answer.status for answer in answers] == [200] * 6
-        assert (harness.router.balancer.breakers.opened, [replica.token_probes for replica in two]) == ({}, [[], []])
+        assert (harness.router.balancer.breakers.ejections, [replica.token_probes for replica in two]) == ({}, [[], []])
         assert all(replica.reads < 60 for replica in two), "at most one every third of stall_s"
 
 
@@ -200,7 +200,7 @@ async def test_an_engine_that_has_nothing_to_do_yet_and_answers_a_probe_stays(tw
         replica.script = fetching
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         assert (await harness.chat()).status == 200
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
         probes = sum(len(replica.token_probes) for replica in two)
         assert 1 <= probes <= 5, "after 0.4, 0.8, 1.6 and 3.2 s at the soonest"
 
@@ -219,7 +219,7 @@ async def test_an_engine_that_rejects_the_probe_hangs_if_it_says_that_requests_a
             await harness.until(is_out(harness), "it to be out")
         else:
             await harness.until(lambda: two[0].reads > 6, "its counters to be read for a while")
-            assert harness.router.balancer.breakers.opened == {}
+            assert harness.router.balancer.breakers.ejections == {}
             first.runs.set()
         assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
         assert second.running == 0
@@ -244,9 +244,9 @@ async def test_an_engine_without_counters_has_the_time_of_the_whole_prefill(two:
         replica.script = slow_once
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         assert (await harness.chat(json.dumps(long).encode())).status == 200
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
         assert (await harness.chat()).status == 200
-        assert len(harness.router.balancer.breakers.opened) == 1
+        assert len(harness.router.balancer.breakers.ejections) == 1
 
 
 async def test_an_api_server_that_is_late_with_its_counters_is_no_hang(two: list[FakeReplica]) -> None:
@@ -259,7 +259,7 @@ async def test_an_api_server_that_is_late_with_its_counters_is_no_hang(two: list
     async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
         answers: list[Answer] = await asyncio.gather(*(harness.chat() for _ in range(4)))
         assert [answer.status for answer in answers] == [200] * 4
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}
 
 
 async def test_a_probe_names_the_pools_model_and_carries_the_replicas_own_key(two: list[FakeReplica]) -> None:
@@ -284,4 +284,4 @@ async def test_requests_leave_a_hung_replica_that_its_health_check_has_found_dow
         first.stop()
         waiting = [asyncio.create_task(harness.chat()) for _ in range(4)]
         assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
-        assert harness.router.balancer.breakers.opened == {}
+        assert harness.router.balancer.breakers.ejections == {}

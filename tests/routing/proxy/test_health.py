@@ -52,9 +52,9 @@ async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tup
     """Health checks of one replica, which has answered the first."""
     book = HealthRegistry()
     checks = HealthChecks(book, lambda _: None, lambda _: 0.0)
-    checks.check_only([Checked(replica.name, Address(replica.url), check)])
+    checks.configure([Checked(replica.name, Address(replica.url), check)])
     try:
-        await until(lambda: checks.finding(replica.name).is_up is True)
+        await until(lambda: checks.status(replica.name).is_up is True)
         yield checks, book
     finally:
         checks.close()
@@ -94,7 +94,7 @@ async def test_requests_that_fail_one_after_the_other_have_it_asked_ten_times_a_
         begun = time.monotonic()
         for number in range(2, 5):
             while replica.probes < number:
-                checks.suspect(replica.name)
+                checks.request_check(replica.name)
                 await asyncio.sleep(0)
         assert time.monotonic() - begun >= 2 * AGAIN_S
 
@@ -104,5 +104,5 @@ async def test_connections_that_fail_and_one_check_are_two_findings_however_many
         replica.kill()
         for _ in range(10):
             checks.on_connect_failed(replica.name)
-        await until(lambda: checks.finding(replica.name).failures == 2)
+        await until(lambda: checks.status(replica.name).failures == 2)
         assert book.is_up(ReplicaId(replica.name))

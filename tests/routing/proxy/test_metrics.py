@@ -6,6 +6,7 @@ import os
 import platform
 from array import array
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from routing import __version__
 from routing.balancing.decision import CandidateLoads
 from routing.observability.decision_record import Record
 from routing.observability.exposition import EDGES, EXPOSED_EDGES, Histogram
-from routing.observability.metrics import GRACE_S, Metrics, Outcome, SeriesKey
-from routing.schema import ConcurrencyConfig, TaskGroupConfig
+from routing.observability.metrics import GRACE_S, ConfiguredSeries, Metrics, Outcome
+from routing.schema import ConcurrencyConfig, RouterConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, streaming
 from tests.routing.proxy.harness import config, routed
 from tests.routing.proxy.scraped import samples
@@ -39,7 +40,7 @@ def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Re
         "id", 0.0, "chat", "", "unmatched", "everyday", revision, "round_robin", replica, "round_robin", 5, 16, None,
         [array("Q", range(blocks))], CandidateLoads([]),
     )  # fmt: skip
-    record.first_byte(200, is_streamed=True)
+    record.on_first_byte(200, is_streamed=True)
     record.ttft_s = 0.5
     record.prompt_tokens, record.cached_tokens = 33, 16
     return record
@@ -49,7 +50,7 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
     replica.script = streaming(EVENT)
     groups = (TaskGroupConfig(name="coding"),)
     async with routed(config([replica], groups=groups), revision=8) as harness:
-        await harness.until(lambda: harness.router.services.checks.finding("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
         for _ in range(3):
             await harness.chat(headers=[b"X-Task-Group: coding"])
         await harness.chat(b"not JSON")
@@ -98,19 +99,17 @@ def test_edges_grow_by_five_percent() -> None:
     assert all(b / a == pytest.approx(1.05) for a, b in pairwise(EDGES))
 
 
-def test_series_leave_after_their_configuration_and_not_before_everybody_has_read_them() -> None:
+def test_series_leave_after_their_configuration_and_not_before_everybody_has_read_them(two: list[FakeReplica]) -> None:
     now = 0.0
     metrics = Metrics(clock=lambda: now)
     for name in ("replica-0", "replica-1"):
-        metrics.placed_ended(record(name), Outcome.OK)
+        metrics.count_placed(record(name), Outcome.OK)
 
-    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
-        return key[2] != "replica-1"
-
-    metrics.prune(knows)
+    series = ConfiguredSeries(config(two[:1]))
+    metrics.prune(series)
     assert "replica-1" in "\n".join(metrics.lines())
     now = GRACE_S + 1
-    metrics.prune(knows)
+    metrics.prune(series)
     text = "\n".join(metrics.lines())
     assert "replica-1" not in text
     assert 'replica="replica-0"' in text
@@ -132,15 +131,19 @@ async def test_series_leave_though_nobody_reads_them(two: list[FakeReplica], mon
 
 async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two: list[FakeReplica]) -> None:
     async with routed(config(two), revision=1) as harness:
-        knows = harness.router.knows
-        assert knows(("chat", "", "replica-1", "everyday", 1))
-        assert knows(("", "", "", "", 0))
+
+        def is_configured(*key: Any) -> bool:
+            serving = harness.router.serving
+            return serving is not None and serving.series.contains(key)  # type: ignore[arg-type]
+
+        assert is_configured("chat", "", "replica-1", "everyday", 1)
+        assert is_configured("", "", "", "", 0)
         await harness.push(config(two[:1], policy_revision=2), 2)
-        assert not knows(("chat", "", "replica-1", "everyday", 2))
-        assert not knows(("chat", "", "replica-0", "everyday", 1))
-        assert knows(("chat", "", "replica-0", "everyday", 2))
-        assert not knows(("chat", "gone", "replica-0", "everyday", 2))
-        assert not knows(("gone", "", "replica-0", "everyday", 2))
+        assert not is_configured("chat", "", "replica-1", "everyday", 2)
+        assert not is_configured("chat", "", "replica-0", "everyday", 1)
+        assert is_configured("chat", "", "replica-0", "everyday", 2)
+        assert not is_configured("chat", "gone", "replica-0", "everyday", 2)
+        assert not is_configured("gone", "", "replica-0", "everyday", 2)
 
 
 def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> None:
@@ -150,10 +153,10 @@ def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> Non
         answered = record()
         answered.hit_tokens, answered.prompt_tokens_estimate = hit_tokens, estimate
         answered.prompt_tokens, answered.cached_tokens = prompt, cached
-        metrics.placed_ended(answered, Outcome.OK)
+        metrics.count_placed(answered, Outcome.OK)
     silent = record()
     silent.hit_tokens, silent.prompt_tokens, silent.cached_tokens = 5, None, None
-    metrics.placed_ended(silent, Outcome.OK)
+    metrics.count_placed(silent, Outcome.OK)
 
     seen = samples("\n".join(metrics.lines()) + "\n")
     counted = {name: seen[f"warmpath_router_{name}_total"][0][1] for name in PREDICTED}
@@ -171,7 +174,7 @@ def test_ttft_is_told_apart_by_whether_half_of_the_prompt_was_cached() -> None:
     for prompt, cached in ((100, 50), (100, 100), (100, 49), (100, 0), (100, None), (0, 0)):
         answered = record()
         answered.prompt_tokens, answered.cached_tokens = prompt, cached
-        metrics.placed_ended(answered, Outcome.OK)
+        metrics.count_placed(answered, Outcome.OK)
 
     seen = samples("\n".join(metrics.lines()) + "\n")
     by_reuse = {labels["reuse"]: value for labels, value in seen["warmpath_router_reuse_ttft_seconds_count"]}
@@ -184,9 +187,9 @@ def test_ttft_is_told_apart_by_whether_half_of_the_prompt_was_cached() -> None:
 def test_ttft_by_reuse_leaves_with_its_group() -> None:
     now = [0.0]
     metrics = Metrics(clock=lambda: now[0])
-    metrics.placed_ended(record(), Outcome.OK)
+    metrics.count_placed(record(), Outcome.OK)
     for now[0] in (0.0, GRACE_S + 1):
-        metrics.prune(lambda *_, **__: False)
+        metrics.prune(ConfiguredSeries(RouterConfig(hash_secret="5ec2e7" * 8, pools=())))
 
     assert "reuse_ttft" not in "\n".join(metrics.lines())
 
@@ -215,9 +218,9 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
             await harness.chat(headers=[b"X-Task-Group: " + group])
         placed = record()
         placed.arm = "trial"
-        harness.router.services.metrics.placed_ended(placed, Outcome.OK)
+        harness.router.services.metrics.count_placed(placed, Outcome.OK)
         placed.is_streamed, placed.ttft_s, placed.latency_s = False, None, 2.0
-        harness.router.services.metrics.placed_ended(placed, Outcome.OK)
+        harness.router.services.metrics.count_placed(placed, Outcome.OK)
         _, text = await harness.admin("GET", "/metrics")
         _, fine = await harness.admin("GET", "/metrics?buckets=fine")
         status, refusal = await harness.admin("GET", "/metrics?buckets=some")

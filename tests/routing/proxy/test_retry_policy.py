@@ -86,7 +86,7 @@ async def test_plain_responses_that_take_longer_than_a_first_token_may_are_gener
         limits = Limits(first_byte_timeout_s=1.0)
         async with routed(config(replicas, limits=limits, health=PATIENT)) as harness:
             assert await ask_all(harness) == {200: REQUESTS}
-            assert harness.router.balancer.breakers.opened == {}
+            assert harness.router.balancer.breakers.ejections == {}
             await harness.at_rest()
         assert sum(len(replica.calls) for replica in replicas) == REQUESTS
 
@@ -100,7 +100,7 @@ async def test_a_timeout_generates_nothing_twice_and_is_not_blamed_on_an_engine_
         breaker = BreakerConfig(failures=2, stall_s=1.2)
         async with routed(config(replicas, limits=limits, health=PATIENT, breaker=breaker)) as harness:
             assert await ask_all(harness, body) == {504: REQUESTS}
-            assert (harness.router.balancer.breakers.opened, harness.router.balancer.breakers.not_closed) == ({}, {})
+            assert (harness.router.balancer.breakers.ejections, harness.router.balancer.breakers.not_closed) == ({}, {})
             await harness.at_rest()
             calls = [call for replica in replicas for call in replica.calls]
             assert len(calls) == REQUESTS
@@ -132,8 +132,8 @@ async def test_timeouts_count_against_a_replica_whose_engine_shows_no_progress(t
     limits = Limits(response_timeout_s=0.3, first_byte_timeout_s=0.3)
     async with routed(config(two, limits=limits, health=PATIENT, breaker=EAGER)) as harness:
         assert await ask_all(harness) == {504: REQUESTS}
-        await harness.until(lambda: harness.router.balancer.breakers.opened, "one to be out")
-        ((_, _, cause),) = harness.router.balancer.breakers.opened
+        await harness.until(lambda: harness.router.balancer.breakers.ejections, "one to be out")
+        ((_, _, cause),) = harness.router.balancer.breakers.ejections
         assert cause == "failures"
 
 

@@ -71,7 +71,7 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
     for number in range(per_s * seconds):
         at, chosen = number / per_s, chance.choice(decided)
         looked += at >= sampler.due_at
-        chosen.described += sampler.takes(chosen, at)  # type: ignore[arg-type]
+        chosen.described += sampler.should_sample(chosen, at)  # type: ignore[arg-type]
     described = [one.described for one in decided]
 
     assert sum(described) <= expected * seconds + groups

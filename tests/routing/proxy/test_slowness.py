@@ -75,7 +75,7 @@ async def is_out(harness: Harness, replica: str, within_s: float) -> None:
 
 
 def causes(harness: Harness) -> set[str]:
-    return {cause for _, _, cause in harness.router.balancer.breakers.opened}
+    return {cause for _, _, cause in harness.router.balancer.breakers.ejections}
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(fou
         async with going(load):
             made[0].between_s = 3.0
             await is_out(harness, "replica-0", FOUND_S)
-            taken, opened = made[0].taken, harness.router.balancer.breakers.opened
+            taken, opened = made[0].taken, harness.router.balancer.breakers.ejections
             before = opened["chat", "replica-0", "slow"]
             await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "probes to fail")
             tried = opened["chat", "replica-0", "slow"] - before  # a busy machine looks late; its share is 15 a second
@@ -179,7 +179,7 @@ async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: li
             assert harness.router.balancer.breakers.state("replica-0") == "half_open"
             released.set()
             assert (await probe).replica == "replica-0"
-        assert harness.router.balancer.breakers.opened == {("chat", "replica-0", "slow"): 1}
+        assert harness.router.balancer.breakers.ejections == {("chat", "replica-0", "slow"): 1}
         for stream in crawling:
             stream.cancel()
         await harness.until(lambda: harness.router.services.in_flight == 0, "all to have gone")

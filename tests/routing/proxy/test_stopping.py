@@ -227,7 +227,7 @@ async def test_what_goes_wrong_while_draining_is_not_taken_for_a_good_end(
         raise RuntimeError("a mistake of ours")
 
     monkeypatch.setattr(SingleProcess, "drain", fail)
-    monkeypatch.setattr("routing.server.spare_the_collector", lambda: None)
+    monkeypatch.setattr("routing.server.tune_garbage_collector", lambda: None)
     settings = read_settings(
         ["--control-plane=http://127.0.0.1:1", "--port=0", "--admin-port=0", f"--state-dir={tmp_path}"], {}
     )

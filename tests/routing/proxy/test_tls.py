@@ -234,7 +234,7 @@ async def test_a_replica_with_a_good_certificate_is_reached_and_kept(authority: 
     ):
         for body in (BODY, BODY + b" " * 1_000_000):
             assert (await harness.chat(body)).status == 200
-        await harness.until(lambda: harness.router.services.checks.finding("secure").is_up, "its health check")
+        await harness.until(lambda: harness.router.services.checks.status("secure").is_up, "its health check")
         assert one.connections == 1
         one.script = resetting
         assert (await harness.chat()).status == 502
@@ -256,8 +256,8 @@ async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(
         routed(config([one], health=checks), tls=trusting(authority)) as harness,
     ):
         answer = await harness.chat()
-        await harness.until(lambda: harness.router.services.checks.finding("secure").reason, "its health check")
-        reason = harness.router.services.checks.finding("secure").reason
+        await harness.until(lambda: harness.router.services.checks.status("secure").reason, "its health check")
+        reason = harness.router.services.checks.status("secure").reason
         await harness.at_rest()
     assert answer.status == 502
     assert "its certificate is not accepted" in answer.error["message"]

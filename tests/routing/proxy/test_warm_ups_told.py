@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routing.admin import announce
-from routing.admin.announce import Announcement, keep_announcing
+from routing.admin.announce import Announcement, announce_forever
 from routing.admin.events import EventSpool
 from routing.schema import (
     PrefixHashSettings,
@@ -97,7 +97,7 @@ async def test_the_control_plane_hears_how_far_it_is(three: list[FakeReplica], m
         new.script = Call.wait_gone
         what = Announcement(url, "http://admin", "http://data", "1.0", None)
         spool = EventSpool(Path("/nonexistent"), "boot")
-        task = asyncio.create_task(keep_announcing(harness.server.data.view, what, spool))
+        task = asyncio.create_task(announce_forever(harness.server.data.view, what, spool))
         await harness.until(lambda: bool(heard), "a heartbeat")
         assert "warming" not in heard[-1]
         await harness.push(warming(three, WarmUp(time_limit_s=600)), 2)

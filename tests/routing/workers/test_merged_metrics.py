@@ -1,4 +1,4 @@
-"""Sums over workers: nothing counted twice, nothing going backwards."""
+"""Metrics merged over workers: nothing is counted twice, and no counter goes backwards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from routing.observability.exposition import EXPOSED_EDGES, PREFIX, Histogram, header
-from routing.observability.metrics import GRACE_S, POLICY_TTFT, SeriesKey
-from routing.workers.metrics import Counts, Families, add, lines, parse, series_key
+from routing.observability.metrics import GRACE_S, POLICY_TTFT, ConfiguredSeries
+from routing.schema import Canary, PolicyConfig, PoolConfig, ReplicaConfig, RoundRobinSettings, RouterConfig
+from routing.workers.metrics import Families, MergedMetrics, add, lines, parse, series_key
 from routing.workers.multiprocess import merged_rows
 
 
@@ -34,173 +35,139 @@ def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *
     )
 
 
-def everything(_: SeriesKey, *, tried: bool = False) -> bool:
-    return True
+def configured(*pools: str, with_canary: bool = False) -> ConfiguredSeries:
+    settings = RoundRobinSettings()
+    policy = PolicyConfig("p", 3, settings, trial=Canary(4, settings, 0.5) if with_canary else None)
+    replicas = (ReplicaConfig("a", "http://a:8000"),)
+    return ConfiguredSeries(
+        RouterConfig(
+            hash_secret="5ec2e7" * 8, pools=tuple(PoolConfig(name, policy, replicas=replicas) for name in pools)
+        )
+    )
 
 
 def text(families: Families, *, is_fine: bool = True) -> str:
     return "\n".join(lines(families, is_fine=is_fine)) + "\n"
 
 
-def values(families: Families) -> dict[str, float]:
-    return values_of(text(families))
+def values(exposition: str) -> dict[str, float]:
+    samples = (sample for family in text_string_to_metric_families(exposition) for sample in family.samples)
+    return {sample.name + sample.labels.get("le", ""): sample.value for sample in samples}
 
 
-def values_of(exposition: str) -> dict[str, float]:
-    found = {}
-    for family in text_string_to_metric_families(exposition):
-        for sample in family.samples:
-            found[sample.name + sample.labels.get("le", "")] = sample.value
-    return found
+def totals(metrics: MergedMetrics, present: list[Families], series: ConfiguredSeries | None = None) -> dict[str, float]:
+    return values(text(metrics.total(present, series)))
 
 
+@pytest.mark.parametrize("is_fine", [True, False])
 @given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
-def test_merged_histograms_are_the_histogram_of_everything(by_worker: list[list[float]]) -> None:
-    total: Families = {}
-    for seconds in by_worker:
-        add(total, parse(exposed(1, seconds)))
-    whole = values(parse(exposed(len(by_worker), [value for seconds in by_worker for value in seconds])))
-    merged = values(total)
-    assert merged.pop("warmpath_router_ttft_seconds_sum") == pytest.approx(
-        whole.pop("warmpath_router_ttft_seconds_sum")
-    )
-    for known in (merged, whole):
-        known.pop("warmpath_router_in_flight")
-    assert merged == whole
-
-
-@given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
-def test_merged_histograms_have_the_edges_that_one_process_exposes(by_worker: list[list[float]]) -> None:
+def test_merged_metrics_equal_those_of_one_process(is_fine: bool, by_worker: list[list[float]]) -> None:
     total: Families = {}
     for seconds in by_worker:
         add(total, parse(exposed(1, seconds)))
     everything = [value for seconds in by_worker for value in seconds]
+    merged = values(text(total, is_fine=is_fine))
+    single = values(exposed(len(by_worker), everything, is_fine=is_fine) + "\n")
+    name = "warmpath_router_ttft_seconds_sum"
+    assert merged.pop(name) == pytest.approx(single.pop(name))
+    assert merged.pop("warmpath_router_in_flight") == 2 * len(by_worker)
+    del single["warmpath_router_in_flight"]
+    assert merged == single
+    if not is_fine:
+        assert sum("_bucket" in key for key in merged) == len(EXPOSED_EDGES) + 1
 
-    merged = values_of(text(total, is_fine=False))
-    alone = values_of(exposed(len(by_worker), everything, is_fine=False) + "\n")
 
-    buckets = [{le: count for le, count in found.items() if "_bucket" in le} for found in (merged, alone)]
-    assert buckets[0] == buckets[1]
-    assert len(buckets[0]) == len(EXPOSED_EDGES) + 1
-
-
-def test_one_workers_text_is_shown_as_it_was() -> None:
+def test_the_metrics_of_a_single_worker_are_exposed_unchanged() -> None:
     before = exposed(5, [0.1, 0.1, 3.0, 5000.0])
     assert sorted(text(parse(before)).splitlines()) == sorted(before.splitlines())
 
 
-def test_gauges_add_up_but_a_replica_is_up_only_where_all_find_it_so() -> None:
-    total = Counts().total([parse(exposed(1, [], up=1)), parse(exposed(2, [], up=0))], everything)
-    assert values(total)["warmpath_router_in_flight"] == 4
-    assert values(total)["warmpath_router_replica_up"] == 0
-    assert values(total)["warmpath_router_requests_total"] == 3
+def test_gauges_add_up_but_a_replica_is_up_only_if_all_workers_find_it_up() -> None:
+    total = totals(MergedMetrics(), [parse(exposed(1, [], up=1)), parse(exposed(2, [], up=0))])
+    assert total["warmpath_router_in_flight"] == 4
+    assert total["warmpath_router_replica_up"] == 0
+    assert total["warmpath_router_requests_total"] == 3
 
 
-def test_a_replica_is_shown_as_the_worker_sees_it_that_sees_it_worst() -> None:
+def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
     def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
-        said = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
-        counted = {"running": running, "waiting_tokens": 10 * running, "connections": 1, "warming": None}
+        state = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}
+        load = {"running": running, "waiting_tokens": 10 * running, "connections": 1, "warming": None}
         ranks = [{"running": running, "waiting_tokens": 10 * running}, {"running": 0, "waiting_tokens": 0}]
-        return {"pool": "chat", "name": "a", **said, **counted, "ranks": ranks, "last_ok_at": last_ok_at}
+        return {"pool": "chat", "name": "a", **state, **load, "ranks": ranks, "last_ok_at": last_ok_at}
 
-    up, out = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
+    up, open_ = row("up", "closed", 1.0, 1, "2026-01-01T00:00:01"), row("up", "open", 0.25, 2, "2026-01-01T00:00:02")
     down, unknown = row("down", "closed", 1.0, 3, None), row("unknown", "closed", 1.0, 0, None)
-    trying = row("up", "half_open", 0.0, 0, None)
+    half_open = row("up", "half_open", 0.0, 0, None)
     for rows, reason, breaker in (
-        ([up, out, down], "down closed", "open"),
-        ([up, out], "up open", "open"),
-        ([up, trying, down], "down closed", "half_open"),
+        ([up, open_, down], "down closed", "open"),
+        ([up, open_], "up open", "open"),
+        ([up, half_open, down], "down closed", "half_open"),
         ([unknown, up], "up closed", "closed"),
     ):
-        [merged] = merged_rows([one] for one in rows)
+        [merged] = merged_rows([row] for row in rows)
         assert (merged["reason"], merged["health"], merged["breaker"]) == (reason, reason.split()[0], breaker)
-        assert merged["share"] == min(one["share"] for one in rows)
+        assert merged["share"] == min(row["share"] for row in rows)
         assert merged["ranks"] == [
             {"running": merged["running"], "waiting_tokens": merged["waiting_tokens"]},
             {"running": 0, "waiting_tokens": 0},
         ]
-        assert merged["running"] * 10 == merged["waiting_tokens"] == sum(one["waiting_tokens"] for one in rows)
+        assert merged["running"] * 10 == merged["waiting_tokens"] == sum(row["waiting_tokens"] for row in rows)
     assert merged_rows([[unknown], [unknown]])[0]["last_ok_at"] is None
-    assert merged_rows([[up], [out]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
+    assert merged_rows([[up], [open_]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
 
 
-def test_what_an_ended_worker_counted_stays_and_its_gauges_go() -> None:
-    counts = Counts()
-    counts.add_exited(parse(exposed(7, [0.1])), [], everything)
-    counts.add_exited(parse(exposed(5, [0.1])), [], everything)
-    alone = values(counts.total([], everything))
-    assert alone["warmpath_router_requests_total"] == 12
-    assert alone["warmpath_router_ttft_seconds_count"] == 2
-    assert "warmpath_router_in_flight" not in alone
-    assert values(counts.total([parse(exposed(1, []))], everything))["warmpath_router_requests_total"] == 13
-    assert values(counts.total([], everything))["warmpath_router_requests_total"] == 12
+def test_counters_of_an_exited_worker_stay_and_its_gauges_go() -> None:
+    metrics = MergedMetrics()
+    metrics.add_exited(parse(exposed(7, [0.1])), [], None)
+    metrics.add_exited(parse(exposed(5, [0.1])), [], None)
+    remaining = totals(metrics, [])
+    assert remaining["warmpath_router_requests_total"] == 12
+    assert remaining["warmpath_router_ttft_seconds_count"] == 2
+    assert "warmpath_router_in_flight" not in remaining
+    assert totals(metrics, [parse(exposed(1, []))])["warmpath_router_requests_total"] == 13
 
 
-def test_a_series_vanishes_whole_after_its_time_and_leaves_nothing_behind() -> None:
+def test_a_series_is_dropped_as_a_whole_after_its_grace_period_even_if_a_worker_exits_meanwhile() -> None:
     now = 0.0
-    counts = Counts(lambda: now)
-
-    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
-        return key[0] != "old"
-
-    counts.add_exited(parse(exposed(7, [0.1], pool="old")), [], everything)
-    present = parse(exposed(2, [], pool="old"))
-    assert values(counts.total([present], knows))["warmpath_router_requests_total"] == 9
+    metrics, series = MergedMetrics(lambda: now), configured("chat")
+    metrics.add_exited(parse(exposed(7, [0.1], pool="old")), [], None)
+    present, exiting = parse(exposed(2, [], pool="old")), parse(exposed(3, []))
+    assert 'pool="old"' in text(metrics.total([present, exiting], series))
     now = GRACE_S - 60
-    assert values(counts.total([present], knows))["warmpath_router_requests_total"] == 9
-    now = GRACE_S - 10  # before the worker itself lets go of it
-    assert values(counts.total([present], knows)) == {}
-    assert values(counts.total([], everything)) == {}
-    assert counts._left_at == {}
+    metrics.add_exited(exiting, [present], series)
+    assert 'pool="old"' in text(metrics.total([present], series))
+    now = GRACE_S - 10  # before the worker itself drops it
+    assert 'pool="old"' not in text(metrics.total([present], series))
+    assert 'pool="old"' not in text(metrics.total([], None))
 
 
-def test_a_series_vanishes_whole_whichever_worker_ends_meanwhile() -> None:
+def test_canary_metrics_of_an_exited_worker_are_dropped_after_the_canary() -> None:
     now = 0.0
-    counts = Counts(lambda: now)
-
-    def knows(key: SeriesKey, *, tried: bool = False) -> bool:
-        return key[0] != "old"
-
-    present, ending = parse(exposed(2, [], pool="old")), parse(exposed(3, []))
-    assert 'pool="old"' in text(counts.total([present, ending], knows))
-    now = GRACE_S - 60
-    counts.add_exited(ending, [present], knows)
-    assert 'pool="old"' in text(counts.total([present], knows))
-    now = GRACE_S - 10  # before the worker itself lets go of it
-    assert 'pool="old"' not in text(counts.total([present], knows))
-
-
-def test_what_a_dead_worker_counted_of_a_trial_leaves_some_time_after_the_trial() -> None:
-    now, is_tried = 0.0, True
-    counts = Counts(lambda: now)
-
-    def knows(_: SeriesKey, *, tried: bool = False) -> bool:
-        return is_tried or not tried
-
-    where = 'pool="chat",group="",policy="p",revision="3"'
+    metrics, labels = MergedMetrics(lambda: now), 'pool="chat",group="",policy="p",revision="3"'
     histogram = Histogram()
     histogram.observe(0.1)
-    text = "\n".join(
+    exposition = "\n".join(
         [
             *header(POLICY_TTFT, "histogram", "TTFT."),
-            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", where, is_fine=True),
+            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", labels, is_fine=True),
             exposed(1, [0.1]),
         ]
     )
-    counts.add_exited(parse(text), [], knows)
+    during, after = configured("chat", with_canary=True), configured("chat")
+    metrics.add_exited(parse(exposition), [], during)
 
     name = f"{PREFIX}{POLICY_TTFT}_count"
     now = 2 * GRACE_S
-    assert values(counts.total([parse(text)], knows))[name] == 2
-    is_tried = False
-    assert values(counts.total([parse(text)], knows))[name] == 2
+    assert totals(metrics, [parse(exposition)], during)[name] == 2
+    assert totals(metrics, [parse(exposition)], after)[name] == 2
     now = 3 * GRACE_S - 10
-    left = values(counts.total([parse(text)], knows))
-    assert name not in left
-    assert left["warmpath_router_requests_total"] == 2
+    remaining = totals(metrics, [parse(exposition)], after)
+    assert name not in remaining
+    assert remaining["warmpath_router_requests_total"] == 2
 
 
-def test_labels_are_read_as_they_were_written() -> None:
+def test_label_values_are_unescaped() -> None:
     sample = 'm{pool="a\\"b\\\\c\\n",group="",replica="r{}, =",policy="p",revision="12",le="0.5"}'
     assert series_key(sample) == ('a"b\\c\n', "", "r{}, =", "p", 12)
     assert series_key("process_cpu_seconds_total") == ("", "", "", "", 0)

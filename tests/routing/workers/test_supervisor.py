@@ -21,7 +21,7 @@ from routing.proxy.config_store import NackError, NotNowError, Source
 from routing.proxy.last_known_good import LastKnownGood
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.messages import DeclinedError, Preparation
-from routing.workers.metrics import Counts
+from routing.workers.metrics import MergedMetrics
 from routing.workers.multiprocess import WorkersView
 from routing.workers.process import (
     LONGEST_POLL_S,
@@ -218,10 +218,10 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
             await supervisor.store.apply(document, Source.PUSH)
         monkeypatch.setattr("routing.workers.multiprocess.TAKE_S", 0.05)
         with pytest.raises(NotNowError, match="no worker is running"):
-            await view.take(document)
+            await view.apply_config(document)
         assert supervisor.store.last_nack is None
         monkeypatch.undo()
-        assert (await view.take(document)).snapshot.revision == 1
+        assert (await view.apply_config(document)).snapshot.revision == 1
 
 
 async def test_a_configuration_that_comes_while_workers_start_is_taken_after_that_of_the_start(
@@ -229,7 +229,7 @@ async def test_a_configuration_that_comes_while_workers_start_is_taken_after_tha
 ) -> None:
     old, new = (dump_snapshot(config([replica]), revision).document for revision in (5, 6))
     supervisor = Supervisor("tested", LastKnownGood(tmp_path), 2)
-    taking = asyncio.create_task(WorkersView(supervisor, "1.0").take(new))
+    taking = asyncio.create_task(WorkersView(supervisor, "1.0").apply_config(new))
     try:
         await supervisor.open(await bind("127.0.0.1", 0, count=2, beside_others=False), old)
         assert (await taking).snapshot.revision == 6
@@ -269,7 +269,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
 ) -> None:
     monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("routing.workers.process.POLL_S", 0.01)
-    poll, add_exited, share = WorkerProcess.poll, Counts.add_exited, Supervisor._share_sockets
+    poll, add_exited, share = WorkerProcess.poll, MergedMetrics.add_exited, Supervisor._share_sockets
     failed: list[str] = []
 
     def fail_once(name: str) -> None:
@@ -281,7 +281,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         fail_once("poll")
         await poll(self, **options)
 
-    def bury_badly(self: Counts, *what: Any) -> None:
+    def bury_badly(self: MergedMetrics, *what: Any) -> None:
         fail_once("add_exited")
         add_exited(self, *what)
 
@@ -295,7 +295,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         worker = supervisor.ready[0]
         worker.figures = {}
         await until(lambda: worker.figures != {}, "a poll after the one that failed")
-        monkeypatch.setattr(Counts, "add_exited", bury_badly)
+        monkeypatch.setattr(MergedMetrics, "add_exited", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
         worker.kill()
         await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")

@@ -172,10 +172,10 @@ class Fleet:
         prompt = canonical_prompt(parsed)
         decision = self.placement.decide(PlacementRequest("m", group, session_key(parsed), prompt), self.health)
         self._numbers += 1
-        record = Record.of(decision, f"q{self._numbers}")
+        record = Record.from_decision(decision, f"q{self._numbers}")
         record.at = T0.timestamp() + self.now_s
-        if self.sampler.takes(decision, self.now_s):
-            record.shape = structure_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
+        if self.sampler.should_sample(decision, self.now_s):
+            record.structure = structure_json(decision, Asked(self.now_s, raw))  # type: ignore[arg-type]
         ticket = self.placement.dispatch(decision)
         replica = next(it for it in self.replicas if it.row.name == decision.replica.name)
         sequence = Sequence(decision.keys.chain, decision.keys.prompt_tokens, output_tokens, self.now_s)
@@ -227,7 +227,7 @@ class Fleet:
     def _first_token(self, sequence: Sequence) -> None:
         if sequence in self._running:
             record, ticket, _ = self._running[sequence]
-            record.first_byte(200, is_streamed=True)
+            record.on_first_byte(200, is_streamed=True)
             record.ttft_s = self.now_s - sequence.arrived_s
             ticket.first_byte()
 
@@ -242,7 +242,7 @@ class Fleet:
         self._told(record, Outcome.OK)
 
     def _told(self, record: Record, outcome: Outcome) -> None:
-        self.figures.placed_ended(record, outcome)
+        self.figures.count_placed(record, outcome)
         self.ring.add(record)
 
     # --- what telemetry does ---

@@ -35,9 +35,9 @@ def waits(router: int) -> Metrics:
         )  # fmt: skip
         record.prompt_tokens, record.cached_tokens = 32, 32 if replica == 0 else 0
         for _ in range(count):
-            record.first_byte(200, is_streamed=True)
+            record.on_first_byte(200, is_streamed=True)
             record.ttft_s = drawn.lognormvariate(0, 0.4) * middle_s
-            metrics.placed_ended(record, Outcome.OK)
+            metrics.count_placed(record, Outcome.OK)
     return metrics
 
 
