@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 
 from controlplane.encryption import decrypt, encrypt
 from controlplane.request_origin import client_address
-from controlplane.services.access.people import note_session
+from controlplane.services.access.people import record_session
 
 Handler = Callable[[HttpRequest], HttpResponse]
 NOTED_EVERY_S = 300  # seconds between writes of a session that is in use
@@ -72,4 +72,4 @@ def note_presence(request: HttpRequest, user: User | None = None) -> None:
         session.save()
     former, session[_LISTED] = session.get(_LISTED, ""), session.session_key
     agent = request.headers.get("User-Agent", "")
-    note_session(who, session.session_key or "", former=former, address=client_address(request), agent=agent)
+    record_session(who, session.session_key or "", former=former, address=client_address(request), agent=agent)

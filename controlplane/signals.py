@@ -20,8 +20,13 @@ from django.http import HttpRequest
 
 from controlplane.accounts.sign_in_methods import note_proof, note_way
 from controlplane.accounts.single_sign_on import authenticated_at, groups_of
-from controlplane.services.access.people import end_sessions, note_connection, note_second_factor, sync_group_roles
-from controlplane.services.access.sign_ins import note_refusal, note_sign_in
+from controlplane.services.access.people import (
+    end_sessions,
+    record_account_connected,
+    record_second_factor_change,
+    sync_group_roles,
+)
+from controlplane.services.access.sign_ins import record_sign_in, record_sign_in_failure
 from controlplane.sessions import begin_session, note_presence
 
 NAMES = {Authenticator.Type.TOTP: "a second factor", Authenticator.Type.RECOVERY_CODES: "recovery codes"}
@@ -32,7 +37,7 @@ def come_in(request: HttpRequest, user: User, **_: Any) -> None:
     """Somebody came in."""
     note_proof(request)
     begin_session(request, user)
-    note_sign_in(user)
+    record_sign_in(user)
 
 
 @receiver(came_through_allauth, dispatch_uid="controlplane.came_by_provider")
@@ -47,7 +52,7 @@ def come_by_provider(request: HttpRequest, user: User, sociallogin: SocialLogin 
 @receiver(social_account_added, dispatch_uid="controlplane.connected")
 def connect(sociallogin: SocialLogin, **_: Any) -> None:
     """Somebody tied their account to the provider's."""
-    note_connection(sociallogin.user)
+    record_account_connected(sociallogin.user)
 
 
 @receiver(authentication_step_completed, dispatch_uid="controlplane.proved")
@@ -67,28 +72,28 @@ def end_others(request: HttpRequest, user: User, **_: Any) -> None:
 @receiver(user_login_failed, dispatch_uid="controlplane.sign_in_refused")
 def stay_out(credentials: dict[str, Any], **_: Any) -> None:
     """A wrong name or password."""
-    note_refusal(str(credentials.get("username", "")))
+    record_sign_in_failure(str(credentials.get("username", "")))
 
 
 @receiver(authentication_failed, dispatch_uid="controlplane.code_refused")
 def refuse_code(user: User, **_: Any) -> None:
     """A wrong code."""
-    note_refusal(user.get_username(), what=": a wrong code")
+    record_sign_in_failure(user.get_username(), what=": a wrong code")
 
 
 @receiver(authenticator_added, dispatch_uid="controlplane.factor_added")
 def add_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
     """Somebody set up a second factor."""
-    note_second_factor(user, f"set up {NAMES[authenticator.type]}")
+    record_second_factor_change(user, f"set up {NAMES[authenticator.type]}")
 
 
 @receiver(authenticator_removed, dispatch_uid="controlplane.factor_removed")
 def remove_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
     """Somebody gave theirs up."""
-    note_second_factor(user, f"removed {NAMES[authenticator.type]}")
+    record_second_factor_change(user, f"removed {NAMES[authenticator.type]}")
 
 
 @receiver(authenticator_reset, dispatch_uid="controlplane.factor_reset")
 def reset_factor(user: User, authenticator: Authenticator, **_: Any) -> None:
     """Somebody made new recovery codes."""
-    note_second_factor(user, f"made new {NAMES[authenticator.type]}")
+    record_second_factor_change(user, f"made new {NAMES[authenticator.type]}")

@@ -21,13 +21,13 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable, deliver, sign
-from controlplane.services.access.people import forget_ended_sessions
-from controlplane.services.audit_checks import check_audit_daily
-from controlplane.services.discovery.adoption import claim_looks, record_failure, record_found
-from controlplane.services.discovery.reconcile import settle
-from controlplane.services.events import adopt_foreign_events
-from controlplane.services.idempotency import forget_answers
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.access.people import delete_ended_sessions
+from controlplane.services.audit_log import check_audit_daily
+from controlplane.services.discovery.adoption import claim_polls, record_poll, record_poll_failure
+from controlplane.services.discovery.reconcile import reconcile_source
+from controlplane.services.events import reset_foreign_events
+from controlplane.services.idempotency import delete_expired_records
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import (
     claim_pushes,
     mark_lost_routers,
@@ -64,7 +64,7 @@ def tidy() -> None:
     into order.
     """
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
-        for cleanup in (forget_answers, forget_ended_sessions, adopt_foreign_events):
+        for cleanup in (delete_expired_records, delete_ended_sessions, reset_foreign_events):
             with item(cleanup.__name__):
                 cleanup()
 
@@ -119,9 +119,9 @@ def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreacha
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def look_at_sources() -> None:
+def poll_sources() -> None:
     """Look at every source that is due, at once; bring replicas in line with each answer as it comes."""
-    claimed = claim_looks()
+    claimed = claim_polls()
     if not claimed:
         return
     with isolated_items(PeriodicTask.REPLICA_SOURCES) as item, ThreadPoolExecutor(len(claimed)) as threads:
@@ -135,6 +135,6 @@ def look_at_sources() -> None:
 
 def _note(source: ReplicaSource, outcome: PollResult | PollError) -> None:
     if isinstance(outcome, PollError):
-        record_failure(source, str(outcome))
-    elif record_found(source, outcome):
-        settle(source.pk)
+        record_poll_failure(source, str(outcome))
+    elif record_poll(source, outcome):
+        reconcile_source(source.pk)

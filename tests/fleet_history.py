@@ -27,16 +27,15 @@ from controlplane.models import (
     Router,
     RoutingPolicy,
 )
-from controlplane.services.access.projects import update_project
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.events import record_event
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, update_project
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
-from controlplane.services.rollouts.controller import Verdict as Judgement
-from controlplane.services.rollouts.controller import advance_rollouts, judge_stage, pause_rollout
-from controlplane.services.rollouts.plans import make_plan
+from controlplane.services.policies.rollout_plans import make_plan
+from controlplane.services.policies.rollouts import Verdict as Judgement
+from controlplane.services.policies.rollouts import advance_rollouts, apply_verdict, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels, describe, scope_of
@@ -252,5 +251,5 @@ def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict
         {**figure, "verdict": verdict, "detail": told},
         {**slower, "verdict": "passed", "detail": "as long as before"},
     ]
-    judge_stage(rollout.pk, stage=0, verdict=Judgement(verdict), readings=readings)
+    apply_verdict(rollout.pk, stage=0, verdict=Judgement(verdict), readings=readings)
     return rollout.pk

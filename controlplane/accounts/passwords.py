@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse
 from controlplane.accounts.sign_in_methods import is_connected, is_fresh, provider_name, sign_in_url
 from controlplane.accounts.throttle import NEW_DEVICES, count_for_name, key_of
 from controlplane.request_origin import client_address
-from controlplane.services.access.sign_ins import note_lockout
+from controlplane.services.access.sign_ins import record_lockout
 
 _SALT = "known device"
 
@@ -109,12 +109,12 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
         try:
             super().pre_authenticate(request, **credentials)
         except ValidationError:
-            note_lockout(name, client_address(request))
+            record_lockout(name, client_address(request))
             raise
         if not is_known_device(request, name):
             self._usage_of_name = count_for_name(request, name)
             if self._usage_of_name is None:
-                note_lockout(name, NEW_DEVICES)
+                record_lockout(name, NEW_DEVICES)
                 raise self.validation_error("too_many_login_attempts")
 
     def post_login(self, request: HttpRequest, user: User, **kwargs: Any) -> HttpResponse:

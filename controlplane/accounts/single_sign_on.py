@@ -21,8 +21,8 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from controlplane.egress import guarded_session, provider_rules
-from controlplane.services.access.people import note_newcomer, roles_of_groups
-from controlplane.services.access.sign_ins import note_refusal
+from controlplane.services.access.people import record_first_single_sign_on, roles_of_groups
+from controlplane.services.access.sign_ins import record_sign_in_failure
 
 
 class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth ships no types
@@ -47,7 +47,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
     def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
         """A person without a password of ours."""
         person: User = super().save_user(request, sociallogin, form)
-        note_newcomer(person)
+        record_first_single_sign_on(person)
         return person
 
     def get_connect_redirect_url(self, request: HttpRequest, socialaccount: SocialAccount) -> str:  # noqa: ARG002 - allauth's
@@ -61,7 +61,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
 
 def refused(request: HttpRequest, reason: str, status: int = 403) -> HttpResponse:
     """The page for somebody who does not come in by single sign-on."""
-    note_refusal("", what=" by single sign-on")
+    record_sign_in_failure("", what=" by single sign-on")
     return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=status)
 
 

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 
 from controlplane.models import ApiToken
 from controlplane.request_origin import present_origin, set_origin
-from controlplane.services.access.tokens import find_token, note_use
+from controlplane.services.access.tokens import find_token, record_use
 
 _SCHEME = "Bearer"
 
@@ -29,7 +29,7 @@ class TokenAuthentication(BaseAuthentication):
         token = find_token(text)
         if token is None:
             raise AuthenticationFailed("The token is unknown, expired or revoked.")
-        note_use(token)
+        record_use(token)
         set_origin(replace(present_origin(), token=token.key_id))
         return token.user, token
 

@@ -20,11 +20,11 @@ from controlplane.api.fields import check_allowed
 from controlplane.api.permissions import actor, signed_in_user
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica, ReplicaState, Rollout, RoutingPolicy, TaskGroup
-from controlplane.services.access.projects import default_project
+from controlplane.services.fleet.pools import default_project
 from controlplane.services.fleet.replicas import set_replica_state
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
 from controlplane.services.policies.settings import canonical_settings, diff_settings
-from controlplane.services.snapshots import one_configuration
+from controlplane.services.snapshots import single_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def apply_bundle(
     not do. Either all of it is done or nothing.
     """
     walk = _Walk(request, signed_in_user(request), reason or "applied from a bundle", draft=draft)
-    with one_configuration(reason=walk.reason, by=walk.by):
+    with single_snapshot(reason=walk.reason, by=walk.by):
         found = {pool.name: pool for pool in visible(actor(request), Pool.objects.select_related("project"))}
         wanted = bundle["pools"]
         pools = [walk.pool(wish, found.get(wish.get("name")), ("pools", at)) for at, wish in enumerate(wanted)]
@@ -188,7 +188,7 @@ class _Walk:
         """Publish or draft what is wished for, unless it was before."""
         with _within(path, instead_of="$.settings"):
             settings = canonical_settings(wish)
-        live, trial, draft = policy.live(), policy.on_trial(), policy.draft()
+        live, trial, draft = policy.live(), policy.canary(), policy.draft()
         if any(one is not None and one.settings == settings for one in (live, trial)):
             return  # it is in force, or on its way there
         if draft is not None and draft.settings != settings:

@@ -30,7 +30,7 @@ from controlplane.api.exceptions import TooManyWaiting
 from controlplane.api.serializers.routers import EventSerializer
 from controlplane.models import ApiToken, Event, Role
 from controlplane.services import events
-from controlplane.services.access.tokens import token_in_force
+from controlplane.services.access.tokens import active_token
 
 SEATS = 64  # of one process
 BEAT_S = 15.0  # between two signs of life
@@ -41,7 +41,7 @@ AT_ONCE = 100  # events in one piece
 Rows = Callable[[], "QuerySet[Event] | None"]  # what may be seen now; None for nothing any more
 log = logging.getLogger(__name__)
 _seats = threading.BoundedSemaphore(SEATS)
-_pulse = events.Pulse()
+_pulse = events.PositionCache()
 
 
 class EventStreamRenderer(JSONRenderer):
@@ -83,7 +83,7 @@ def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySe
     """The events that whoever sent a request may see at this moment; None if they may see nothing any more."""
     token: ApiToken | None = None
     if isinstance(request.auth, ApiToken):
-        token = token_in_force(request.auth.pk)
+        token = active_token(request.auth.pk)
         user: User | None = token.user if token else None
     else:
         session = request._request.session  # noqa: SLF001 - Django's own request has it
@@ -114,7 +114,7 @@ class Follower:
             log.warning("a stream of events ends: %s", type(error).__name__)
             return None
         finally:
-            events.let_go()
+            events.release_connection()
 
     def close(self) -> None:
         """Leave the seat, once."""
@@ -194,7 +194,7 @@ def _waited_for(place: events.Place, rows: QuerySet[Event], limit: int, deadline
         if newest != seen and newest > place and (found := events.events_after(place, rows, limit)):
             return found
         seen = newest
-        events.let_go()
+        events.release_connection()
         time.sleep(min(events.EVERY_S, left))
     return []
 

@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 from controlplane.api import deprecations
 from controlplane.api.exceptions import LengthRequired, TooLarge
 from controlplane.api.preconditions import differences
-from controlplane.models import ApiToken, KeptAnswer
+from controlplane.models import ApiToken, IdempotencyRecord
 from controlplane.request_origin import client_address
 from controlplane.services import idempotency, rates
 
@@ -111,12 +111,12 @@ class Exchange(APIView):
         asked = _may_be_repeated(request)
         if asked is None:
             return self.perform(request)
-        if kept := idempotency.recall_answer(asked):
+        if kept := idempotency.find_record(asked):
             return _repeated(kept)
         answer = self.perform(request)
         headers = {name: answer[name] for name in _REPEATED if answer.has_header(name)}
         body = b"" if answer.data is None else JSONRenderer().render(answer.data)
-        idempotency.keep_answer(asked, status=answer.status_code, headers=headers, body=body)
+        idempotency.save_record(asked, status=answer.status_code, headers=headers, body=body)
         return answer
 
     def perform(self, request: Request) -> Response:
@@ -129,7 +129,7 @@ class Exchange(APIView):
 
     def rehearse(self, request: Request) -> Response:
         """Do it, say what came of it, and undo it."""
-        with idempotency.noted_changes() as made, transaction.atomic():
+        with idempotency.recorded_changes() as made, transaction.atomic():
             before = self.present()
             would_be = self.perform(request)
             connection.check_constraints()
@@ -210,7 +210,7 @@ def _neighbourhood(address: str) -> str:
     return address if known.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
-def _may_be_repeated(request: Request) -> idempotency.Asked | None:
+def _may_be_repeated(request: Request) -> idempotency.IdempotentRequest | None:
     """What identifies a POST with a key; None for any other request. ParseError for a key of no use."""
     key, owner = request.headers.get("Idempotency-Key"), owner_of(request)
     if key is None or owner is None or request.method != "POST":
@@ -219,10 +219,10 @@ def _may_be_repeated(request: Request) -> idempotency.Asked | None:
     if not _KEY.fullmatch(key):
         raise ParseError("Idempotency-Key: expected 1 to 255 visible ASCII characters.")
     said = json.dumps([request.get_full_path(), request.data], sort_keys=True, default=str)
-    return idempotency.Asked(owner, key, said)
+    return idempotency.IdempotentRequest(owner, key, said)
 
 
-def _repeated(kept: KeptAnswer) -> Response:
+def _repeated(kept: IdempotencyRecord) -> Response:
     body = idempotency.body_of(kept)
     headers = {**kept.headers, "Idempotency-Replayed": "true"}
     return Response(json.loads(body) if body else None, status=kept.status, headers=headers)

@@ -116,7 +116,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='KeptAnswer',
+            name='IdempotencyRecord',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('owner', models.CharField(max_length=40)),
@@ -128,7 +128,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField(auto_now_add=True, db_index=True)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('owner', 'key'), name='kept_answer_key_unique')],
+                'constraints': [models.UniqueConstraint(fields=('owner', 'key'), name='idempotency_key_unique')],
             },
         ),
         migrations.CreateModel(

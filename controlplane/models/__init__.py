@@ -1,6 +1,14 @@
 """What the control plane knows, one noun per file. Only ``services`` write these rows."""
 
-from controlplane.models.access import ApiToken, KeptAnswer, PersonSession, Role, RoleAssignment, Scope, SignInLock
+from controlplane.models.access import (
+    ApiToken,
+    IdempotencyRecord,
+    PersonSession,
+    Role,
+    RoleAssignment,
+    Scope,
+    SignInLock,
+)
 from controlplane.models.audit import AuditCheck, AuditEntry, Event, EventKind
 from controlplane.models.discovery import (
     Adoption,
@@ -48,8 +56,8 @@ __all__ = [
     "FleetSecret",
     "FleetSettings",
     "HoldReason",
+    "IdempotencyRecord",
     "ItemFailure",
-    "KeptAnswer",
     "PeriodicTask",
     "PersonSession",
     "PolicyRevision",

@@ -137,7 +137,7 @@ class SignInLock(models.Model):
         return f"{self.user} from {self.address}"
 
 
-class KeptAnswer(models.Model):
+class IdempotencyRecord(models.Model):
     """What was answered to a ``POST`` with an ``Idempotency-Key``, written in the transaction of what it changed.
 
     So there is an answer exactly where there was a change, whatever crashed in between.
@@ -152,7 +152,7 @@ class KeptAnswer(models.Model):
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     class Meta:
-        constraints = (UniqueConstraint(fields=["owner", "key"], name="kept_answer_key_unique"),)
+        constraints = (UniqueConstraint(fields=["owner", "key"], name="idempotency_key_unique"),)
 
     def __str__(self) -> str:
         return f"answer {self.status} to {self.owner}"

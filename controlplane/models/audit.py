@@ -17,7 +17,7 @@ from controlplane.models.fleet import Pool, Replica
 from controlplane.models.router import Router
 
 # What an entry says, and its digest covers.
-SAID = (
+AUDIT_FIELDS = (
     "number",
     "at",
     "kind",

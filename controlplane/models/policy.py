@@ -47,9 +47,9 @@ class RoutingPolicy(models.Model):
         """The revision in force; a query. None for a group's policy that was never published."""
         return self.revisions.filter(state=RevisionState.LIVE).first()
 
-    def on_trial(self) -> PolicyRevision | None:
+    def canary(self) -> PolicyRevision | None:
         """The revision that is tried beside the one in force; a query."""
-        return self.revisions.filter(state=RevisionState.TRIAL).first()
+        return self.revisions.filter(state=RevisionState.CANARY).first()
 
     def draft(self) -> PolicyRevision | None:
         """The revision being edited; a query."""
@@ -60,7 +60,7 @@ class RevisionState(models.TextChoices):
     """draft -> live -> retired, or draft -> trial -> live or withdrawn; and no way back."""
 
     DRAFT = "draft", "Draft"
-    TRIAL = "trial", "On trial"  # published, and not in force: its rollout says for which requests it is tried
+    CANARY = "trial", "On trial"  # published, and not in force: its rollout says for which requests it is tried
     LIVE = "live", "Live"  # in force
     RETIRED = "retired", "Retired"  # was in force
     WITHDRAWN = "withdrawn", "Withdrawn"  # was only ever tried
@@ -144,7 +144,7 @@ class ConfigSnapshot(models.Model):
 
 class RolloutState(models.TextChoices):
     """Where a rollout stands; which moves lead from one to another is a table in
-    ``services/rollouts/controller.py``.
+    ``services/policies/rollouts.py``.
     """
 
     AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by somebody other than who published it
@@ -190,7 +190,7 @@ class Rollout(models.Model):
     )  # the first that holds its present stage; None until it is approved
     plan = models.CharField(
         max_length=12, default="all_at_once", db_default="all_at_once"
-    )  # services.rollouts.plans.Plan
+    )  # services.policies.rollout_plans.Plan
     state = models.CharField(max_length=17, choices=RolloutState, default=RolloutState.PENDING)
     held_by = models.CharField(max_length=7, choices=HoldReason, blank=True, default="", db_default="")
     why = models.CharField(max_length=500, blank=True, default="", db_default="")  # it is in this state
@@ -265,7 +265,7 @@ class RolloutStep(models.Model):
 
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
-    move = models.CharField(max_length=12)  # services.rollouts.MOVES
+    move = models.CharField(max_length=12)  # services.policies.rollout_transitions
     before = models.CharField(max_length=17, choices=RolloutState, blank=True)  # "" of the first
     after = models.CharField(max_length=17, choices=RolloutState)
     stage = models.PositiveSmallIntegerField(default=0)  # after the move

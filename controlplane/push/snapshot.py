@@ -136,7 +136,7 @@ def _pools() -> Iterable[Pool]:
 
 def _canary_rollouts() -> Mapping[int, Rollout]:
     """The rollout of each policy that runs a canary, by the policy's id; not those that await approval."""
-    rollouts = Rollout.objects.filter(revision__state=RevisionState.TRIAL, state__in=OPEN_ROLLOUTS)
+    rollouts = Rollout.objects.filter(revision__state=RevisionState.CANARY, state__in=OPEN_ROLLOUTS)
     started = rollouts.exclude(state=RolloutState.AWAITING_APPROVAL).select_related("revision")
     return {rollout.revision.policy_id: rollout for rollout in started}
 

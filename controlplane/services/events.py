@@ -117,13 +117,13 @@ def settled() -> QuerySet[Event]:
     return rows
 
 
-def newest_place() -> Place:
+def newest_position() -> Place:
     """The place of the newest settled event. One query, on an index."""
     newest = settled().reverse().values_list("xact", "id").first()
     return newest or START
 
 
-def place_of(event_id: int) -> Place:
+def position_of(event_id: int) -> Place:
     """The place of an event, or of the newest one before it if it is gone."""
     found = Event.objects.filter(pk__lte=event_id).order_by("-pk").values_list("xact", "id").first()
     return found or START
@@ -136,13 +136,13 @@ def events_after(place: Place, rows: QuerySet[Event], limit: int) -> list[Event]
     return list(later.order_by("xact", "id")[:limit])
 
 
-def adopt_foreign_events() -> int:
+def reset_foreign_events() -> int:
     """Put events first whose transactions this database has yet to come to: it was restored from another's dump."""
     foreign = Event.objects.filter(xact__gte=Cast(Cast(_SnapshotMaximum(), TextField()), BigIntegerField()))
     return foreign.update(xact=0)
 
 
-class Pulse:
+class PositionCache:
     """The newest place as this process knows it, at most half a second old. For any number of threads."""
 
     def __init__(self) -> None:
@@ -154,13 +154,13 @@ class Pulse:
         """The newest place; a query at most every half second. The connection is given back."""
         with self._lock:
             if time.monotonic() - self._read_at >= EVERY_S:
-                self._known = newest_place()
+                self._known = newest_position()
                 self._read_at = time.monotonic()
-                let_go()
+                release_connection()
             return self._known
 
 
-def let_go() -> None:
+def release_connection() -> None:
     """Give the database connection back while waiting."""
     if not connection.in_atomic_block:
         connection.close()

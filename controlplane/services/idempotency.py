@@ -26,7 +26,7 @@ from django.utils import timezone
 
 from controlplane.encryption import decrypt, encrypt, keyed_digest, matches_digest
 from controlplane.errors import KeyReusedError, TooManyKeysError, UnfinishedError
-from controlplane.models import ConfigSnapshot, Event, KeptAnswer
+from controlplane.models import ConfigSnapshot, Event, IdempotencyRecord
 
 KEPT_FOR = timedelta(hours=24)
 MOST_KEPT = 10_000  # of one owner within that time
@@ -35,7 +35,7 @@ _PURPOSE = "idempotency"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IdempotentRequest:
     """A request that may be repeated: whose it is, under which key, and what it says."""
 
     owner: str
@@ -43,14 +43,14 @@ class Asked:
     said: str  # address and body, in one spelling
 
 
-def recall_answer(asked: Asked) -> KeptAnswer | None:
+def find_record(asked: IdempotentRequest) -> IdempotencyRecord | None:
     """The answer that was kept, None for a key that is new. Called first in the transaction of the change.
 
     UnfinishedError while the first request is at work, KeyReusedError if that said something else.
     """
     if not _try_lock(asked):
         raise UnfinishedError("The first request with this Idempotency-Key is still at work; ask again in a second.")
-    kept = KeptAnswer.objects.filter(owner=asked.owner, key=asked.key).first()
+    kept = IdempotencyRecord.objects.filter(owner=asked.owner, key=asked.key).first()
     if kept is None:
         return None
     if kept.created_at < timezone.now() - KEPT_FOR:
@@ -61,12 +61,12 @@ def recall_answer(asked: Asked) -> KeptAnswer | None:
     return kept
 
 
-def keep_answer(asked: Asked, *, status: int, headers: dict[str, str], body: bytes) -> None:
+def save_record(asked: IdempotentRequest, *, status: int, headers: dict[str, str], body: bytes) -> None:
     """Keep what is about to be answered; TooManyKeysError where somebody's keys of a day are used up."""
     since = timezone.now() - KEPT_FOR
-    if KeptAnswer.objects.filter(owner=asked.owner, created_at__gt=since)[:MOST_KEPT].count() >= MOST_KEPT:
+    if IdempotencyRecord.objects.filter(owner=asked.owner, created_at__gt=since)[:MOST_KEPT].count() >= MOST_KEPT:
         raise TooManyKeysError(f"More than {MOST_KEPT} keys were used within 24 hours; leave the key away, or wait.")
-    KeptAnswer.objects.create(
+    IdempotencyRecord.objects.create(
         owner=asked.owner,
         key=asked.key,
         fingerprint=keyed_digest(_PURPOSE, asked.said),
@@ -76,18 +76,18 @@ def keep_answer(asked: Asked, *, status: int, headers: dict[str, str], body: byt
     )
 
 
-def body_of(kept: KeptAnswer) -> bytes:
+def body_of(kept: IdempotencyRecord) -> bytes:
     """The body as it was answered; DecryptionError when the key that encrypted it is gone."""
     return decrypt(kept.encrypted)
 
 
-def forget_answers() -> int:
+def delete_expired_records() -> int:
     """Drop what was kept for 24 hours; how many."""
-    old = KeptAnswer.objects.filter(created_at__lt=timezone.now() - KEPT_FOR).values("pk")[:MOST_FORGOTTEN]
-    return KeptAnswer.objects.filter(pk__in=old).delete()[0]
+    old = IdempotencyRecord.objects.filter(created_at__lt=timezone.now() - KEPT_FOR).values("pk")[:MOST_FORGOTTEN]
+    return IdempotencyRecord.objects.filter(pk__in=old).delete()[0]
 
 
-def _try_lock(asked: Asked) -> bool:
+def _try_lock(asked: IdempotentRequest) -> bool:
     digest = hashlib.sha256(f"{asked.owner}\0{asked.key}".encode()).digest()
     number = int.from_bytes(digest[:8], "big", signed=True)
     with connection.cursor() as cursor:
@@ -100,7 +100,7 @@ _noted: ContextVar[list[Model] | None] = ContextVar("noted", default=None)
 
 
 @contextmanager
-def noted_changes() -> Iterator[list[Model]]:
+def recorded_changes() -> Iterator[list[Model]]:
     """The events and configurations that this thread records within the block, in their order."""
     made: list[Model] = []
     token = _noted.set(made)

@@ -30,7 +30,7 @@ from controlplane.models.fleet import LONG_NAME
 from controlplane.push.client import Signature, needing_renewal
 from controlplane.services.checks import check_name
 from controlplane.services.events import record_event
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.snapshots import freeze_snapshot, newest_snapshot
 from routing.schema import ConfigError, check_base_url
 

@@ -18,14 +18,14 @@ from controlplane.models import ConfigSnapshot, FleetSecret, Pool
 from controlplane.push.snapshot import build_config
 from routing.schema import ConfigError, dump_snapshot, without_secrets
 
-TURN = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
+NUMBERING_LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
 
 
 _held: ContextVar[bool] = ContextVar("changes are gathered", default=False)
 
 
 @contextmanager
-def one_configuration(*, reason: str, by: User | None = None) -> Iterator[None]:
+def single_snapshot(*, reason: str, by: User | None = None) -> Iterator[None]:
     """Gather the changes of a block into one configuration, frozen at its end; in one transaction with them.
 
     Within the block nothing is numbered, and nothing is held against the routers' rules: a name may move from one
@@ -48,7 +48,7 @@ def one_configuration(*, reason: str, by: User | None = None) -> Iterator[None]:
 def _take_turn() -> None:
     """Let nobody else number a configuration until this transaction ends."""
     with connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(%s)", [TURN])
+        cursor.execute("select pg_advisory_xact_lock(%s)", [NUMBERING_LOCK])
 
 
 @transaction.atomic
@@ -58,7 +58,7 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     Called last in the transaction of the change, so the two are committed together: rows are locked before the
     advisory lock, never after, and the next caller reads what this one committed. Without a change there is no new
     number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result. Within
-    ``one_configuration`` it is left to the end.
+    ``single_snapshot`` it is left to the end.
     """
     _take_turn()
     newest = newest_snapshot()

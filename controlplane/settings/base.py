@@ -182,7 +182,7 @@ CELERY_BEAT_SCHEDULE = {
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
     "tidy": _every("controlplane.tasks.tidy", 600),
     "audit": _every("controlplane.tasks.check_audit_log", 3600),
-    "discover": _every("controlplane.tasks.look_at_sources", 5),
+    "discover": _every("controlplane.tasks.poll_sources", 5),
 }
 
 WATCHDOG = "telemetry.services.self_monitoring.start"  # a dotted path, because this package must not import telemetry

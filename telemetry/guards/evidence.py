@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from controlplane.models import PolicyRevision, Replica, ReplicaState, Rollout, Router
-from controlplane.services.rollouts.plans import Stage, read_stage
+from controlplane.services.policies.rollout_plans import Stage, read_stage
 from telemetry.guards.confidence import LEAST_REQUESTS, weights
 from telemetry.guards.judge import Bin, Measured, Side
 from telemetry.metrics.histograms import Buckets, merge

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from controlplane.services.rollouts.controller import Verdict
-from controlplane.services.rollouts.plans import GuardLimits
+from controlplane.services.policies.rollout_plans import GuardLimits
+from controlplane.services.policies.rollouts import Verdict
 from telemetry.guards.confidence import MIN_BINS, Estimate, Part, difference_of_ratios, ratio_of_sums, with_chance
 from telemetry.metrics.histograms import Buckets, Quantile, merge, quantile
 

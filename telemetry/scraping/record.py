@@ -19,7 +19,7 @@ from controlplane.isolation import Items, isolated_items
 from controlplane.models import EventKind, PeriodicTask, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import record_engine_facts
-from controlplane.services.snapshots import one_configuration
+from controlplane.services.snapshots import single_snapshot
 from telemetry.metrics.engine import ReplicaSample
 from telemetry.metrics.engines.names import OPTIONAL_COUNTERS, WAITING_REASONS, CacheFacts
 from telemetry.metrics.histograms import Buckets
@@ -214,7 +214,7 @@ def _record_facts(facts: Facts) -> None:
     if not facts:
         return
     try:
-        with one_configuration(reason=_reason(facts)):
+        with single_snapshot(reason=_reason(facts)):
             for replica, told in facts:
                 record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
     except ConflictError:

@@ -9,8 +9,8 @@ import msgspec
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Rollout, RolloutState
-from controlplane.services.rollouts.controller import Verdict, judge_stage
-from controlplane.services.rollouts.plans import GuardLimits
+from controlplane.services.policies.rollout_plans import GuardLimits
+from controlplane.services.policies.rollouts import Verdict, apply_verdict
 from telemetry.guards.evidence import measure
 from telemetry.guards.judge import judge
 from telemetry.storage.locks import GUARD, advisory_lock
@@ -33,7 +33,7 @@ def analyze_rollout(rollout: Rollout, now: datetime) -> Verdict:
     since = rollout.stage_converged_at and rollout.stage_converged_at + timedelta(seconds=limits.warm_up_s)
     if since is not None and since < now:
         verdict, figures = judge(limits, measure(rollout, since=since, until=now))
-    judge_stage(rollout.pk, stage=rollout.stage, verdict=verdict, readings=figures)
+    apply_verdict(rollout.pk, stage=rollout.stage, verdict=verdict, readings=figures)
     return verdict
 
 

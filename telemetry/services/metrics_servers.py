@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from controlplane.encryption import encrypt
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool
-from controlplane.services.checks import address_of, check_destination, check_replica_url, hold
+from controlplane.services.checks import address_of, check_destination, check_replica_url, lock_row
 from controlplane.services.events import record_event
 from telemetry.models import MetricsServer, ReadPool
 from telemetry.prometheus import PrometheusError
@@ -101,7 +101,7 @@ def update_server(
     **settings: Any,
 ) -> MetricsServer:
     """Change what is given; empty credentials forget them, and they never go to another address than before."""
-    server = hold(MetricsServer.objects.select_for_update(), server.pk)
+    server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
     before = facts(server)
     address = address_of(server.url)
     _change(server, settings, credentials)
@@ -117,7 +117,7 @@ def update_server(
 @transaction.atomic
 def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
     """Forget a server; its pools' replicas are scraped directly from then on."""
-    server = hold(MetricsServer.objects.select_for_update(), server.pk)
+    server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
     summary = f"Metrics server {server.name} was removed; its pools are scraped directly."
     record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": facts(server)})
     server.delete()

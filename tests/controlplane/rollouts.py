@@ -2,8 +2,8 @@
 
 from controlplane.models import ConfigSnapshot, RolloutState, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import Verdict, advance_rollouts, judge_stage
-from controlplane.services.rollouts.plans import make_plan
+from controlplane.services.policies.rollout_plans import make_plan
+from controlplane.services.policies.rollouts import Verdict, advance_rollouts, apply_verdict
 from controlplane.services.routers import announce, record_ack, record_nack
 
 AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK, SUPERSEDED = RolloutState
@@ -50,7 +50,7 @@ def nack(router, reason="no room"):
 def verdict(rollout, word, readings=(), stage=None):
     """The guard's word on the present stage, or on another."""
     rollout.refresh_from_db()
-    judge_stage(
+    apply_verdict(
         rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(word), readings=list(readings)
     )
     rollout.refresh_from_db()

@@ -10,7 +10,7 @@ from rest_framework.test import APIClient
 from controlplane.encryption import decrypt
 from controlplane.models import Replica, ReplicaSource
 from controlplane.services.checks import address_of, origin_of
-from controlplane.services.discovery.reconcile import settle
+from controlplane.services.discovery.reconcile import reconcile_source
 from controlplane.services.discovery.sources import create_source, update_source
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.secret_rotation import encrypted_fields
@@ -94,7 +94,7 @@ ELSEWHERE = {
     "telemetry.Heartbeat.encrypted": "the secret is the address as a whole: another address is another secret",
     "controlplane.FleetSecret.encrypted": "part of the configuration, which goes to routers that hold the admin token",
     "controlplane.ConfigSnapshot.encrypted": "the configuration itself, as above",
-    "controlplane.KeptAnswer.encrypted": "given to whoever sends the same request with the same token",
+    "controlplane.IdempotencyRecord.encrypted": "given to whoever sends the same request with the same token",
 }
 
 
@@ -273,7 +273,7 @@ def followed(pool):
 
 def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
     source, replica, _ = followed
-    settle(source.pk)
+    reconcile_source(source.pk)
     replica.refresh_from_db()
     assert replica.url == "http://10.0.0.9:8000"
     assert decrypt(replica.api_key_encrypted).decode() == CANARY
@@ -282,7 +282,7 @@ def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
 def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, followed):
     source, replica, row = followed
     update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
-    settle(source.pk)
+    reconcile_source(source.pk)
     replica.refresh_from_db()
     row.refresh_from_db()
     assert replica.url == "http://10.0.0.1:8000"
@@ -290,7 +290,7 @@ def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, 
     # Given anew, though it is the same, it follows again.
     change = {"api_key": CANARY}
     api.patch("/api/v1/replicas/vllm-1", change, format="json", headers={"If-Match": "*"})
-    settle(source.pk)
+    reconcile_source(source.pk)
     replica.refresh_from_db()
     row.refresh_from_db()
     assert (replica.url, row.problem) == ("http://10.0.0.9:8000", "")
@@ -303,7 +303,7 @@ def test_two_engines_that_swap_addresses_stay_where_one_key_may_not_move(pool, f
         key="vllm-2", name="vllm-2", url="http://10.0.0.1:8000", state="adopted", replica=other, condition="ready"
     )
     update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
-    settle(source.pk)
+    reconcile_source(source.pk)
     row.refresh_from_db()
     assert "$.api_key" in row.problem
     assert {one.name: one.url for one in Replica.objects.all()} == {

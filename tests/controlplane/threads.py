@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.db import connection
 
 from controlplane.errors import ControlPlaneError
-from controlplane.services.snapshots import TURN
+from controlplane.services.snapshots import NUMBERING_LOCK
 from tests.conftest import wait_until
 
 AWAITED_S = 20
@@ -33,12 +33,12 @@ def at_once(*works):
 def at_one_turn(*works):
     """The same, where each has done its part before any of them may number a configuration."""
     with connection.cursor() as cursor, ThreadPoolExecutor(1) as beside:
-        cursor.execute("select pg_advisory_lock(%s)", [TURN])
+        cursor.execute("select pg_advisory_lock(%s)", [NUMBERING_LOCK])
         try:
             done = beside.submit(at_once, *works)
             wait_until(lambda: len(waiting()) == len(works) or done.done(), AWAITED_S, "all of them to wait their turn")
         finally:
-            cursor.execute("select pg_advisory_unlock(%s)", [TURN])
+            cursor.execute("select pg_advisory_unlock(%s)", [NUMBERING_LOCK])
         return done.result(timeout=AWAITED_S)
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from controlplane.models import ConfigSnapshot, Rollout, Router
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from telemetry.services.guards import analyze_rollouts
 from telemetry.storage.partitions import ensure_days

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 from tests.end_to_end.keyboard import tab_to
 

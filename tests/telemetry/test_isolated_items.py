@@ -19,7 +19,7 @@ from controlplane.models import ItemFailure, PeriodicTask, Rollout, Router, Rout
 from controlplane.services import routers
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
-from controlplane.services.rollouts import controller
+from controlplane.services.policies import rollouts as controller
 from controlplane.services.routers import announce
 from telemetry.alerts import notifications, pipeline
 from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState

@@ -20,7 +20,7 @@ from rest_framework import serializers
 from controlplane import schema_fields
 from controlplane.api.fields import ByName, SchemaField, by_username
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, ReplicaState, TaskGroup
-from controlplane.services.fleet.served_models import unnamed_warning
+from controlplane.services.fleet.served_models import unnamed_model_warning
 
 POOL_FIELDS = schema_fields.POOL
 
@@ -54,7 +54,7 @@ class CreatedPoolSerializer(PoolSerializer):
 
     def get_warnings(self, pool: Pool) -> list[str]:
         """Sentences."""
-        return [warning] if (warning := unnamed_warning(pool)) else []
+        return [warning] if (warning := unnamed_model_warning(pool)) else []
 
 
 class PoolChange(serializers.Serializer[Any]):

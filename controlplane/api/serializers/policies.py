@@ -15,9 +15,9 @@ from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName, SchemaField, by_username
 from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutStep, RoutingPolicy, TaskGroup
-from controlplane.services.impact import Impact
-from controlplane.services.rollouts.controller import Progress, routers_of
-from controlplane.services.rollouts.plans import GuardLimits, Plan, Stage
+from controlplane.services.impact.effect import Impact
+from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
+from controlplane.services.policies.rollouts import Progress, router_progress
 
 
 class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
@@ -255,7 +255,7 @@ class RolloutDetailSerializer(RolloutSerializer):
     @extend_schema_field(RouterProgressSerializer(many=True))
     def get_routers(self, rollout: Rollout) -> list[dict[str, Any]]:
         """Every router."""
-        return [asdict(router) for router in routers_of(rollout)]
+        return [asdict(router) for router in router_progress(rollout)]
 
 
 class MoveInput(serializers.Serializer[Any]):

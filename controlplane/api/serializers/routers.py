@@ -15,7 +15,7 @@ from rest_framework import serializers
 
 from controlplane.api.fields import ByName, by_username
 from controlplane.models import ApiToken, AuditEntry, ConfigSnapshot, Event, Router, Scope
-from controlplane.models.audit import SAID
+from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.push.client import MAX_TIMESTAMP
 
 OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
@@ -161,7 +161,7 @@ class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
 
     class Meta:
         model = AuditEntry
-        fields = (*SAID, "digest")
+        fields = (*AUDIT_FIELDS, "digest")
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):

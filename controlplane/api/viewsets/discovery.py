@@ -53,7 +53,7 @@ class SourceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSe
     def look(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Have it looked at now; 202, and ``looked_at`` says when that was done. 409 while it is paused."""
         source = self.get_object()
-        sources.request_look(source)
+        sources.request_poll(source)
         return Response(s.SourceSerializer(source).data, status.HTTP_202_ACCEPTED)
 
 

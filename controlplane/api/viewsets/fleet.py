@@ -26,10 +26,8 @@ from controlplane.api.permissions import signed_in_user
 from controlplane.api.serializers import fleet as s
 from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, ReplicaState, TaskGroup
-from controlplane.services.access import projects
-from controlplane.services.access.projects import default_project
 from controlplane.services.fleet import client_keys, pools, replicas, task_groups
-from controlplane.services.fleet.pools import fleet_settings, update_fleet_settings
+from controlplane.services.fleet.pools import default_project, fleet_settings, update_fleet_settings
 
 
 class PoolViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Pool]):
@@ -139,19 +137,19 @@ class ProjectViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @extend_schema(request=s.ProjectInput, responses={201: s.ProjectSerializer})
     def create(self, request: Request) -> Response:
         """Create a project; nobody but admins of everything sees it until they are given a role in it."""
-        project = projects.create_project(**parsed(s.ProjectInput, request), by=signed_in_user(request))
+        project = pools.create_project(**parsed(s.ProjectInput, request), by=signed_in_user(request))
         return Response(s.ProjectSerializer(project).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.ProjectChange, responses=s.ProjectSerializer)
     def partial_update(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change what is given."""
         changes = parsed(s.ProjectChange, request, partial=True)
-        project = projects.update_project(self.get_object(), **changes, by=signed_in_user(request))
+        project = pools.update_project(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.ProjectSerializer(project).data)
 
     def destroy(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Remove a project with every role in it; 409 while it has pools."""
-        projects.remove_project(self.get_object(), by=signed_in_user(request))
+        pools.remove_project(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 

@@ -30,20 +30,20 @@ from controlplane.api.serializers.policies import RolloutSerializer
 from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, Rollout, RoutingPolicy
-from controlplane.services.policies import lifecycle as policies
-from controlplane.services.policies.comparisons import (
+from controlplane.services.impact.compare import (
+    current_fleet,
     effects_of_configurations,
     effects_of_revisions,
     effects_of_settings,
-    present_fleet,
     warnings_of_settings,
 )
+from controlplane.services.policies import lifecycle as policies
+from controlplane.services.policies import rollouts
 from controlplane.services.policies.lifecycle import revert_policy
+from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
-from controlplane.services.rollouts import controller as rollouts
-from controlplane.services.rollouts.plans import make_plan
 
-CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.TRIAL, RevisionState.DRAFT))
+CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.CANARY, RevisionState.DRAFT))
 
 
 class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[RoutingPolicy]):
@@ -89,7 +89,7 @@ class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSe
     def diff(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """What publishing the draft would change, and what that does for whom; 409 if there is no draft."""
         policy = self.get_object()
-        live, draft, fleet = policy.live(), self._draft(policy), present_fleet()
+        live, draft, fleet = policy.live(), self._draft(policy), current_fleet()
         answer = {
             "before": live.number if live else None,
             "after": draft.number,

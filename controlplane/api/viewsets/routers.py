@@ -108,7 +108,7 @@ class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
         query = s.FeedQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         asked = query.validated_data
-        place, rows = events.place_of(asked["after"]), self._narrowed(self.get_queryset())
+        place, rows = events.position_of(asked["after"]), self._narrowed(self.get_queryset())
         found = wait_for_events(place, rows, limit=asked["limit"], wait_s=asked["wait"])
         last = found[-1].pk if found else asked["after"]
         return Response({"results": self.get_serializer(found, many=True).data, "last": last})
@@ -123,7 +123,7 @@ class EventViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
         last = request.headers.get("Last-Event-ID") or request.query_params.get("after")
         if last is not None and not (last.isascii() and last.isdigit() and len(last) < 19):
             raise serializers.ValidationError({"after": ["Expected the id of an event."]})
-        place = events.newest_place() if last is None else events.place_of(int(last))
+        place = events.newest_position() if last is None else events.position_of(int(last))
         route = route_of(request)
         self._narrowed(self.get_queryset())  # refuse filters of no use at once
 

@@ -26,14 +26,14 @@ from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, PersonSession, Project, Role, RoleAssignment
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 _UNUSED_FOR = timedelta(days=1)  # long after a session that is being made has been stored
 
 
-def note_session(user: User, key: str, *, former: str = "", address: str = "", agent: str = "") -> None:
+def record_session(user: User, key: str, *, former: str = "", address: str = "", agent: str = "") -> None:
     """Somebody is there, in this session, which was called ``former`` before its key changed."""
     rows = PersonSession.objects
     seen = {"address": address[:45], "agent": agent[:200], "seen_at": timezone.now()}
@@ -68,7 +68,7 @@ def end_sessions(person: User, *, but: str = "", by: User | None = None) -> int:
     return len(ended)
 
 
-def forget_ended_sessions() -> None:
+def delete_ended_sessions() -> None:
     """Sweep away sessions that expired, and what told of sessions that are gone."""
     now = timezone.now()
     Session.objects.filter(expire_date__lt=now).delete()
@@ -83,7 +83,7 @@ def _end(rows: QuerySet[PersonSession]) -> None:
 
 def _told(ended: list[PersonSession]) -> dict[str, object]:
     """What the audit log says of those that ended: where, never by which key."""
-    return {"before": [{"address": one.address, "began_at": one.began_at.isoformat()} for one in ended[:MOST_SHOWN]]}
+    return {"before": [{"address": one.address, "began_at": one.began_at.isoformat()} for one in ended[:MAX_SHOWN]]}
 
 
 @transaction.atomic
@@ -95,7 +95,7 @@ def reset_second_factor(person: User, *, by: User | None = None) -> None:
     record_event(EventKind.SECOND_FACTOR_CHANGED, summary, by=by)
 
 
-def note_second_factor(person: User, what: str) -> None:
+def record_second_factor_change(person: User, what: str) -> None:
     """Its owner changed it."""
     record_event(EventKind.SECOND_FACTOR_CHANGED, f"{person.username} {what}.", by=person)
 
@@ -122,7 +122,7 @@ def add_person(username: str, *, password: str, email: str = "", by: User | None
 @transaction.atomic
 def set_active(person: User, active: bool, *, by: User | None = None) -> User:
     """Let somebody sign in again, or no more: sessions and tokens end at once. ConflictError for the last admin."""
-    person = hold(User.objects.select_for_update(), person.pk)
+    person = lock_row(User.objects.select_for_update(), person.pk)
     if person.is_active == active:
         return person
     person.is_active = active
@@ -139,7 +139,7 @@ def set_active(person: User, active: bool, *, by: User | None = None) -> User:
 @transaction.atomic
 def set_password(person: User, password: str, *, by: User | None = None) -> None:
     """Give somebody a new password, who forgot theirs; their sessions end. InvalidError for a weak one."""
-    person = hold(User.objects.select_for_update(), person.pk)
+    person = lock_row(User.objects.select_for_update(), person.pk)
     _set_password(person, password)
     person.save(update_fields=["password"])
     end_sessions(person, by=by)
@@ -152,7 +152,7 @@ def set_role(person: User, role: Role | None, project: Project | None, *, by: Us
 
     A ``role`` of None takes it away. ConflictError where nobody would be left who is admin of everything.
     """
-    person = hold(User.objects.select_for_update(), person.pk)
+    person = lock_row(User.objects.select_for_update(), person.pk)
     given = RoleAssignment.objects.filter(user=person, project=project, from_groups=False)
     held = given.first()
     before = held.role if held else None
@@ -203,7 +203,7 @@ def roles_of_groups(groups: Iterable[str]) -> dict[str | None, Role]:
 @transaction.atomic
 def sync_group_roles(person: User, groups: Iterable[str]) -> None:
     """Make the roles that groups bring what the groups of now say; roles that admins gave stay as they are."""
-    hold(User.objects.select_for_update(), person.pk)
+    lock_row(User.objects.select_for_update(), person.pk)
     wanted = {place: role for name, role in roles_of_groups(groups).items() for place in _places(name)}
     for held in RoleAssignment.objects.filter(user=person, from_groups=True).select_related("project"):
         if held.project not in wanted:
@@ -217,18 +217,18 @@ def sync_group_roles(person: User, groups: Iterable[str]) -> None:
             _record(person, place, before, role)
 
 
-def note_newcomer(person: User) -> None:
+def record_first_single_sign_on(person: User) -> None:
     """Somebody came in by single sign-on for the first time."""
     record_event(EventKind.USER_ADDED, f"{person.username} came in by single sign-on for the first time.", by=person)
 
 
-def note_connection(person: User) -> None:
+def record_account_connected(person: User) -> None:
     """Somebody tied their account to the one that they have at the identity provider."""
     record_event(EventKind.USER_CHANGED, f"{person.username} may also sign in by single sign-on.", by=person)
 
 
 @transaction.atomic
-def disconnect_account(person: User) -> None:
+def disconnect_single_sign_on(person: User) -> None:
     """Untie it again, and take away what groups brought; ConflictError where there is no password to come back with."""
     if not person.has_usable_password():
         raise ConflictError("You have no password here. Ask an admin to set one first.")

@@ -18,37 +18,37 @@ from controlplane.services.audit_log import append_entry
 from controlplane.services.events import record_event
 
 log = logging.getLogger(__name__)
-SIGNED_IN, REFUSED = "signed_in", "sign_in_refused"
+SIGNED_IN, SIGN_IN_FAILED = "signed_in", "sign_in_refused"
 REFUSALS_NOTED_AN_HOUR = 500  # of all people and addresses together: no attack fills the audit log
 
 
-def note_sign_in(user: User) -> None:
+def record_sign_in(user: User) -> None:
     """Somebody came in."""
     append_entry(SIGNED_IN, f"{user.get_username()} signed in.", by=user)
 
 
 @transaction.atomic
-def note_refusal(name: str, *, what: str = "") -> None:
+def record_sign_in_failure(name: str, *, what: str = "") -> None:
     """Somebody did not come in. A ``name`` is what was typed, and may be a password typed in the wrong field: only
     names of people who exist are kept.
     """
     if _is_flooded():
         log.warning("A sign-in was refused; more than %d an hour are not noted one by one.", REFUSALS_NOTED_AN_HOUR)
         return
-    person = person_named(name)
+    person = find_person(name)
     who = person.get_username() if person else "somebody unknown"
-    append_entry(REFUSED, f"Signing in as {who} was refused{what}.")
+    append_entry(SIGN_IN_FAILED, f"Signing in as {who} was refused{what}.")
 
 
 @transaction.atomic
-def note_lockout(name: str, address: str) -> None:
+def record_lockout(name: str, address: str) -> None:
     """Somebody failed too often; noted once for as long as it lasts."""
     if not cache.add(_noted(name, address), value=True, timeout=settings.SIGN_IN_LOCK_S):
         return
     until = timezone.now() + timedelta(seconds=settings.SIGN_IN_LOCK_S)
-    person = person_named(name)
+    person = find_person(name)
     if person is None:
-        note_refusal("", what=": too many failures")
+        record_sign_in_failure("", what=": too many failures")
         return
     SignInLock.objects.update_or_create(user=person, address=address, defaults={"until": until})
     summary = f"{person.username} may not sign in from {address} for a while: it failed too often."
@@ -69,7 +69,7 @@ def unlock_sign_in(person: User, *, by: User | None = None) -> int:
     return len(locks)
 
 
-def person_named(name: str) -> User | None:
+def find_person(name: str) -> User | None:
     """Who signs in under that name, however it is capitalised."""
     return None if "\0" in name or not name else User.objects.filter(username__iexact=name.strip()).first()
 
@@ -81,6 +81,6 @@ def _noted(name: str, address: str) -> str:
 
 def _is_flooded() -> bool:
     """Whether the hour's share of refusals is in the log already. One query of one row."""
-    refusals = AuditEntry.objects.filter(kind=REFUSED).order_by("-number").values_list("at", flat=True)
+    refusals = AuditEntry.objects.filter(kind=SIGN_IN_FAILED).order_by("-number").values_list("at", flat=True)
     oldest = refusals[REFUSALS_NOTED_AN_HOUR - 1 : REFUSALS_NOTED_AN_HOUR].first()
     return oldest is not None and oldest > timezone.now() - timedelta(hours=1)

@@ -64,13 +64,13 @@ def find_token(text: str) -> ApiToken | None:
     return token
 
 
-def token_in_force(token_id: int) -> ApiToken | None:
+def active_token(token_id: int) -> ApiToken | None:
     """A token as it is now; None when it ended, by itself, by revocation or with its person."""
     token = ApiToken.objects.select_related("user").filter(pk=token_id).first()
     return token if token and _is_valid(token) else None
 
 
-def note_use(token: ApiToken) -> None:
+def record_use(token: ApiToken) -> None:
     """Remember that a token was used, at most once a minute."""
     now = timezone.now()
     unnoted = Q(last_used_at=None) | Q(last_used_at__lt=now - timedelta(minutes=1))

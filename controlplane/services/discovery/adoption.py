@@ -23,7 +23,7 @@ from django.utils import timezone
 from controlplane.discovery import PollResult, Target
 from controlplane.errors import ConflictError, NameTakenError, NotUsableError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, ReplicaSource, TargetCondition
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 
@@ -33,7 +33,7 @@ _FOLLOWED = ("key", "name", "url", "condition", "labels", "state", "problem", "m
 
 
 @transaction.atomic
-def claim_looks() -> list[ReplicaSource]:
+def claim_polls() -> list[ReplicaSource]:
     """The sources that are due, the longest first, each claimed so that nobody else looks at the same time."""
     now = timezone.now()
     rows = ReplicaSource.objects.select_for_update(no_key=True, skip_locked=True)
@@ -46,7 +46,7 @@ def claim_looks() -> list[ReplicaSource]:
 
 
 @transaction.atomic
-def record_failure(claimed: ReplicaSource, reason: str) -> None:
+def record_poll_failure(claimed: ReplicaSource, reason: str) -> None:
     """A look found out nothing; whatever is known stays. An event the first time."""
     source = _still_claimed(claimed)
     if source is not None:
@@ -54,7 +54,7 @@ def record_failure(claimed: ReplicaSource, reason: str) -> None:
 
 
 @transaction.atomic
-def record_found(claimed: ReplicaSource, found: PollResult) -> bool:
+def record_poll(claimed: ReplicaSource, found: PollResult) -> bool:
     """Note who is there and who is missing; whether the answer counted. An empty one is a failure."""
     source = _still_claimed(claimed)
     if source is None:
@@ -204,7 +204,7 @@ def dismiss(discovered: DiscoveredReplica, *, by: User | None = None) -> Discove
 
 def _locked(discovered: DiscoveredReplica) -> DiscoveredReplica:
     rows = DiscoveredReplica.objects.select_for_update(of=("self",)).select_related("source__pool__project")
-    return hold(rows, discovered.pk)
+    return lock_row(rows, discovered.pk)
 
 
 def _check_room(row: DiscoveredReplica) -> None:

@@ -41,10 +41,10 @@ from controlplane.models import (
 from controlplane.services.discovery.adoption import adopt, counted
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import may_move, move_replica, remove_replica, set_replica_state
-from controlplane.services.snapshots import one_configuration
+from controlplane.services.snapshots import single_snapshot
 
 TOGETHER = 50  # steps in one transaction: it keeps others who change the fleet waiting
-LAST = "The pool's last active replica is missing or terminates; it stays."
+LAST_REPLICA = "The pool's last active replica is missing or terminates; it stays."
 REMEMBER_DISMISSED = timedelta(days=7)  # after it was last seen
 
 
@@ -60,7 +60,7 @@ class Leaving:
     held: str = ""
 
 
-def settle(source_id: int) -> None:
+def reconcile_source(source_id: int) -> None:
     """Do what follows from what is known of a source's targets.
 
     Where the source was removed meanwhile, or a replica of it, the rest is left to the next look.
@@ -91,7 +91,7 @@ def leaving(
     if len(taken) < len(due):
         held = f"{len(missing)} of the pool's {total} replicas are missing; at most {most} may go at a time."
     elif last:
-        held = LAST
+        held = LAST_REPLICA
     return Leaving(drain, remove, held)
 
 
@@ -223,7 +223,7 @@ def _drain(known: DiscoveredReplica) -> None:
     if here:
         drained = set_replica_state(row.replica, ReplicaState.DRAINING)
         if not Replica.objects.filter(pool=drained.pool_id, state=ReplicaState.ACTIVE).exists():
-            raise InUseError(LAST)  # another source drained the other one since this one looked
+            raise InUseError(LAST_REPLICA)  # another source drained the other one since this one looked
 
 
 @transaction.atomic
@@ -287,7 +287,7 @@ def _gathered(source: ReplicaSource, rows: Sequence[DiscoveredReplica], work: Ca
     if not rows:
         return
     try:
-        with one_configuration(reason=f"source {source.name} was followed"):
+        with single_snapshot(reason=f"source {source.name} was followed"):
             _lock_all(rows)
             work()
     except ControlPlaneError:

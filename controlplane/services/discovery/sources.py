@@ -14,10 +14,10 @@ from controlplane.encryption import encrypt
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Adoption, EventKind, Pool, ReplicaSource
 from controlplane.models.fleet import SHORT_NAME
-from controlplane.services.checks import address_of, check_destination, check_name, hold, taken
+from controlplane.services.checks import address_of, check_destination, check_name, lock_row, name_conflict
 from controlplane.services.events import record_event
 
-LOOK = "controlplane.tasks.look_at_sources"
+LOOK = "controlplane.tasks.poll_sources"
 LONGEST_SECRET = 16_384  # characters; a service account's token has about a thousand
 RANGES: dict[str, tuple[float, float]] = {
     "interval_s": (5, 86_400),
@@ -45,7 +45,7 @@ def create_source(
         with transaction.atomic():
             source.save()
     except IntegrityError:
-        raise taken("replica source", name, ReplicaSource.objects.filter(name=name), by) from None
+        raise name_conflict("replica source", name, ReplicaSource.objects.filter(name=name), by) from None
     detail = {"after": facts(source)}
     summary = f"Replica source {name} was added to pool {pool.name}."
     record_event(EventKind.SOURCE_ADDED, summary, pool=pool, by=by, detail=detail)
@@ -61,7 +61,9 @@ def update_source(
 
     An empty ``secret`` forgets it. A secret is never sent to another server than it was given for: InvalidError.
     """
-    source = hold(ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), source.pk)
+    source = lock_row(
+        ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), source.pk
+    )
     before = facts(source)
     server = _server(source)
     _change(source, changes, secret)
@@ -84,14 +86,14 @@ def update_source(
 @transaction.atomic
 def remove_source(source: ReplicaSource, *, by: User | None = None) -> None:
     """Forget a source and what it proposed. Replicas that it found stay as they are, and nobody follows them."""
-    source = hold(ReplicaSource.objects.select_for_update(of=("self",)).select_related("pool"), source.pk)
+    source = lock_row(ReplicaSource.objects.select_for_update(of=("self",)).select_related("pool"), source.pk)
     before = facts(source)
     source.delete()
     summary = f"Replica source {before['name']} was removed from pool {source.pool.name}; its replicas stay."
     record_event(EventKind.SOURCE_REMOVED, summary, pool=source.pool, by=by, detail={"before": before})
 
 
-def request_look(source: ReplicaSource) -> None:
+def request_poll(source: ReplicaSource) -> None:
     """Have a source looked at now; ConflictError while it is paused."""
     if not ReplicaSource.objects.filter(pk=source.pk, enabled=True).update(next_look_at=timezone.now()):
         raise ConflictError(f"Replica source {source.name} is paused; enable it first.")

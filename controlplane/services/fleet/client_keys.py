@@ -18,7 +18,7 @@ from controlplane.models import ClientKey, EventKind, Project, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.push.snapshot import api_key, names_of
 from controlplane.schema_fields import checked
-from controlplane.services.checks import check_name, hold
+from controlplane.services.checks import check_name, lock_row
 from controlplane.services.events import record_event
 from controlplane.services.snapshots import freeze_snapshot
 from routing.schema import Access, ConfigError, check_access
@@ -99,7 +99,7 @@ def facts(key: ClientKey) -> dict[str, Any]:
 
 
 def _locked(key: ClientKey) -> ClientKey:
-    row = hold(ClientKey.objects.select_for_update(of=("self",)).select_related("project"), key.pk)
+    row = lock_row(ClientKey.objects.select_for_update(of=("self",)).select_related("project"), key.pk)
     if row.revoked_at is not None:
         raise ConflictError(f"Client key {row} was revoked; make a new one.")
     return row

@@ -1,40 +1,83 @@
-"""Pools.
-
-What holds for all routers: who is let in, and what they accept and wait for.
-"""
+"""Projects, their pools, and the settings that apply to all pools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from controlplane import schema_fields
-from controlplane.errors import InUseError
+from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, FleetSettings, Pool, Project
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import checked
-from controlplane.services.access.projects import default_project
-from controlplane.services.checks import check_name, hold, taken
+from controlplane.services.checks import change_fields, check_name, lock_row, name_conflict
 from controlplane.services.events import record_event
-from controlplane.services.fleet.served_models import told_of_models
-from controlplane.services.policies.lifecycle import create_policy, first_revision
+from controlplane.services.fleet.served_models import name_conflicting_model
+from controlplane.services.policies.lifecycle import create_first_policy
 from controlplane.services.snapshots import freeze_snapshot
 
-LISTS: tuple[Literal["models", "aliases", "adapters"], ...] = ("models", "aliases", "adapters")
-FACTS = ("name", "description", *schema_fields.POOL)
+_LISTS = ("models", "aliases", "adapters")
+_POOL_FIELDS = ("name", "description", *schema_fields.POOL)
+
+
+def default_project() -> Project:
+    """The project of pools that name none."""
+    return Project.objects.get_or_create(name="default")[0]
+
+
+@transaction.atomic
+def create_project(
+    name: str, *, description: str = "", needs_approval: bool = False, by: User | None = None
+) -> Project:
+    """Create a project. Until roles are assigned only admins of all projects see it. NameTakenError, InvalidError."""
+    check_name(name, SHORT_NAME, "$.name")
+    try:
+        with transaction.atomic():
+            project = Project.objects.create(name=name, description=description, needs_approval=needs_approval)
+    except IntegrityError:
+        raise NameTakenError("project", name) from None
+    record_event(EventKind.PROJECT_CREATED, f"Project {name} was created.", project=project, by=by)
+    return project
+
+
+@transaction.atomic
+def update_project(
+    project: Project, *, description: str | None = None, needs_approval: bool | None = None, by: User | None = None
+) -> Project:
+    """Change the arguments that are not None. ``needs_approval`` applies to publications from now on."""
+    project = lock_row(Project.objects.select_for_update(no_key=True), project.pk)
+    settings = {"description": description, "needs_approval": needs_approval}
+    if change := change_fields(project, {k: v for k, v in settings.items() if v is not None}, _project_facts):
+        summary = f"Project {project.name} was changed."
+        record_event(EventKind.PROJECT_CHANGED, summary, project=project, by=by, detail=change)
+    return project
+
+
+@transaction.atomic
+def remove_project(project: Project, *, by: User | None = None) -> None:
+    """Remove a project and all roles in it; InUseError while it has pools."""
+    project = lock_row(Project.objects.select_for_update(), project.pk)
+    if project.pools.exists():
+        raise InUseError(f"Project {project.name} still has pools; remove those first.")
+    record_event(EventKind.PROJECT_REMOVED, f"Project {project.name} was removed.", project=project, by=by)
+    project.delete()
+
+
+def _project_facts(project: Project) -> dict[str, Any]:
+    return {name: getattr(project, name) for name in ("name", "description", "needs_approval")}
 
 
 class PoolSettings(TypedDict, total=False):
-    """What may be said of a pool. What is not given stays as it is; None takes a setting back to the routers' own."""
+    """Settings of a pool. Omitted: unchanged; None: the routers' default."""
 
-    models: Iterable[str]  # served names, none for any model
-    aliases: Iterable[Mapping[str, Any]]  # routing.schema.Alias each
-    adapters: Iterable[Mapping[str, Any]]  # routing.schema.Adapter each
+    models: Iterable[str]  # served names; empty: any model
+    aliases: Iterable[Mapping[str, Any]]  # routing.schema.Alias
+    adapters: Iterable[Mapping[str, Any]]  # routing.schema.Adapter
     description: str
-    health: Mapping[str, Any] | None  # and so on: parts of routing.schema.PoolConfig
+    health: Mapping[str, Any] | None  # this and the following: fields of routing.schema.PoolConfig
     breaker: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None
     concurrency: Mapping[str, Any] | None
@@ -53,117 +96,93 @@ def create_pool(
     strategy: str = "lowest_cost",
     **settings: Unpack[PoolSettings],
 ) -> Pool:
-    """Create a pool with a policy of its own, live from the start with the strategy's defaults.
+    """Create a pool with an active policy: the strategy's defaults. Without ``project`` it belongs to ``default``.
 
-    Without a ``project`` it belongs to the one called ``default``. NameTakenError, InvalidError.
+    NameTakenError, InvalidError.
     """
     check_name(name, SHORT_NAME, "$.name")
-    pool = Pool(project=project or default_project(), name=name, **_settings(settings))
+    pool = Pool(project=project or default_project(), name=name, **_checked(settings))
     try:
         with transaction.atomic():
             pool.save()
     except IntegrityError:
-        raise taken("pool", name, Pool.objects.filter(name=name), by) from None
-    record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail={"after": facts(pool)})
-    first_revision(create_policy(pool), {"strategy": strategy}, by=by)
-    with told_of_models(pool, by):
+        raise name_conflict("pool", name, Pool.objects.filter(name=name), by) from None
+    detail = {"after": _pool_facts(pool)}
+    record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail=detail)
+    create_first_policy(pool, {"strategy": strategy}, by=by)
+    with name_conflicting_model(pool, by):
         freeze_snapshot(reason=f"pool {name} created", by=by)
     return pool
 
 
 @transaction.atomic
 def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSettings]) -> Pool:
-    """Change what is given; InvalidError when another pool already serves a model, or what goes is still used."""
-    pool = hold(Pool.objects.select_for_update(no_key=True), pool.pk)
-    before = facts(pool)
-    for name, value in _settings(settings).items():
-        setattr(pool, name, value)
-    if facts(pool) == before:
-        return pool
-    pool.save()
-    change = {"before": before, "after": facts(pool)}
-    record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
-    with told_of_models(pool, by):
-        freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
+    """Change a pool; InvalidError if another pool serves one of its models, or a removed name is still used."""
+    pool = lock_row(Pool.objects.select_for_update(no_key=True), pool.pk)
+    if change := change_fields(pool, _checked(settings), _pool_facts):
+        record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
+        with name_conflicting_model(pool, by):
+            freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
     return pool
 
 
 @transaction.atomic
 def remove_pool(pool: Pool, *, by: User | None = None) -> None:
     """Remove an empty pool with its policy; InUseError while it has replicas, replica sources or task groups."""
-    pool = hold(Pool.objects.select_for_update(), pool.pk)
+    pool = lock_row(Pool.objects.select_for_update(), pool.pk)
     if pool.replicas.exists() or pool.sources.exists() or pool.groups.exists():
         raise InUseError(f"Pool {pool.name} still has replicas, replica sources or task groups; remove those first.")
-    before = facts(pool)
+    detail = {"before": _pool_facts(pool)}
     pool.delete()
-    record_event(
-        EventKind.POOL_REMOVED,
-        f"Pool {pool.name} was removed.",
-        project=pool.project,
-        by=by,
-        detail={"before": before},
-    )
+    summary = f"Pool {pool.name} was removed."
+    record_event(EventKind.POOL_REMOVED, summary, project=pool.project, by=by, detail=detail)
     freeze_snapshot(reason=f"pool {pool.name} removed", by=by)
 
 
-def facts(pool: Pool) -> dict[str, Any]:
-    """What an event shows of a pool before and after a change."""
-    return {"project": pool.project.name, **{name: getattr(pool, name) for name in FACTS}}
+def _pool_facts(pool: Pool) -> dict[str, Any]:
+    return {"project": pool.project.name, **{name: getattr(pool, name) for name in _POOL_FIELDS}}
 
 
-def _listed(value: Any) -> Any:
-    """A list of what can be one; what cannot is left to the check, which says where it stands."""
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | dict) else value
-
-
-def _settings(given: PoolSettings) -> dict[str, Any]:
-    """Checked, and in an order that does not depend on who wrote them down."""
-    listed: dict[str, Any] = {name: _listed(given[name]) for name in LISTS if name in given}
-    values: dict[str, Any] = checked(schema_fields.POOL, {**given, **listed})
+def _checked(settings: PoolSettings) -> dict[str, Any]:
+    """Validated settings in a canonical order."""
+    given: dict[str, Any] = dict(settings)
+    for name in _LISTS:
+        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str | dict):
+            given[name] = list(given[name])
+    values = checked(schema_fields.POOL, given)
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):
         if name in values:
-            values[name] = sorted(values[name], key=lambda one: (one["name"], one["model"]))
+            values[name] = sorted(values[name], key=lambda entry: (entry["name"], entry["model"]))
     return values
 
 
-SETTINGS_FACTS = ("needs_key", "limits")
-
-
 class Settings(TypedDict, total=False):
-    """What may be said of the fleet. What is not given stays as it is."""
+    """Settings of the whole fleet. Omitted: unchanged."""
 
-    needs_key: bool  # whether only clients with a key are let in
-    limits: Mapping[str, Any] | None  # routing.schema.Limits; None: the routers' own
+    needs_key: bool  # accept only requests with a client key
+    limits: Mapping[str, Any] | None  # routing.schema.Limits; None: the routers' default
 
 
 def fleet_settings() -> FleetSettings:
-    """What was said; the defaults where nothing was. A query."""
+    """The fleet settings, created with defaults on first use. A query."""
     return FleetSettings.objects.get_or_create(pk=1)[0]
 
 
 @transaction.atomic
 def update_fleet_settings(*, by: User | None = None, **settings: Unpack[Settings]) -> FleetSettings:
-    """Change what is given; InvalidError for limits that routers would refuse."""
-    values = checked(schema_fields.FLEET, settings)
+    """Change the fleet settings; InvalidError for limits that routers would reject."""
     row = FleetSettings.objects.select_for_update().get(pk=fleet_settings().pk)
-    before = settings_facts(row)
-    for name, value in values.items():
-        setattr(row, name, value)
-    if settings_facts(row) == before:
-        return row
-    row.save()
-    summary = "Limits of the routers were changed." if row.needs_key == before["needs_key"] else _admitting(row)
-    record_event(EventKind.FLEET_CHANGED, summary, by=by, detail={"before": before, "after": settings_facts(row)})
-    freeze_snapshot(reason=summary.rstrip("."), by=by)
+    needed_key = row.needs_key
+    if change := change_fields(row, checked(schema_fields.FLEET, settings), _fleet_facts):
+        summary = "The routers' limits were changed."
+        if row.needs_key != needed_key:
+            summary = "Requests now need a client key." if row.needs_key else "Requests no longer need a client key."
+        record_event(EventKind.FLEET_CHANGED, summary, by=by, detail=change)
+        freeze_snapshot(reason=summary.rstrip("."), by=by)
     return row
 
 
-def settings_facts(row: FleetSettings) -> dict[str, Any]:
-    """What an event shows of the fleet's settings before and after a change."""
-    return {name: getattr(row, name) for name in SETTINGS_FACTS}
-
-
-def _admitting(row: FleetSettings) -> str:
-    return "Only clients with a key are let in." if row.needs_key else "Clients are let in without a key."
+def _fleet_facts(row: FleetSettings) -> dict[str, Any]:
+    return {"needs_key": row.needs_key, "limits": row.limits}

@@ -21,12 +21,11 @@ from controlplane.services.checks import (
     check_labels,
     check_name,
     check_replica_url,
-    check_weight,
-    hold,
-    taken,
+    lock_row,
+    name_conflict,
 )
 from controlplane.services.events import record_event
-from controlplane.services.fleet.served_models import told_of_itself
+from controlplane.services.fleet.served_models import relative_error_paths
 from controlplane.services.snapshots import freeze_snapshot
 
 FACTS = ("name", "url", "state", "weight", "block_tokens", "capacity_blocks", "labels", *schema_fields.REPLICA)
@@ -62,7 +61,7 @@ def add_replica(pool: Pool, *, name: str, by: User | None = None, **settings: Un
         by=by,
         detail={"after": facts(replica)},
     )
-    with told_of_itself():
+    with relative_error_paths():
         freeze_snapshot(reason=f"replica {name} added", by=by)
     return replica
 
@@ -131,12 +130,12 @@ def remove_replica(replica: Replica, *, by: User | None = None) -> None:
 
     Subsets are looked at when the configuration is frozen: until then somebody else may remove the other one.
     """
-    replica = hold(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
+    replica = lock_row(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
     before, pool, groups = facts(replica), replica.pool, list(replica.groups.all())
     replica.delete()
     summary = f"Replica {replica.name} was removed from pool {pool.name}."
     record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
-    with told_of_itself():
+    with relative_error_paths():
         freeze_snapshot(reason=f"replica {replica.name} removed", by=by)
     for group in groups:
         if not group.replicas.exists():
@@ -176,7 +175,7 @@ def _note_engine_facts(replica: Replica, told: dict[str, int | None]) -> bool:
 
 
 def _locked(replica: Replica) -> Replica:
-    return hold(Replica.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), replica.pk)
+    return lock_row(Replica.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), replica.pk)
 
 
 def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary: str, by: User | None) -> Replica:
@@ -185,7 +184,7 @@ def _changed(replica: Replica, before: dict[str, Any], kind: EventKind, summary:
     if after != before:
         detail = {"before": before, "after": after}
         record_event(kind, summary, pool=replica.pool, replica=replica, by=by, detail=detail)
-        with told_of_itself():
+        with relative_error_paths():
             freeze_snapshot(reason=f"replica {replica.name} changed", by=by)
     return replica
 
@@ -196,8 +195,8 @@ def _change(replica: Replica, settings: ReplicaSettings) -> None:
         _set_api_key(replica, settings.pop("api_key"))
     if "url" in settings:
         settings["url"] = _checked_url(settings["url"])
-    if "weight" in settings:
-        check_weight(settings["weight"])
+    if "weight" in settings and not 0 < settings["weight"] <= 1000:
+        raise InvalidError("$.weight", "expected more than 0 and at most 1000")
     if "labels" in settings:
         check_labels(settings["labels"])
     if settings.get("adapters") is not None:
@@ -242,8 +241,8 @@ def _checked_url(url: str) -> str:
 
 def _taken(error: IntegrityError, replica: Replica, by: User | None) -> ConflictError:
     if "url" in str(error):
-        return taken("replica at", replica.url, Replica.objects.filter(url=replica.url), by)
-    return taken("replica", replica.name, Replica.objects.filter(name=replica.name), by)
+        return name_conflict("replica at", replica.url, Replica.objects.filter(url=replica.url), by)
+    return name_conflict("replica", replica.name, Replica.objects.filter(name=replica.name), by)
 
 
 def _api_key(replica: Replica) -> bytes | None:

@@ -79,7 +79,7 @@ def names_of(pool: Pool) -> ModelNames:
     )
 
 
-def unnamed_warning(added: Pool) -> str:
+def unnamed_model_warning(added: Pool) -> str:
     """What adding this pool does to clients that name no model; "" for nothing. One query.
 
     Routers take such a request only where one pool can be meant: the only one, or the one that takes any model.
@@ -93,7 +93,7 @@ def unnamed_warning(added: Pool) -> str:
 
 
 @contextmanager
-def told_of_models(pool: Pool, by: User | None) -> Iterator[None]:
+def name_conflicting_model(pool: Pool, by: User | None) -> Iterator[None]:
     """Say of a refused snapshot which model of this pool another one serves; that one by name only to who may see it.
 
     Routers name both pools, whoever asks. What else they refuse is said as they say it, from this pool's own fields.
@@ -105,7 +105,7 @@ def told_of_models(pool: Pool, by: User | None) -> Iterator[None]:
 
 
 @contextmanager
-def told_of_itself() -> Iterator[None]:
+def relative_error_paths() -> Iterator[None]:
     """Say what a snapshot was refused for from the changed object's own fields, not from all pools'."""
     try:
         yield

@@ -13,9 +13,9 @@ from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import canonical, checked
-from controlplane.services.checks import check_name, hold
+from controlplane.services.checks import check_name, lock_row
 from controlplane.services.events import record_event
-from controlplane.services.fleet.served_models import told_of_itself
+from controlplane.services.fleet.served_models import relative_error_paths
 from controlplane.services.snapshots import freeze_snapshot
 
 FACTS = ("name", "owner", "description", *schema_fields.GROUP, "expected_tier1", "hit_rate_objective")
@@ -52,7 +52,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
     group.replicas.set(chosen)
     summary = f"Task group {group} was created."
     record_event(EventKind.GROUP_CREATED, summary, pool=pool, by=by, detail={"after": facts(group)})
-    with told_of_itself():
+    with relative_error_paths():
         freeze_snapshot(reason=f"task group {group} created", by=by)
     return group
 
@@ -60,7 +60,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
 @transaction.atomic
 def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: Unpack[GroupSettings]) -> TaskGroup:
     """Change what is given; InvalidError."""
-    group = hold(TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), group.pk)
+    group = lock_row(TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), group.pk)
     before = facts(group)
     if "replicas" in settings:
         group.replicas.set(_of_pool(group.pool, settings.pop("replicas")))
@@ -74,7 +74,7 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
         change = {"before": before, "after": after}
         summary = f"Task group {group} was changed."
         record_event(EventKind.GROUP_CHANGED, summary, pool=group.pool, by=by, detail=change)
-        with told_of_itself():
+        with relative_error_paths():
             freeze_snapshot(reason=f"task group {group} changed", by=by)
     return group
 
@@ -82,7 +82,7 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
 @transaction.atomic
 def remove_task_group(group: TaskGroup, *, by: User | None = None) -> None:
     """Remove a group with its policy; its requests become the pool's own. The snapshots keep what it once was."""
-    group = hold(TaskGroup.objects.select_for_update(of=("self",)).select_related("pool"), group.pk)
+    group = lock_row(TaskGroup.objects.select_for_update(of=("self",)).select_related("pool"), group.pk)
     before, name, pool = facts(group), str(group), group.pool
     group.delete()
     record_event(

@@ -1,14 +1,7 @@
-"""What a change of configuration means: which requests are treated differently, how, and what moves with it.
+"""Change impact: which requests a configuration change affects, how, and what share of cached prefixes moves.
 
-Theory of operation. Two configurations are laid out as leaves, ``pools.chat.policy.settings.load_factor`` -> 2.0, and
-what differs is to be explained. Rules look at both configurations as routers would and say sentences; each names the
-leaves that it explains. Whatever no rule explains gets a plain sentence from what the schema says of the field, so that
-nothing that differs is ever left unsaid, a field of tomorrow included. Values of secrets are in no sentence.
+Theory of operation. Both configurations are flattened to leaves (``pools.chat.policy.settings.load_factor`` -> 2.0).
+Rules compare the configurations as routers would and describe the effects; each effect lists the leaves it explains.
+A leaf that no rule explains is described with the schema's own text, so every difference is reported, also of fields
+that are added later. Descriptions never contain secrets.
 """
-
-from __future__ import annotations
-
-from controlplane.services.impact.compare import compare_configs, with_settings
-from controlplane.services.impact.effect import Effect, Impact
-
-__all__ = ["Effect", "Impact", "compare_configs", "with_settings"]

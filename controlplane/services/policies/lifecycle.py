@@ -13,12 +13,12 @@ from django.db.models import Max, QuerySet
 
 from controlplane.errors import ConflictError, GoneError, InvalidError, NameTakenError, NotADraftError, StaleDraftError
 from controlplane.models import EventKind, PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
+from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan
+from controlplane.services.policies.rollout_transitions import publish_draft, put_in_force
+from controlplane.services.policies.rollouts import open_rollout, supersede_rollouts
 from controlplane.services.policies.settings import canonical_settings, settings_digest
-from controlplane.services.rollouts.controller import open_rollout, supersede_rollouts
-from controlplane.services.rollouts.plans import AT_ONCE, RolloutPlan
-from controlplane.services.rollouts.transitions import publish_draft, put_in_force
 from controlplane.services.snapshots import freeze_snapshot
 
 
@@ -112,12 +112,12 @@ def publish_revision(
     return open_rollout(revision, plan, by=by)
 
 
-def first_revision(policy: RoutingPolicy, settings: dict[str, Any], *, by: User | None = None) -> PolicyRevision:
-    """The live revision that a pool is born with. Its snapshot is the caller's to freeze."""
-    draft = save_draft(policy, settings, by=by, reason="the pool's first policy")
+@transaction.atomic
+def create_first_policy(pool: Pool, settings: dict[str, Any], *, by: User | None = None) -> None:
+    """Create the policy of a new pool with an active revision. The caller freezes the snapshot."""
+    draft = save_draft(create_policy(pool), settings, by=by, reason="First policy of the pool")
     publish_draft(draft, reason=draft.reason)
     put_in_force(draft, recorded=False)
-    return draft
 
 
 def _next_number(policy: RoutingPolicy) -> int:
@@ -127,7 +127,7 @@ def _next_number(policy: RoutingPolicy) -> int:
 def _locked(policy_id: int) -> RoutingPolicy:
     """One writer at a time for each policy."""
     rows = RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
-    return hold(rows, policy_id)
+    return lock_row(rows, policy_id)
 
 
 @transaction.atomic
@@ -139,7 +139,9 @@ def revert_policy(
     ConflictError where these settings are in force already; StaleDraftError if ``expected_live`` is given and another
     revision is live by now. PolicyRevision.DoesNotExist for a number that was never published.
     """
-    policy = hold(RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), policy.pk)
+    policy = lock_row(
+        RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), policy.pk
+    )
     earlier = policy.revisions.exclude(state=RevisionState.DRAFT).get(number=number)
     live, draft = policy.live(), policy.draft()
     if expected_live is not None and (live is None or live.number != expected_live):
@@ -158,7 +160,7 @@ def revert_policy(
     return rollout
 
 
-def narrowed(
+def filter_revisions(
     rows: QuerySet[PolicyRevision], *, state: str = "", author: str = "", strategy: str = ""
 ) -> QuerySet[PolicyRevision]:
     """The revisions of one state, author or strategy; "" asks for any."""

@@ -10,7 +10,7 @@ from typing import Any
 from django import forms
 
 from controlplane.models import RoutingPolicy
-from controlplane.services.rollouts.plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
+from controlplane.services.policies.rollout_plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
 from controlplane.web.forms.base import Form, ReasonForm, Section, SectionedForm
 
 PLANS = {

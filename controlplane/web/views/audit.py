@@ -12,15 +12,15 @@ from django.views.decorators.http import require_GET
 
 from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
-from controlplane.models.audit import SAID
+from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.request_origin import header_missing
-from controlplane.services.access.sign_ins import REFUSED, SIGNED_IN
-from controlplane.services.audit_checks import last_check
+from controlplane.services.access.sign_ins import SIGN_IN_FAILED, SIGNED_IN
+from controlplane.services.audit_log import latest_audit_check
 from controlplane.web.tags import spreadsheet_safe
 
 PAGE = 50
-COLUMNS = (*(name for name in SAID if name not in {"before", "after", "previous"}), "digest")  # of the CSV
-SIGN_INS = ((SIGNED_IN, "Signed in"), (REFUSED, "Sign-in refused"))
+COLUMNS = (*(name for name in AUDIT_FIELDS if name not in {"before", "after", "previous"}), "digest")  # of the CSV
+SIGN_INS = ((SIGNED_IN, "Signed in"), (SIGN_IN_FAILED, "Sign-in refused"))
 
 
 @require_GET
@@ -37,7 +37,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "kind": request.GET.get("kind", ""),
         "actor": request.GET.get("actor", ""),
         "filtered": bool(request.GET),
-        "check": last_check(),
+        "check": latest_audit_check(),
         "is_open": can_alter_audit(),
         "addresses_hidden": header_missing.given,
     }

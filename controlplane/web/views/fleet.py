@@ -21,7 +21,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, Project, Replica, ReplicaState, TaskGroup
 from controlplane.services.fleet.pools import create_pool, remove_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
-from controlplane.services.fleet.served_models import unnamed_warning
+from controlplane.services.fleet.served_models import unnamed_model_warning
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group, update_task_group
 from controlplane.web.base import errors_as_messages, form_page, mine, signed_in, within
 from controlplane.web.fleet_rows import source_lines, warm_ups, with_sources
@@ -63,7 +63,7 @@ def pool_new(request: HttpRequest) -> HttpResponse:
             form.refuse(error)
         else:
             messages.success(request, f"Pool {pool.name} was created. Add its first replica.")
-            if warning := unnamed_warning(pool):
+            if warning := unnamed_model_warning(pool):
                 messages.warning(request, warning)
             return redirect("controlplane:replica-new", pool_id=pool.pk)
     return form_page(

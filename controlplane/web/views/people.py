@@ -27,7 +27,7 @@ from controlplane.accounts.sign_in_methods import has_code
 from controlplane.errors import ControlPlaneError
 from controlplane.models import ApiToken, Project, Role, RoleAssignment, Scope
 from controlplane.services.access.people import (
-    MOST_SHOWN,
+    MAX_SHOWN,
     add_person,
     end_session,
     end_sessions,
@@ -37,9 +37,9 @@ from controlplane.services.access.people import (
     set_password,
     set_role,
 )
-from controlplane.services.access.projects import create_project, remove_project, update_project
 from controlplane.services.access.sign_ins import unlock_sign_in
 from controlplane.services.access.tokens import create_token, revoke_token
+from controlplane.services.fleet.pools import create_project, remove_project, update_project
 from controlplane.web.base import errors_as_messages, form_page, signed_in
 from controlplane.web.forms.people import PasswordForm, PersonForm, ProjectForm, RoleForm, TokenForm
 
@@ -166,7 +166,7 @@ def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int =
         "form": form,
         "meanings": MEANINGS.items(),
         "has_code": has_code(someone),
-        "sessions": list(sessions_of(someone)[:MOST_SHOWN]),
+        "sessions": list(sessions_of(someone)[:MAX_SHOWN]),
         "locks": someone.sign_in_locks.filter(until__gt=timezone.now()),
     }
     return render(request, "controlplane/person.html", context, status=status)
@@ -256,8 +256,8 @@ def _shown(request: HttpRequest) -> QuerySet[ApiToken]:
 @require_GET
 def session_list(request: HttpRequest) -> HttpResponse:
     """One's own, the one that asks marked."""
-    sessions = list(sessions_of(signed_in(request))[:MOST_SHOWN])
-    context = {"sessions": sessions, "here": request.session.session_key, "most": MOST_SHOWN}
+    sessions = list(sessions_of(signed_in(request))[:MAX_SHOWN])
+    context = {"sessions": sessions, "here": request.session.session_key, "most": MAX_SHOWN}
     return render(request, "controlplane/sessions.html", context)
 
 

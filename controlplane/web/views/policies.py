@@ -16,7 +16,7 @@ from controlplane.database.transactions import repeatable_read
 from controlplane.errors import ControlPlaneError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.schema_fields import SettingInfo
-from controlplane.services.policies.comparisons import effects_of_settings, present_fleet, warnings_of_settings
+from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
 from controlplane.services.policies.lifecycle import (
     create_policy,
     discard_draft,
@@ -24,6 +24,7 @@ from controlplane.services.policies.lifecycle import (
     remove_policy,
     save_draft,
 )
+from controlplane.services.policies.rollout_plans import RolloutPlan
 from controlplane.services.policies.settings import (
     StrategyInfo,
     canonical_settings,
@@ -31,7 +32,6 @@ from controlplane.services.policies.settings import (
     policy_catalogue,
     strategy_document,
 )
-from controlplane.services.rollouts.plans import RolloutPlan
 from controlplane.web.base import errors_as_messages, mine, signed_in
 from controlplane.web.convergence import Convergence, convergence
 from controlplane.web.forms.base import SettingsForm, range_text, strategy_named
@@ -232,7 +232,7 @@ def _publish_form(policy: RoutingPolicy, live: PolicyRevision | None, draft: Pol
 
 def _judged(policy: RoutingPolicy, live: PolicyRevision | None, settings: dict[str, Any]) -> dict[str, Any]:
     """What settings say and do instead of what runs, and what to look at first."""
-    fleet, before = present_fleet(), live.settings if live else None
+    fleet, before = current_fleet(), live.settings if live else None
     return {
         "changes": diff_settings(before, settings),
         "effects": effects_of_settings(policy, before, settings, fleet=fleet),

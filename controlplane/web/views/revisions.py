@@ -17,8 +17,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ConflictError, ControlPlaneError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, RolloutState, Router, RoutingPolicy
-from controlplane.services.policies.comparisons import effects_of_configurations, effects_of_revisions
-from controlplane.services.policies.lifecycle import narrowed, revert_policy
+from controlplane.services.impact.compare import effects_of_configurations, effects_of_revisions
+from controlplane.services.policies.lifecycle import filter_revisions, revert_policy
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 from controlplane.web.base import signed_in
 from controlplane.web.forms.policies import RevertForm
@@ -33,7 +33,7 @@ def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
     """A page of the history, newest first, narrowed as asked."""
     policy = _policy(policy_id)
     asked = {name: request.GET.get(name, "") for name in FILTERS}
-    rows = narrowed(policy.revisions.select_related("author").order_by("-number"), **asked)
+    rows = filter_revisions(policy.revisions.select_related("author").order_by("-number"), **asked)
     before = int_parameter(request, "before")
     page = list((rows.filter(number__lt=before) if before else rows)[: PAGE + 1])
     shown, live = page[:PAGE], policy.live()

@@ -16,10 +16,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.models import OPEN_ROLLOUTS, RevisionState, Rollout, RolloutState
-from controlplane.services.rollouts import controller as services
-from controlplane.services.rollouts.controller import Progress, RouterProgress, routers_of
-from controlplane.services.rollouts.plans import describe_stage, guard_catalogue, read_stage
-from controlplane.services.rollouts.transitions import MOVES
+from controlplane.services.policies import rollouts as services
+from controlplane.services.policies.rollout_plans import describe_stage, guard_catalogue, read_stage
+from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollouts import Progress, RouterProgress, router_progress
 from controlplane.web.base import errors_as_messages, mine, signed_in
 from controlplane.web.forms.policies import PLANS, MoveForm
 from controlplane.web.tables import int_parameter
@@ -130,7 +130,7 @@ def _line(rollout: Rollout) -> dict[str, Any]:
 
 def _facts(rollout: Rollout) -> dict[str, Any]:
     """What a rollout's page shows; five queries whatever happened to it."""
-    routers, on_trial = routers_of(rollout), rollout.revision.state == RevisionState.TRIAL
+    routers, on_trial = router_progress(rollout), rollout.revision.state == RevisionState.CANARY
     due_at = _due_at(rollout)
     offered = [(name, text) for name, text in MOVE_TEXTS.items() if _offered(rollout, name)]
     return {
@@ -154,7 +154,7 @@ def _facts(rollout: Rollout) -> dict[str, Any]:
 
 
 def _offered(rollout: Rollout, move: str) -> bool:
-    return rollout.state in MOVES[move].before and rollout.revision.state == RevisionState.TRIAL
+    return rollout.state in TRANSITIONS[move].before and rollout.revision.state == RevisionState.CANARY
 
 
 def _plan(rollout: Rollout) -> str:

@@ -14,8 +14,8 @@ from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
-from controlplane.services.impact import Effect
-from controlplane.services.policies.comparisons import effects_of_configurations
+from controlplane.services.impact.compare import effects_of_configurations
+from controlplane.services.impact.effect import Effect
 from controlplane.services.routers import remove_router
 from controlplane.services.snapshots import newest_snapshot
 from controlplane.web.base import errors_as_messages, signed_in

@@ -16,7 +16,7 @@ from requests import RequestException
 
 from controlplane.accounts.sign_in_methods import is_fresh, provider_name
 from controlplane.accounts.single_sign_on import refused
-from controlplane.services.access.people import disconnect_account
+from controlplane.services.access.people import disconnect_single_sign_on
 from controlplane.web.base import errors_as_messages, signed_in
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,6 @@ def disconnect(request: HttpRequest) -> HttpResponse:
         messages.error(request, "Confirm that it is you first. Nothing was changed.")
         return redirect("account_reauthenticate")
     with errors_as_messages(request):
-        disconnect_account(signed_in(request))
+        disconnect_single_sign_on(signed_in(request))
         messages.success(request, "You sign in with your password alone now.")
     return redirect("mfa_index")

@@ -84,7 +84,7 @@ def source_look(request: HttpRequest, source_id: int) -> HttpResponse:
     """Have a source looked at now."""
     source = get_object_or_404(ReplicaSource, pk=source_id)
     with errors_as_messages(request):
-        sources.request_look(source)
+        sources.request_poll(source)
         messages.success(request, f"Replica source {source.name} is looked at now.")
     return redirect("controlplane:fleet")
 

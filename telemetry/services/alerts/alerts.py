@@ -15,7 +15,7 @@ from django_filters import rest_framework as filters
 
 from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Pool
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 from telemetry.alerts.message import payload_of
 from telemetry.alerts.pipeline import note
@@ -110,7 +110,7 @@ def unacknowledge(alert: Alert, *, by: User) -> Alert:
 
 def _locked(alert: Alert) -> Alert:
     rows = Alert.objects.select_for_update(of=("self",)).select_related("rule", "rule__group", "pool")
-    found = hold(rows, alert.pk)
+    found = lock_row(rows, alert.pk)
     if found.state == AlertState.RESOLVED:
         raise AlertOverError(found)
     return found

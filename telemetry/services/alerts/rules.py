@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import EventKind, Pool, TaskGroup
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_resolved
@@ -116,7 +116,7 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
 
     Its kind is for good. Disabling a rule, or looking elsewhere, ends its alerts. InvalidError, NameTakenError.
     """
-    rule = hold(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
+    rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
     before, group = facts(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)
@@ -135,7 +135,7 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
 @transaction.atomic
 def delete_rule(rule: AlertRule, *, by: User | None = None) -> None:
     """Remove a rule and its alerts; what was firing is first resolved, so that nobody waits for the end of it."""
-    rule = hold(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
+    rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
     close_alerts(rule, because="its rule was removed")
     summary = f"Alert rule {rule.name} of pool {rule.pool.name} was removed."
     record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": facts(rule)})

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from controlplane.errors import InvalidError
 from controlplane.models import EventKind, Project
-from controlplane.services.checks import hold
+from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 from telemetry.alerts.notifications import reaches
 from telemetry.matchers import Given, read_matchers, stored
@@ -68,7 +68,7 @@ def update_silence(
     silence: Silence, *, ends_at: datetime | None = None, comment: str | None = None, by: User | None = None
 ) -> Silence:
     """Have a silence end at another time, or say another thing; whom it is for stays. InvalidError."""
-    silence = hold(Silence.objects.select_for_update(of=("self",)).select_related("project"), silence.pk)
+    silence = lock_row(Silence.objects.select_for_update(of=("self",)).select_related("project"), silence.pk)
     before, now = facts(silence), timezone.now()
     if silence.ends_at <= now:
         raise InvalidError("$.ends_at", "this silence is over; make another one")
@@ -86,7 +86,7 @@ def update_silence(
 @transaction.atomic
 def end_silence(silence: Silence, *, by: User | None = None) -> Silence:
     """End a silence now; one that is over stays as it was."""
-    silence = hold(Silence.objects.select_for_update(of=("self",)).select_related("project"), silence.pk)
+    silence = lock_row(Silence.objects.select_for_update(of=("self",)).select_related("project"), silence.pk)
     now = timezone.now()
     if silence.ends_at <= now:
         return silence

@@ -189,7 +189,7 @@ def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
 def revisions_in_force(group: TaskGroup | None, pool_id: int) -> list[PolicyRevision]:
     """The live revision of a group's own policy, else of its pool's, and one on trial beside it. One query."""
     rows = PolicyRevision.objects.filter(
-        policy__pool=pool_id, state__in=(RevisionState.LIVE, RevisionState.TRIAL)
+        policy__pool=pool_id, state__in=(RevisionState.LIVE, RevisionState.CANARY)
     ).select_related("policy")
     own = [row for row in rows if group is not None and row.policy.group_id == group.pk]
     chosen = own if any(row.state == RevisionState.LIVE for row in own) else []

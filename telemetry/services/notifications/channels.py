@@ -17,7 +17,7 @@ from controlplane.database.transactions import retry_on_conflict
 from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import GoneError, InvalidError, NameTakenError
 from controlplane.models import EventKind
-from controlplane.services.checks import check_destination, hold
+from controlplane.services.checks import check_destination, lock_row
 from controlplane.services.events import record_event
 from telemetry.channels.base import ChannelKind, ConfigError, Sender
 from telemetry.channels.enqueue import DELIVER, hold_channels
@@ -74,7 +74,7 @@ def update_channel(
 
     A secret is never sent to another address than it was given for, and signs nothing that is sent to another origin.
     """
-    channel = hold(Channel.objects.select_for_update(), channel.pk)
+    channel = lock_row(Channel.objects.select_for_update(), channel.pk)
     before = facts(channel)
     if name is not None:
         channel.name = _checked_name(name)
@@ -114,7 +114,7 @@ def rotate_secret(channel: Channel, *, by: User | None = None) -> str:
 @transaction.atomic
 def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     """Remove a channel with everything still to be sent to it."""
-    channel = hold(Channel.objects.select_for_update(), channel.pk)
+    channel = lock_row(Channel.objects.select_for_update(), channel.pk)
     pending = channel.notifications.filter(state=NotificationState.PENDING).select_for_update().order_by("number")
     list(pending.values_list("pk"))  # nobody claims one of them any more: that would write an attempt
     summary = f"Channel {channel.name} was removed."

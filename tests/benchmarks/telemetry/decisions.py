@@ -49,7 +49,7 @@ def main() -> None:
 def fleet(replicas: int) -> Pool:
     """A new pool whose replicas have reported their capacity."""
     from controlplane.models import Pool, Replica
-    from controlplane.services.access.projects import default_project
+    from controlplane.services.fleet.pools import default_project
 
     Replica.objects.all().delete()
     pool = Pool.objects.create(project=default_project(), name=f"of-{replicas}")

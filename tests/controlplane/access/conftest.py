@@ -8,10 +8,9 @@ from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, Role
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.client_keys import create_client_key
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, save_draft

@@ -9,7 +9,7 @@ from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Scope
 from controlplane.services.access.tokens import create_token
-from controlplane.services.audit_log import FIRST, BrokenChainError, append_entry, verify_chain
+from controlplane.services.audit_log import ZERO_DIGEST, BrokenChainError, append_entry, verify_chain
 from controlplane.services.fleet.replicas import set_replica_state
 
 
@@ -54,7 +54,7 @@ def test_what_the_fleet_did_by_itself_is_no_change_of_anybodys(here):
 @pytest.mark.django_db
 def test_entries_are_chained_from_the_first_to_the_last():
     first, second = append_entry("a", "one"), append_entry("b", "two", before={"x": 1}, after={"x": 2})
-    assert (first.number, first.previous) == (1, FIRST)
+    assert (first.number, first.previous) == (1, ZERO_DIGEST)
     assert (second.number, second.previous) == (2, first.digest)
     assert verify_chain() == (2, second.digest)
 
@@ -75,9 +75,9 @@ def test_nothing_can_be_altered_or_taken_away():
 @pytest.mark.parametrize(
     ("statement", "complaint"),
     [
-        ("update controlplane_auditentry set summary = 'other' where number = 2", "Entry 2 was altered"),
-        ("update controlplane_auditentry set actor = 'eve' where number = 3", "Entry 3 was altered"),
-        ("update controlplane_auditentry set after = '{\"x\": 9}' where number = 2", "Entry 2 was altered"),
+        ("update controlplane_auditentry set summary = 'other' where number = 2", "Entry 2 was changed"),
+        ("update controlplane_auditentry set actor = 'eve' where number = 3", "Entry 3 was changed"),
+        ("update controlplane_auditentry set after = '{\"x\": 9}' where number = 2", "Entry 2 was changed"),
         ("delete from controlplane_auditentry where number = 2", "Entry 2 is missing"),
         ("delete from controlplane_auditentry where number = 1", "Entry 1 is missing"),
     ],

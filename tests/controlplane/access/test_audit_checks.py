@@ -6,8 +6,7 @@ import pytest
 from django.db import connection
 
 from controlplane.models import AuditCheck, AuditEntry, Event
-from controlplane.services.audit_checks import check_audit, check_audit_daily
-from controlplane.services.audit_log import FIRST, append_entry, digest_of
+from controlplane.services.audit_log import ZERO_DIGEST, append_entry, check_audit, check_audit_daily, digest_of
 from controlplane.tasks import check_audit_log
 
 NIGHT = datetime(2026, 11, 21, 3, 0, tzinfo=UTC)
@@ -35,14 +34,14 @@ def test_a_whole_log_is_noted_with_its_newest_digest(entries):
 def test_an_altered_entry_is_an_event_and_nothing_is_added_to_the_log(entries):
     behind_the_trigger("update controlplane_auditentry set summary = 'nothing' where number = 2")
     check = check_audit(NIGHT)
-    assert check.fault == "Entry 2 was altered: nothing"
+    assert check.fault == "Entry 2 was changed: nothing"
     assert Event.objects.get(kind="audit_broken").summary.startswith("The audit log was tampered with. Entry 2")
     assert AuditEntry.objects.count() == 4
 
 
 def test_a_chain_that_was_written_anew_as_a_whole_is_found_by_the_digest_of_the_day_before(entries):
     check_audit(NIGHT)
-    previous = FIRST
+    previous = ZERO_DIGEST
     for entry in AuditEntry.objects.order_by("number"):
         entry.summary, entry.previous = f"harmless {entry.number}", previous
         entry.digest = previous = digest_of(entry)
@@ -50,7 +49,7 @@ def test_a_chain_that_was_written_anew_as_a_whole_is_found_by_the_digest_of_the_
             "update controlplane_auditentry set summary = %s, previous = %s, digest = %s where number = %s",
             *(entry.summary, entry.previous, entry.digest, entry.number),
         )
-    assert "was written anew" in check_audit(NIGHT + timedelta(days=1)).fault
+    assert "were rewritten" in check_audit(NIGHT + timedelta(days=1)).fault
 
 
 def test_a_log_that_was_cut_short_is_found_too(entries):

@@ -7,10 +7,9 @@ from rest_framework.test import APIClient
 
 from controlplane.models import DiscoveredReplica, Role
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
 from controlplane.services.discovery.adoption import adopt
 from controlplane.services.discovery.sources import create_source
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica
 
 pytestmark = pytest.mark.django_db

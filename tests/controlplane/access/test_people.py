@@ -5,7 +5,7 @@ import pytest
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import AuditEntry, Role
 from controlplane.services.access.people import add_person, set_active, set_password, set_role
-from controlplane.services.access.projects import create_project, remove_project
+from controlplane.services.fleet.pools import create_project, remove_project
 
 PASSWORD = "a long enough passphrase"
 pytestmark = pytest.mark.django_db

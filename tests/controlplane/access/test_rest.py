@@ -6,8 +6,8 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import Pool, Replica, Role, Scope
 from controlplane.services.access.people import set_active
-from controlplane.services.access.projects import create_project
 from controlplane.services.access.tokens import create_token
+from controlplane.services.fleet.pools import create_project
 from tests.rest_client import CarefulClient
 
 ROOT = "/api/v1/"

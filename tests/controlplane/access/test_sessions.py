@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from controlplane.models import AuditEntry, PersonSession
-from controlplane.services.access.people import forget_ended_sessions, sessions_of, set_active, set_password
+from controlplane.services.access.people import delete_ended_sessions, sessions_of, set_active, set_password
 from controlplane.tasks import tidy
 
 PASSWORD = "a long enough password"
@@ -143,7 +143,7 @@ def test_what_is_over_is_swept_away(here, person_with, time_machine):
     tidy()
     assert Session.objects.count() == 1
     time_machine.move_to("2026-11-22T12:30Z", tick=False)
-    forget_ended_sessions()
+    delete_ended_sessions()
     assert [one.agent for one in PersonSession.objects.all()] == ["in use"]
 
 

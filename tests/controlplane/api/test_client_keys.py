@@ -7,9 +7,8 @@ import pytest
 
 from controlplane.models import AuditEntry, ClientKey, ConfigSnapshot, Event
 from controlplane.push.snapshot import build_config
-from controlplane.services.access.projects import create_project
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key
-from controlplane.services.fleet.pools import create_pool, update_fleet_settings, update_pool
+from controlplane.services.fleet.pools import create_pool, create_project, update_fleet_settings, update_pool
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group, update_task_group
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from routing import schema

@@ -22,9 +22,8 @@ from controlplane.models import (
     TaskGroup,
 )
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
 from controlplane.services.discovery.sources import create_source
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica, set_replica_state, update_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import save_draft

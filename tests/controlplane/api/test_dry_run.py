@@ -11,11 +11,11 @@ from rest_framework.test import APIClient
 from controlplane.access.rules import RULES
 from controlplane.celery import app
 from controlplane.models import Router
-from controlplane.services.access.projects import update_project
 from controlplane.services.access.tokens import create_token
+from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
-from controlplane.services.rollouts.controller import pause_rollout
+from controlplane.services.policies.rollouts import pause_rollout
 from telemetry.models import Heartbeat, Notification, NotificationState
 from telemetry.services.alerts.alerts import acknowledge
 from tests.controlplane.access.conftest import furnished

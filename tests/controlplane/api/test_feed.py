@@ -21,10 +21,9 @@ from controlplane.api import event_stream
 from controlplane.models import Event, EventKind, Role, Scope
 from controlplane.services import events
 from controlplane.services.access.people import set_active, set_role
-from controlplane.services.access.projects import create_project
 from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.events import record_event
-from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -172,9 +171,9 @@ def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
 def test_events_restored_from_another_database_come_first(pool):
     Event.objects.update(xact=2**60)
     fresh = note("fresh")
-    assert events.adopt_foreign_events() > 0
+    assert events.reset_foreign_events() > 0
     assert events.settled().last() == fresh
-    assert events.adopt_foreign_events() == 0
+    assert events.reset_foreign_events() == 0
 
 
 # --- the stream, from both kinds of server ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 from rest_framework.test import APIClient
 
-from controlplane.models import ApiToken, KeptAnswer, Pool
+from controlplane.models import ApiToken, IdempotencyRecord, Pool
 from controlplane.services import idempotency
 from controlplane.services.access.tokens import create_token
 from tests.controlplane.threads import at_once
@@ -45,7 +45,7 @@ def test_everybody_has_keys_of_their_own(api, client_with):
 def test_a_refusal_changed_nothing_and_is_not_kept(api, pool):
     replica = {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000", "weight": 0}
     assert api.post(f"{ROOT}replicas", replica, headers=KEY).status_code == 422
-    assert not KeptAnswer.objects.exists()
+    assert not IdempotencyRecord.objects.exists()
     assert api.post(f"{ROOT}replicas", {**replica, "weight": 1}, headers=KEY).status_code == 201
 
 
@@ -56,7 +56,7 @@ def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeyp
     with monkeypatch.context() as broken:
         broken.setattr("controlplane.services.idempotency.encrypt", fail)  # the very last step
         assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 500
-    assert (Pool.objects.count(), KeptAnswer.objects.count()) == (0, 0)
+    assert (Pool.objects.count(), IdempotencyRecord.objects.count()) == (0, 0)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
 
 
@@ -83,8 +83,8 @@ def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monke
     full = api.post(f"{ROOT}pools", {"name": "more", "models": ["m"]}, headers={"Idempotency-Key": "other"})
     assert full.status_code == 429
     assert Pool.objects.count() == 1
-    KeptAnswer.objects.update(created_at=timezone.now() - timedelta(hours=24, seconds=1))
-    assert (idempotency.forget_answers(), KeptAnswer.objects.count()) == (1, 0)
+    IdempotencyRecord.objects.update(created_at=timezone.now() - timedelta(hours=24, seconds=1))
+    assert (idempotency.delete_expired_records(), IdempotencyRecord.objects.count()) == (1, 0)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -97,7 +97,7 @@ def test_while_the_first_is_at_work_the_second_is_told_so(operator):
         return script.post(f"{ROOT}pools", POOL, headers=KEY)
 
     with transaction.atomic():  # the first, as far as the lock
-        idempotency.recall_answer(idempotency.Asked(f"token:{token.pk}", "deploy-17", "whatever"))
+        idempotency.find_record(idempotency.IdempotentRequest(f"token:{token.pk}", "deploy-17", "whatever"))
         (told,) = at_once(second)
     assert (told.status_code, told.data["type"], told["Retry-After"]) == (
         409, "urn:warmpath:problem:still-running", "2",

@@ -7,14 +7,13 @@ import pytest
 
 from controlplane.egress import fleet_rules
 from controlplane.errors import InvalidError
-from controlplane.models import AuditEntry, ConfigSnapshot, Event, KeptAnswer, Pool, Replica, Role
+from controlplane.models import AuditEntry, ConfigSnapshot, Event, IdempotencyRecord, Pool, Replica, Role
 from controlplane.push.snapshot import build_config
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
-from controlplane.services.fleet.pools import create_pool, update_pool
+from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
-from controlplane.services.snapshots import newest_snapshot, one_configuration, snapshot_document
+from controlplane.services.snapshots import newest_snapshot, single_snapshot, snapshot_document
 from routing import schema
 
 pytestmark = pytest.mark.django_db
@@ -223,7 +222,7 @@ def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica
     api.patch("/api/v1/replicas/r1", {"api_key": CANARY + " "}, format="json")  # refused, and not repeated
     paths = ("replicas/r1", "replicas", "events", "audit", "config")
     seen += [api.get(f"/api/v1/{path}").content.decode() for path in paths]
-    seen += [str(row) for row in KeptAnswer.objects.values()]
+    seen += [str(row) for row in IdempotencyRecord.objects.values()]
     seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
     seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values(), *Replica.objects.values())]
     seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_encrypted", flat=True)]
@@ -283,7 +282,7 @@ def test_a_bundle_that_is_refused_for_another_projects_pool_does_not_name_it_eit
     pool = create_pool("open", project=mine, models=["mine"])
     eve = django_user_model.objects.create_user("eve", password="a long enough password")
     set_role(eve, Role.ADMIN, mine)
-    with pytest.raises(InvalidError, match="another pool") as refusal, one_configuration(reason="all", by=eve):
+    with pytest.raises(InvalidError, match="another pool") as refusal, single_snapshot(reason="all", by=eve):
         update_pool(pool, models=["llama"], by=eve)
     assert "confidential" not in str(refusal.value)
 

@@ -8,7 +8,7 @@ from django.db import connection
 from rest_framework.test import APIClient
 
 from controlplane.models import Event
-from controlplane.services.access.tokens import create_token, note_use
+from controlplane.services.access.tokens import create_token, record_use
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import record_engine_facts
 
@@ -142,7 +142,7 @@ def test_a_secret_shown_once_is_no_part_of_the_tag(script, operator):
     seen = made["ETag"]
     from controlplane.models import ApiToken
 
-    note_use(ApiToken.objects.get(pk=made.data["id"]))
+    record_use(ApiToken.objects.get(pk=made.data["id"]))
     assert script.delete(f"{ROOT}tokens/{made.data['id']}", headers={"If-Match": seen}).status_code == 204
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.models import ConfigSnapshot, Rollout
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, record_ack
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.models import ReplicaSource
 from controlplane.services.discovery.sources import create_source
-from controlplane.tasks import look_at_sources
+from controlplane.tasks import poll_sources
 from tests.fakes.fake_kubernetes import TOKEN, FakeKubernetes, endpoint_slice, pod, serving_kubernetes
 
 
@@ -28,7 +28,7 @@ class Cluster:
         self.api.slices = [endpoint_slice(*[self.endpoint(named) for named in pods])]
         self.travel.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
-        look_at_sources()
+        poll_sources()
         self.row.refresh_from_db()
 
     def endpoint(self, named):

@@ -21,8 +21,8 @@ from controlplane.models import (
     ReplicaState,
     TargetCondition,
 )
-from controlplane.services.discovery.adoption import adopt, claim_looks, record_failure, record_found
-from controlplane.services.discovery.reconcile import LAST, settle
+from controlplane.services.discovery.adoption import adopt, claim_polls, record_poll, record_poll_failure
+from controlplane.services.discovery.reconcile import LAST_REPLICA, reconcile_source
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica
 from tests.controlplane.threads import at_once, at_one_turn
@@ -72,11 +72,11 @@ class Looking:
         drained = self.drained()
         self.traveller.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
-        (claimed,) = claim_looks()
+        (claimed,) = claim_polls()
         if isinstance(answer, PollError):
-            record_failure(claimed, str(answer))
-        elif record_found(claimed, found(answer)):
-            settle(claimed.pk)
+            record_poll_failure(claimed, str(answer))
+        elif record_poll(claimed, found(answer)):
+            reconcile_source(claimed.pk)
         after = dict(Replica.objects.values_list("name", "state"))
         self.check_gentle(before, after, drained)
         if isinstance(answer, PollError) or not answer:
@@ -136,26 +136,26 @@ def source(pool):
 
 @pytest.mark.django_db(transaction=True)
 def test_two_beats_look_once(source):
-    assert sorted(len(claimed) for claimed in at_once(*[claim_looks] * 6)) == [0, 0, 0, 0, 0, 1]
+    assert sorted(len(claimed) for claimed in at_once(*[claim_polls] * 6)) == [0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_an_answer_that_comes_after_a_newer_look_or_a_change_does_not_count(source):
-    (early,) = claim_looks()
+    (early,) = claim_polls()
     ReplicaSource.objects.update(next_look_at=timezone.now())
-    (late,) = claim_looks()
-    assert record_found(late, found({"pod-1": (1, "ready")}))
-    assert not record_found(early, found({"pod-2": (2, "ready")}))
-    record_failure(early, "too late")
+    (late,) = claim_polls()
+    assert record_poll(late, found({"pod-1": (1, "ready")}))
+    assert not record_poll(early, found({"pod-2": (2, "ready")}))
+    record_poll_failure(early, "too late")
     row = ReplicaSource.objects.get()
     assert (row.error, list(row.discovered.values_list("key", flat=True))) == ("", ["pod-1"])
 
 
 @pytest.mark.django_db(transaction=True)
 def test_workers_that_settle_the_same_source_at_once_adopt_each_engine_once(source):
-    (claimed,) = claim_looks()
-    record_found(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 7)}))
-    at_once(*[lambda: settle(source.pk)] * 4)
+    (claimed,) = claim_polls()
+    record_poll(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 7)}))
+    at_once(*[lambda: reconcile_source(source.pk)] * 4)
     assert Replica.objects.count() == 6
     assert Event.objects.filter(kind="replica_adopted").count() == 6
     assert not source.discovered.exclude(problem="").exists()
@@ -164,12 +164,12 @@ def test_workers_that_settle_the_same_source_at_once_adopt_each_engine_once(sour
 
 @pytest.mark.django_db(transaction=True)
 def test_people_and_a_source_at_once_neither_wait_for_each_other_for_ever_nor_lose_a_row(source):
-    (claimed,) = claim_looks()
-    record_found(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 5)}))
-    settle(source.pk)
+    (claimed,) = claim_polls()
+    record_poll(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 5)}))
+    reconcile_source(source.pk)
     ReplicaSource.objects.update(drain_after_s=0, remove_after_s=0, next_look_at=timezone.now())
-    (claimed,) = claim_looks()
-    record_found(claimed, found({"pod-1": (1, "ready"), "pod-9": (9, "ready")}))
+    (claimed,) = claim_polls()
+    record_poll(claimed, found({"pod-1": (1, "ready"), "pod-9": (9, "ready")}))
     gone, fresh = Replica.objects.get(name="pod-2"), DiscoveredReplica.objects.get(key="pod-9")
 
     def quietly(work):
@@ -182,10 +182,10 @@ def test_people_and_a_source_at_once_neither_wait_for_each_other_for_ever_nor_lo
         return run
 
     outcomes = at_once(
-        lambda: settle(source.pk),
+        lambda: reconcile_source(source.pk),
         quietly(lambda: remove_replica(gone)),
         quietly(lambda: adopt(fresh)),
-        lambda: settle(source.pk),
+        lambda: reconcile_source(source.pk),
     )
     assert not {"OperationalError", "IntegrityError"} & set(filter(None, outcomes))
     assert set(Replica.objects.values_list("name", flat=True)) >= {"pod-1", "pod-9"}
@@ -203,15 +203,15 @@ def test_two_sources_that_both_miss_a_pools_last_replicas_leave_one(pool):
     ]  # fmt: skip
     for pods in ({"a": {"pod-1": (1, "ready")}, "b": {"pod-2": (2, "ready")}}, {"a": {}, "b": {}}):
         ReplicaSource.objects.update(next_look_at=timezone.now())
-        for claimed in claim_looks():
-            record_found(claimed, found(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
+        for claimed in claim_polls():
+            record_poll(claimed, found(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
         if pods["a"]:
             for source in sources:
-                settle(source.pk)
+                reconcile_source(source.pk)
     assert list(Replica.objects.values_list("state", flat=True)) == ["active", "active"]
 
-    at_one_turn(*[lambda source=source: settle(source.pk) for source in sources])
+    at_one_turn(*[lambda source=source: reconcile_source(source.pk) for source in sources])
 
     assert sorted(Replica.objects.values_list("state", flat=True)) == ["active", "draining"]
     (held,) = DiscoveredReplica.objects.exclude(problem="")
-    assert (held.problem, held.drained_at, held.replica.state) == (LAST, None, "active")
+    assert (held.problem, held.drained_at, held.replica.state) == (LAST_REPLICA, None, "active")

@@ -5,10 +5,10 @@ import pytest
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Event, Replica, ReplicaSource, ReplicaState
 from controlplane.services.discovery.adoption import adopt, dismiss
-from controlplane.services.discovery.sources import request_look, update_source
+from controlplane.services.discovery.sources import request_poll, update_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group
-from controlplane.tasks import look_at_sources
+from controlplane.tasks import poll_sources
 from tests.fakes.fake_kubernetes import pod
 
 pytestmark = pytest.mark.django_db
@@ -281,15 +281,15 @@ def test_a_paused_source_is_not_looked_at(cluster):
     cluster.report("vllm-1")
     assert (cluster.api.asked, cluster.row.status) == ([], "paused")
     with pytest.raises(ConflictError, match="paused"):
-        request_look(cluster.row)
+        request_poll(cluster.row)
 
 
 def test_a_source_is_looked_at_when_it_is_due_and_when_somebody_asks(cluster):
     cluster.report("vllm-1")
-    look_at_sources()
+    poll_sources()
     assert len(cluster.api.asked) == 1
-    request_look(cluster.row)
-    look_at_sources()
+    request_poll(cluster.row)
+    poll_sources()
     assert len(cluster.api.asked) == 2
 
 

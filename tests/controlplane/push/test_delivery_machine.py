@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from controlplane.models import ConfigSnapshot, Router
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import advance_rollouts
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, claim_pushes, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from tests.controlplane.push.real_store import Answer, StoredRouter

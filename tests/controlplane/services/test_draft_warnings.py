@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from controlplane.services.policies.warnings import RULES, warnings_of
+from controlplane.services.impact.warnings import RULES, warnings_of
 from routing import schema
 
 ACTIVE, DRAINING = schema.ReplicaState.ACTIVE, schema.ReplicaState.DRAINING

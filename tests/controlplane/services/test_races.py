@@ -8,11 +8,11 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts, remove_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollouts import (
     Verdict,
     abort_rollout,
     advance_rollouts,
-    judge_stage,
+    apply_verdict,
     promote_rollout,
 )
 from controlplane.services.routers import announce
@@ -113,8 +113,8 @@ def test_a_verdict_an_abort_a_promotion_and_a_publication_at_once_leave_one_revi
     draft = save_draft(policy, {"strategy": "least_load"})
 
     outcomes = at_once(
-        lambda: judge_stage(rollout.pk, stage=0, verdict=Verdict.BREACHED, readings=[]),
-        lambda: judge_stage(rollout.pk, stage=0, verdict=Verdict.PASSED, readings=[]),
+        lambda: apply_verdict(rollout.pk, stage=0, verdict=Verdict.BREACHED, readings=[]),
+        lambda: apply_verdict(rollout.pk, stage=0, verdict=Verdict.PASSED, readings=[]),
         lambda: abort_rollout(rollout.pk, by=operator),
         lambda: promote_rollout(rollout.pk, by=operator),
         lambda: publish_revision(draft.pk),

@@ -22,16 +22,16 @@ from controlplane.errors import RolloutMoveError
 from controlplane.models import OPEN_ROLLOUTS, PolicyRevision, Rollout, RolloutState, Router, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollouts import (
     Verdict,
     abort_rollout,
     advance_rollouts,
-    judge_stage,
+    apply_verdict,
     pause_rollout,
     promote_rollout,
     resume_rollout,
 )
-from controlplane.services.rollouts.transitions import MOVES
 from controlplane.services.routers import announce, mark_lost_routers
 from tests.controlplane.rollouts import ack, nack, newest, publish_stages, said_of_pool, start_routers
 
@@ -123,7 +123,7 @@ class Rollouts(RuleBasedStateMachine):
     def judge(self, verdict, late):
         rollout = self.open_one()
         before, stage = rollout.state, rollout.stage
-        judge_stage(rollout.pk, stage=stage - 1 if late and stage else stage, verdict=verdict, readings=[])
+        apply_verdict(rollout.pk, stage=stage - 1 if late and stage else stage, verdict=verdict, readings=[])
         rollout.refresh_from_db()
         if late and stage:
             assert (rollout.state, rollout.stage) == (before, stage)
@@ -134,7 +134,7 @@ class Rollouts(RuleBasedStateMachine):
     @rule(move=st.sampled_from(sorted(PEOPLE)))
     def somebody_decides(self, move):
         rollout = self.open_one()
-        allowed = rollout.state in MOVES[move].before and rollout.revision.state == "trial"
+        allowed = rollout.state in TRANSITIONS[move].before and rollout.revision.state == "trial"
         try:
             PEOPLE[move](rollout.pk, by=None, reason="because")
         except RolloutMoveError:
@@ -154,7 +154,7 @@ class Rollouts(RuleBasedStateMachine):
     def routers_are_told_what_the_rows_say(self):
         said, live = said_of_pool("machine"), self.policy.live()
         assert (said["revision"], said["settings"]) == (live.number, live.settings)
-        trial, rollout = self.policy.on_trial(), self.open_one()
+        trial, rollout = self.policy.canary(), self.open_one()
         if trial is None:
             assert "trial" not in said
             return
@@ -179,8 +179,8 @@ class Rollouts(RuleBasedStateMachine):
             assert steps[-1].after == rollout.state
             for former, step in pairwise(steps):
                 assert step.before == former.after
-                assert step.before in MOVES[step.move].before
-                assert step.after == MOVES[step.move].after
+                assert step.before in TRANSITIONS[step.move].before
+                assert step.after == TRANSITIONS[step.move].after
 
     @invariant()
     def what_is_complete_is_in_force_and_what_went_on_was_run(self):

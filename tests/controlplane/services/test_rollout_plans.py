@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from controlplane.errors import InvalidError
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
-from controlplane.services.rollouts.plans import AT_ONCE, EVERYTHING, GuardLimits, Stage, describe_stage, make_plan
+from controlplane.services.policies.rollout_plans import (
+    AT_ONCE,
+    EVERYTHING,
+    GuardLimits,
+    Stage,
+    describe_stage,
+    make_plan,
+)
 from tests.controlplane.rollouts import FORMER, start_routers
 
 pytestmark = pytest.mark.django_db

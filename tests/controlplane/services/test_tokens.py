@@ -4,7 +4,7 @@ from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ApiToken, Scope
-from controlplane.services.access.tokens import create_token, find_token, note_use, revoke_token
+from controlplane.services.access.tokens import create_token, find_token, record_use, revoke_token
 
 pytestmark = pytest.mark.django_db
 
@@ -74,13 +74,13 @@ def test_a_token_that_is_used_outlives_a_change_of_the_secret_key_and_one_that_i
 
 
 def test_use_is_noted_once_a_minute(made, time_machine_at, django_assert_num_queries):
-    note_use(made[0])
+    record_use(made[0])
     token = ApiToken.objects.get()
     assert token.last_used_at is not None
     with django_assert_num_queries(0):
-        note_use(token)
+        record_use(token)
     time_machine_at(61)
-    note_use(token)
+    record_use(token)
     assert ApiToken.objects.get().last_used_at > token.last_used_at
 
 

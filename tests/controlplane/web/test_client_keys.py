@@ -6,8 +6,8 @@ import pytest
 
 from controlplane.models import ClientKey, FleetSettings, Role
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
 from controlplane.services.fleet.client_keys import create_client_key
+from controlplane.services.fleet.pools import create_project
 from controlplane.services.fleet.task_groups import create_task_group
 
 

@@ -5,8 +5,8 @@ from django.test.utils import CaptureQueriesContext
 from controlplane.models import ConfigSnapshot, RevisionState, RoutingPolicy
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.policies.settings import policy_catalogue, strategy_document
-from controlplane.services.rollouts.controller import advance_rollouts
 from controlplane.services.routers import announce, record_ack, record_nack
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.models import Role, Rollout
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import update_project
+from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
@@ -206,7 +206,7 @@ def test_the_list_shows_what_is_under_way_and_what_ended_in_a_fixed_number_of_qu
 
 
 def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy, operator, django_assert_num_queries):
-    from controlplane.services.rollouts.controller import pause_rollout, resume_rollout
+    from controlplane.services.policies.rollouts import pause_rollout, resume_rollout
 
     start_routers(*[f"router-{number}" for number in range(6)])
     ack()

@@ -79,7 +79,7 @@ def test_a_form_never_shows_a_token_and_keeps_it_unless_told_otherwise(visitor, 
     assert (made.interval_s, made.enabled, made.encrypted is not None) == (45, True, True)
     moved = visitor.post(f"/fleet/sources/{made.pk}/", KUBERNETES | {"api_url": "https://10.6.6.6:6443"})
     assert moved.status_code == 422
-    assert "give the token for it" in moved.text
+    assert "enter the token for the new address" in moved.text
     visitor.post(f"/fleet/sources/{made.pk}/", KUBERNETES | {"forget_secret": "on"})
     made.refresh_from_db()
     assert (made.encrypted, made.enabled) == (None, False)

@@ -10,8 +10,7 @@ from django.db import connection, connections
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Event
-from controlplane.services.access.projects import create_project
-from controlplane.services.fleet.pools import create_pool, remove_pool
+from controlplane.services.fleet.pools import create_pool, create_project, remove_pool
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from telemetry.alerts import notifications
 from telemetry.alerts.kinds import KINDS

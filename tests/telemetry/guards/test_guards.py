@@ -13,8 +13,8 @@ from controlplane.models import ConfigSnapshot, RolloutState
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import Verdict, advance_rollouts, pause_rollout
-from controlplane.services.rollouts.plans import GuardLimits, RolloutPlan, make_plan
+from controlplane.services.policies.rollout_plans import GuardLimits, RolloutPlan, make_plan
+from controlplane.services.policies.rollouts import Verdict, advance_rollouts, pause_rollout
 from controlplane.services.routers import announce, record_ack
 from telemetry.guards.evidence import bin_length_s, measure
 from telemetry.services.guards import analyze_rollouts

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.services.rollouts.controller import Verdict
-from controlplane.services.rollouts.plans import GuardLimits
+from controlplane.services.policies.rollout_plans import GuardLimits
+from controlplane.services.policies.rollouts import Verdict
 from telemetry.guards.judge import Bin, Measured, Side, chance_of_skew, judge, overall, skew
 from tests.telemetry.guards.sides import minutes
 

@@ -7,8 +7,7 @@ import pytest
 
 from controlplane.models import Pool, Replica, Role
 from controlplane.services.access.people import set_role
-from controlplane.services.access.projects import create_project
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, create_project
 from telemetry.services.lab import decisions as service
 from telemetry.web.reasons import place_of, read_place
 from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row

@@ -8,8 +8,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.services.impact import compare_configs
-from controlplane.services.impact.compare import plain_effects
+from controlplane.services.impact.compare import compare_configs, plain_effects
 from controlplane.services.impact.effect import differing, explained, leaves_of
 from routing import schema
 from routing.schema.fields import SECRET_FIELDS

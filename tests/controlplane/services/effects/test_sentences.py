@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from controlplane.services.impact import Impact, compare_configs, with_settings
-from controlplane.services.impact.effect import part
+from controlplane.services.impact.compare import compare_configs, with_settings
+from controlplane.services.impact.effect import Impact, part
 from routing import schema
 
 LOWEST, PREFIX = schema.LowestCostSettings(), schema.PrefixHashSettings()

@@ -4,10 +4,10 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from controlplane.errors import OwnPublicationError, RolloutMoveError
-from controlplane.services.access.projects import update_project
+from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollouts import (
     abort_rollout,
     advance_rollouts,
     approve_rollout,

@@ -4,12 +4,12 @@ import pytest
 
 from controlplane.errors import RolloutMoveError
 from controlplane.models import AuditEntry, Event
-from controlplane.services.access.projects import update_project
+from controlplane.services.fleet.pools import update_project
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollouts import (
     abort_rollout,
 )
-from controlplane.services.rollouts.transitions import MOVES
 from tests.controlplane.rollouts import (
     BREACH,
     NEXT,
@@ -42,7 +42,7 @@ def test_whichever_way_a_trial_ends_the_former_settings_are_what_they_were_to_th
 
     assert newest().sha256 == before
     rollout.refresh_from_db()
-    assert (rollout.state, rollout.finished_at is not None) == (MOVES[way].after, True)
+    assert (rollout.state, rollout.finished_at is not None) == (TRANSITIONS[way].after, True)
     rollout.revision.refresh_from_db()
     assert rollout.revision.state == "withdrawn"
     assert policy.live().number == 1

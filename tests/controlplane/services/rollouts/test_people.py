@@ -5,7 +5,7 @@ import pytest
 from controlplane.errors import RolloutMoveError
 from controlplane.models import Event
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollouts import (
     advance_rollouts,
     pause_rollout,
     promote_rollout,

@@ -5,7 +5,7 @@ from django.db import DatabaseError, IntegrityError, transaction
 
 from controlplane.models import AuditEntry, Event
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollouts import (
     abort_rollout,
     pause_rollout,
 )

@@ -6,7 +6,7 @@ from controlplane.errors import InvalidError
 from controlplane.models import ConfigSnapshot, Event, RolloutStep
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.rollouts.controller import (
+from controlplane.services.policies.rollouts import (
     advance_rollouts,
     pause_rollout,
     promote_rollout,
@@ -39,7 +39,7 @@ def test_a_stage_tries_the_revision_beside_the_one_in_force(policy, routers):
     assert (said["trial"]["revision"], said["trial"]["share"]) == (2, 0.05)
     assert said["trial"]["settings"]["strategy"] == "prefix_hash"
     assert [stage["share"] for stage in rollout.stages] == [0.05, 0.25, 1.0]
-    assert (policy.live().number, policy.on_trial().number) == (1, 2)
+    assert (policy.live().number, policy.canary().number) == (1, 2)
 
 
 def test_stages_follow_one_another_once_every_router_ran_them_for_their_time(policy, routers, time_machine_at):

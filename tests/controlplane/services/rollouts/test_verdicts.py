@@ -2,11 +2,11 @@
 
 import pytest
 
-from controlplane.services.rollouts.controller import (
-    SILENT_S,
+from controlplane.services.policies.rollouts import (
+    GUARD_TIMEOUT_S,
     abort_rollout,
     advance_rollouts,
-    judge_stage,
+    apply_verdict,
     promote_rollout,
 )
 from tests.controlplane.rollouts import (
@@ -88,17 +88,17 @@ def test_a_verdict_on_what_has_ended_or_has_no_guard_changes_nothing(policy, rou
     abort_rollout(guarded.pk, by=None)
     verdict(guarded, "breached", BREACH)
     assert state(guarded)[0] == ABORTED
-    judge_stage(10**6, stage=0, verdict="breached", readings=[])
+    apply_verdict(10**6, stage=0, verdict="breached", readings=[])
 
 
 def test_a_guard_that_says_nothing_holds_what_is_due(policy, routers, time_machine_at):
     rollout = publish_stages(policy, guard={})
     ack()
-    time_machine_at(60 + SILENT_S - 5)
+    time_machine_at(60 + GUARD_TIMEOUT_S - 5)
     announce_all(routers)
     advance_rollouts()
     assert state(rollout)[0] == PROGRESSING
-    time_machine_at(60 + SILENT_S + 1)
+    time_machine_at(60 + GUARD_TIMEOUT_S + 1)
     advance_rollouts()
     rollout.refresh_from_db()
     assert (rollout.state, rollout.held_by) == (HOLDING, "guard")

@@ -5,7 +5,7 @@ snapshot afterwards. The database refuses every other way (migration 0008).
 
 A rollout's moves: the one table of them, and making one.
 
-Theory of operation. A rollout is a state machine whose every transition is one of the MOVES below; each is made on the
+Theory of operation. A rollout is a state machine whose every transition is one of the TRANSITIONS; each is made on the
 locked row, refused where the table has it not, and written down as a RolloutStep and an event. What it means for
 routers is said by the rows alone: while a rollout is open and approved, its revision is on trial for the requests of
 its present stage; entering the last stage puts the revision in force; aborting, rolling back and superseding withdraw a
@@ -36,14 +36,14 @@ from controlplane.models import (
     RolloutStep,
 )
 from controlplane.services.events import record_event
+from controlplane.services.policies.rollout_plans import describe_stage, read_stage
 from controlplane.services.policies.settings import changes_as_json, diff_settings
-from controlplane.services.rollouts.plans import describe_stage, read_stage
 from controlplane.services.snapshots import freeze_snapshot
 
 
 def publish_draft(draft: PolicyRevision, *, reason: str) -> None:
     """Freeze a draft as published, on trial for nobody yet."""
-    published = {"state": RevisionState.TRIAL, "published_at": timezone.now(), "reason": reason[:500]}
+    published = {"state": RevisionState.CANARY, "published_at": timezone.now(), "reason": reason[:500]}
     draft.policy.revisions.filter(pk=draft.pk, state=RevisionState.DRAFT).update(**published)
     draft.refresh_from_db()
 
@@ -79,7 +79,7 @@ def change_of(revision: PolicyRevision, former: PolicyRevision | None) -> dict[s
 
 
 def _move(revision: PolicyRevision, after: RevisionState) -> None:
-    moved = PolicyRevision.objects.filter(pk=revision.pk, state=RevisionState.TRIAL).update(state=after)
+    moved = PolicyRevision.objects.filter(pk=revision.pk, state=RevisionState.CANARY).update(state=after)
     if not moved:
         raise AssertionError(f"{revision} is not on trial: its rollout's row was not locked")
     revision.state = after
@@ -104,7 +104,7 @@ def _to(after: RolloutState, name: str, before: Sequence[RolloutState], event: E
 
 
 UNDER_WAY = (PENDING, PROGRESSING, PAUSED, HOLDING)
-MOVES = {
+TRANSITIONS = {
     move.name: move
     for move in (
         # by people
@@ -154,7 +154,7 @@ def _keep_time(rollout: Rollout) -> None:
 
 def check_move(rollout: Rollout, name: str) -> Move:
     """The move; RolloutMoveError where the table has it not from the present state."""
-    move = MOVES[name]
+    move = TRANSITIONS[name]
     if rollout.state not in move.before:
         state = RolloutState(rollout.state).label.lower()
         raise RolloutMoveError(f"The {rollout} is {state}: there is nothing to {name.replace('_', ' ')}.")
@@ -231,7 +231,7 @@ def scope_text(rollout: Rollout) -> str:
 
 def is_on_trial(rollout: Rollout) -> bool:
     """Whether its revision can still be withdrawn."""
-    return rollout.revision.state == RevisionState.TRIAL
+    return rollout.revision.state == RevisionState.CANARY
 
 
 def locked_rollouts(**which: Any) -> list[Rollout]:

@@ -37,8 +37,8 @@ from controlplane.models import (
     Router,
     RoutingPolicy,
 )
-from controlplane.services.rollouts.plans import AT_ONCE, RolloutPlan, read_stage
-from controlplane.services.rollouts.transitions import (
+from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan, read_stage
+from controlplane.services.policies.rollout_transitions import (
     begun_ones,
     end,
     enter_stage,
@@ -55,7 +55,7 @@ from controlplane.services.rollouts.transitions import (
 )
 from controlplane.services.snapshots import freeze_snapshot, newest_snapshot
 
-SILENT_S = 180.0  # a guard that says nothing for so long of a stage that is due cannot tell
+GUARD_TIMEOUT_S = 180.0  # a guard that says nothing for so long of a stage that is due cannot tell
 
 
 class Verdict(StrEnum):
@@ -172,7 +172,7 @@ def _on_trial(rollout_id: int, move: str) -> Rollout:
 
 
 @transaction.atomic
-def judge_stage(rollout_id: int, *, stage: int, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
+def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     """Take the guard's verdict on a stage; one on another stage, or on what has ended, changes nothing.
 
     A breach rolls back, in a pause too. Passing goes on once the stage was observed for its time; being inconclusive
@@ -292,10 +292,12 @@ def _hold_or_release(rollout: Rollout, refusals: Sequence[dict[str, Any]]) -> No
 
 def _go_on(rollout: Rollout) -> None:
     """A stage was observed for its time: enter the next one, unless it is the guard's to say so."""
-    silent_since = timezone.now() - timedelta(seconds=SILENT_S)
+    silent_since = timezone.now() - timedelta(seconds=GUARD_TIMEOUT_S)
     if rollout.guard is None:
         widen(rollout, "widen", reason="It was observed for its time.")
-    elif _is_due(rollout, beyond_s=SILENT_S) and (rollout.readings_at is None or rollout.readings_at < silent_since):
+    elif _is_due(rollout, beyond_s=GUARD_TIMEOUT_S) and (
+        rollout.readings_at is None or rollout.readings_at < silent_since
+    ):
         hold(rollout, HoldReason.GUARD, "The guard says nothing: is telemetry's worker running?", rollout.readings)
 
 
@@ -325,7 +327,7 @@ class RouterProgress:
     reason: str  # why it does not run the stage's; "" where it does, or nothing is known
 
 
-def routers_of(rollout: Rollout) -> list[RouterProgress]:
+def router_progress(rollout: Rollout) -> list[RouterProgress]:
     """Every router, by name; two queries. Nothing while it awaits approval."""
     snapshot, newest = rollout.snapshot, newest_snapshot()
     if snapshot is None or newest is None:
