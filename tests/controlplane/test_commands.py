@@ -34,7 +34,7 @@ def test_the_demo_begins_with_round_robin_and_task_groups_of_its_own():
 def test_seeding_again_changes_nothing_and_removes_nothing():
     output_of("seed_fleet", "--replica", *URLS)
     before = ConfigSnapshot.objects.count()
-    assert "KeyedSums" not in output_of("seed_fleet", "--replica", URLS[0])
+    assert "Added" not in output_of("seed_fleet", "--replica", URLS[0])
     assert (ConfigSnapshot.objects.count(), Replica.objects.count()) == (before, 2)
 
 

@@ -1,7 +1,7 @@
 """Quiet pool-weeks: bins drawn from a model, because playing a week takes three million requests.
 
 Hit rates, their variance per request and the correlation of adjacent bins match the quiet ten minutes before the
-incidents. KeyedSums are a daily cycle of traffic (a tenth at night, none for two hours) and of hit rates (5 points), a
+incidents. Added are a daily cycle of traffic (a tenth at night, none for two hours) and of hit rates (5 points), a
 slow drift of 1 point over half an hour, and twenty deployments a week that change nothing.
 """
 
