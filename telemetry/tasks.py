@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
-from telemetry.scraping import collect, cycle, metrics_servers, versions
+from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
 from telemetry.services import guards
 from telemetry.services.alerts import explanations, refreshing
@@ -25,7 +25,7 @@ def scrape_fleet() -> None:
     if len(shards) == 1:
         cycle.scrape_shard(shards[0])
         return
-    for shard, due, over in cycle.dues(shards, timezone.now()):
+    for shard, due, over in cycle.upcoming_cycles(shards, timezone.now()):
         scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=over)
 
 
@@ -50,7 +50,7 @@ def read_metrics_servers() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def check_versions() -> None:
     """Ask replicas which version of their engine they run."""
-    versions.check_versions(timezone.now())
+    fetch.check_versions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

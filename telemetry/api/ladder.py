@@ -238,7 +238,7 @@ def _shown_reconciliation(row: Reconciled) -> dict[str, Any]:
         "pool": row.pool,
         "replica": row.replica,
         "engine": {"ratio": row.engine.ratio, "requests": row.engine.requests},
-        "answers": {"ratio": row.answers.ratio, "requests": row.answers.answers},
+        "answers": {"ratio": row.answers.ratio, "requests": row.answers.reported_responses},
         "prediction": {"ratio": row.answers.predicted_ratio, "requests": row.answers.predicted_answers},
         "not_eligible_tokens": row.engine.not_eligible_tokens,
         "points": row.comparison.points,

@@ -1,1 +1,1 @@
-"""Pure arithmetic over what engines and routers count: no I/O, no database, no clock (rules: README.md)."""
+"""Pure arithmetic on the metrics of engines and routers: no I/O, no database, no clock. Rules: README.md."""

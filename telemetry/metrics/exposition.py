@@ -1,9 +1,9 @@
-"""Text exposition -> the samples we know. Everything a replica sends is hostile until it has passed here (S8).
+"""Parses the text exposition format into samples, with limits: whatever a replica sends is untrusted input (S8).
 
-Theory of operation. A replica of vLLM serves some 700 lines and we read about 80, so lines are dropped by their
-prefix first, which costs next to nothing, and only the rest is parsed. The part before a line's value (name and
-labels) is the same at every scrape: prometheus_client's parser reads it once and a bounded cache remembers the answer,
-so that a scrape costs a dictionary look-up and a ``float()`` a line.
+Theory of operation. A vLLM replica serves some 700 lines, of which Warmpath reads about 80, so lines are filtered by
+prefix before they are parsed. The part before a line's value (name and labels) is the same at every scrape:
+prometheus_client parses it once and a bounded cache keeps the result, so a scrape costs one dictionary look-up and one
+``float()`` per line.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ROUTER_BYTES = 32 << 20  # routers are ours: one of 200 groups and 1,000 replica
 ROUTER_SERIES = 200_000
 MAX_LABEL_CHARS = 200
 MAX_LINE_CHARS = 4096
-CACHED_SERIES = 8192  # at most 32 MiB of remembered names and labels
+CACHED_SERIES = 8192  # at most 32 MiB of parsed names and labels
 
 
 class ExpositionError(ValueError):
-    """A text that is no exposition, or one that goes past a limit. Nothing of it may be used."""
+    """The text is malformed, torn or beyond a limit. No sample of it may be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: ``value`` is whatever the text said, NaN and infinities included."""
+    """One line. ``value`` may be NaN or infinite."""
 
     name: str
-    labels: dict[str, str]  # shared between scrapes: read it, never write it
+    labels: dict[str, str]  # shared between scrapes: read-only
     value: float
 
 
@@ -44,20 +44,24 @@ def read_samples(
     if len(text) > most_bytes:
         raise ExpositionError(f"more than {most_bytes} characters")
     if not text.endswith("\n"):
-        raise ExpositionError("the text ends inside a line: it was torn")
-    known = frozenset(names)
+        raise ExpositionError("the text ends inside a line")
+    wanted = frozenset(names)
     lines = [line for line in text.split("\n") if line and line[0] != "#"]
     if len(lines) > most_series:
         raise ExpositionError(f"more than {most_series} series")
-    wanted = tuple(known)
-    return [_sample(line) for line in lines if line.startswith(wanted) and _name(line) in known]
+    prefixes = tuple(wanted)
+    return [
+        _sample(line)
+        for line in lines
+        if line.startswith(prefixes) and line.partition("{")[0].partition(" ")[0] in wanted
+    ]
 
 
 def newest_labels(text: str, name: str) -> dict[str, str] | None:
     """Labels of the newest sample of a gauge whose values are Unix times.
 
-    None where there is none, one is malformed, or the newest is longer than MAX_LINE_CHARS: no other figure depends on
-    such a gauge, so it does not fail the scrape.
+    None where there is no sample, one is malformed, or the newest is longer than MAX_LINE_CHARS. No other figure
+    depends on the gauge, so it does not fail the scrape.
     """
     begin = f"{name}{{"
     try:
@@ -71,10 +75,6 @@ def newest_labels(text: str, name: str) -> dict[str, str] | None:
         return None
 
 
-def _name(line: str) -> str:
-    return line.partition("{")[0].partition(" ")[0]
-
-
 def _sample(line: str) -> Sample:
     if len(line) > MAX_LINE_CHARS:
         raise ExpositionError(f"a line of more than {MAX_LINE_CHARS} characters")
@@ -83,17 +83,17 @@ def _sample(line: str) -> Sample:
     try:
         return Sample(name, labels, float(value))
     except ValueError:
-        raise ExpositionError(f"{name}: the value is no number") from None
+        raise ExpositionError(f"{name}: the value is not a number") from None
 
 
 def _split(line: str) -> tuple[str, str]:
-    """A line as (name and labels, value); a timestamp is dropped. A label may hold anything, blanks and braces too."""
+    """A line as (name and labels, value) without its timestamp. Label values may contain blanks and braces."""
     series, brace, rest = line.rpartition("}")
     words = rest.split()
     if not brace:
         series, *words = words or [""]
     if not 1 <= len(words) <= 2 or "_" in words[0]:
-        raise ExpositionError("a line is not `name{labels} value`")
+        raise ExpositionError("expected lines of the form name{labels} value")
     return series + brace, words[0]
 
 
@@ -110,9 +110,9 @@ def _parsed(series: str) -> tuple[str, dict[str, str]]:
         (family,) = text_string_to_metric_families(f"{series} 0\n")
         (sample,) = family.samples
     except (ValueError, IndexError) as error:
-        raise ExpositionError("a line's name or labels are malformed") from error
+        raise ExpositionError("the name or labels of a line are malformed") from error
     if sample.value != 0 or sample.timestamp is not None:  # an exemplar, or text between the braces and the value
-        raise ExpositionError("a line is not `name{labels} value`")
+        raise ExpositionError("expected lines of the form name{labels} value")
     if "\0" in series:
-        raise ExpositionError("a label that no database can hold")
+        raise ExpositionError("a label contains a NUL character")
     return sample.name, dict(sample.labels)

@@ -1,12 +1,13 @@
-"""A router's exposition -> one sample per label set, in the names that the router documents."""
+"""Reads a router's exposition: one sample per label set, under Warmpath's names."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from telemetry.metrics.engine import MOST, bucket_edge, checked_count
+from telemetry.metrics.engine import MAX_COUNT, bucket_edge, checked_count
 from telemetry.metrics.exposition import (
     ROUTER_BYTES,
     ROUTER_SERIES,
@@ -37,10 +38,10 @@ OUTCOMES = {
     "cancelled": "cancelled_requests",
 }
 SPILLED = "spilled_requests"
-AWAY_FOR_LOAD = frozenset({"spill", "elsewhere", "spread"})  # reasons: its home or holder had too much
-NO_HOME = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # nothing to be away from
+OVERFLOW_REASONS = frozenset({"spill", "elsewhere", "spread"})  # the preferred replica was overloaded
+NO_PREFERENCE_REASONS = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # no preferred replica
 REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
-HISTOGRAMS = {  # no key is in two of one kind
+HISTOGRAMS = {  # no route key has samples in two of one kind
     "warmpath_router_ttft_seconds": "ttft",
     "warmpath_router_policy_ttft_seconds": "ttft",
     REUSE_TTFT: "ttft",
@@ -50,16 +51,16 @@ HISTOGRAMS = {  # no key is in two of one kind
 RESPONSES = frozenset({"plain", "streamed"})  # kinds of responses that have a latency
 _BUCKETS = {f"{name}_bucket": ours for name, ours in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": ours for name, ours in HISTOGRAMS.items()}
-_KNOWN = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
+_METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RouteKey:
-    """What a router counts by.
+    """The label set of a router's counters.
 
-    The TTFT histogram of all requests knows no policy: there ``policy`` is "" and ``revision`` 0. The one by revision,
-    of policies that try another one, knows no replica: there ``replica`` is "". Neither does the one by ``reuse``:
-    of answers of whose prompt at least half came from the cache ("hit"), and of the others ("miss").
+    The TTFT histogram of all requests has no policy: ``policy`` is "" and ``revision`` 0. The one by revision, of
+    policies with a canary, has no replica: ``replica`` is "". Nor has the one by ``reuse``: "hit" for responses with at
+    least half of the prompt cached, "miss" for the others.
     """
 
     pool: str = ""
@@ -67,14 +68,14 @@ class RouteKey:
     replica: str = ""
     policy: str = ""
     revision: int = 0
-    reuse: str = ""  # "": of all requests
+    reuse: str = ""  # "": all requests
 
 
 @dataclass(slots=True)
 class RouteSample:
-    """What a router had counted under one key; ``requests`` is the sum of the outcomes.
+    """Counters and histograms of one route key; ``requests`` is the sum of the outcomes.
 
-    Histograms are ``ttft``, of streamed responses, ``streamed_latency`` and ``plain_latency``.
+    Histograms are ``ttft`` (of streamed responses), ``streamed_latency`` and ``plain_latency``.
     """
 
     counters: dict[str, float] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class RouteSample:
 
 @dataclass(frozen=True, slots=True)
 class RouterSample:
-    """What one scrape of a router said."""
+    """The figures of one scrape of a router."""
 
     boot: str | None
     started_s: float | None
@@ -92,10 +93,10 @@ class RouterSample:
 
 def read_router(text: str) -> RouterSample:
     """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
-    samples = read_samples(text, _KNOWN, most_bytes=ROUTER_BYTES, most_series=ROUTER_SERIES)
+    samples = read_samples(text, _METRICS, most_bytes=ROUTER_BYTES, most_series=ROUTER_SERIES)
     info = next((sample.labels for sample in samples if sample.name == INFO), None)
     if info is None:
-        raise ExpositionError(f"it holds no {INFO}")
+        raise ExpositionError(f"it has no {INFO}: it is not a router's")
     routes: dict[RouteKey, RouteSample] = defaultdict(RouteSample)
     for sample in samples:
         _count(routes, sample)
@@ -113,9 +114,9 @@ def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
         outcome = OUTCOMES.get(sample.labels.get("outcome", ""))
         for name in ("requests", *([outcome] if outcome else [])):
             counters[name] = counters.get(name, 0.0) + checked_count(sample)
-        if (reason := sample.labels.get("reason", "")) not in NO_HOME:
-            away = sample.value if reason in AWAY_FOR_LOAD else 0.0
-            counters[SPILLED] = counters.get(SPILLED, 0.0) + away
+        if (reason := sample.labels.get("reason", "")) not in NO_PREFERENCE_REASONS:
+            overflow = sample.value if reason in OVERFLOW_REASONS else 0.0
+            counters[SPILLED] = counters.get(SPILLED, 0.0) + overflow
 
 
 def _key(sample: Sample) -> RouteKey:
@@ -132,29 +133,21 @@ def _key(sample: Sample) -> RouteKey:
 
 
 def _histograms(samples: list[Sample]) -> dict[tuple[RouteKey, str], Buckets]:
-    lines: dict[tuple[RouteKey, str], list[tuple[float, float]]] = defaultdict(list)
+    buckets: dict[tuple[RouteKey, str], list[tuple[float, float]]] = defaultdict(list)
     sums: dict[tuple[RouteKey, str], float] = {}
     for sample in samples:
-        ours = _BUCKETS.get(sample.name) or _SUMS.get(sample.name)
-        name = ours and _histogram_name(ours, sample)
+        name = _BUCKETS.get(sample.name) or _SUMS.get(sample.name)
+        if name == "latency":
+            response = sample.labels.get("response", "")
+            name = f"{response}_latency" if response in RESPONSES else None
         if name is None:
             continue
         if sample.name in _BUCKETS:
-            lines[_key(sample), name].append((bucket_edge(sample), checked_count(sample)))
-        elif abs(sample.value) <= MOST:
+            buckets[_key(sample), name].append((bucket_edge(sample), checked_count(sample)))
+        elif abs(sample.value) <= MAX_COUNT:
             sums[_key(sample), name] = sample.value
     histograms: dict[tuple[RouteKey, str], Buckets] = {}
-    for key, pairs in lines.items():
-        try:
+    for key, pairs in buckets.items():
+        with suppress(HistogramError):  # torn: unknown for this scrape
             histograms[key] = from_sparse(pairs, sums.get(key))
-        except HistogramError:
-            continue  # torn: unknown for this scrape
     return histograms
-
-
-def _histogram_name(ours: str, sample: Sample) -> str | None:
-    """What it is called here; None for a kind of response that this release does not know."""
-    if ours != "latency":
-        return ours
-    response = sample.labels.get("response", "")
-    return f"{response}_latency" if response in RESPONSES else None

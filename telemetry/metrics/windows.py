@@ -1,10 +1,8 @@
-"""Windows of time, the steps they are drawn in, and the answers that queries give.
+"""Time windows and their steps, chart series, and the rows of the overview.
 
-The block rounding limit: how many tokens of one prompt whole blocks can hold (H7).
-
-The last token of a prompt is always computed, and hits end on a block: of ``n`` tokens at most
-``floor((n - 1) / block) * block`` can come from the cache. What can be reused at all is the reachable share
-(``telemetry/storage/reachable.py``).
+Also the block rounding limit of one prompt (H7): the last token of a prompt is always computed and hits end on a block
+boundary, so at most ``floor((n - 1) / block) * block`` of ``n`` tokens can come from the cache. How much could be
+reused at all is the reachable share (``telemetry/storage/reachable.py``).
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ POINTS = 300  # what a chart of a few hundred pixels can show
 
 
 class PointState(StrEnum):
-    """Why a point is what it is. Everything but OK goes with a value of None, never with 0."""
+    """Whether a point has a value, and why not. Every state but OK goes with None, never with 0."""
 
     OK = "ok"
-    NO_TRAFFIC = "no_traffic"  # measured, and nothing was asked: the rate is undefined (H11)
+    NO_TRAFFIC = "no_traffic"  # scraped, and no tokens were queried: the rate is undefined (H11)
     STALE = "stale"  # scrapes were due and failed (H12)
-    NOT_REPORTED = "not_reported"  # the engines were read, and do not have this figure
-    UNKNOWN = "unknown"  # nothing was due, or nothing to compare with
+    NOT_REPORTED = "not_reported"  # the engines were scraped and do not have this figure
+    UNKNOWN = "unknown"  # no scrape was due, or there is no previous one
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """The time from ``start`` (excluded) to ``end`` (included), drawn in steps of ``step_s`` seconds.
 
-    A reading at ``t`` tells of the time before ``t``, so the step that starts at ``s`` holds the readings of
+    A reading at ``t`` covers the time before ``t``, so the step that starts at ``s`` contains the readings of
     ``s < t <= s + step``.
     """
 
@@ -44,9 +42,9 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.start.tzinfo is None or self.end.tzinfo is None:
-            raise ValueError("a window's times are aware")
+            raise ValueError("a window needs aware times")
         if self.end <= self.start or self.step_s <= 0:
-            raise ValueError("a window ends after its start and has a step above 0 s")
+            raise ValueError("a window needs an end after its start and a step above 0 s")
 
     @classmethod
     def last(cls, seconds: float, *, until: datetime, step_s: float | None = None) -> Window:
@@ -57,7 +55,6 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Seconds from start to end."""
         return (self.end - self.start).total_seconds()
 
     def starts(self) -> list[datetime]:
@@ -81,14 +78,13 @@ class Series:
     label: str
     points: list[tuple[datetime, float | None]]  # (start of the step, value), ascending, None for a gap
     states: list[PointState] = field(default_factory=list)
-    band: list[tuple[float, float] | None] = field(
-        default_factory=list
-    )  # bucket that holds a quantile (T5), or an error band
-    note: str = ""  # what a reader must know, such as edges merged inexactly (T3)
+    # The bucket that contains a quantile (T5), or an error band.
+    band: list[tuple[float, float] | None] = field(default_factory=list)
+    note: str = ""  # shown beside the chart, such as edges merged inexactly (T3)
 
 
 class Reachable(Protocol):
-    """The reachable share of prompts' tokens: ``telemetry.storage.reachable`` computes it."""
+    """The reachable share of prompt tokens, as ``telemetry.storage.reachable`` computes it."""
 
     @property
     def ratio(self) -> float: ...
@@ -104,15 +100,15 @@ class Reachable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetTiles:
-    """The figures on top of the overview. Each is None while unknown."""
+    """The figures at the top of the overview; None is unknown."""
 
     hit_rate_ratio: float | None = None  # cached / queried tokens, total reuse, engine counters (H2, H3)
     hit_rate_state: PointState = PointState.UNKNOWN
     reachable: Reachable | None = None  # what one unbounded cache would have reused
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
-    ttft_source: str | None = None  # "router" or "engine": whose clock (T1)
-    ttft_timed_ratio: float | None = None  # responses that the two rest on / all; engines time all (T1b)
+    ttft_source: str | None = None  # the clock: "router" or "engine" (T1)
+    ttft_timed_ratio: float | None = None  # timed responses / all responses; engines time all (T1b)
     plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
     plain_p95_s: float | None = None
     requests_per_s: float | None = None
@@ -125,12 +121,12 @@ class FleetTiles:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
-    """One replica as the table shows it."""
+    """One row of the table of replicas."""
 
     name: str
     pool: str
-    state: str  # what the operator wants: active, draining, disabled
-    health: str  # what scraping found: up, down, stale, cold, unknown
+    state: str  # set by the operator: active, draining, disabled
+    health: str  # as scraped: up, down, stale, cold, unknown
     hit_rate_ratio: float | None = None
     hit_rate_state: PointState = PointState.UNKNOWN
     ttft_p50_s: float | None = None  # engine's clock
@@ -141,31 +137,31 @@ class ReplicaRow:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     last_read_at: datetime | None = None
-    reason: str = ""  # why it is not up, in words
+    reason: str = ""  # why it is not up
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """One task group as the routers saw it; ``name`` is "" for requests of no group."""
+    """One task group, from routers' counters; ``name`` is "" for requests of no group."""
 
     name: str
     pool: str
-    hit_rate_ratio: float | None = None  # cached / prompt tokens of answers that reported both (H16)
+    hit_rate_ratio: float | None = None  # cached / prompt tokens of responses that reported both (H16)
     hit_rate_state: PointState = PointState.UNKNOWN
     reachable: Reachable | None = None
     ttft_p50_s: float | None = None  # router's clock
     ttft_p95_s: float | None = None
-    ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)
+    ttft_timed_ratio: float | None = None  # timed responses / all responses (T1b)
     plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
     plain_p95_s: float | None = None
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
-    failed_ratio: float | None = None  # requests that ended by a replica's or the router's fault / all
-    accounted_ratio: float | None = None  # share of successful responses that the hit rate rests on (H16)
+    failed_ratio: float | None = None  # requests failed by a replica or the router / all
+    accounted_ratio: float | None = None  # share of successful responses in the hit rate (H16)
 
 
 def cacheable_tokens(prompt_tokens: int, block_tokens: int) -> int:
     """Tokens of one prompt that a perfectly warm cache could supply."""
     if prompt_tokens < 0 or block_tokens < 1:
-        raise ValueError("a prompt has tokens >= 0 and a block tokens >= 1")
+        raise ValueError("expected prompt_tokens >= 0 and block_tokens >= 1")
     return max(prompt_tokens - 1, 0) // block_tokens * block_tokens

@@ -20,7 +20,7 @@ from django.db import models
 from django.db.models import UniqueConstraint
 
 from controlplane.models import Replica, Router
-from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.counters import ReadingState
 
 
 class BucketLayout(models.Model):

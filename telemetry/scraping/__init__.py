@@ -1,1 +1,1 @@
-"""Scraping: what every replica and router says of itself, at every tick (README.md of this package's parent)."""
+"""Scrapes the metrics of replicas and routers, and collects routers' decisions."""

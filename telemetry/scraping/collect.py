@@ -1,17 +1,14 @@
-"""One run: ask every router that is present for what it decided since, and store it as it comes.
+"""Collects decisions from every present router and stores them.
 
-Theory of operation. A router keeps its latest decisions in a bounded ring, numbered within its life (``boot``); our
-cursor stands in PostgreSQL beside the rows, and both move in one transaction. So a page that was asked for twice
-changes nothing, a worker may be killed at any moment, and what a router dropped before we came is counted. An advisory
-lock for each router lets one worker at a time ask it. All are asked at once on one event loop, which stands still while
-a page is stored; a router that hangs costs its own pages alone. A run ends in time for the next beat; a router that
-still has more goes on there.
+Theory of operation. A router keeps its latest decisions in a bounded ring, numbered within one boot. Warmpath's cursor
+is stored beside the rows, and both change in one transaction. So a page that is requested twice changes nothing, a
+worker may be killed at any time, and decisions that the router dropped before they were collected are counted. An
+advisory lock per router lets one worker at a time collect from it. All routers are queried at once; a router that hangs
+delays only its own pages. A run ends before the next one is due; a router that has more continues there.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,13 +17,7 @@ from datetime import datetime
 import httpx
 from django.conf import settings
 
-from controlplane.egress import (
-    EgressDeniedError,
-    ResponseTooLargeError,
-    fetch_async,
-    fleet_rules,
-    guarded_async_client,
-)
+from controlplane.egress import fetch_async
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import PeriodicTask, Router
 from telemetry.models import DecisionCursor
@@ -40,19 +31,19 @@ from telemetry.scraping.decision_records import (
     read_page,
     record_page,
 )
+from telemetry.scraping.fetch import Requests, failure_reason
 from telemetry.storage.locks import COLLECT, advisory_lock
 
-log = logging.getLogger(__name__)
-RUN_S = 3.5  # after which no further page is asked for
-PAGE_S = 1.4  # in which a page is here: a run with its last page is over before the next one is due
+RUN_S = 3.5  # no page is requested after that
+PAGE_S = 1.4  # deadline of a page: a run with its last page ends before the next run
 PAGE_RECORDS = 250
-PAGE_BYTES = 16 << 20  # of so many prompts of the longest kind, whole
-INTERVAL_S = 5.0  # what budgets of a second are multiplied with
+PAGE_BYTES = 16 << 20  # of PAGE_RECORDS decisions with the longest prompts
+INTERVAL_S = 5.0  # of runs; budgets per second are multiplied by it
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run did."""
+    """The result of a run."""
 
     routers: int
     decisions: int
@@ -60,8 +51,8 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """A router's page, or why there is none."""
+class FetchedPage:
+    """A router's page, or why there is none, and the part of the blocks that was requested."""
 
     progress: Progress
     ratio: float
@@ -69,24 +60,24 @@ class Fetched:
 
 
 def collect_decisions(now: datetime) -> Run:
-    """Collect from every router that is present and that no other worker asks just now."""
+    """Collect from every present router from which no other worker is collecting."""
     ends_s = time.monotonic() + RUN_S
     routers = list(Router.objects.filter(lost_at=None))
-    with isolated_items(PeriodicTask.DECISIONS) as item, ExitStack() as held:
-        ours = [router for router in routers if held.enter_context(advisory_lock(COLLECT + router.pk))]
+    with isolated_items(PeriodicTask.DECISIONS) as item, ExitStack() as locks:
+        locked = [router for router in routers if locks.enter_context(advisory_lock(COLLECT + router.pk))]
         progresses: list[Progress] = []
-        for router in ours:
+        for router in locked:
             with item(router.name):
                 progresses.append(_begin(router, len(routers)))
         before = sum(progress.cursor.collected for progress in progresses)
-        failures = _collect(progresses, ends_s, now, item) if progresses else set()
+        failed = _collect_pages(progresses, ends_s, now, item)
         budget_per_s = settings.DECISIONS_BLOCKS_PER_S / max(1, len(routers))
         for progress in progresses:
-            if progress.router.pk not in failures:
+            if progress.router.pk not in failed:
                 with item(progress.router.name):
                     finish(progress, budget_per_s=budget_per_s, now=now)
         after = sum(progress.cursor.collected for progress in progresses)
-    return Run(len(ours), after - before, len(failures))
+    return Run(len(locked), after - before, len(failed))
 
 
 def _begin(router: Router, routers: int) -> Progress:
@@ -97,67 +88,42 @@ def _begin(router: Router, routers: int) -> Progress:
     return Progress(router, cursor, rows_left=rows, candidates_left=int(CANDIDATES_PER_S * INTERVAL_S))
 
 
-def _collect(progresses: list[Progress], ends_s: float, now: datetime, item: Items) -> set[int]:
-    """Page after page until every router has no more or the time is up; the ids of those that failed."""
-    failures: set[int] = set()
+def _collect_pages(progresses: list[Progress], ends_s: float, now: datetime, item: Items) -> set[int]:
+    """Page after page until no router has more or the time is over; the ids of routers that failed."""
+    failed: set[int] = set()
     by_name = {progress.router.name: progress for progress in progresses}
-    with asyncio.Runner() as runner:
-        client = guarded_async_client(fleet_rules())
-        try:
-            pending = runner.run(_start(client, progresses))
-            while pending:
-                done, pending = runner.run(_next(pending))
-                for task in done:
-                    progress = by_name[task.get_name()]
-                    failures.add(progress.router.pk)
-                    with item(progress.router.name):
-                        fetched = task.result()
-                        if isinstance(fetched.page, str):
-                            fail(progress, fetched.page)
-                            continue
-                        if _store(fetched, fetched.page, now) and time.monotonic() < ends_s:
-                            pending |= runner.run(_start(client, [progress]))
-                        failures.discard(progress.router.pk)
-        finally:
-            runner.run(client.aclose())
-    return failures
+    with Requests[FetchedPage]() as requests:
+        for progress in progresses:
+            requests.start(_fetch(requests.client, progress), progress.router.name)
+        for batch in requests.batches():
+            for task in batch:
+                progress = by_name[task.get_name()]
+                failed.add(progress.router.pk)
+                with item(progress.router.name):
+                    fetched = task.result()
+                    if isinstance(fetched.page, str):
+                        fail(progress, fetched.page)
+                        continue
+                    has_more = record_page(progress, fetched.page, ratio=fetched.ratio, now=now)
+                    if has_more and time.monotonic() < ends_s:
+                        requests.start(_fetch(requests.client, progress), progress.router.name)
+                    failed.discard(progress.router.pk)
+    return failed
 
 
-def _store(fetched: Fetched, page: Page, now: datetime) -> bool:
-    return record_page(fetched.progress, page, ratio=fetched.ratio, now=now)
-
-
-async def _start(client: httpx.AsyncClient, progresses: list[Progress]) -> set[asyncio.Task[Fetched]]:
-    return {asyncio.create_task(_fetch(client, progress), name=progress.router.name) for progress in progresses}
-
-
-async def _next(pending: set[asyncio.Task[Fetched]]) -> tuple[set[asyncio.Task[Fetched]], set[asyncio.Task[Fetched]]]:
-    return await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _fetch(client: httpx.AsyncClient, progress: Progress) -> Fetched:
-    """The next page; nothing that a router does is raised."""
+async def _fetch(client: httpx.AsyncClient, progress: Progress) -> FetchedPage:
+    """The next page. Errors of the router are returned, not raised."""
     cursor, ratio = progress.cursor, progress.cursor.sample_ratio
     limit = min(PAGE_RECORDS, progress.rows_left)
     url = f"{progress.router.admin_url.rstrip('/')}/admin/decisions?after={cursor.seq}&limit={limit}&blocks={ratio:.9f}"
     headers = {"Authorization": f"Bearer {settings.ROUTER_ADMIN_TOKEN}"}
+    page: Page | str
     try:
-        answer = await fetch_async(client, "GET", url, deadline_s=PAGE_S, max_bytes=PAGE_BYTES, headers=headers)
-        if answer.status != httpx.codes.OK:
-            return Fetched(progress, ratio, f"it answers with status {answer.status}")
-        return Fetched(progress, ratio, read_page(answer.body))
+        response = await fetch_async(client, "GET", url, deadline_s=PAGE_S, max_bytes=PAGE_BYTES, headers=headers)
+        is_ok = response.status == httpx.codes.OK
+        page = read_page(response.body) if is_ok else f"it responds with status {response.status}"
     except PageError:
-        return Fetched(progress, ratio, "its answer is not one that a router gives")
+        page = "its response is not a page of decisions"
     except httpx.HTTPError as error:
-        return Fetched(progress, ratio, _reason(error))
-
-
-def _reason(error: httpx.HTTPError) -> str:
-    """In words that name no URL."""
-    if isinstance(error, httpx.TimeoutException):
-        return f"no whole answer within {PAGE_S:g} s"
-    if isinstance(error, ResponseTooLargeError):
-        return "the answer is too long, or packed"
-    if isinstance(error, EgressDeniedError):
-        return "its address is not in WARMPATH_FLEET_NETWORKS"
-    return f"no usable answer ({type(error).__name__})"
+        page = failure_reason(error, PAGE_S)
+    return FetchedPage(progress, ratio, page)

@@ -1,24 +1,77 @@
-"""Fetching one exposition, with a deadline and limits of its own (S8)."""
+"""HTTP requests to targets: many at a time, one exposition (with limits, S8), and the version of an engine (H13)."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from datetime import datetime, timedelta
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
+from django.db.models import F, Q
 
-from controlplane.egress import EgressDeniedError, FetchedResponse, ResponseTooLargeError, fetch_async
-from telemetry.metrics.engine import ReplicaSample
-from telemetry.metrics.engines import tensorrt_llm
+from controlplane.egress import (
+    EgressDeniedError,
+    FetchedResponse,
+    ResponseTooLargeError,
+    fetch_async,
+    fleet_rules,
+    guarded_async_client,
+)
+from telemetry.metrics.engine_names import TENSORRT_LLM_PATH
 from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
-from telemetry.metrics.router import RouterSample
-from telemetry.scraping.merge import Failure, Taken
+from telemetry.models import Health, ScrapeState
+from telemetry.scraping.merge import Sample, ScrapeFailure, ScrapeResult
 
 HEADERS = {"Accept": "text/plain;version=0.0.4"}
-JSON_AT_METRICS: set[str] = set()  # URLs that served JSON there: trtllm-serve has its Prometheus text elsewhere
-MOST_REMEMBERED = 4096
-Sample = TypeVar("Sample", ReplicaSample, RouterSample)
+JSON_AT_METRICS: set[str] = set()  # URLs that served JSON: trtllm-serve has its exposition at another path
+MAX_REMEMBERED = 4096
+RECHECK_AFTER = timedelta(hours=1)
+VERSIONS_PER_RUN = 64
+VERSION_S = 2.0
+MAX_VERSION_BYTES = 4096
+_is_version = re.compile(r"[0-9A-Za-z.+_-]{1,40}").fullmatch
+T = TypeVar("T")
+
+
+class Requests(Generic[T]):
+    """Concurrent requests on an event loop that runs only while the caller waits for results.
+
+    Results can so be written to the database between two batches, and a target that hangs delays only its own result.
+    Every request has a connection of its own: vLLM closes idle connections after 5 s.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._pending: set[asyncio.Task[T]] = set()
+        self.client = guarded_async_client(fleet_rules())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self.client.aclose())
+        self._runner.close()
+
+    def start(self, request: Coroutine[Any, Any, T], name: str = "") -> None:
+        """Start a request; the next batch runs it."""
+        self._pending.add(self._runner.get_loop().create_task(request, name=name))
+
+    def batches(self, collect_s: float = 0.0) -> Iterator[set[asyncio.Task[T]]]:
+        """Finished requests: each batch has the first to finish, and those of the ``collect_s`` seconds after it."""
+        while self._pending:
+            done, self._pending = self._runner.run(_next_batch(self._pending, collect_s))
+            yield done
+
+
+async def _next_batch(
+    pending: set[asyncio.Task[T]], collect_s: float
+) -> tuple[set[asyncio.Task[T]], set[asyncio.Task[T]]]:
+    done, waiting = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    return await asyncio.wait(pending, timeout=collect_s) if collect_s and waiting else (done, waiting)
 
 
 async def scrape(
@@ -27,59 +80,100 @@ async def scrape(
     read: Callable[[str], Sample],
     *,
     deadline_s: float,
-    most_bytes: int = MAX_BYTES,
-) -> Taken[Sample] | Failure:
-    """One exposition, or why there is none; nothing that a target does is raised."""
-    begun_s = time.monotonic()
+    max_bytes: int = MAX_BYTES,
+) -> ScrapeResult[Sample] | ScrapeFailure:
+    """Scrape one exposition. Errors of the target are returned, not raised."""
+    started_s = time.monotonic()
     try:
-        answer = await _fetch(client, url, deadline_s, most_bytes)
+        response = await _fetch_exposition(client, url, deadline_s, max_bytes)
     except httpx.HTTPError as error:
-        return _failure(error, deadline_s)
+        refused = isinstance(error, httpx.ConnectError) and _is_connection_refused(error)
+        return ScrapeFailure(failure_reason(error, deadline_s), refused=refused)
     except httpx.InvalidURL:
-        return Failure("its address is not a valid URL")
-    taken_s, duration_s = time.time(), time.monotonic() - begun_s
-    if answer.status != httpx.codes.OK:
-        return Failure(f"its /metrics answers with status {answer.status}")
+        return ScrapeFailure("its address is not a valid URL")
+    scraped_s, duration_s = time.time(), time.monotonic() - started_s
+    if response.status != httpx.codes.OK:
+        return ScrapeFailure(f"its /metrics responds with status {response.status}")
     try:
-        return Taken(taken_s, read(answer.body.decode("utf-8")), duration_s)
+        return ScrapeResult(scraped_s, read(response.body.decode("utf-8")), duration_s)
     except (ExpositionError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, ExpositionError) else "the text is not UTF-8"
-        return Failure(f"its /metrics is not to be trusted: {reason}")
+        return ScrapeFailure(f"its /metrics is not a valid exposition: {reason}")
 
 
-async def _fetch(client: httpx.AsyncClient, url: str, deadline_s: float, most_bytes: int) -> FetchedResponse:
-    """What is at the URL; where that is JSON, what is at the place that TensorRT-LLM has. One deadline for both."""
-    elsewhere = url.removesuffix("/metrics") + tensorrt_llm.PATH
-    begun_s = time.monotonic()
-    at = elsewhere if url in JSON_AT_METRICS else url
-    answer = await fetch_async(client, "GET", at, deadline_s=deadline_s, max_bytes=most_bytes, headers=HEADERS)
-    if at == url and answer.status == httpx.codes.OK and answer.body[:1] in {b"[", b"{"}:
-        if len(JSON_AT_METRICS) < MOST_REMEMBERED:
+async def _fetch_exposition(client: httpx.AsyncClient, url: str, deadline_s: float, max_bytes: int) -> FetchedResponse:
+    """Fetch the URL or, where that is JSON, the path of TensorRT-LLM's exposition, within one deadline."""
+    tensorrt_url = url.removesuffix("/metrics") + TENSORRT_LLM_PATH
+    ends_s = time.monotonic() + deadline_s
+
+    async def get(address: str) -> FetchedResponse:
+        left_s = max(0.05, ends_s - time.monotonic())
+        return await fetch_async(client, "GET", address, deadline_s=left_s, max_bytes=max_bytes, headers=HEADERS)
+
+    if url in JSON_AT_METRICS:
+        response = await get(tensorrt_url)
+        if response.status != httpx.codes.OK:
+            JSON_AT_METRICS.discard(url)  # another engine may serve this address by now
+        return response
+    response = await get(url)
+    if response.status == httpx.codes.OK and response.body[:1] in {b"[", b"{"}:
+        if len(JSON_AT_METRICS) < MAX_REMEMBERED:
             JSON_AT_METRICS.add(url)
-        left_s = max(0.05, deadline_s - (time.monotonic() - begun_s))
-        return await fetch_async(client, "GET", elsewhere, deadline_s=left_s, max_bytes=most_bytes, headers=HEADERS)
-    if at == elsewhere and answer.status != httpx.codes.OK:
-        JSON_AT_METRICS.discard(url)  # another engine may serve there by now
-    return answer
+        return await get(tensorrt_url)
+    return response
 
 
-def _failure(error: httpx.HTTPError, deadline_s: float) -> Failure:
-    """The reason in words that name no URL."""
+def failure_reason(error: httpx.HTTPError, deadline_s: float) -> str:
+    """Why there is no response, in text that contains no URL."""
     if isinstance(error, httpx.TimeoutException):
-        return Failure(f"no whole answer within {deadline_s:g} s")
+        return f"no complete response within {deadline_s:g} s"
     if isinstance(error, ResponseTooLargeError):
-        return Failure("the answer is too long, or packed")
+        return "the response is too long, or compressed"
     if isinstance(error, EgressDeniedError):
-        return Failure("its address is not in WARMPATH_FLEET_NETWORKS")
+        return "its address is in no network that WARMPATH_FLEET_NETWORKS allows"
     if isinstance(error, httpx.ConnectError):
-        return Failure("nobody listens there", refused=True) if _refused(error) else Failure("it cannot be reached")
-    return Failure(f"no usable answer ({type(error).__name__})")
+        return "the connection was refused" if _is_connection_refused(error) else "it cannot be reached"
+    return f"no usable response ({type(error).__name__})"
 
 
-def _refused(error: BaseException | None) -> bool:
-    """Whether the address itself said that nobody listens, as against a network that did not answer."""
+def _is_connection_refused(error: BaseException | None) -> bool:
+    """Whether the host itself refused the connection: nothing listens there."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def check_versions(now: datetime) -> int:
+    """Read ``/version`` of vLLM replicas whose version is unknown or may have changed; how many reported one.
+
+    The metrics do not contain the version, which decides how far the hit rate is reliable (H13).
+    """
+    outdated = Q(version_at=None) | Q(version_at__lt=F("restarted_at")) | Q(version_at__lt=now - RECHECK_AFTER)
+    due = list(
+        ScrapeState.objects.filter(outdated, engine="vllm", health=Health.UP, replica__isnull=False)
+        .order_by("version_at")
+        .values_list("pk", "replica__url")[:VERSIONS_PER_RUN]
+    )
+    if not due:
+        return 0
+    reported = 0
+    with Requests[tuple[int, str]]() as requests:
+        for pk, url in due:
+            requests.start(_version_at(requests.client, pk, url))
+        for batch in requests.batches():
+            for pk, version in (task.result() for task in batch):
+                ScrapeState.objects.filter(pk=pk).update(version=version, version_at=now)
+                reported += bool(version)
+    return reported
+
+
+async def _version_at(client: httpx.AsyncClient, pk: int, url: str) -> tuple[int, str]:
+    """The version, "" where it cannot be read."""
+    try:
+        response = await fetch_async(client, "GET", f"{url}/version", deadline_s=VERSION_S, max_bytes=MAX_VERSION_BYTES)
+        version = json.loads(response.body).get("version") if response.status == httpx.codes.OK else ""
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError, RecursionError):
+        return pk, ""
+    return pk, version if isinstance(version, str) and _is_version(version) else ""

@@ -1,11 +1,9 @@
-"""One scrape of a target and what was remembered of it -> its readings, what to remember, and what happened. Pure.
+"""Merges one scrape of a target into its state: new readings, raw counters for the next scrape, events. Pure.
 
-Theory of operation. A target is ``up`` when a scrape succeeds. A scrape that fails leaves it what it was (``stale``,
-for those who ask) unless nobody listens at its address, or it is the second failure in a row: then it is ``down``.
-A restart shows in an engine's counters or start time, a router's in its boot. Each transition is told once, because
-it is computed from the remembered state that it changes.
-
-What is remembered of a target between two scrapes, as JSON: the raw counters of each of its sources.
+Theory of operation. A target is ``up`` when a scrape succeeds. It is ``down`` after a refused connection or the second
+failure in a row; one other failure leaves it as it was, and pages show it as stale. An engine's restart shows in its
+counters or its start time, a router's in its boot identifier. Each event is emitted once, because it is computed from
+the stored state that it changes.
 """
 
 from __future__ import annotations
@@ -15,38 +13,41 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from telemetry.metrics.engine import EngineKey, EngineSample, ReplicaSample
-from telemetry.metrics.engines.names import CacheFacts
-from telemetry.metrics.histograms import ROUTER_EDGES, Buckets, Mark
-from telemetry.metrics.rates import Addition, ReadingState, advance
-from telemetry.metrics.router import SPILLED, RouteKey, RouterSample
+from telemetry.metrics.counters import Increase, RawCounters, ReadingState, increase
+from telemetry.metrics.engine import EngineKey, ReplicaSample
+from telemetry.metrics.engine_names import CacheFacts
+from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
+from telemetry.metrics.router import RouteKey, RouterSample
 
 DOWN_AFTER = 2  # failures in a row
+FAILED_SCRAPE = EngineKey("", "")
 ROUTER_ITSELF = RouteKey()
+ROUTER_LAYOUT = "router"  # stands for the router's 275 edges in stored counters
 Sample = TypeVar("Sample", ReplicaSample, RouterSample)
+Key = TypeVar("Key", EngineKey, RouteKey)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a scrape brought nothing."""
+class ScrapeFailure:
+    """Why a scrape gave no sample."""
 
-    reason: str  # for people; never holds the URL
-    refused: bool = False  # nobody listens at the address
-    blames_target: bool = True  # False: whoever should have known it failed, so it stays what it was
+    reason: str  # shown to operators; never contains the URL
+    refused: bool = False  # the address refused the connection
+    blames_target: bool = True  # False: a metrics server failed, which says nothing about the target
 
 
 @dataclass(frozen=True, slots=True)
-class Taken(Generic[Sample]):
-    """An answer: when it came, and what it said."""
+class ScrapeResult(Generic[Sample]):
+    """A successful scrape."""
 
-    taken_s: float  # Unix time
+    scraped_s: float  # Unix time at which the response arrived
     sample: Sample
-    duration_s: float = 0.0  # from the beginning of the scrape to the answer
+    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """What is known of a target besides its counters."""
+class TargetState:
+    """The state of a target besides its counters. Fields are columns of ``ScrapeState``."""
 
     health: str = "unknown"  # unknown, up, down
     failures: int = 0  # in a row
@@ -54,187 +55,161 @@ class Condition:
     restarted_at: datetime | None = None
     reason: str = ""
     asleep: bool = False
-    duration_s: float | None = None  # of the last scrape that succeeded: from its beginning to the answer
-    engine: str = ""  # "vllm", "sglang" ...: whose names its metrics have
-    role: str = ""  # "prefill" or "decode", where its metrics say so (H19)
+    duration_s: float | None = None  # of the last scrape, if it succeeded
+    engine: str = ""  # "vllm", "sglang" ...
+    role: str = ""  # "prefill" or "decode", where the metrics say so (H19)
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReading:
-    """A row of readings; a gap has the key ("", "") and nothing else."""
+class SourceReading(Generic[Key]):
+    """One row of readings. A failed scrape has FAILED_SCRAPE or ROUTER_ITSELF as its key, and nothing else."""
 
-    key: EngineKey
-    addition: Addition
+    key: Key
+    increase: Increase
     gauges: Mapping[str, float] = field(default_factory=dict)
-    not_reported: frozenset[str] | None = None  # our names of what the engine does not report at all
+    not_reported: frozenset[str] | None = None  # figures that the engine does not report at all
 
 
 @dataclass(frozen=True, slots=True)
-class RouteReading:
-    """A row of router readings."""
+class MergedScrape(Generic[Key]):
+    """The result of a scrape."""
 
-    key: RouteKey
-    addition: Addition
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """What a scrape comes to."""
-
-    condition: Condition
-    engines: list[EngineReading] = field(default_factory=list)
-    routes: list[RouteReading] = field(default_factory=list)
-    engine_marks: Mapping[EngineKey, Mark] = field(default_factory=dict)
-    route_marks: Mapping[RouteKey, Mark] = field(default_factory=dict)
-    happened: list[str] = field(default_factory=list)  # kinds of events: replica_down, replica_up, replica_restarted
+    state: TargetState
+    readings: list[SourceReading[Key]]
+    raw_counters: Mapping[Key, RawCounters]
+    events: list[str] = field(default_factory=list)  # replica_down, replica_up, replica_restarted
     facts: CacheFacts = field(default_factory=CacheFacts)
 
 
-def fold_failure(before: Condition, failure: Failure) -> tuple[Condition, list[str]]:
-    """The condition after a scrape that failed, and ``replica_down`` when that is news of a target that was up."""
-    failures = before.failures + 1
-    is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
-    health = "down" if is_down else before.health
-    happened = ["replica_down"] if is_down and before.health == "up" else []
-    condition = replace(before, health=health, failures=failures, reason=failure.reason[:200])
-    return replace(condition, duration_s=None, lora_adapters=None), happened
-
-
-def fold_replica(
-    before: Condition,
-    marks: Mapping[EngineKey, Mark],
-    outcome: Taken[ReplicaSample] | Failure,
+def merge_replica(
+    state: TargetState,
+    previous: Mapping[EngineKey, RawCounters],
+    outcome: ScrapeResult[ReplicaSample] | ScrapeFailure,
     *,
     due_s: float,
     interval_s: float,
-) -> Folded:
-    """A replica's scrape. Engines that it no longer names are forgotten (H12)."""
-    if isinstance(outcome, Failure):
-        condition, happened = fold_failure(before, outcome)
-        gap = EngineReading(EngineKey("", ""), Addition(ReadingState.STALE))
-        return Folded(condition, engines=[gap], engine_marks=marks, happened=happened)
+) -> MergedScrape[EngineKey]:
+    """Merge a replica's scrape. Engines that it no longer reports are forgotten (H12)."""
+    if isinstance(outcome, ScrapeFailure):
+        return _failed(state, previous, outcome, FAILED_SCRAPE)
     sample = outcome.sample
-    now = {key: _engine_mark(engine, sample, due_s, outcome.taken_s) for key, engine in sample.engines.items()}
+    current = {
+        key: RawCounters(
+            due_s, outcome.scraped_s, engine.counters, engine.histograms, sample.started_s, engine.created_s
+        )
+        for key, engine in sample.engines.items()
+    }
     readings = [
-        EngineReading(key, addition, sample.engines[key].gauges, sample.engines[key].not_reported)
-        for key, mark in now.items()
-        if (addition := advance(marks.get(key), mark, interval_s=interval_s)) is not None
+        SourceReading(key, _with_first_tokens(added), sample.engines[key].gauges, sample.engines[key].not_reported)
+        for key, raw in current.items()
+        if (added := increase(previous.get(key), raw, interval_s=interval_s)) is not None
     ]
-    restarted = any(reading.addition.state == ReadingState.RESET for reading in readings)
-    asleep = all(engine.asleep for engine in sample.engines.values())
-    condition, happened = _succeeded(before, outcome.duration_s, due_s, restarted=restarted)
-    return Folded(
-        replace(condition, asleep=asleep, engine=sample.engine, role=sample.role, lora_adapters=sample.lora_adapters),
-        engines=readings,
-        engine_marks=now,
-        happened=happened,
-        facts=sample.facts,
+    restarted = any(reading.increase.state == ReadingState.RESET for reading in readings)
+    recovered = state.health == "down" and state.ok_at is not None
+    state = replace(
+        _succeeded(state, outcome.duration_s, due_s, restarted=restarted),
+        asleep=all(engine.asleep for engine in sample.engines.values()),
+        engine=sample.engine,
+        role=sample.role,
+        lora_adapters=sample.lora_adapters,
     )
+    events = [*(["replica_up"] if recovered else []), *(["replica_restarted"] if restarted else [])]
+    return MergedScrape(state, readings, current, events, sample.facts)
 
 
-def _engine_mark(engine: EngineSample, sample: ReplicaSample, due_s: float, taken_s: float) -> Mark:
-    return Mark(due_s, taken_s, engine.counters, engine.histograms, sample.started_s, engine.created_s)
+def _with_first_tokens(added: Increase) -> Increase:
+    """The observations of the TTFT histogram are the requests that got their first token."""
+    if "ttft" not in added.histograms:
+        return added
+    return replace(added, counters={**added.counters, "first_tokens": added.histograms["ttft"].total})
 
 
-def fold_router(
-    before: Condition,
-    marks: Mapping[RouteKey, Mark],
-    outcome: Taken[RouterSample] | Failure,
+def merge_router(
+    state: TargetState,
+    previous: Mapping[RouteKey, RawCounters],
+    outcome: ScrapeResult[RouterSample] | ScrapeFailure,
     *,
     due_s: float,
     interval_s: float,
-) -> Folded:
-    """A router's scrape: one reading of the router itself, and one of each key under which something was counted.
+) -> MergedScrape[RouteKey]:
+    """Merge a router's scrape: one reading of the router itself, and one of each key with an increase.
 
-    A router makes a label set when it first counts under it, so one that was absent in the same boot stood at 0.
+    A router creates a label set when it first counts under it, so one that was absent in the same boot was 0.
     """
-    if isinstance(outcome, Failure):
-        condition, _ = fold_failure(before, outcome)
-        gap = RouteReading(ROUTER_ITSELF, Addition(ReadingState.STALE))
-        return Folded(condition, routes=[gap], route_marks=marks)
+    if isinstance(outcome, ScrapeFailure):
+        return replace(_failed(state, previous, outcome, ROUTER_ITSELF), events=[])
     sample = outcome.sample
-    now = _route_marks(sample, due_s, outcome.taken_s)
-    itself = marks.get(ROUTER_ITSELF)
+    router = RawCounters(due_s, outcome.scraped_s, {}, started_s=sample.started_s, boot=sample.boot)
+    current = {ROUTER_ITSELF: router}
+    for key, route in sample.routes.items():
+        current[key] = replace(router, counters=route.counters, histograms=route.histograms)
+    earlier_router = previous.get(ROUTER_ITSELF)
+    new_key = earlier_router and replace(earlier_router, counters={}, histograms={})
     readings = []
-    for key, mark in now.items():
-        earlier = marks.get(key) or (itself and replace(itself, counters={}, histograms={}))
-        addition = advance(earlier, _comparable(earlier, mark), interval_s=interval_s, absent_is_zero=True)
-        if addition is not None and (key == ROUTER_ITSELF or _counted(addition)):
-            readings.append(RouteReading(key, addition))
-    restarted = any(r.key == ROUTER_ITSELF and r.addition.state == ReadingState.RESET for r in readings)
-    condition, _ = _succeeded(before, outcome.duration_s, due_s, restarted=restarted)
-    return Folded(condition, routes=readings, route_marks=now)
+    for key, raw in current.items():
+        added = increase(previous.get(key) or new_key, raw, interval_s=interval_s, absent_is_zero=True)
+        if added is not None and (key == ROUTER_ITSELF or _has_increase(added)):
+            readings.append(SourceReading(key, added))
+    restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
+    state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
+    return MergedScrape(state, readings, current)
 
 
-def _route_marks(sample: RouterSample, due_s: float, taken_s: float) -> dict[RouteKey, Mark]:
-    itself = Mark(due_s, taken_s, {}, started_s=sample.started_s, boot=sample.boot)
-    marks = {
-        key: replace(itself, counters=route.counters, histograms=route.histograms)
-        for key, route in sample.routes.items()
-    }
-    return {ROUTER_ITSELF: itself, **marks}
-
-
-def _comparable(earlier: Mark | None, mark: Mark) -> Mark:
-    """Without the spills, where they were not yet counted out of the requests: they were no zero then."""
-    if earlier is None or "requests" not in earlier.counters or SPILLED in earlier.counters:
-        return mark
-    return replace(mark, counters={name: value for name, value in mark.counters.items() if name != SPILLED})
-
-
-def _counted(addition: Addition) -> bool:
-    return any(addition.counters.values()) or any(buckets.counts for buckets in addition.histograms.values())
-
-
-def _succeeded(before: Condition, duration_s: float, due_s: float, *, restarted: bool) -> tuple[Condition, list[str]]:
-    due = datetime.fromtimestamp(due_s, UTC)
-    came_back = before.health == "down" and before.ok_at is not None
-    happened = [*(["replica_up"] if came_back else []), *(["replica_restarted"] if restarted else [])]
-    restarted_at = due if restarted else before.restarted_at
-    return Condition("up", 0, due, restarted_at, duration_s=round(duration_s, 3)), happened
-
-
-ROUTER_LAYOUT = "router"  # stands for the router's 275 edges
-
-
-def dump_marks(marks: Mapping[EngineKey, Mark] | Mapping[RouteKey, Mark]) -> dict[str, Any]:
-    """Marks by source -> JSON."""
-    return {"sources": [{"key": asdict(key), **_dump(mark)} for key, mark in marks.items()]}
-
-
-def load_engine_marks(document: Mapping[str, Any]) -> dict[EngineKey, Mark]:
-    """JSON -> marks by engine; none for a document of another form, which costs one reading of resolution."""
-    return {EngineKey(**source["key"]): _load(source) for source in document.get("sources", ())}
-
-
-def load_route_marks(document: Mapping[str, Any]) -> dict[RouteKey, Mark]:
-    """JSON -> marks by key of a router."""
-    return {RouteKey(**source["key"]): _load(source) for source in document.get("sources", ())}
-
-
-def _dump(mark: Mark) -> dict[str, Any]:
-    return {
-        "at": mark.at_s,
-        "taken": mark.taken_s,
-        "counters": dict(mark.counters),
-        "histograms": {name: _dump_buckets(buckets) for name, buckets in mark.histograms.items()},
-        "started": mark.started_s,
-        "created": mark.created_s,
-        "boot": mark.boot,
-    }
-
-
-def _load(source: Mapping[str, Any]) -> Mark:
-    return Mark(
-        at_s=source["at"],
-        taken_s=source["taken"],
-        counters=source["counters"],
-        histograms={name: _load_buckets(buckets) for name, buckets in source["histograms"].items()},
-        started_s=source["started"],
-        created_s=source["created"],
-        boot=source["boot"],
+def _failed(
+    state: TargetState, previous: Mapping[Key, RawCounters], failure: ScrapeFailure, key: Key
+) -> MergedScrape[Key]:
+    failures = state.failures + 1
+    is_down = failure.refused or (failure.blames_target and failures >= DOWN_AFTER)
+    after = replace(
+        state,
+        health="down" if is_down else state.health,
+        failures=failures,
+        reason=failure.reason[:200],
+        duration_s=None,
+        lora_adapters=None,
     )
+    events = ["replica_down"] if is_down and state.health == "up" else []
+    return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)
+
+
+def _succeeded(state: TargetState, duration_s: float, due_s: float, *, restarted: bool) -> TargetState:
+    due = datetime.fromtimestamp(due_s, UTC)
+    return TargetState("up", 0, due, due if restarted else state.restarted_at, duration_s=round(duration_s, 3))
+
+
+def _has_increase(added: Increase) -> bool:
+    return any(added.counters.values()) or any(buckets.counts for buckets in added.histograms.values())
+
+
+def dump_raw_counters(sources: Mapping[Key, RawCounters]) -> dict[str, Any]:
+    """Raw counters by source -> JSON."""
+    return {
+        "sources": [
+            {
+                "key": asdict(key),
+                "due_s": raw.due_s,
+                "scraped_s": raw.scraped_s,
+                "counters": dict(raw.counters),
+                "histograms": {name: _dump_buckets(buckets) for name, buckets in raw.histograms.items()},
+                "started_s": raw.started_s,
+                "created_s": raw.created_s,
+                "boot": raw.boot,
+            }
+            for key, raw in sources.items()
+        ]
+    }
+
+
+def load_raw_counters(document: Mapping[str, Any], key_type: type[EngineKey | RouteKey]) -> dict[Any, RawCounters]:
+    """JSON -> raw counters by source; the inverse of ``dump_raw_counters``."""
+    return {
+        key_type(**source["key"]): RawCounters(
+            **{name: value for name, value in source.items() if name not in {"key", "histograms"}},
+            histograms={name: _load_buckets(buckets) for name, buckets in source["histograms"].items()},
+        )
+        for source in document.get("sources", ())
+    }
 
 
 def _dump_buckets(buckets: Buckets) -> dict[str, Any]:

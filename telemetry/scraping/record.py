@@ -1,15 +1,13 @@
-"""Readings as rows of their tables, in the order of the columns that COPY names.
-
-What scrapes brought, folded into the database: readings, what to remember, events. One transaction a batch.
-"""
+"""Stores scrapes: readings, states and events in one transaction per batch, then the facts of engines' caches."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -20,335 +18,218 @@ from controlplane.models import EventKind, PeriodicTask, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import record_engine_facts
 from controlplane.services.snapshots import single_snapshot
-from telemetry.metrics.engine import ReplicaSample
-from telemetry.metrics.engines.names import OPTIONAL_COUNTERS, WAITING_REASONS, CacheFacts
+from telemetry.metrics import router as router_metrics
+from telemetry.metrics.counters import SET_BACK_S
+from telemetry.metrics.engine import EngineKey, ReplicaSample
+from telemetry.metrics.engine_names import COUNTERS, GAUGES, OPTIONAL_COUNTERS, WAITING_REASONS, CacheFacts
 from telemetry.metrics.histograms import Buckets
-from telemetry.metrics.rates import SET_BACK_S
-from telemetry.metrics.router import RouterSample
+from telemetry.metrics.router import RouteKey, RouterSample
 from telemetry.models import ScrapeState
 from telemetry.scraping.merge import (
-    Condition,
-    EngineReading,
-    Failure,
-    Folded,
-    RouteReading,
-    Taken,
-    dump_marks,
-    fold_replica,
-    fold_router,
-    load_engine_marks,
-    load_route_marks,
+    MergedScrape,
+    ScrapeFailure,
+    ScrapeResult,
+    SourceReading,
+    TargetState,
+    dump_raw_counters,
+    load_raw_counters,
+    merge_replica,
+    merge_router,
 )
-from telemetry.storage.store import Edges, Table, layout_ids, store_rows
-
-ENGINE_COUNTERS = (
-    "queries",
-    "hits",
-    "external_queries",
-    "external_hits",
-    "device_tokens",
-    "host_tokens",
-    "p2p_tokens",
-    "disk_tokens",
-    "other_tokens",
-    "prompt_tokens",
-    "generation_tokens",
-    "preemptions",
-    "finished",
-    *OPTIONAL_COUNTERS,
-)
-GAUGES = ("running", "waiting", "kv_usage_ratio", *WAITING_REASONS)
-ROUTE_COUNTERS = (
-    "requests",
-    "ok_requests",
-    "client_error_requests",
-    "replica_error_requests",
-    "router_error_requests",
-    "cancelled_requests",
-    "usage_reported",
-    "usage_without_details",
-    "prompt_tokens",
-    "cached_tokens",
-    "spilled_requests",
-    "predicted_answers",
-    "predicted_prompt_tokens",
-    "predicted_tokens",
-    "predicted_cached_tokens",
-)
-ROUTE_HISTOGRAMS = ("ttft", "streamed_latency", "plain_latency")
-
-
-def _histogram(name: str) -> tuple[str, ...]:
-    return (f"{name}_layout_id", f"{name}_at", f"{name}_counts", f"{name}_sum_s")
-
-
-ENGINE_TABLE = Table(
-    "telemetry_reading",
-    (
-        *("at", "replica_id", "model", "engine", "state", "interval_s", "first_tokens", "not_reported"),
-        *ENGINE_COUNTERS,
-        *GAUGES,
-        *_histogram("ttft"),
-        *_histogram("itl"),
-    ),
-)
-ROUTE_TABLE = Table(
-    "telemetry_routerreading",
-    (
-        *("at", "router_id", "pool", "group", "replica", "policy", "revision", "reuse", "state", "interval_s"),
-        *ROUTE_COUNTERS,
-        *(column for name in ROUTE_HISTOGRAMS for column in _histogram(name)),
-    ),
-)
-
-
-def edges_of(readings: Iterable[EngineReading | RouteReading]) -> set[Edges]:
-    """Every layout that these readings need."""
-    return {buckets.edges for reading in readings for buckets in reading.addition.histograms.values()}
-
-
-def engine_row(replica_id: int, at: datetime, reading: EngineReading, layouts: Mapping[Edges, int]) -> tuple[Any, ...]:
-    """A row of ENGINE_TABLE."""
-    added = reading.addition
-    return (
-        at,
-        replica_id,
-        reading.key.model,
-        reading.key.engine,
-        added.state.value,
-        added.interval_s,
-        added.histograms["ttft"].total if "ttft" in added.histograms else None,
-        None if reading.not_reported is None else sorted(reading.not_reported),
-        *_counts(added.counters, ENGINE_COUNTERS),
-        *(reading.gauges.get(name) for name in GAUGES),
-        *_buckets(added.histograms.get("ttft"), layouts),
-        *_buckets(added.histograms.get("itl"), layouts),
-    )
-
-
-def route_row(router_id: int, at: datetime, reading: RouteReading, layouts: Mapping[Edges, int]) -> tuple[Any, ...]:
-    """A row of ROUTE_TABLE."""
-    key, added = reading.key, reading.addition
-    return (
-        at,
-        router_id,
-        key.pool,
-        key.group,
-        key.replica,
-        key.policy,
-        key.revision,
-        key.reuse,
-        added.state.value,
-        added.interval_s,
-        *_counts(added.counters, ROUTE_COUNTERS),
-        *(value for name in ROUTE_HISTOGRAMS for value in _buckets(added.histograms.get(name), layouts)),
-    )
-
-
-def _counts(counters: Mapping[str, float], names: Iterable[str]) -> Iterable[int | None]:
-    return (None if (value := counters.get(name)) is None else round(value) for name in names)
-
-
-def _buckets(buckets: Buckets | None, layouts: Mapping[Edges, int]) -> tuple[Any, ...]:
-    if buckets is None:
-        return (None, None, None, None)
-    filled = sorted(buckets.counts.items())
-    return (layouts[buckets.edges], [at for at, _ in filled], [count for _, count in filled], buckets.sum)
-
+from telemetry.storage.store import Edges, Row, Table, layout_ids, store_rows
 
 log = logging.getLogger(__name__)
-KEPT = (
-    "at",
-    "ok_at",
-    "health",
-    "failures",
-    "reason",
-    "restarted_at",
-    "asleep",
-    "duration_s",
-    "engine",
-    "role",
-    "lora_adapters",
-    "raw_counters",
-)
+STATE_FIELDS = tuple(field.name for field in fields(TargetState))
 SUMMARIES = {
     EventKind.REPLICA_DOWN: "Replica {} is down: {}.",
-    EventKind.REPLICA_UP: "Replica {} answers again.",
+    EventKind.REPLICA_UP: "Replica {} responds again.",
     EventKind.REPLICA_RESTARTED: "Replica {} restarted: its cache is cold.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaScrape:
-    """One replica's scrape."""
-
-    replica: Replica
-    outcome: Taken[ReplicaSample] | Failure
+    target: Replica
+    outcome: ScrapeResult[ReplicaSample] | ScrapeFailure
 
 
 @dataclass(frozen=True, slots=True)
 class RouterScrape:
-    """One router's scrape."""
-
-    router: Router
-    outcome: Taken[RouterSample] | Failure
+    target: Router
+    outcome: ScrapeResult[RouterSample] | ScrapeFailure
 
 
-Scrape = TypeVar("Scrape", ReplicaScrape, RouterScrape)
-Facts = list[tuple[Replica, CacheFacts]]
+Scrape = ReplicaScrape | RouterScrape
+CacheReports = list[tuple[Replica, CacheFacts]]
+
+
+class TargetKind:
+    """How scrapes of replicas, or of routers, are merged and stored."""
+
+    def __init__(
+        self,
+        target: str,  # "replica" or "router"
+        key: type[EngineKey | RouteKey],
+        merge: Callable[..., MergedScrape[Any]],
+        table: str,
+        *,
+        counters: tuple[str, ...],
+        histograms: tuple[str, ...],
+        gauges: tuple[str, ...] = (),
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        self.target = target
+        self.key = key
+        self.merge = merge
+        self.counters = counters
+        self.gauges = gauges
+        self.histograms = histograms
+        self.tags = tags
+        key_columns = tuple(field.name for field in fields(key))
+        self.key_values = attrgetter(*key_columns)
+        buckets = (f"{name}_{part}" for name in histograms for part in ("layout_id", "at", "counts", "sum_s"))
+        self.table = Table(
+            table,
+            ("at", f"{target}_id", *key_columns, "state", "interval_s", *counters, *gauges, *tags, *buckets),
+        )
+
+    def row(self, target_id: int, at: datetime, reading: SourceReading[Any], layouts: Mapping[Edges, int]) -> Row:
+        """A row of the table."""
+        added = reading.increase
+        return (
+            at,
+            target_id,
+            *self.key_values(reading.key),
+            added.state.value,
+            added.interval_s,
+            *(None if (count := added.counters.get(name)) is None else round(count) for name in self.counters),
+            *(reading.gauges.get(name) for name in self.gauges),
+            *(None if reading.not_reported is None else sorted(reading.not_reported) for _ in self.tags),
+            *(value for name in self.histograms for value in _bucket_values(added.histograms.get(name), layouts)),
+        )
+
+
+REPLICAS = TargetKind(
+    "replica",
+    EngineKey,
+    merge_replica,
+    "telemetry_reading",
+    counters=(*COUNTERS, *OPTIONAL_COUNTERS, "first_tokens"),
+    gauges=(*GAUGES, *WAITING_REASONS),
+    tags=("not_reported",),
+    histograms=("ttft", "itl"),
+)
+ROUTERS = TargetKind(
+    "router",
+    RouteKey,
+    merge_router,
+    "telemetry_routerreading",
+    counters=("requests", router_metrics.SPILLED, *router_metrics.OUTCOMES.values(), *router_metrics.COUNTERS.values()),
+    histograms=("ttft", "streamed_latency", "plain_latency"),
+)
+
+
+def _bucket_values(buckets: Buckets | None, layouts: Mapping[Edges, int]) -> tuple[Any, ...]:
+    if buckets is None:
+        return (None, None, None, None)
+    positions = sorted(buckets.counts)
+    return (layouts[buckets.edges], positions, [buckets.counts[position] for position in positions], buckets.sum)
+
+
+def store_readings(kind: TargetKind, at: datetime, readings: Iterable[tuple[int, SourceReading[Any]]]) -> None:
+    """Store readings of some targets, by id."""
+    listed = list(readings)
+    edges = {buckets.edges for _, reading in listed for buckets in reading.increase.histograms.values()}
+    layouts = layout_ids(edges)
+    store_rows(kind.table, [kind.row(target_id, at, reading, layouts) for target_id, reading in listed])
 
 
 def record_scrapes(replicas: Sequence[ReplicaScrape], routers: Sequence[RouterScrape], *, due: datetime) -> None:
-    """Store one reading or one gap per target. A target that has one for this time, or a later one, is left alone."""
+    """Store the readings of each target. A target that has readings for this time or a later one is skipped."""
     with isolated_items(PeriodicTask.SCRAPES) as item:
-        facts = _batch_or_singly(_record_replicas, replicas, due, item)
-        _batch_or_singly(_record_routers, routers, due, item)
-    _record_facts(facts)  # last, and by itself: it may freeze a new configuration
+        reports = _record_isolated(REPLICAS, replicas, due, item)
+        _record_isolated(ROUTERS, routers, due, item)
+    _record_facts(reports)  # last and separately: it may publish a new configuration
 
 
-def _record_facts(facts: Facts) -> None:
-    """What engines tell of their caches, which is news of a whole fleet at once when that is new: one configuration.
-
-    Where somebody else changes the fleet in the same moment the next tick does it, as it is news still.
-    """
-    if not facts:
-        return
-    try:
-        with single_snapshot(reason=_reason(facts)):
-            for replica, told in facts:
-                record_engine_facts(replica, block_tokens=told.block_tokens, capacity_blocks=told.capacity_blocks)
-    except ConflictError:
-        log.info("the fleet is being changed; what %d replicas tell of their caches waits", len(facts))
-
-
-def _reason(facts: Facts) -> str:
-    return f"replica {facts[0][0].name} changed" if len(facts) == 1 else f"{len(facts)} replicas told their caches"
-
-
-def _batch_or_singly(
-    record: Callable[[Sequence[Scrape], datetime], Facts], scrapes: Sequence[Scrape], due: datetime, item: Items
-) -> Facts:
-    """Record a batch; where that fails, each scrape by itself, so that one costs no other its reading."""
-    names = [_name(scrape) for scrape in scrapes]
-    facts: Facts = []
-    with item.all_of(names):
-        if scrapes:
-            return record(scrapes, due)
-    for name, scrape in zip(names, scrapes, strict=True):
-        with item(name):
-            facts += record([scrape], due)
-    return facts
-
-
-def _name(scrape: ReplicaScrape | RouterScrape) -> str:
-    return scrape.replica.name if isinstance(scrape, ReplicaScrape) else scrape.router.name
+def _record_isolated(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime, item: Items) -> CacheReports:
+    """Record a batch; if that fails, each scrape separately, so that one failure costs no other target its reading."""
+    if not scrapes:
+        return []
+    with item.all_of([scrape.target.name for scrape in scrapes]):
+        return _record(kind, scrapes, due)
+    reports: CacheReports = []
+    for scrape in scrapes:
+        with item(scrape.target.name):
+            reports += _record(kind, [scrape], due)
+    return reports
 
 
 @transaction.atomic
-def _record_replicas(scrapes: Sequence[ReplicaScrape], due: datetime) -> Facts:
-    """The facts that are news come back."""
-    ids = [scrape.replica.pk for scrape in scrapes]
-    states = {
-        state.replica_id: state
-        for state in ScrapeState.objects.select_for_update().filter(replica_id__in=ids).order_by("pk")
-    }
-    folded: dict[int, Folded] = {}
+def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> CacheReports:
+    """Record scrapes of different targets; returns the facts of engines' caches that changed."""
+    found = ScrapeState.objects.select_for_update().filter(**{f"{kind.target}__in": [s.target.pk for s in scrapes]})
+    states = {getattr(state, f"{kind.target}_id"): state for state in found.order_by("pk")}
+    merged: list[tuple[Scrape, ScrapeState, MergedScrape[Any]]] = []
     for scrape in scrapes:
-        state = states.setdefault(
-            scrape.replica.pk, ScrapeState(replica=scrape.replica, at=datetime.min.replace(tzinfo=UTC))
+        state = states.get(scrape.target.pk) or ScrapeState(
+            **{kind.target: scrape.target}, at=datetime.min.replace(tzinfo=UTC)
         )
-        if not _is_late(state, due):
-            marks = load_engine_marks(state.raw_counters)
-            folded[scrape.replica.pk] = fold_replica(_condition(state), marks, scrape.outcome, **_timing(due))
-    layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.engines))
-    rows = [engine_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.engines]
-    store_rows(ENGINE_TABLE, rows)
-    for pk, fold in folded.items():
-        _keep(states[pk], fold.condition, due)
-        states[pk].raw_counters = dump_marks(fold.engine_marks)
-    _save([states[pk] for pk in folded], "replica")
-    _tell([(scrape.replica, folded[scrape.replica.pk]) for scrape in scrapes if scrape.replica.pk in folded])
-    return [(scrape.replica, folded[scrape.replica.pk].facts) for scrape in scrapes if _news(scrape.replica, folded)]
-
-
-@transaction.atomic
-def _record_routers(scrapes: Sequence[RouterScrape], due: datetime) -> Facts:
-    """A router tells no facts."""
-    ids = [scrape.router.pk for scrape in scrapes]
-    states = {
-        state.router_id: state
-        for state in ScrapeState.objects.select_for_update().filter(router_id__in=ids).order_by("pk")
-    }
-    folded: dict[int, Folded] = {}
-    for scrape in scrapes:
-        state = states.setdefault(
-            scrape.router.pk, ScrapeState(router=scrape.router, at=datetime.min.replace(tzinfo=UTC))
-        )
-        if not _is_late(state, due):
-            marks = load_route_marks(state.raw_counters)
-            folded[scrape.router.pk] = fold_router(_condition(state), marks, scrape.outcome, **_timing(due))
-    layouts = layout_ids(edges_of(reading for fold in folded.values() for reading in fold.routes))
-    rows = [route_row(pk, due, reading, layouts) for pk, fold in folded.items() for reading in fold.routes]
-    store_rows(ROUTE_TABLE, rows)
-    for pk, fold in folded.items():
-        _keep(states[pk], fold.condition, due)
-        states[pk].raw_counters = dump_marks(fold.route_marks)
-    _save([states[pk] for pk in folded], "router")
-    return []
-
-
-def _is_late(state: ScrapeState, due: datetime) -> bool:
-    """A duplicate or an old scrape; one of long ago means that the clock was set back, and counts."""
-    return 0 <= (state.at - due).total_seconds() <= SET_BACK_S
-
-
-def _timing(due: datetime) -> dict[str, float]:
-    return {"due_s": due.timestamp(), "interval_s": float(settings.SCRAPE_INTERVAL_S)}
-
-
-def _condition(state: ScrapeState) -> Condition:
-    return Condition(
-        health=state.health,
-        failures=state.failures,
-        ok_at=state.ok_at,
-        restarted_at=state.restarted_at,
-        reason=state.reason,
-        asleep=state.asleep,
-        duration_s=state.duration_s,
-        engine=state.engine,
-        role=state.role,
-        lora_adapters=None if state.lora_adapters is None else tuple(state.lora_adapters),
+        # A duplicate or an old scrape is skipped; a state far in the future means that the clock was set back.
+        if not 0 <= (state.at - due).total_seconds() <= SET_BACK_S:
+            merged.append((scrape, state, _merge(kind, scrape, state, due)))
+    store_readings(kind, due, ((s.target.pk, reading) for s, _, result in merged for reading in result.readings))
+    for _, state, result in merged:
+        state.at = due
+        state.raw_counters = dump_raw_counters(result.raw_counters)
+        for name in STATE_FIELDS:
+            setattr(state, name, getattr(result.state, name))
+    ScrapeState.objects.bulk_create(  # one statement: an UPDATE per row would cost more than the scrapes
+        [state for _, state, _ in merged],
+        update_conflicts=True,
+        unique_fields=[kind.target],
+        update_fields=("at", "raw_counters", *STATE_FIELDS),
     )
+    reports: CacheReports = []
+    for scrape, state, result in merged:
+        if isinstance(scrape, ReplicaScrape):
+            _record_events(scrape.target, state, result.events)
+            if _has_news(scrape.target, result.facts):
+                reports.append((scrape.target, result.facts))
+    return reports
 
 
-def _keep(state: ScrapeState, condition: Condition, due: datetime) -> None:
-    state.at = due
-    state.ok_at = condition.ok_at
-    state.health = condition.health
-    state.failures = condition.failures
-    state.reason = condition.reason
-    state.restarted_at = condition.restarted_at
-    state.asleep = condition.asleep
-    state.duration_s = condition.duration_s
-    state.engine = condition.engine
-    state.role = condition.role
-    state.lora_adapters = None if condition.lora_adapters is None else list(condition.lora_adapters)
+def _merge(kind: TargetKind, scrape: Scrape, state: ScrapeState, due: datetime) -> MergedScrape[Any]:
+    before = TargetState(**{name: getattr(state, name) for name in STATE_FIELDS})
+    previous = load_raw_counters(state.raw_counters, kind.key)
+    interval_s = float(settings.SCRAPE_INTERVAL_S)
+    return kind.merge(before, previous, scrape.outcome, due_s=due.timestamp(), interval_s=interval_s)
 
 
-def _save(states: list[ScrapeState], target: str) -> None:
-    """As one statement: an update of a hundred rows in Django's way costs more than scraping them."""
-    ScrapeState.objects.bulk_create(states, update_conflicts=True, unique_fields=[target], update_fields=KEPT)
+def _record_events(replica: Replica, state: ScrapeState, events: Iterable[str]) -> None:
+    for kind in map(EventKind, events):
+        summary = SUMMARIES[kind].format(replica.name, state.reason)
+        record_event(kind, summary, pool=replica.pool, replica=replica)
 
 
-def _tell(folds: list[tuple[Replica, Folded]]) -> None:
-    for replica, fold in folds:
-        for kind in map(EventKind, fold.happened):
-            summary = SUMMARIES[kind].format(replica.name, fold.condition.reason)
-            record_event(kind, summary, pool=replica.pool, replica=replica)
-
-
-def _news(replica: Replica, folded: dict[int, Folded]) -> bool:
-    facts = folded[replica.pk].facts if replica.pk in folded else CacheFacts()
+def _has_news(replica: Replica, facts: CacheFacts) -> bool:
     return (facts.block_tokens not in {None, replica.block_tokens}) or (
         facts.capacity_blocks not in {None, replica.capacity_blocks}
     )
+
+
+def _record_facts(reports: CacheReports) -> None:
+    """Record the facts of engines' caches as one configuration, because a new fleet reports them all at once.
+
+    If somebody else is changing the fleet, the next cycle records them: they still differ then.
+    """
+    if not reports:
+        return
+    one = len(reports) == 1
+    reason = f"replica {reports[0][0].name} changed" if one else f"{len(reports)} replicas reported their caches"
+    try:
+        with single_snapshot(reason=reason):
+            for replica, facts in reports:
+                record_engine_facts(replica, block_tokens=facts.block_tokens, capacity_blocks=facts.capacity_blocks)
+    except ConflictError:
+        log.info("the fleet is being changed: cache sizes of %d replicas are recorded at the next scrape", len(reports))

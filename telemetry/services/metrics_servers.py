@@ -19,9 +19,8 @@ from controlplane.models import EventKind, Pool
 from controlplane.services.checks import address_of, check_destination, check_replica_url, lock_row
 from controlplane.services.events import record_event
 from telemetry.models import MetricsServer, ReadPool
-from telemetry.prometheus import PrometheusError
-from telemetry.scraping.merge import Failure
-from telemetry.scraping.metrics_servers import read_fleet, replicas_of
+from telemetry.scraping.merge import ScrapeFailure
+from telemetry.scraping.metrics_servers import PrometheusError, read_fleet, replicas_of
 
 TRY_S = 10.0  # what a person waits for
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
@@ -150,10 +149,10 @@ def try_server(server: MetricsServer) -> Trial:
     try:
         for scrapes in read_fleet(server, replicas, deadline_s=TRY_S):
             for scrape in scrapes:
-                if isinstance(scrape.outcome, Failure):
-                    missing.append((scrape.replica.name, scrape.outcome.reason))
+                if isinstance(scrape.outcome, ScrapeFailure):
+                    missing.append((scrape.target.name, scrape.outcome.reason))
                 else:
-                    found.append(scrape.replica.name)
+                    found.append(scrape.target.name)
     except PrometheusError as failure:
         error = str(failure)
     return Trial(sorted(found), sorted(missing), error, time.monotonic() - begun_s)

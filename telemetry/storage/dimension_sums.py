@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from telemetry.metrics.engines.names import COUNTERS, OPTIONAL_COUNTERS, WAITING_REASONS
+from telemetry.metrics.engine_names import COUNTERS, OPTIONAL_COUNTERS, WAITING_REASONS
 from telemetry.metrics.windows import Window
 from telemetry.storage.rollup_columns import ENGINES, ROUTERS
 from telemetry.storage.rollup_source import readings_of, sums_in

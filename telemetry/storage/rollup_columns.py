@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from telemetry.metrics.engines.names import OPTIONAL_COUNTERS, WAITING_REASONS
+from telemetry.metrics.engine_names import OPTIONAL_COUNTERS, WAITING_REASONS
 from telemetry.metrics.windows import Window
 
 RESOLUTIONS_S = (60, 300, 3600, 21_600)  # each a multiple of the one before, of which it is made

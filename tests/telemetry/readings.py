@@ -6,14 +6,13 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from controlplane.models import Replica, Router
+from telemetry.metrics.counters import Increase, ReadingState
 from telemetry.metrics.engine import EngineKey
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.rates import Addition, ReadingState
 from telemetry.metrics.router import RouteKey
 from telemetry.models import ScrapeState
-from telemetry.scraping.merge import ROUTER_ITSELF, EngineReading, RouteReading
-from telemetry.scraping.record import ENGINE_TABLE, ROUTE_TABLE, edges_of, engine_row, route_row
-from telemetry.storage.store import layout_ids, store_rows
+from telemetry.scraping.merge import FAILED_SCRAPE, ROUTER_ITSELF, SourceReading
+from telemetry.scraping.record import REPLICAS, ROUTERS, store_readings
 
 EDGES = (0.1, 0.5, 1.0, 5.0)
 
@@ -33,15 +32,16 @@ def engine_reading(
 ) -> None:
     """One engine's reading; counters by name, ``ttft`` as {position: count}."""
     histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft, 1.0)}
-    addition = Addition(state, interval_s, counters, histograms)
-    reading = EngineReading(EngineKey("tiny", engine), addition, gauges or {}, frozenset(not_reported))
-    store_rows(ENGINE_TABLE, [engine_row(replica.pk, at, reading, layout_ids(edges_of([reading])))])
+    if ttft is not None:
+        counters["first_tokens"] = sum(ttft.values())
+    increase = Increase(state, interval_s, counters, histograms)
+    reading = SourceReading(EngineKey("tiny", engine), increase, gauges or {}, frozenset(not_reported))
+    store_readings(REPLICAS, at, [(replica.pk, reading)])
 
 
 def gap(replica: Replica, at: datetime) -> None:
     """A scrape that failed."""
-    reading = EngineReading(EngineKey("", ""), Addition(ReadingState.STALE))
-    store_rows(ENGINE_TABLE, [engine_row(replica.pk, at, reading, {})])
+    store_readings(REPLICAS, at, [(replica.pk, SourceReading(FAILED_SCRAPE, Increase(ReadingState.STALE)))])
 
 
 def route_reading(
@@ -71,14 +71,14 @@ def route_reading(
         key = RouteKey(pool, group, "", "chat", revision)
     if reuse:
         key = RouteKey(pool, group, "", "", 0, reuse)
-    reading = RouteReading(key, Addition(ReadingState.OK, 5.0, counters, histograms))
-    store_rows(ROUTE_TABLE, [route_row(router.pk, at, reading, layout_ids(edges_of([reading])))])
+    reading = SourceReading(key, Increase(ReadingState.OK, 5.0, counters, histograms))
+    store_readings(ROUTERS, at, [(router.pk, reading)])
 
 
 def router_scraped(router: Router, at: datetime, *, stale: bool = False) -> None:
     """The router's own row: it was scraped, or could not be."""
-    addition = Addition(ReadingState.STALE) if stale else Addition(ReadingState.OK, 5.0)
-    store_rows(ROUTE_TABLE, [route_row(router.pk, at, RouteReading(ROUTER_ITSELF, addition), {})])
+    increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, 5.0)
+    store_readings(ROUTERS, at, [(router.pk, SourceReading(ROUTER_ITSELF, increase))])
 
 
 def scraped(replica: Replica, at: datetime, **fields: object) -> ScrapeState:

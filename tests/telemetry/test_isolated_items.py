@@ -24,7 +24,7 @@ from controlplane.services.routers import announce
 from telemetry.alerts import notifications, pipeline
 from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
 from telemetry.scraping import collect, metrics_servers, record
-from telemetry.scraping.merge import Failure
+from telemetry.scraping.merge import ScrapeFailure
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
 from telemetry.services import guards
 from telemetry.services.alerts import explanations
@@ -160,7 +160,7 @@ def test_notifications(pools, breaks, caplog, settings):
     for pool in pools.values():
         replica = add_replica(pool, name=f"{pool.name}-1", url=f"http://{pool.name}")
         for second in range(0, 121, 5):
-            record_scrapes([ReplicaScrape(replica, Failure("gone", refused=True))], [],
+            record_scrapes([ReplicaScrape(replica, ScrapeFailure("gone", refused=True))], [],
                            due=NOW - timedelta(seconds=120 - second))  # fmt: skip
     rule = AlertRule.objects.filter(kind="replica_down")
     rule.update(settings={**rule[0].settings, "for_s": 0})
@@ -235,8 +235,8 @@ def test_metrics_servers(breaks, caplog, pools):
 
 def test_stored_scrapes(pools, breaks, caplog):
     replicas = [add_replica(pools["whole"], name=name, url=f"http://{name}") for name in ("broken-1", "whole-1")]
-    by_reason = {replica.name: ReplicaScrape(replica, Failure(replica.name)) for replica in replicas}
-    taken = breaks(record, "fold_replica", lambda *arguments, **_: arguments[2].reason)
+    by_reason = {replica.name: ReplicaScrape(replica, ScrapeFailure(replica.name)) for replica in replicas}
+    taken = breaks(record, "_merge", lambda _, scrape, *__: scrape.target.name)
     seconds = iter((0, 5))
 
     def run() -> None:

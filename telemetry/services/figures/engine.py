@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from controlplane.models import Replica
-from telemetry.metrics.engines.names import OURS, PROMPT_SOURCES, WAITING_REASONS
-from telemetry.metrics.engines.vllm import may_count_twice
+from telemetry.metrics.engine_names import EXPECTED, PROMPT_SOURCES, WAITING_REASONS, may_count_twice
 from telemetry.metrics.rates import Comparison, EngineCounts, RouterCounts, compare, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
@@ -184,7 +183,7 @@ class EngineNotes:
 
     def reports(self, *figures: str) -> bool:
         """Whether it has all of some figures, by the names of ``Reading``'s columns, "ttft" and "itl"."""
-        if unknown := set(figures) - OURS:
+        if unknown := set(figures) - EXPECTED:
             raise ValueError(f"no figures of a reading: {', '.join(sorted(unknown))}")
         return not set(figures) & set(self.not_reported)
 

@@ -40,7 +40,7 @@ from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
 from telemetry.models import DecisionCursor
 from telemetry.scraping.decision_records import Progress, read_page, record_page
-from telemetry.scraping.merge import Failure, Taken
+from telemetry.scraping.merge import ScrapeFailure, ScrapeResult
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
 from tests.routing.proxy.records import told
 
@@ -251,12 +251,14 @@ class Fleet:
         due = T0 + timedelta(seconds=self.now_s)
         self._move_to(due)
         replicas = [ReplicaScrape(it.row, self._of(it, due)) for it in self.replicas]
-        record_scrapes(replicas, [RouterScrape(self.router, Taken(due.timestamp(), self._router_sample()))], due=due)
+        record_scrapes(
+            replicas, [RouterScrape(self.router, ScrapeResult(due.timestamp(), self._router_sample()))], due=due
+        )
 
     def _of(self, replica: Modelled, due: datetime) -> Any:
         if replica.is_down:
-            return Failure("connection refused", refused=True)
-        return Taken(due.timestamp(), read_replica(replica.text()))
+            return ScrapeFailure("connection refused", refused=True)
+        return ScrapeResult(due.timestamp(), read_replica(replica.text()))
 
     def _router_sample(self) -> Any:
         info = f'{PREFIX}info{{boot="b1",version="1"}} 1'

@@ -115,8 +115,8 @@ def test_what_a_router_no_longer_had_is_counted_and_what_cannot_be_read_does_not
     [
         (status(401), "status 401"),
         (status(302, "http://169.254.169.254/"), "status 302"),
-        (said({"boot": "b", "decisions": 7}), "not one that a router gives"),
-        (said([]), "not one that a router gives"),
+        (said({"boot": "b", "decisions": 7}), "not a page of decisions"),
+        (said([]), "not a page of decisions"),
         (endless(), "too long"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_router_that_hangs_ends_with_the_run_and_holds_nobody_back(server, mon
     router(server, "hung", hang())
     router(server, "good", ring)
     assert collect_decisions(NOW).decisions == 1
-    assert "no whole answer" in DecisionCursor.objects.get(router__name="hung").reason
+    assert "no complete response" in DecisionCursor.objects.get(router__name="hung").reason
 
 
 @pytest.mark.django_db(transaction=True)

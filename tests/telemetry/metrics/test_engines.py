@@ -5,13 +5,21 @@ from pathlib import Path
 import pytest
 
 from telemetry.metrics.engine import EngineKey, read_replica
-from telemetry.metrics.engines import ENGINES
-from telemetry.metrics.engines.names import COUNTERS, GAUGES, HISTOGRAMS, OURS, TIERS, CacheFacts
-from telemetry.metrics.engines.vllm import may_count_twice
+from telemetry.metrics.engine_names import (
+    COUNTERS,
+    ENGINES,
+    EXPECTED,
+    GAUGES,
+    HISTOGRAMS,
+    OPTIONAL_COUNTERS,
+    CacheFacts,
+    may_count_twice,
+)
 from telemetry.metrics.exposition import ExpositionError
 from tests.telemetry.expositions import replica_text
 from tests.telemetry.metrics.pages import SGLANG, TENSORRT_LLM
 
+TIERS = {"device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens"}
 DATA = Path(__file__).resolve().parents[2] / "data" / "vllm"
 
 
@@ -85,24 +93,24 @@ def test_sglang_s_data_parallel_ranks_are_engines():
 
 
 def test_a_text_of_no_engine_that_is_known_is_refused():
-    with pytest.raises(ExpositionError, match="an engine that is known"):
+    with pytest.raises(ExpositionError, match="no metrics of vLLM, SGLang or TensorRT-LLM"):
         read_replica("nv_inference_count 5\n")
 
 
 @pytest.mark.parametrize("names", ENGINES, ids=lambda names: names.engine)
 def test_a_table_knows_our_names_alone_and_one_engine_s_text_is_no_other_s(names):
-    ours = {*names.counters, *names.gauges, *names.histograms, *names.split.ours}
+    found = {*names.counters, *names.gauges, *names.histograms}.union(*(split.names for split in names.splits))
 
-    assert ours <= OURS
-    assert {*COUNTERS, *GAUGES, *HISTOGRAMS} == OURS
-    others = [wire for other in ENGINES if other is not names for wire in other.known]
-    assert not any(wire.startswith(begin) for begin in names.begins for wire in others)
+    assert found <= EXPECTED | set(OPTIONAL_COUNTERS)
+    assert {*COUNTERS, *GAUGES, *HISTOGRAMS} == EXPECTED
+    others = [wire for other in ENGINES if other is not names for wire in other.metrics]
+    assert not any(wire.startswith(prefix) for prefix in names.prefixes for wire in others)
 
 
 @pytest.mark.parametrize(
     ("release", "missing"),
     [
-        pytest.param("0.28.0-after", set(TIERS), id="0.28"),
+        pytest.param("0.28.0-after", TIERS, id="0.28"),
         pytest.param("0.32.0-after", set(), id="0.32"),
     ],
 )  # fmt: skip
@@ -145,7 +153,7 @@ def test_figures_of_another_moment_are_not_taken_for_hits():
     """H5: ``prompt_tokens_cached`` is counted at the first output, queries are at admission."""
     _, engine = only(read_replica((DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")))
 
-    wire = {name for names in ENGINES for name in names.wire if "by_source" not in name}
+    wire = {name for names in ENGINES for name in names.meanings if "by_source" not in name}
     assert not any(name.startswith("vllm:prompt_tokens_cached") for name in wire)
     assert (engine.counters["queries"], engine.counters["prompt_tokens"]) == (342_127, 330_127)
 
@@ -153,7 +161,7 @@ def test_figures_of_another_moment_are_not_taken_for_hits():
 @pytest.mark.parametrize("metric", ["vllm:iteration_tokens_total", "vllm:lora_requests_info"])
 def test_what_may_be_wrong_behind_several_api_servers_is_not_read(metric):
     """T9"""
-    assert not any(name.startswith(metric) for names in ENGINES for name in names.known)
+    assert not any(name.startswith(metric) for names in ENGINES for name in names.metrics)
 
 
 def test_behind_several_api_servers_there_is_no_start_and_the_rest_is_read():

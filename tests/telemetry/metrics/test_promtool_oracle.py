@@ -12,8 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from telemetry.metrics.histograms import Mark
-from telemetry.metrics.rates import advance
+from telemetry.metrics.counters import RawCounters, increase
 from tests.fakes.real_prometheus import program
 
 INTERVAL_S = 10
@@ -42,12 +41,12 @@ def random_lives(seed):
 
 def ours(samples):
     """What our readings add up to."""
-    marks = [
-        Mark(number * INTERVAL_S, number * INTERVAL_S, {"queries": queries, "hits": hits})
+    scrapes = [
+        RawCounters(number * INTERVAL_S, number * INTERVAL_S, {"queries": queries, "hits": hits})
         for number, (queries, hits) in enumerate(samples)
     ]
-    additions = [advance(before, now, interval_s=INTERVAL_S) for before, now in pairwise(marks)]
-    return tuple(sum(addition.counters[name] for addition in additions) for name in ("queries", "hits"))
+    increases = [increase(before, now, interval_s=INTERVAL_S) for before, now in pairwise(scrapes)]
+    return tuple(sum(added.counters[name] for added in increases) for name in ("queries", "hits"))
 
 
 def rule_test(name, samples, expected):

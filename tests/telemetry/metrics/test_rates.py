@@ -6,22 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.metrics.histograms import Buckets, Mark
-from telemetry.metrics.rates import ReadingState, advance, hit_rate_ratio, ratio
+from telemetry.metrics.counters import RawCounters, ReadingState, increase
+from telemetry.metrics.histograms import Buckets
+from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import cacheable_tokens
 
 EDGES = (0.1, 1.0)
 
 
 def mark(at_s, queries, hits, **more):
-    return Mark(at_s, at_s + 0.1, {"queries": queries, "hits": hits}, **more)
+    return RawCounters(at_s, at_s + 0.1, {"queries": queries, "hits": hits}, **more)
 
 
 def additions(marks, **options):
     """The reading of each mark after the one before."""
     before, readings = None, []
     for now in marks:
-        addition = advance(before, now, interval_s=10, **options)
+        addition = increase(before, now, interval_s=10, **options)
         if addition is not None:
             readings.append(addition)
             before = now
@@ -86,7 +87,7 @@ def test_a_restart_that_no_counter_shows_is_seen_by_the_process_s_own_times(clue
     before = replace(mark(0, 100, 50), **{clue: 1000.0})
     now = replace(mark(10, 5000, 60), **{clue: 1500.0})
 
-    reading = advance(before, now, interval_s=10)
+    reading = increase(before, now, interval_s=10)
 
     assert (reading.state, reading.counters["queries"]) == (ReadingState.RESET, 5000)
 
@@ -95,8 +96,8 @@ def test_times_that_are_absent_or_wobble_are_no_restart():
     """H9: absent behind several API servers."""
     before, now = mark(0, 100, 50, started_s=1000.0), mark(10, 200, 60)
 
-    assert advance(before, now, interval_s=10).state is ReadingState.OK
-    assert advance(before, replace(now, started_s=1000.6), interval_s=10).state is ReadingState.OK
+    assert increase(before, now, interval_s=10).state is ReadingState.OK
+    assert increase(before, replace(now, started_s=1000.6), interval_s=10).state is ReadingState.OK
 
 
 def test_a_gap_keeps_the_total_and_shows_its_length():
@@ -111,20 +112,20 @@ def test_a_counter_that_appears_is_unknown_once_unless_absence_means_zero():
     before = mark(0, 100, 50)
     now = replace(mark(10, 200, 60), counters={"queries": 200, "hits": 60, "external_hits": 7})
 
-    assert "external_hits" not in advance(before, now, interval_s=10).counters
-    assert advance(before, now, interval_s=10, absent_is_zero=True).counters["external_hits"] == 7
+    assert "external_hits" not in increase(before, now, interval_s=10).counters
+    assert increase(before, now, interval_s=10, absent_is_zero=True).counters["external_hits"] == 7
 
 
 def test_a_late_and_a_duplicated_mark_make_no_reading():
     before = mark(10, 200, 60)
 
-    assert advance(before, mark(10, 300, 70), interval_s=10) is None
-    assert advance(before, mark(0, 100, 50), interval_s=10) is None
+    assert increase(before, mark(10, 300, 70), interval_s=10) is None
+    assert increase(before, mark(0, 100, 50), interval_s=10) is None
 
 
 def test_a_clock_set_back_by_an_hour_starts_anew_rather_than_stopping():
     """R17"""
-    assert advance(mark(3610, 200, 60), mark(10, 300, 70), interval_s=10).state is ReadingState.FIRST
+    assert increase(mark(3610, 200, 60), mark(10, 300, 70), interval_s=10).state is ReadingState.FIRST
 
 
 def test_edges_that_changed_are_a_restart():
@@ -132,7 +133,7 @@ def test_edges_that_changed_are_a_restart():
     before = mark(0, 100, 50, histograms={"ttft": Buckets(EDGES, {0: 5})})
     now = mark(10, 150, 60, histograms={"ttft": Buckets((0.2, 1.0), {0: 6})})
 
-    assert advance(before, now, interval_s=10).state is ReadingState.RESET
+    assert increase(before, now, interval_s=10).state is ReadingState.RESET
 
 
 @pytest.mark.parametrize(("tokens", "percent"), [(17, 94.1), (32, 50.0), (33, 97.0), (100, 96.0), (1000, 99.2)])
@@ -211,4 +212,4 @@ def test_intervals_side_by_side_cover_the_time_between_the_first_and_last_mark(h
     readings = additions(marks)
 
     covered = sum(reading.interval_s or 0 for reading in readings)
-    assert covered == pytest.approx(max(each.at_s for each in marks))
+    assert covered == pytest.approx(max(each.due_s for each in marks))

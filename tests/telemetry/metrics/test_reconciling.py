@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from telemetry.metrics.rates import LEAST_REQUESTS, Agreement, EngineCounts, RouterCounts, compare
+from telemetry.metrics.rates import MIN_REQUESTS, Agreement, EngineCounts, RouterCounts, compare
 
 ENGINE = EngineCounts(queries=100_000, hits=40_000, external_hits=10_000, requests=1000, prompt_tokens=101_000)
 ANSWERS = RouterCounts(
-    requests=1000, answers=1000, prompt_tokens=101_000, cached_tokens=50_000, predicted_answers=800,
+    requests=1000, reported_responses=1000, prompt_tokens=101_000, cached_tokens=50_000, predicted_answers=800,
     predicted_prompt_tokens=80_000, predicted_tokens=41_000, predicted_cached_tokens=40_000,
 )  # fmt: skip
 NO_PREDICTION = replace(
@@ -55,12 +55,14 @@ def test_a_difference_of_5_points_is_still_agreement():
 @pytest.mark.parametrize(
     ("engine", "answers", "agreement", "said"),
     [
-        pytest.param({"requests": LEAST_REQUESTS - 1}, {}, Agreement.TOO_FEW, "Fewer than 200", id="a quiet engine"),
-        pytest.param({}, {"answers": LEAST_REQUESTS - 1}, Agreement.TOO_FEW, "Fewer than 200", id="few answers"),
+        pytest.param({"requests": MIN_REQUESTS - 1}, {}, Agreement.TOO_FEW, "Fewer than 200", id="a quiet engine"),
+        pytest.param(
+            {}, {"reported_responses": MIN_REQUESTS - 1}, Agreement.TOO_FEW, "Fewer than 200", id="few responses"
+        ),
         pytest.param({"requests": 5000}, {}, Agreement.TOO_FEW, "only 20 %", id="most traffic passes the routers by"),
         pytest.param({"queries": None}, {}, Agreement.TOO_FEW, "Fewer than 200", id="nothing read"),
         pytest.param({"reports": False}, {}, Agreement.NOT_REPORTED, "this engine", id="no such counters"),
-        pytest.param({}, {"answers": 0}, Agreement.NOT_REPORTED, "do not say", id="no usage in answers, H16"),
+        pytest.param({}, {"reported_responses": 0}, Agreement.NOT_REPORTED, "do not report", id="no usage, H16"),
         pytest.param({"decodes": True}, {}, Agreement.NOT_REPORTED, "transfers", id="a decode replica, H19"),
     ],
 )
@@ -75,7 +77,7 @@ def test_few_predictions_leave_the_other_pair():
     found = compare(ENGINE, replace(ANSWERS, predicted_answers=199, predicted_tokens=80_000))
 
     assert found.agreement == Agreement.AGREE
-    assert "Fewer than 200 answers had a prediction" in found.reason
+    assert "Fewer than 200 responses had a prediction" in found.reason
 
 
 def test_nothing_at_all_is_too_few():

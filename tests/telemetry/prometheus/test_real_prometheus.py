@@ -69,7 +69,7 @@ def test_a_replica_that_prometheus_cannot_scrape_is_down_and_a_prometheus_that_i
     assert ScrapeState.objects.get(replica=replica).health == "up"
     assert list(Reading.objects.order_by("at").values_list("state", flat=True)) == ["first", "stale", "stale", "stale"]
     server.refresh_from_db()
-    assert "no answer" in server.error
+    assert "did not respond" in server.error
 
     metrics_server.script("/metrics", status(500))
     MetricsServer.objects.filter(pk=server.pk).update(url=prometheus)

@@ -7,8 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from telemetry.metrics.engine import KNOWN_NAMES, EngineKey, replica_sample
-from telemetry.prometheus import Absent, Asked, PrometheusError, Server, Snapshot, read_snapshots
+from telemetry.metrics.engine import EngineKey
+from telemetry.models import MetricsServer
+from telemetry.scraping.merge import ScrapeFailure, ScrapeResult
+from telemetry.scraping.metrics_servers import PrometheusError, read_snapshots
 from tests.fakes.fake_metrics_server import hang, serving, status, text
 
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -32,9 +34,9 @@ def prometheus():
         yield fake
 
 
-def ask(fake, *bodies, values=("a:1",), deadline_s=5.0, **asked):
+def ask(fake, *bodies, values=("a:1",), deadline_s=5.0, **settings):
     fake.script("/api/v1/query", *bodies)
-    parts = read_snapshots(Server(fake.url), Asked("instance", **asked), values, KNOWN_NAMES, deadline_s=deadline_s)
+    parts = read_snapshots(MetricsServer(url=fake.url, **settings), values, deadline_s=deadline_s)
     return {value: outcome for part in parts for value, outcome in part.items()}
 
 
@@ -48,17 +50,17 @@ def test_the_newest_scrape_is_read_whole_and_what_it_dropped_is_not(prometheus):
 
     snapshot = ask(prometheus, text(answer(*entries)))["a:1"]
 
-    assert isinstance(snapshot, Snapshot)
-    assert snapshot.taken_s == 15
-    engine = replica_sample(snapshot.samples).engines[EngineKey("tiny", "0")]
+    assert isinstance(snapshot, ScrapeResult)
+    assert snapshot.scraped_s == 15
+    engine = snapshot.sample.engines[EngineKey("tiny", "0")]
     assert engine.counters == {"queries": 160, "hits": 60}
 
 
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        ([], "nothing new"),
-        ([series("up", (15, 1))], "nothing new"),
+        ([], "no samples of"),
+        ([series("up", (15, 1))], "no samples of"),
         ([series("up", (10, 1), (15, 0)), series(QUERIES, (10, 5))], "cannot scrape it"),
         ([series(QUERIES, (15, 5), job="x"), series(QUERIES, (15, 5), job="y")], "2 targets"),
         ([series(QUERIES)], "empty"),
@@ -67,7 +69,7 @@ def test_the_newest_scrape_is_read_whole_and_what_it_dropped_is_not(prometheus):
 def test_a_replica_without_a_whole_scrape_is_absent_and_the_reason_is_said(prometheus, entries, reason):
     absent = ask(prometheus, text(answer(*entries)))["a:1"]
 
-    assert isinstance(absent, Absent)
+    assert isinstance(absent, ScrapeFailure)
     assert reason in absent.reason
 
 
@@ -77,7 +79,7 @@ def test_series_of_others_change_nothing(prometheus):
     found = ask(prometheus, text(answer(*mixed)))
 
     assert list(found) == ["a:1"]
-    assert [sample.value for sample in found["a:1"].samples] == [5]
+    assert [engine.counters["queries"] for engine in found["a:1"].sample.engines.values()] == [5]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +89,11 @@ def test_series_of_others_change_nothing(prometheus):
         (status(404), "no query API"),
         (status(400), "matchers"),
         (status(503), "503"),
-        (text("<html>"), "no answer of Prometheus' API"),
-        (text('{"status":"success"}'), "no answer of Prometheus' API"),
-        (text('{"data":{"result":{"a":1}}}'), "no answer of Prometheus' API"),
-        (text('{"data":{"result":[1]}}'), "something else"),
-        (text('{"data":{"result":[{"metric":{},"values":[["x","y"]]}]}}'), "something else"),
+        (text("<html>"), "not one of Prometheus' query API"),
+        (text('{"status":"success"}'), "not one of Prometheus' query API"),
+        (text('{"data":{"result":{"a":1}}}'), "not one of Prometheus' query API"),
+        (text('{"data":{"result":[1]}}'), "not a matrix"),
+        (text('{"data":{"result":[{"metric":{},"values":[["x","y"]]}]}}'), "not a matrix"),
     ],
 )
 def test_a_server_that_fails_is_told_in_words_without_its_address(prometheus, body, reason):
@@ -103,7 +105,7 @@ def test_a_server_that_fails_is_told_in_words_without_its_address(prometheus, bo
 
 
 def test_a_server_that_hangs_ends_with_the_deadline(prometheus):
-    with pytest.raises(PrometheusError, match="no answer"):
+    with pytest.raises(PrometheusError, match="did not respond"):
         ask(prometheus, hang(), deadline_s=0.3)
 
 
@@ -111,8 +113,8 @@ def test_an_address_outside_the_fleets_networks_is_never_connected_to(settings):
     settings.FLEET_NETWORKS = [ip_network("10.0.0.0/8")]
     with serving() as fake:
         fake.script("/api/v1/query", text(answer()))
-        with pytest.raises(PrometheusError, match="no answer"):
-            Server(fake.url).query("up", at_s=1, deadline_s=2)
+        with pytest.raises(PrometheusError, match="did not respond"):
+            list(read_snapshots(MetricsServer(url=fake.url), ["a:1"], deadline_s=2))
         assert not fake.seen
 
 

@@ -124,15 +124,15 @@ def test_what_one_replica_says_costs_no_other_its_reading(pool, metrics_server, 
 
 
 def test_a_reading_that_the_database_refuses_costs_no_other_one(pool, metrics_server, monkeypatch, caplog):
-    rows = record.engine_row
+    row_of = record.TargetKind.row
 
-    def spoilt(replica_id, *arguments):
-        row = rows(replica_id, *arguments)
+    def spoilt(kind, replica_id, *arguments):
+        row = row_of(kind, replica_id, *arguments)
         return row if replica_id != bad.pk else (*row[:2], "a\0b", *row[3:])
 
     bad = replica(pool, metrics_server, "bad", text(replica_text(1000, 100)))
     good = replica(pool, metrics_server, "good", text(replica_text(1000, 100)))
-    monkeypatch.setattr(record, "engine_row", spoilt)
+    monkeypatch.setattr(record.TargetKind, "row", spoilt)
 
     tick(0)
 

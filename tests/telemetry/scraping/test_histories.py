@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.exposition import ExpositionError
 from telemetry.metrics.rates import hit_rate_ratio
-from telemetry.scraping.merge import Condition, Failure, Taken, fold_replica
+from telemetry.scraping.merge import ScrapeFailure, ScrapeResult, TargetState, merge_replica
 
 INTERVAL_S = 10.0
 BAD = ("silent", "torn", "nan", "negative", "huge")
@@ -57,17 +57,17 @@ def spoilt(what, text):
 
 def answer(what, text, number):
     if what == "silent":
-        return Failure("nobody answered")
+        return ScrapeFailure("nobody answered")
     try:
-        return Taken(INTERVAL_S * number + 0.1, read_replica(text if what not in BAD else spoilt(what, text)))
+        return ScrapeResult(INTERVAL_S * number + 0.1, read_replica(text if what not in BAD else spoilt(what, text)))
     except ExpositionError as error:
-        return Failure(str(error))
+        return ScrapeFailure(str(error))
 
 
 def lived(happenings, engines, *, tells_start):
     """(the truth of each engine, its readings) after a first scrape and all that happened."""
     truths, started = [Truth() for _ in range(engines)], 1000.0
-    condition, marks, readings = Condition(), {}, {str(rank): [] for rank in range(engines)}
+    condition, marks, readings = TargetState(), {}, {str(rank): [] for rank in range(engines)}
     for number, (what, work) in enumerate([("well", [(0, 0, 0)] * 3), *happenings]):
         if what == "restart":
             started += 100
@@ -81,13 +81,13 @@ def lived(happenings, engines, *, tells_start):
         name = "vllm:kv_hits" if what == "renamed" else "vllm:prefix_cache_hits"
         text = text_of(truths, started if tells_start else None, hits=name)
         outcome = answer(what, text, number)
-        assert isinstance(outcome, Failure) is (what in BAD)
-        folded = fold_replica(condition, marks, outcome, due_s=INTERVAL_S * number, interval_s=INTERVAL_S)
-        condition, marks = folded.condition, folded.engine_marks
+        assert isinstance(outcome, ScrapeFailure) is (what in BAD)
+        folded = merge_replica(condition, marks, outcome, due_s=INTERVAL_S * number, interval_s=INTERVAL_S)
+        condition, marks = folded.state, folded.raw_counters
         if what not in BAD:
             for truth in truths:
                 truth.unseen = 0
-        for reading in folded.engines:
+        for reading in folded.readings:
             if reading.key.engine:
                 readings[reading.key.engine].append(reading)
     return truths, readings
@@ -100,7 +100,7 @@ def test_totals_are_the_truth_but_for_what_a_restart_took_with_it(happenings, en
     truths, readings = lived(happenings, engines, tells_start=True)
 
     for rank, truth in enumerate(truths):
-        counted = sum(reading.addition.counters.get("queries", 0) for reading in readings[str(rank)])
+        counted = sum(reading.increase.counters.get("queries", 0) for reading in readings[str(rank)])
         assert counted == truth.asked - truth.lost - truth.unseen
 
 
@@ -111,7 +111,7 @@ def test_whatever_happens_no_count_is_negative_and_no_rate_above_one(happenings,
     _, readings = lived(happenings, engines, tells_start=tells_start)
 
     for reading in (reading for of_engine in readings.values() for reading in of_engine):
-        counters = reading.addition.counters
+        counters = reading.increase.counters
         assert all(value >= 0 for value in counters.values())
         if "hits" in (reading.not_reported or ()):
             assert "hits" not in counters
@@ -127,7 +127,7 @@ def test_tiers_add_up_to_the_hits_of_the_same_reading(happenings):
     _, readings = lived(happenings, 1, tells_start=True)
 
     for reading in readings["0"]:
-        counters = reading.addition.counters
+        counters = reading.increase.counters
         if "hits" in counters:
             assert counters["device_tokens"] == counters["hits"]
         if "external_hits" in counters:

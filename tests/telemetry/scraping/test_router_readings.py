@@ -2,7 +2,7 @@
 
 import pytest
 
-from telemetry.models import RouterReading, ScrapeState
+from telemetry.models import RouterReading
 from tests.fakes.fake_metrics_server import text
 from tests.telemetry.expositions import router_text
 from tests.telemetry.scraping.ticks import router, tick
@@ -151,21 +151,3 @@ def test_spills_are_unknown_where_placing_knows_no_home(pool, metrics_server):
     tick(1)
 
     assert RouterReading.objects.get(policy="chat").spilled_requests is None
-
-
-def test_spills_of_before_they_were_counted_do_not_come_at_once(pool, metrics_server):
-    router(
-        metrics_server,
-        *(text(router_text({"requests": {("spill", "ok"): count}})) for count in (1000, 1004, 1009)),
-    )
-    tick(0)
-    state = ScrapeState.objects.get()
-    for source in state.raw_counters["sources"]:
-        source["counters"].pop("spilled_requests", None)
-    state.save()
-
-    tick(1)
-    tick(2)
-
-    spilled = RouterReading.objects.filter(policy="chat").order_by("at").values_list("requests", "spilled_requests")
-    assert list(spilled) == [(4, None), (5, 5)]

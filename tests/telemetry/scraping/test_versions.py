@@ -7,7 +7,7 @@ import pytest
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import Reading, ScrapeState
 from telemetry.scraping.cycle import Shard, scrape_shard
-from telemetry.scraping.versions import ASK_AGAIN, check_versions
+from telemetry.scraping.fetch import RECHECK_AFTER, check_versions
 from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
@@ -31,7 +31,7 @@ def test_a_version_is_asked_once_an_hour_and_after_each_restart(pool, metrics_se
 
     told = [check_versions(T0), check_versions(T0 + timedelta(minutes=1))]
     assert (told, ScrapeState.objects.get().version) == ([1, 0], "0.31.0")
-    check_versions(T0 + ASK_AGAIN + timedelta(seconds=1))
+    check_versions(T0 + RECHECK_AFTER + timedelta(seconds=1))
     assert ScrapeState.objects.get().version == "0.32.0"
     ScrapeState.objects.update(version_at=T0)
     tick(1)  # its counters fell: another process

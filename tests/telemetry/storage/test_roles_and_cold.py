@@ -9,7 +9,7 @@ from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.history import Wanted, load_pasts
 from telemetry.alerts.history_window import Source
-from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import overview, series
 from telemetry.services.figures.overview import Subject

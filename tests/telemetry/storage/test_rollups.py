@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.models import Router
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
 from telemetry.storage import rollup_source, sums

@@ -9,7 +9,7 @@ from django.db import connection
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.windows import Window
-from telemetry.storage.rule_sums import Timed, waited
+from telemetry.storage.rule_sums import LatencyKind, revision_latencies
 from telemetry.storage.sums import engine_ttft, router_ttft
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, route_reading
@@ -53,5 +53,5 @@ def test_the_first_reading_ever_may_come_while_routers_are_asked_for(pool, by):
 def test_the_first_reading_ever_may_come_while_a_trial_is_judged(pool):
     router = a_router()
     with stored_meanwhile(lambda: route_reading(router, AT, ttft={4: 2}, revision=7)):
-        (found,) = waited("chat", "chat", WINDOW, Timed.TTFT)
+        (found,) = revision_latencies("chat", "chat", WINDOW, LatencyKind.TTFT)
     assert (found.revision, found.waits.counts) == (7, {4: 2})

@@ -9,7 +9,7 @@ from controlplane.models import Router
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
-from telemetry.metrics.rates import ReadingState
+from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import chart_series, groups, overview, series
 from telemetry.services.figures.overview import Subject
