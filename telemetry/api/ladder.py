@@ -18,7 +18,7 @@ from controlplane.api.middleware import Exchange
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import among
-from telemetry.lab.ladder import LOSS_TEXTS, Ladder, doubts, sentence
+from telemetry.lab.ladder import LOSS_TEXTS, Ladder, caveats, summary
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import LONGEST_S, Reconciled, reconcile
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
@@ -151,7 +151,7 @@ class LadderView(Exchange):
 def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
     return {
         "group": group,
-        "sentence": sentence(ladder),
+        "sentence": summary(ladder),
         "requests": ladder.requests,
         "prompt_tokens": ladder.prompt_tokens,
         "sample_ratio": ladder.sample_ratio,
@@ -162,7 +162,7 @@ def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
             {**asdict(loss), "about": LOSS_TEXTS[loss.key].about, "advice": LOSS_TEXTS[loss.key].advice}
             for loss in ladder.losses()
         ],
-        "notes": doubts(ladder),
+        "notes": caveats(ladder),
     }
 
 

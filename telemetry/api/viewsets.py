@@ -33,7 +33,7 @@ from telemetry.metrics.windows import Series, Window
 from telemetry.models import AlertRule, Channel, Notification, NotificationKind, NotificationState, RuleKind
 from telemetry.services.figures import engine, series
 from telemetry.services.figures.overview import Pools, Subject
-from telemetry.services.lab.decisions import prompts_of
+from telemetry.services.lab.decisions import lint_prompts
 from telemetry.services.notifications import channels, outbox
 
 
@@ -223,7 +223,7 @@ class PromptsView(Exchange):
         query = s.PromptsQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         pools = among(request, query.validated_data.get("pool"))
-        groups = prompts_of(None if pools is None else [pool.name for pool in pools], timezone.now())
+        groups = lint_prompts(None if pools is None else [pool.name for pool in pools], timezone.now())
         return Response(s.PromptsAnswer({"groups": groups}).data)
 
 

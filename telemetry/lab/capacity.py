@@ -1,10 +1,10 @@
-"""Hit rate against capacity: one replica's, of N replicas as placed, and of one shared cache of the same room.
+"""Hit rate as a function of cache size: of one replica, of N replicas as placed, and of one shared cache.
 
-Theory of operation. ALGORITHMS L. A cache of so much room that drops the least recently used block first holds exactly
-the blocks used most recently, so a block is a hit in every cache that has room for the distinct blocks used since its
-last use, itself included: its reuse distance (Mattson et al., 1970). One pass finds the distances for all capacities;
-a Fenwick tree over the times of last use counts the later ones. Blocks are sampled by their hash, so distances are
-divided by the sampled part (SHARDS). Of a prompt the blocks are used tail first, so distances grow along it.
+Theory of operation. An LRU cache contains exactly the most recently used blocks, so a block is a hit in every cache
+that can store the distinct blocks used since its last use, itself included: its reuse distance (Mattson et al., 1970).
+One pass computes the distances for all cache sizes; a Fenwick tree over the times of last use counts later uses. Blocks
+are sampled by hash, so distances are divided by the sampling ratio (SHARDS). The blocks of a prompt are used tail
+first, so distances increase along a prompt.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-FIRST_TIMES = 1024
-MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the room that replicas have
+INITIAL_SIZE = 1024
+MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the replicas' actual cache size
 
 
 class Fenwick:
-    """Sums of prefixes of 0/1 at places from 1 on."""
+    """Prefix sums over positions from 1 on."""
 
     __slots__ = ("_tree", "total")
 
@@ -26,40 +26,39 @@ class Fenwick:
         self._tree = [0] * (size + 1)
         self.total = 0
 
-    def add(self, place: int, value: int) -> None:
-        """Change the value at a place."""
+    def add(self, position: int, value: int) -> None:
         tree, size = self._tree, len(self._tree)
         self.total += value
-        while place < size:
-            tree[place] += value
-            place += place & -place
+        while position < size:
+            tree[position] += value
+            position += position & -position
 
-    def up_to(self, place: int) -> int:
-        """Sum of the values at this place and before it."""
-        tree, found = self._tree, 0
-        while place:
-            found += tree[place]
-            place &= place - 1
-        return found
+    def up_to(self, position: int) -> int:
+        """Sum of the values up to this position, inclusive."""
+        tree, total = self._tree, 0
+        while position:
+            total += tree[position]
+            position &= position - 1
+        return total
 
 
-class Distances:
-    """How far back blocks are used again, in tokens that hang on it."""
+class ReuseDistances:
+    """Histogram of reuse distances, in tokens."""
 
     def __init__(self) -> None:
         self._times: dict[int, int] = {}  # of a block's last use
-        self._tree = Fenwick(FIRST_TIMES)
-        self._room = FIRST_TIMES
+        self._tree = Fenwick(INITIAL_SIZE)
+        self._size = INITIAL_SIZE
         self._now = 0
-        self.tokens: dict[int, float] = defaultdict(float)  # by distance, in sampled blocks
+        self.tokens: dict[int, float] = defaultdict(float)  # by distance in sampled blocks
 
     def __len__(self) -> int:
         return len(self._times)
 
     def use(self, chain: Sequence[int], gains: Sequence[float] | None, base: float = 0.0) -> None:
-        """Use a chain; ``gains``: tokens that each block adds to a hit, where they are to be counted.
+        """Use the blocks of a prompt. ``gains``: tokens that each block adds to a hit; None: not counted.
 
-        ``base`` is what a hit of no sampled block comes to, on average.
+        ``base``: expected cached tokens of a prompt without a cached sampled block.
         """
         times = self._times
         if gains is not None:
@@ -73,12 +72,12 @@ class Distances:
         for block in reversed(chain):
             self._touch(block)
 
-    def hits(self, room: float) -> float:
-        """Tokens found by a cache of this many sampled blocks."""
-        return sum(tokens for distance, tokens in self.tokens.items() if distance <= room)
+    def hits(self, capacity: float) -> float:
+        """Cached tokens with a cache of ``capacity`` sampled blocks."""
+        return sum(tokens for distance, tokens in self.tokens.items() if distance <= capacity)
 
     def _touch(self, block: int) -> None:
-        if self._now == self._room:
+        if self._now == self._size:
             self._compact()
         self._now += 1
         before = self._times.get(block)
@@ -88,10 +87,10 @@ class Distances:
         self._tree.add(self._now, 1)
 
     def _compact(self) -> None:
-        """Number the times of last use anew, without those that nobody has any more."""
+        """Renumber the times of last use without gaps."""
         order = sorted(self._times, key=self._times.__getitem__)
-        self._room = max(FIRST_TIMES, 2 * len(order))
-        self._tree, self._now = Fenwick(self._room), len(order)
+        self._size = max(INITIAL_SIZE, 2 * len(order))
+        self._tree, self._now = Fenwick(self._size), len(order)
         for time, block in enumerate(order, 1):
             self._times[block] = time
             self._tree.add(time, 1)
@@ -99,20 +98,20 @@ class Distances:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPoint:
-    """Hit rates, 0 to 1, where each replica has ``multiple`` times the room that it has."""
+    """Hit rates (0 to 1) if each replica's cache were ``multiple`` times its size."""
 
     multiple: float
     one: float  # all traffic on one replica
-    split: float  # each replica its own cache, requests placed as they were
-    shared: float  # one cache of all replicas' room
+    split: float  # a cache per replica, with the actual placement
+    shared: float  # one cache of all replicas' size
 
 
 class CapacityCurve:
-    """Distances of one pool's requests, on all replicas together and on each."""
+    """Reuse distances of one pool's requests, over all replicas and by replica."""
 
     def __init__(self) -> None:
-        self._together = Distances()
-        self._each: dict[str, Distances] = defaultdict(Distances)
+        self._all = ReuseDistances()
+        self._by_replica: dict[str, ReuseDistances] = defaultdict(ReuseDistances)
         self.prompt_tokens = 0.0
         self.requests = 0
 
@@ -124,26 +123,29 @@ class CapacityCurve:
         prompt_tokens: float | None,
         base: float = 0.0,
     ) -> None:
-        """Place a request; its tokens count where ``prompt_tokens`` are given: the first ones only warm the caches."""
+        """Add a request. Without ``prompt_tokens`` it only warms the caches and is not counted."""
         counted = None if prompt_tokens is None else gains
-        self._together.use(chain, counted, base)
-        self._each[replica].use(chain, counted, base)
+        self._all.use(chain, counted, base)
+        self._by_replica[replica].use(chain, counted, base)
         if prompt_tokens is not None:
             self.prompt_tokens += prompt_tokens
             self.requests += 1
 
-    def points(self, rooms: Mapping[str, float]) -> list[CapacityPoint]:
-        """At multiples of each replica's room, in sampled blocks; none without traffic or room."""
-        if not rooms or not self.prompt_tokens:
+    def points(self, capacities: Mapping[str, float]) -> list[CapacityPoint]:
+        """Points at multiples of the replicas' capacities in sampled blocks; [] without traffic or capacities."""
+        if not capacities or not self.prompt_tokens:
             return []
-        mean = sum(rooms.values()) / len(rooms)
+        mean = sum(capacities.values()) / len(capacities)
         return [
             CapacityPoint(
                 multiple,
-                self._together.hits(multiple * mean) / self.prompt_tokens,
-                sum(distances.hits(multiple * rooms.get(name, mean)) for name, distances in self._each.items())
+                self._all.hits(multiple * mean) / self.prompt_tokens,
+                sum(
+                    distances.hits(multiple * capacities.get(name, mean))
+                    for name, distances in self._by_replica.items()
+                )
                 / self.prompt_tokens,
-                self._together.hits(multiple * mean * len(rooms)) / self.prompt_tokens,
+                self._all.hits(multiple * mean * len(capacities)) / self.prompt_tokens,
             )
             for multiple in MULTIPLES
         ]

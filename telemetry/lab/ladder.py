@@ -1,22 +1,18 @@
-"""The ladder's bins of time.
+"""The hit-rate ladder: from the reachable hit rate down to the delivered one, the loss of each step, and its text.
 
-The hit-rate ladder: from all that the traffic would allow down to what was delivered, and what is lost at each step.
+All terms are tokens of the same prompts:
 
-ALGORITHMS K. All terms are tokens of the same prompts:
+    reachable   W  hits of one unbounded cache
+    capacity    C  hits of one LRU cache as large as all replicas' caches together
+    split       R  hits with that capacity split by replica, and near-optimal placement
+    best        B  cached tokens on the best replica at the time, with the actual placement
+    predicted   Q  cached tokens on the chosen replica
+    delivered   E  cached tokens that engines reported
 
-    reachable   W  reuse with one cache that never forgets
-    capacity    C  with the fleet's whole room as one cache, least recently used first out
-    split       R  with that room split by replica, and placement as good as we know how
-    best        B  what the best replica held at the time, as requests were really placed
-    predicted   Q  what the chosen replica held
-    delivered   E  what engines reported
-
-What theory says holds by construction: a replica's blocks were all seen before (W), the chosen one is one of those
-compared (B >= Q), what lay in the split caches was within reach of a placement (R >= B), and one cache of the whole
-room can be run as if it were split (C >= R). R and C are replays of a heuristic and of LRU, so they are raised to the
-term below where they fall short. E is measured, not replayed: it may be above Q.
-
-A ladder in words: one sentence for all of it, and for each loss what it is and what to do next.
+Each term is at most the one above it: a replica's blocks were all used before (W), the chosen replica is one of those
+compared (B >= Q), some placement reaches what the split caches contain (R >= B), and one large cache can be used as if
+it were split (C >= R). R and C are replays of a heuristic and of LRU, so they are raised to the term below where they
+fall short. E is measured, not replayed, and may be above Q.
 """
 
 from __future__ import annotations
@@ -32,17 +28,17 @@ BIN = timedelta(minutes=5)
 
 
 def bin_start(at: datetime) -> datetime:
-    """When the bin began that holds this moment."""
+    """Start of the bin that contains ``at``."""
     return datetime.fromtimestamp(at.timestamp() // BIN.total_seconds() * BIN.total_seconds(), UTC)
 
 
-FEW_REQUESTS = 100  # below which a ladder says little
-WIDE_DOUBT_RATIO = 0.03  # of the prompts' tokens: sampling alone may move a term by so much
+MIN_REQUESTS = 100  # for a meaningful ladder
+MAX_ERROR_RATIO = 0.03  # of the prompt tokens: standard error from sampling in a meaningful ladder
 
 
 @dataclass(slots=True)
 class Sums:
-    """Additions over requests, in tokens but for the counts."""
+    """Sums over requests, in tokens except for the counts."""
 
     requests: int = 0
     prompt_tokens: float = 0.0
@@ -51,48 +47,45 @@ class Sums:
     split: float = 0.0
     best: float = 0.0
     predicted: float = 0.0
-    doubt: float = 0.0  # standard error of ``predicted``, because blocks were sampled
+    doubt: float = 0.0  # standard error of ``predicted`` from sampling of blocks
     reported_requests: int = 0
-    reported_tokens: float = 0.0  # of the prompts whose answers said how much was cached
+    reported_tokens: float = 0.0  # of prompts whose responses report cached tokens
     delivered: float = 0.0
-    prompt_squares: float = 0.0  # sum over requests of the prompt's tokens squared
-    reachable_squares: float = 0.0  # of the reachable tokens squared
-    reachable_products: float = 0.0  # of the reachable tokens times the prompt's tokens
+    prompt_squares: float = 0.0  # sum of squared prompt tokens
+    reachable_squares: float = 0.0  # sum of squared reachable tokens
+    reachable_products: float = 0.0  # sum of reachable tokens times prompt tokens
 
 
-ADDED = tuple(one.name for one in fields(Sums))
+ADDED = tuple(column.name for column in fields(Sums))
 
 
 def reachable_error(sums: Sums) -> float | None:
     """Standard error of reachable / prompt tokens, 0 to 1; None for fewer than two requests.
 
-    Two independent parts: spatial sampling of blocks (``doubt``), and the number of requests. The second is that of a
-    ratio estimator (Cochran, "Sampling Techniques", 1977, section 6.3), which takes requests as independent.
+    Combines two independent parts: sampling of blocks (``doubt``), and the number of requests, by a ratio estimator
+    (Cochran, "Sampling Techniques", 1977, section 6.3) that assumes independent requests.
     """
     count, total = sums.requests, sums.prompt_tokens
     if count < 2 or not total:
         return None
     ratio = min(max(sums.reachable / total, 0.0), 1.0)
     squares = sums.reachable_squares - 2 * ratio * sums.reachable_products + ratio**2 * sums.prompt_squares
-    if sums.prompt_squares:
-        variance = count / (count - 1) * max(squares, 0.0) / total**2
-    else:  # bins that an earlier release stored: requests of equal length at worst
-        variance = ratio * (1 - ratio) / count
+    variance = count / (count - 1) * max(squares, 0.0) / total**2
     return sqrt(variance + (sums.doubt / total) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one step down costs."""
+    """Tokens lost in one step of the ladder."""
 
     key: str  # workload, capacity, fragmentation, index, load, stale
     tokens: float
-    ratio: float  # of the prompts' tokens
+    ratio: float  # of the prompt tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """One window's ladder, in tokens; None is unknown."""
+    """The ladder of one window, in tokens; None: unknown."""
 
     prompt_tokens: float
     reachable: float | None
@@ -103,41 +96,41 @@ class Ladder:
     delivered: float | None
     requests: int
     sample_ratio: float
-    reported_ratio: float = 0.0  # part of the prompts' tokens whose answers said how much was cached
-    doubt_tokens: float = 0.0  # standard error of the replayed terms, because blocks were sampled
+    reported_ratio: float = 0.0  # share of prompt tokens whose responses report cached tokens
+    doubt_tokens: float = 0.0  # standard error of the replayed terms from sampling
     reason: str = ""  # why terms are unknown
 
     @property
     def terms(self) -> tuple[tuple[str, float | None], ...]:
-        """From the top down."""
+        """(name, tokens) of each term, from the top."""
         return tuple((name, getattr(self, name)) for name in TERMS)
 
     def ratio(self, tokens: float | None) -> float | None:
-        """Of the prompts' tokens."""
+        """Share of the prompt tokens."""
         return tokens / self.prompt_tokens if tokens is not None and self.prompt_tokens else None
 
     def losses(self) -> list[Loss]:
-        """Each step whose both ends are known, from the top down; none is below 0."""
+        """Losses of the steps between two known terms, from the top; each at least 0."""
         above: float | None = self.prompt_tokens
-        found = []
+        losses = []
         for name, below in self.terms:
             if above is not None and below is not None and self.prompt_tokens:
-                lost = max(0.0, above - below)
-                found.append(Loss(LOSSES[name], lost, lost / self.prompt_tokens))
+                tokens = max(0.0, above - below)
+                losses.append(Loss(LOSSES[name], tokens, tokens / self.prompt_tokens))
             above = below
-        return found
+        return losses
 
     @property
     def surplus_ratio(self) -> float:
-        """By how much engines delivered more than the replay found on the chosen replica, of the prompts' tokens."""
+        """Share of the prompt tokens that engines delivered beyond the replay's prediction."""
         if self.delivered is None or self.predicted is None or not self.prompt_tokens:
             return 0.0
         return max(0.0, self.delivered - self.predicted) / self.prompt_tokens
 
     @property
-    def is_thin(self) -> bool:
-        """Whether it rests on too little to act on."""
-        return self.requests < FEW_REQUESTS or self.doubt_tokens > WIDE_DOUBT_RATIO * self.prompt_tokens
+    def is_uncertain(self) -> bool:
+        """Whether there are too few requests or samples to act on."""
+        return self.requests < MIN_REQUESTS or self.doubt_tokens > MAX_ERROR_RATIO * self.prompt_tokens
 
 
 LOSSES = {
@@ -152,9 +145,9 @@ TERMS = tuple(LOSSES)
 
 
 def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
-    """The ladder of these sums. With a ``reason`` all that needs the caches' sizes is unknown.
+    """The ladder of some sums. With a ``reason``, all terms that need cache sizes are unknown.
 
-    Answers that reported nothing count with the mean of those that did.
+    Responses without reported cached tokens count with the mean of those that report them.
     """
 
     def known(tokens: float) -> float | None:
@@ -180,122 +173,122 @@ def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
     )
 
 
-SHOWN_POINTS = 0.5  # of 100: what is less is not worth a word
+MIN_SHOWN_POINTS = 0.5  # percentage points; smaller losses are not listed
 
 
-class Words(NamedTuple):
-    """What is said of one loss."""
+class LossText(NamedTuple):
+    """Texts for one loss."""
 
-    name: str  # in a list: "9 lost to ..."
-    label: str  # of its step on a chart
+    name: str  # in a sentence: "9 lost to ..."
+    label: str  # on a chart
     about: str
     advice: str
-    to: str  # where to do that: a page's name
+    page: str  # where to act
 
 
 LOSS_TEXTS = {
-    "workload": Words(
+    "workload": LossText(
         "new prompts",
         "New prompts",
-        "These tokens had not been in any prompt before, so no cache could have held them.",
-        "If more should be shared, put what stays the same first: a date, an id or a shuffled list near the beginning "
-        "of a prompt makes all that follows new.",
+        "No earlier prompt contained these tokens, so no cache could have them.",
+        "To share more, put constant text first: a date, an id or a shuffled list near the beginning of a prompt makes "
+        "everything after it new.",
         "task-groups",
     ),
-    "capacity": Words(
+    "capacity": LossText(
         "capacity",
         "Capacity",
-        "These tokens had been computed, and were evicted because all caches together are too small.",
-        "Look at the curve below for what more room brings: more replicas, more memory for KV blocks, or a host tier.",
+        "These tokens were computed before and evicted, because all caches together are too small.",
+        "See the effect of cache size below: more replicas, more memory for KV blocks, or CPU offload.",
         "fleet",
     ),
-    "fragmentation": Words(
-        "splitting",
-        "Split by replica",
-        "The same openings lie in several replicas' caches and leave less room there for others.",
-        "A shared tier brings these back; or give task groups replicas of their own, so each holds fewer openings.",
+    "fragmentation": LossText(
+        "duplication",
+        "Duplicates",
+        "Several replicas cache the same prefixes, which leaves less capacity for others.",
+        "Use a shared cache tier, or assign task groups to replicas of their own, so that each caches fewer prefixes.",
         "task-groups",
     ),
-    "index": Words(
+    "index": LossText(
         "spreading",
         "Spreading",
-        "Prompts went where little was warm, so that no replica had what one could have kept.",
-        "Choose a strategy that keeps a prefix on its replica, such as lowest_cost or prefix_hash.",
+        "Requests went to replicas without their prefix, so no replica cached what one could have.",
+        "Choose a strategy that keeps each prefix on one replica, such as lowest_cost or prefix_hash.",
         "policies",
     ),
-    "load": Words(
+    "load": LossText(
         "placement",
         "Placement",
-        "Another replica held more of the prompt than the one that was chosen.",
-        "With a strategy that asks what caches hold it is the price of balance: add replicas, or lower its weight for "
-        "load. With one that does not ask, such as round_robin, choose one that does.",
+        "Another replica had more of the prompt cached than the chosen one.",
+        "With a cache-aware strategy this is the cost of balancing load: add replicas, or lower the weight of load. "
+        "With another strategy, such as round_robin, choose a cache-aware one.",
         "policies",
     ),
-    "stale": Words(
+    "stale": LossText(
         "stale caches",
-        "Not there",
-        "The chosen replica should have had these tokens, and its engine did not find them.",
-        "See whether replicas restarted or preempted requests; else running requests and outputs take the room.",
+        "Stale",
+        "The chosen replica should have had these tokens cached, but its engine did not find them.",
+        "Check for restarts and preemptions of replicas; otherwise running requests and outputs use the cache.",
         "events",
     ),
 }
 
 
 def points(ratio: float) -> str:
-    """A share as points of 100."""
+    """A ratio as percentage points."""
     return f"{100 * ratio:.0f}"
 
 
-def worth_saying(losses: Sequence[Loss]) -> list[Loss]:
-    """Those below the top that one can do something about here, the largest first."""
-    told = [loss for loss in losses if loss.key != "workload" and 100 * loss.ratio >= SHOWN_POINTS]
-    return sorted(told, key=lambda loss: -loss.tokens)
+def actionable_losses(losses: Sequence[Loss]) -> list[Loss]:
+    """Losses that configuration can reduce, largest first."""
+    shown = [loss for loss in losses if loss.key != "workload" and 100 * loss.ratio >= MIN_SHOWN_POINTS]
+    return sorted(shown, key=lambda loss: -loss.tokens)
 
 
-def sentence(ladder: Ladder) -> str:
+def summary(ladder: Ladder) -> str:
     """The ladder in one sentence, such as: Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading."""
     reachable, delivered = ladder.ratio(ladder.reachable), ladder.ratio(ladder.delivered)
     if reachable is None:
-        return "Nothing was asked in this range."
+        return "No requests in this range."
     top = f"Of {points(reachable)} points reachable"
     if delivered is None:
         replayed = ladder.ratio(ladder.predicted)
         if replayed is None:
-            return f"{top}, how much you get is not known: no answer says how much of its prompt was cached."
-        got = f"{top} you should get {points(replayed)}, though no answer says how much of its prompt was cached"
+            return f"{top}, the delivered part is unknown: no response reports its cached tokens."
+        got = f"{top} you should get {points(replayed)} (predicted; no response reports its cached tokens)"
     else:
         got = f"{top} you get {points(delivered)}"
     if ladder.reason:
-        return f"{got}; what the rest is lost to is not known."
-    told = worth_saying(ladder.losses())
-    if not told:
-        return f"{got}: nothing to speak of is lost on the way."
-    first, *others = [f"{points(loss.ratio)} {{}}to {LOSS_TEXTS[loss.key].name}" for loss in told]
-    return f"{got}: {', '.join([first.format('lost '), *(other.format('') for other in others)])}."
+        return f"{got}; the causes of the rest are unknown."
+    losses = actionable_losses(ladder.losses())
+    if not losses:
+        return f"{got}: no significant loss."
+    parts = [f"{points(loss.ratio)} to {LOSS_TEXTS[loss.key].name}" for loss in losses]
+    return f"{got}: {', '.join(parts).replace(' to ', ' lost to ', 1)}."
 
 
-def doubts(ladder: Ladder) -> list[str]:
-    """What keeps it from being exact, or from meaning much; [] for nothing."""
+def caveats(ladder: Ladder) -> list[str]:
+    """What limits the accuracy of the ladder; [] for nothing."""
     found = []
     if ladder.reason:
         found.append(ladder.reason)
-    if ladder.requests < 100:
-        found.append(f"Only {ladder.requests} requests were replayed: too few to act on.")
+    if ladder.requests < MIN_REQUESTS:
+        found.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
     if ladder.sample_ratio < 1 and ladder.prompt_tokens:
         off = 200 * ladder.doubt_tokens / ladder.prompt_tokens
         found.append(
-            f"One block hash in {1 / ladder.sample_ratio:.0f} was replayed: terms may be {off:.1f} points off (95 %)."
+            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: terms are within {off:.1f} points (95 %)."
         )
     if ladder.delivered is None:
-        found.append("No answer reported cached tokens: see --enable-prompt-tokens-details of vLLM.")
+        found.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
     elif ladder.reported_ratio < 0.95:
         found.append(
-            f"Answers with {points(ladder.reported_ratio)} % of the prompt tokens reported how much was cached; "
-            "the delivered share is theirs."
+            f"Responses for {points(ladder.reported_ratio)} % of the prompt tokens report cached tokens; the delivered "
+            "hit rate is theirs."
         )
     if ladder.surplus_ratio > 0.005:
         found.append(
-            f"Engines found {points(ladder.surplus_ratio)} points more than the replay: they also cache outputs, "
-            "and compare smaller blocks."
+            f"Engines delivered {points(ladder.surplus_ratio)} points more than the replay: they also cache outputs, "
+            "and use smaller blocks."
         )
     return found

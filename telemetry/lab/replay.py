@@ -1,19 +1,16 @@
-"""What the requests of a bin come to, group by group, while it is replayed.
+"""Replays captured requests through model caches, which gives the terms of the hit-rate ladder by task group.
 
-Decisions through model caches, in the order in which they were placed: what each term of the ladder would have hit.
+Theory of operation. A replay keeps four models between time spans, because caches stay warm: an unbounded cache
+(limited by age), one LRU cache as large as the fleet's, a cache per replica with near-optimal placement, and a cache
+per replica with the actual placement. A request's blocks count as cached from the time it is placed.
 
-Theory of operation. A replay carries four models from one span of time to the next, because caches are warm from
-before: one that never forgets (bounded by an age), one of the fleet's room, one for each replica with placement of our
-own (the replica that holds at least half of the prompt, else the one whose room was filled least often), and one for
-each replica with the placement that happened. A request's blocks count as held from the moment it is placed.
+Capacities are in sampled blocks: the engine's tokens, divided by the estimated tokens of a block and by the ratio of
+engine-counted to estimated tokens, times the sampling ratio. The ratio decreases when requests come with a smaller one,
+and when more than ``MAX_ENTRIES`` blocks would be stored (fixed-size SHARDS) or ``MAX_BLOCKS_PER_MINUTE`` replayed;
+every model then drops the blocks outside it. The ratio never increases within one replay, because blocks left out
+before would look new. All requests of one call have the same ratio.
 
-Room is counted in sampled blocks: the engine's tokens, by the estimated tokens of a hash, by how many real tokens an
-estimated one turned out to be, times the sampled part. The part falls when requests come with a smaller one, and
-when there are more than ``MAX_ENTRIES`` blocks to remember (fixed-size SHARDS) or ``MOST_BLOCKS_PER_MINUTE`` to replay;
-then every model drops the blocks beyond it. It never rises in a replay's life: what was left out before would look new.
-All requests that are placed at once are placed with the same part.
-
-A replay as bytes, so that another worker goes on with warm caches: at most ``MAX_ENTRIES`` blocks of each model.
+A replay can be serialized, so that another worker continues with warm caches: at most ``MAX_ENTRIES`` blocks per model.
 """
 
 from __future__ import annotations
@@ -27,50 +24,49 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from telemetry.lab.caches import Chains, Numbers, best_of, distinct, place, seen, through
-from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests, error
+from telemetry.lab.caches import BlockNumbers, Chains, best_of, distinct, place_ideally, run_lru, unbounded
+from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests, depth_error
 from telemetry.lab.ladder import Sums
 
-Truths = NDArray[np.bool_]
+Booleans = NDArray[np.bool_]
 
 
-class Tally:
-    """Sums by group, and the tokens of a block by where prompts part, of which ``Sums.doubt`` is made."""
+class BinSums:
+    """Sums of one bin by task group, and block sizes at points of divergence, which give ``Sums.doubt``."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
-        self.partings: dict[str, tuple[Hashes, Floats]] = {}
-        self.reason = ""  # why terms that need the caches' sizes are unknown
+        self.divergences: dict[str, tuple[Hashes, Floats]] = {}
+        self.reason = ""  # why terms that need cache sizes are unknown
 
-    def add(self, groups: Coded, columns: Mapping[str, Floats | Truths]) -> None:
-        """Add requests: columns that are named as the sums are. What is true is counted."""
+    def add(self, groups: Coded, columns: Mapping[str, Floats | Booleans]) -> None:
+        """Add requests, as columns named like ``Sums``; True values are counted."""
         added = {name: _by_group(groups, column) for name, column in columns.items()}
         for number, group in enumerate(groups.names):
             sums = self.sums.setdefault(group, Sums())
             for name, column in added.items():
                 setattr(sums, name, getattr(sums, name) + column[number])
 
-    def part(self, groups: Coded, blocks: Hashes, tokens: Floats) -> None:
-        """Note where each request's prompt parts from what was there: at a block of so many tokens."""
+    def add_divergences(self, groups: Coded, blocks: Hashes, tokens: Floats) -> None:
+        """Record where each prompt diverges from the cache: at a block of ``tokens`` tokens."""
         for number, group in enumerate(groups.names):
-            ours = groups.codes == number
-            before = self.partings.get(group, (blocks[:0], tokens[:0]))
-            parts = np.concatenate((before[0], blocks[ours])), np.concatenate((before[1], tokens[ours]))
-            self.partings[group] = _together(*parts)
+            in_group = groups.codes == number
+            before = self.divergences.get(group, (blocks[:0], tokens[:0]))
+            parts = np.concatenate((before[0], blocks[in_group])), np.concatenate((before[1], tokens[in_group]))
+            self.divergences[group] = _summed_by_block(*parts)
 
-    def settled(self, ratio: float) -> dict[str, Sums]:
-        """The sums of a whole bin that was replayed with this part of the blocks, each term at least the one below."""
+    def result(self, ratio: float) -> dict[str, Sums]:
+        """The sums of a complete bin at this sampling ratio, each term at least the one below."""
         found = {}
         for group, sums in self.sums.items():
             split = max(sums.split, sums.best)
             found[group] = replace(sums, split=split, capacity=max(sums.capacity, split))
-            if group in self.partings:
-                found[group].doubt = error(ratio) * sqrt(np.square(self.partings[group][1]).sum())
+            if group in self.divergences:
+                found[group].doubt = depth_error(ratio) * sqrt(np.square(self.divergences[group][1]).sum())
         return found
 
 
-def _by_group(groups: Coded, column: Floats | Truths) -> list[float]:
-    """Its sum for each group."""
+def _by_group(groups: Coded, column: Floats | Booleans) -> list[float]:
     if column.dtype == np.bool_:
         found: list[float] = np.bincount(groups.codes[column.astype(np.bool_)], minlength=len(groups.names)).tolist()
     else:
@@ -78,80 +74,79 @@ def _by_group(groups: Coded, column: Floats | Truths) -> list[float]:
     return found
 
 
-def _together(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
-    """Each block once."""
-    once, codes = np.unique(blocks, return_inverse=True)
-    return once, np.bincount(codes, tokens, len(once)).astype(np.float64)
+def _summed_by_block(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
+    distinct_blocks, codes = np.unique(blocks, return_inverse=True)
+    return distinct_blocks, np.bincount(codes, tokens, len(distinct_blocks)).astype(np.float64)
 
 
-MAX_ENTRIES = 65_536  # of each of the four models
-MOST_BLOCKS_PER_MINUTE = 60_000  # in all prompts, sampled: a replay of so many takes a tenth of a second
-HORIZON_S = 12 * 3600.0  # after one or two of which not even a cache that never forgets counts
-FADE_PER_MINUTE = 0.98  # of what was learned about real tokens
-FADED_TOKENS = 1.0  # below which it fades no further: an idle pool keeps the ratio that it had
-NONE = np.empty(0, np.uint64)
+MAX_ENTRIES = 65_536  # blocks in each of the four models
+MAX_BLOCKS_PER_MINUTE = 60_000  # sampled, in all prompts; their replay takes about 0.1 s
+HORIZON_S = 12 * 3600.0  # the unbounded cache drops blocks after one to two of these
+DECAY_PER_MINUTE = 0.98  # of the measured token ratio
+MIN_DECAYED_TOKENS = 1.0  # no decay below this: an idle pool keeps its ratio
+NO_BLOCKS = np.empty(0, np.uint64)
 
 
 class Replay:
-    """The models of one pool. ``rooms`` are the tokens that each replica holds; None: not known of all of them."""
+    """The model caches of one pool. ``capacities``: cache size of each replica in tokens; None: not all are known."""
 
-    def __init__(self, rooms: Mapping[str, int] | None, ratio: float = 1.0) -> None:
+    def __init__(self, capacities: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
-        self.estimated = self.counted = 0.0  # tokens of the prompts that engines counted: by us, and by them
+        self.estimated = self.counted = 0.0  # tokens of the same prompts: by our estimate, and by the engines
         self.hash_tokens = 64.0
-        self.lately, self.of_old = NONE, NONE  # blocks of the last one or two horizons
-        self.since_s: float | None = None  # when ``lately`` began
-        self.whole = NONE  # what caches hold, the least recent first
-        self.ideal: dict[str, Hashes] = {}
-        self.placed: dict[str, Hashes] = {}
-        self.written: dict[str, float] = {}  # how often the room of each of the ideal ones was filled
-        self.rooms: Mapping[str, int] | None = None
-        self.resize(rooms)
+        self.recent, self.previous = NO_BLOCKS, NO_BLOCKS  # blocks last used in the current and the previous horizon
+        self.since_s: float | None = None  # start of the current horizon
+        self.whole = NO_BLOCKS  # content of the fleet-sized cache, least recent first
+        self.ideal: dict[str, Hashes] = {}  # content by replica, near-optimal placement
+        self.placed: dict[str, Hashes] = {}  # content by replica, actual placement
+        self.written: dict[str, float] = {}  # of the ideal caches, as multiples of their capacity
+        self.capacities: Mapping[str, int] | None = None
+        self.resize(capacities)
 
     @property
     def real_ratio(self) -> float:
-        """Engine's tokens / estimated ones."""
+        """Engine-counted / estimated tokens."""
         return self.counted / self.estimated if self.estimated else 1.0
 
-    def resize(self, rooms: Mapping[str, int] | None) -> None:
-        """The fleet has this room from now on; of replicas that left it nothing is kept."""
-        self.rooms = rooms
-        if not rooms:
+    def resize(self, capacities: Mapping[str, int] | None) -> None:
+        """Change the capacities; the content of removed replicas is dropped."""
+        self.capacities = capacities
+        if not capacities:
             return
-        while sum(map(self.room, rooms.values())) > MAX_ENTRIES:
-            self.thin(self.ratio / 2)
+        while sum(map(self.capacity_blocks, capacities.values())) > MAX_ENTRIES:
+            self.reduce_sampling(self.ratio / 2)
         least = min(self.written.values(), default=0.0)
-        self.written = {name: self.written.get(name, least) for name in rooms}
-        self.ideal = {name: self.ideal.get(name, NONE) for name in rooms}
+        self.written = {name: self.written.get(name, least) for name in capacities}
+        self.ideal = {name: self.ideal.get(name, NO_BLOCKS) for name in capacities}
 
     def learn(self, requests: Requests, minutes: float) -> None:
-        """See the requests of some minutes before they are placed: how long prompts are, and what engines count."""
-        faded = FADE_PER_MINUTE**minutes if min(self.estimated, self.counted) > FADED_TOKENS else 1.0
-        self.estimated, self.counted = faded * self.estimated, faded * self.counted
+        """Update the token ratio and the sampling ratio from the requests of some minutes, before they are placed."""
+        decay = DECAY_PER_MINUTE**minutes if min(self.estimated, self.counted) > MIN_DECAYED_TOKENS else 1.0
+        self.estimated, self.counted = decay * self.estimated, decay * self.counted
         if len(requests):
-            is_told = (requests.prompt_tokens > 0) & (requests.estimates > 0)
+            is_reported = (requests.prompt_tokens > 0) & (requests.estimates > 0)
             latest = float(requests.hash_tokens[-1])
             self.estimated *= latest / self.hash_tokens
             self.hash_tokens = latest
-            self.estimated += float(self.estimates_of(requests)[is_told].sum())
-            self.counted += float(requests.prompt_tokens[is_told].sum())
+            self.estimated += float(self.estimates_of(requests)[is_reported].sum())
+            self.counted += float(requests.prompt_tokens[is_reported].sum())
         blocks = requests.block_counts.sum()
-        while blocks * self.ratio > MOST_BLOCKS_PER_MINUTE * minutes:
-            self.thin(self.ratio / 2)
-        self.resize(self.rooms)
+        while blocks * self.ratio > MAX_BLOCKS_PER_MINUTE * minutes:
+            self.reduce_sampling(self.ratio / 2)
+        self.resize(self.capacities)
 
-    def use(self, requests: Requests, tally: Tally) -> None:
-        """Place requests, and add to the tally what each model held of them."""
+    def use(self, requests: Requests, bin_sums: BinSums) -> None:
+        """Place requests, and add to the sums what each model had cached of them."""
         if not len(requests):
             return
-        requests = self._fitting(requests)
+        requests = self._sampled(requests)
         tokens = self.tokens_of(requests)
         prompts = Prompts.of(requests, tokens, self.ratio)
         matched = self._matched(requests)
-        columns = {name: prompts.held(blocks) for name, blocks in matched.items()}
+        columns = {name: prompts.cached_tokens(blocks) for name, blocks in matched.items()}
         reachable = columns["reachable"]
-        is_told = (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
-        tally.add(
+        is_reported = (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
+        bin_sums.add(
             requests.groups,
             columns
             | {
@@ -160,110 +155,112 @@ class Replay:
                 "prompt_squares": np.square(tokens),
                 "reachable_squares": np.square(reachable),
                 "reachable_products": reachable * tokens,
-                "reported_requests": is_told,
-                "reported_tokens": np.where(is_told, requests.prompt_tokens, 0),
-                "delivered": np.where(is_told, np.minimum(requests.cached_tokens, requests.prompt_tokens), 0),
+                "reported_requests": is_reported,
+                "reported_tokens": np.where(is_reported, requests.prompt_tokens, 0),
+                "delivered": np.where(is_reported, np.minimum(requests.cached_tokens, requests.prompt_tokens), 0),
             },
         )
         if self.ratio < 1:
             known = np.flatnonzero(prompts.lengths)
             depths = matched.get("predicted", matched["reachable"])[known]
             at = prompts.starts[known] + np.maximum(depths - 1, 0)
-            tally.part(requests.groups.take(known), requests.blocks[at], prompts.of_block[known])
+            bin_sums.add_divergences(requests.groups.take(known), requests.blocks[at], prompts.of_block[known])
 
-    def thin(self, ratio: float) -> None:
-        """Go on with a smaller part of the blocks."""
+    def reduce_sampling(self, ratio: float) -> None:
+        """Continue with a smaller sampling ratio."""
         if ratio >= self.ratio:
             return
         self.ratio = ratio
         below = np.uint64(round(ratio * HASHES))
-        self.lately, self.of_old, self.whole = (
-            blocks[blocks < below] for blocks in (self.lately, self.of_old, self.whole)
+        self.recent, self.previous, self.whole = (
+            blocks[blocks < below] for blocks in (self.recent, self.previous, self.whole)
         )
         for model in (self.ideal, self.placed):
             model.update({name: blocks[blocks < below] for name, blocks in model.items()})
 
     def estimates_of(self, requests: Requests) -> Floats:
-        """Estimated lengths, all by the latest estimate of a block's tokens, which routers learn and change."""
+        """Estimated prompt lengths, all by the latest estimate of a block's tokens, which routers update."""
         return requests.estimates * (self.hash_tokens / requests.hash_tokens)
 
     def tokens_of(self, requests: Requests) -> Floats:
-        """The prompts' lengths as the engine counted them, or would have."""
+        """Prompt lengths as counted by the engine, or converted from the estimate."""
         estimates = self.estimates_of(requests)
         return np.where(requests.prompt_tokens > 0, requests.prompt_tokens, estimates * self.real_ratio)
 
-    def room(self, tokens: int) -> int:
-        """Sampled blocks in so many of the engine's tokens."""
+    def capacity_blocks(self, tokens: int) -> int:
+        """A capacity in engine tokens as sampled blocks."""
         return max(1, round(tokens / (self.hash_tokens * self.real_ratio) * self.ratio))
 
-    def _fitting(self, requests: Requests) -> Requests:
-        """Thinned, together with all models, so that these stay within their bounds."""
-        self.thin(min(self.ratio, float(requests.sample_ratios.min())))
-        requests = requests.thinned(self.ratio)
-        while _count(self.lately, self.of_old, requests.blocks) > MAX_ENTRIES:
-            self.thin(self.ratio / 2)
-            requests = requests.thinned(self.ratio)
+    def _sampled(self, requests: Requests) -> Requests:
+        """The requests at a sampling ratio that keeps the models, which use it too, within ``MAX_ENTRIES``."""
+        self.reduce_sampling(min(self.ratio, float(requests.sample_ratios.min())))
+        requests = requests.sampled(self.ratio)
+        while _count(self.recent, self.previous, requests.blocks) > MAX_ENTRIES:
+            self.reduce_sampling(self.ratio / 2)
+            requests = requests.sampled(self.ratio)
         return requests
 
     def _matched(self, requests: Requests) -> dict[str, Integers]:
-        """How many of each prompt's blocks each model holds, by the term's name; afterwards all of them hold it."""
-        known = np.flatnonzero(requests.lengths)  # of the others no block is in the sample
-        held = (self.whole, *self.ideal.values(), *self.placed.values())
-        numbers = Numbers(requests.blocks, self.lately, self.of_old, *held)
+        """Cached blocks of each prompt by term; afterwards all models contain the prompts."""
+        known = np.flatnonzero(requests.lengths)  # prompts with a sampled block
+        contents = (self.whole, *self.ideal.values(), *self.placed.values())
+        numbers = BlockNumbers(requests.blocks, self.recent, self.previous, *contents)
         chains = Chains.tail_first(numbers.of(requests.blocks), requests.ends[known])
-        found = {"reachable": self._see(numbers, chains, requests.at_s[known])}
-        if self.rooms:
-            whole = through(numbers.of(self.whole), chains, sum(map(self.room, self.rooms.values())))
-            self.whole = numbers.hashes(whole.held)
-            best, predicted = self._place(numbers, chains, requests.replicas.take(known))
-            split = self._place_ideally(numbers, chains)
+        found = {"reachable": self._run_unbounded(numbers, chains, requests.at_s[known])}
+        if self.capacities:
+            whole = run_lru(numbers.of(self.whole), chains, sum(map(self.capacity_blocks, self.capacities.values())))
+            self.whole = numbers.hashes(whole.content)
+            best, predicted = self._run_as_placed(numbers, chains, requests.replicas.take(known))
+            split = self._run_ideally(numbers, chains)
             found["reachable"] = np.maximum.reduce([found["reachable"], whole.matched, split, best])
             found |= {"capacity": whole.matched, "split": split, "best": best, "predicted": predicted}
         matched = np.zeros((len(found), len(requests)), np.int64)
         matched[:, known] = list(found.values())
         return dict(zip(found, matched, strict=True))
 
-    def _see(self, numbers: Numbers, chains: Chains, at_s: Floats) -> Integers:
-        """Through the model that never forgets what was used within the last one or two horizons."""
+    def _run_unbounded(self, numbers: BlockNumbers, chains: Chains, at_s: Floats) -> Integers:
         horizons, self.since_s = _horizons(at_s, self.since_s)
-        matched, kept = seen((numbers.of(self.of_old), numbers.of(self.lately)), chains, horizons)
-        self.of_old, self.lately = map(numbers.hashes, kept)
+        matched, horizons_blocks = unbounded((numbers.of(self.previous), numbers.of(self.recent)), chains, horizons)
+        self.previous, self.recent = map(numbers.hashes, horizons_blocks)
         return matched
 
-    def _place(self, numbers: Numbers, chains: Chains, replicas: Coded) -> tuple[Integers, Integers]:
-        """(what the replica that held most had of each prompt, what the chosen one had)."""
+    def _run_as_placed(self, numbers: BlockNumbers, chains: Chains, replicas: Coded) -> tuple[Integers, Integers]:
+        """(most cached blocks on any replica, cached blocks on the chosen one) of each prompt."""
         predicted = np.zeros(len(chains.ends), np.int64)
-        passages = []
-        held, self.placed = self.placed, {}
-        for name in dict.fromkeys((*(self.rooms or ()), *replicas.names)):
-            own = replicas.rows(name)
-            one = through(numbers.of(held.get(name, NONE)), chains.take(own), self._room_of(name))
-            predicted[own], self.placed[name] = one.matched, numbers.hashes(one.held)
-            passages.append((own, one))
-        return best_of(passages, len(predicted)), predicted
+        runs = []
+        contents, self.placed = self.placed, {}
+        for name in dict.fromkeys((*(self.capacities or ()), *replicas.names)):
+            rows = replicas.rows(name)
+            run = run_lru(numbers.of(contents.get(name, NO_BLOCKS)), chains.take(rows), self._capacity_of(name))
+            predicted[rows], self.placed[name] = run.matched, numbers.hashes(run.content)
+            runs.append((rows, run))
+        return best_of(runs, len(predicted)), predicted
 
-    def _place_ideally(self, numbers: Numbers, chains: Chains) -> Integers:
-        """What the replica that held most had of each prompt, with placement of our own."""
-        held = [numbers.of(blocks) for blocks in self.ideal.values()]
-        done = place(held, list(map(self._room_of, self.ideal)), list(self.written.values()), chains)
-        self.ideal = dict(zip(self.ideal, map(numbers.hashes, done.held), strict=True))
-        self.written = dict(zip(self.written, done.written, strict=True))
-        return done.best
+    def _run_ideally(self, numbers: BlockNumbers, chains: Chains) -> Integers:
+        """Most cached blocks of each prompt with near-optimal placement."""
+        contents = [numbers.of(blocks) for blocks in self.ideal.values()]
+        capacities = list(map(self._capacity_of, self.ideal))
+        placement = place_ideally(contents, capacities, list(self.written.values()), chains)
+        self.ideal = dict(zip(self.ideal, map(numbers.hashes, placement.contents), strict=True))
+        self.written = dict(zip(self.written, placement.written, strict=True))
+        return placement.best
 
-    def _room_of(self, replica: str) -> int:
-        """In sampled blocks; one that the fleet does not have gets the room of a middling one."""
-        rooms = self.rooms or {}
-        return self.room(rooms[replica] if replica in rooms else sorted(rooms.values())[len(rooms) // 2])
+    def _capacity_of(self, replica: str) -> int:
+        """In sampled blocks; a replica outside the fleet has the median capacity."""
+        capacities = self.capacities or {}
+        return self.capacity_blocks(
+            capacities[replica] if replica in capacities else sorted(capacities.values())[len(capacities) // 2]
+        )
 
 
 def _count(*blocks: Hashes) -> int:
-    """How many different ones; as many as there are, where these are few enough."""
-    most = sum(map(len, blocks))
-    return most if most <= MAX_ENTRIES else len(distinct(*blocks))
+    """Number of distinct blocks; an upper bound if that is within ``MAX_ENTRIES``."""
+    upper_bound = sum(map(len, blocks))
+    return upper_bound if upper_bound <= MAX_ENTRIES else len(distinct(*blocks))
 
 
 def _horizons(at_s: Floats, since_s: float | None) -> tuple[Integers, float | None]:
-    """(how many horizons had begun anew when each request came, when the last one began)."""
+    """(number of horizons begun before each request, start of the last horizon)."""
     begun = np.zeros(len(at_s), np.int64)
     if since_s is None:
         since_s = float(at_s[0]) if len(at_s) else None
@@ -273,50 +270,54 @@ def _horizons(at_s: Floats, since_s: float | None) -> tuple[Integers, float | No
     return begun, since_s
 
 
-FORM = 4  # of the bytes: another one is not read, and the replay begins anew
-FACTS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
+STATE_VERSION = 5  # bytes of another version are not read; the replay starts cold
+SCALARS = ("ratio", "estimated", "counted", "hash_tokens", "since_s", "written")
 
 
 class StateError(ValueError):
-    """Bytes of another form."""
+    """Serialized state of another version."""
 
 
-def dump(replay: Replay, tally: Tally) -> bytes:
-    """All that the next requests need, and what those of the bin before them came to. 8 bytes a block."""
+def dump(replay: Replay, bin_sums: BinSums) -> bytes:
+    """Serialize the models and the sums of the current bin; 8 bytes per block."""
     return msgspec.msgpack.encode(
         {
-            "form": FORM,
-            "facts": {name: getattr(replay, name) for name in FACTS},
-            "seen": [_packed(replay.of_old), _packed(replay.lately)],
+            "version": STATE_VERSION,
+            "scalars": {name: getattr(replay, name) for name in SCALARS},
+            "unbounded": [_packed(replay.previous), _packed(replay.recent)],
             "whole": _packed(replay.whole),
             "ideal": {name: _packed(blocks) for name, blocks in replay.ideal.items()},
             "placed": {name: _packed(blocks) for name, blocks in replay.placed.items()},
-            "sums": {group: asdict(sums) for group, sums in tally.sums.items()},
-            "reason": tally.reason,
-            "partings": {group: [_packed(at), tokens.tobytes()] for group, (at, tokens) in tally.partings.items()},
+            "sums": {group: asdict(sums) for group, sums in bin_sums.sums.items()},
+            "reason": bin_sums.reason,
+            "divergences": {
+                group: [_packed(at), tokens.tobytes()] for group, (at, tokens) in bin_sums.divergences.items()
+            },
         }
     )
 
 
-def load(state: bytes) -> tuple[Replay, Tally]:
-    """Both; StateError for bytes of another form."""
+def load(state: bytes) -> tuple[Replay, BinSums]:
+    """Deserialize; StateError for another version."""
     try:
-        told: dict[str, Any] = msgspec.msgpack.decode(state)
+        stored: dict[str, Any] = msgspec.msgpack.decode(state)
     except msgspec.DecodeError as error:
         raise StateError(str(error)) from None
-    if told.get("form") != FORM:
-        raise StateError(f"form {told.get('form')}")
-    replay, tally = Replay(None), Tally()
-    for name in FACTS:
-        setattr(replay, name, told["facts"][name])
-    replay.of_old, replay.lately = map(_unpacked, told["seen"])
-    replay.whole = _unpacked(told["whole"])
-    replay.ideal = {name: _unpacked(blocks) for name, blocks in told["ideal"].items()}
-    replay.placed = {name: _unpacked(blocks) for name, blocks in told["placed"].items()}
-    tally.sums = {group: Sums(**sums) for group, sums in told["sums"].items()}
-    tally.reason = told["reason"]
-    tally.partings = {group: (_unpacked(at), np.frombuffer(tokens)) for group, (at, tokens) in told["partings"].items()}
-    return replay, tally
+    if stored.get("version") != STATE_VERSION:
+        raise StateError(f"version {stored.get('version')}")
+    replay, bin_sums = Replay(None), BinSums()
+    for name in SCALARS:
+        setattr(replay, name, stored["scalars"][name])
+    replay.previous, replay.recent = map(_unpacked, stored["unbounded"])
+    replay.whole = _unpacked(stored["whole"])
+    replay.ideal = {name: _unpacked(blocks) for name, blocks in stored["ideal"].items()}
+    replay.placed = {name: _unpacked(blocks) for name, blocks in stored["placed"].items()}
+    bin_sums.sums = {group: Sums(**sums) for group, sums in stored["sums"].items()}
+    bin_sums.reason = stored["reason"]
+    bin_sums.divergences = {
+        group: (_unpacked(at), np.frombuffer(tokens)) for group, (at, tokens) in stored["divergences"].items()
+    }
+    return replay, bin_sums
 
 
 def _packed(blocks: Hashes) -> bytes:

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import transaction
 
 from controlplane.models import Router
-from telemetry.lab.chains import signed
+from telemetry.lab.chains import parse_hash
 from telemetry.models import Decision, DecisionCursor
 from telemetry.storage.store import Row, Table, store_rows
 
@@ -207,8 +207,8 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
         keeps_candidates = (index + 1) * budget // len(records) > index * budget // len(records)
         values = msgspec.structs.asdict(record) | {
             "arm": record.arm or "",
-            "prefix": signed(record.prefix),
-            "blocks": [signed(block) for block in record.blocks],
+            "prefix": parse_hash(record.prefix),
+            "blocks": [parse_hash(block) for block in record.blocks],
             "opening": _bounded_json(record.opening),
             "candidates": _bounded_json(record.candidates if keeps_candidates or record.opening is not None else None),
             "router_id": progress.router.pk,

@@ -2,7 +2,7 @@
 
 The one definition for pages, charts, alerts, messages, REST and ``/metrics``: the ladder's term W, reuse with one
 unbounded cache (``telemetry/lab/README.md``), over the ladder's five-minute bins. It is unknown (None) until the bins
-hold ``FEW_REQUESTS`` requests and its standard error is at most ``MOST_STANDARD_ERROR``.
+hold ``MIN_REQUESTS`` requests and its standard error is at most ``MOST_STANDARD_ERROR``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
-from telemetry.lab.ladder import ADDED, BIN, FEW_REQUESTS, Sums, bin_start, reachable_error
+from telemetry.lab.ladder import ADDED, BIN, MIN_REQUESTS, Sums, bin_start, reachable_error
 from telemetry.metrics.windows import Window
 from telemetry.models import LadderBin
 
@@ -127,7 +127,7 @@ def _total(values: Iterable[float | None]) -> float:
 
 def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     """None where the bins hold too little to say it."""
-    if not row["sum_requests"] or row["sum_requests"] < FEW_REQUESTS or not row["sum_prompt_tokens"]:
+    if not row["sum_requests"] or row["sum_requests"] < MIN_REQUESTS or not row["sum_prompt_tokens"]:
         return None
     sums = Sums(**{name: row[f"sum_{name}"] for name in ADDED})
     error = reachable_error(sums)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from django import template
 
-from telemetry.lab.chains import shown
+from telemetry.lab.chains import format_hash
 from telemetry.lint import Opening, Segment, Volatile
 from telemetry.models import Decision
 from telemetry.web import reasons
@@ -15,7 +15,7 @@ from telemetry.web.reasons import place_of
 register = template.Library()
 register.filter("reason_label", reasons.reason_label)
 register.filter("place", place_of)
-register.filter("shown_hash", shown)
+register.filter("shown_hash", format_hash)
 
 
 @register.filter

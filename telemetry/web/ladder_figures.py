@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from telemetry.alerts.replay import Episode, Point
-from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, TERMS, Ladder, Words, points, sentence
+from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, TERMS, Ladder, LossText, points, summary
 from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
 from telemetry.web import figures
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     label: str
     low: float
     high: float
-    words: Words | None
+    words: LossText | None
 
     @property
     def ratio(self) -> float:
@@ -82,7 +82,7 @@ def ladder_figure(ladder: Ladder) -> dict[str, Any]:
         "xaxis": {"range": [0, 1.06], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "automargin": True, "showgrid": False},
     }
-    return _figure([trace], layout, sentence(ladder))
+    return _figure([trace], layout, summary(ladder))
 
 
 def curve_figure(curve: CapacityCurve) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import astuple
 
 from telemetry.lab.chains import Requests
 from telemetry.lab.ladder import Ladder, Sums, ladder_from
-from telemetry.lab.replay import Replay, Tally
+from telemetry.lab.replay import BinSums, Replay
 from telemetry.scraping.decision_records import sample_ratio
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, sampled, traffic
 
@@ -56,8 +56,8 @@ def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Ladder, floa
 
 def ladder(requests: Requests, ratio: float, replicas: int) -> Ladder:
     rooms = {f"r{number}": ROOM_BLOCKS * HASH_TOKENS // replicas for number in range(replicas)}
-    replay, tally = Replay(rooms, ratio), Tally()
+    replay, tally = Replay(rooms, ratio), BinSums()
     replay.learn(requests, SECONDS / 60)
     replay.use(requests, tally)
-    groups = map(astuple, tally.settled(replay.ratio).values())
+    groups = map(astuple, tally.result(replay.ratio).values())
     return ladder_from(Sums(*map(sum, zip(*groups, strict=True))), sample_ratio=replay.ratio)

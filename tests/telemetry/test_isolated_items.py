@@ -114,7 +114,7 @@ def test_ladders(pools, breaks, caplog):
 
 
 def test_capacity_curves(pools, breaks, caplog):
-    taken = breaks(replays, "rooms_of", lambda pool, _: pool.name)
+    taken = breaks(replays, "capacities_of", lambda pool, _: pool.name)
     minutes = iter((0, 20))
     run = lambda: replays.update_curves(NOW + timedelta(minutes=next(minutes)))  # noqa: E731 - a run after another
     assert_isolated(PeriodicTask.CAPACITY_CURVES, taken, run, caplog)

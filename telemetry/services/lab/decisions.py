@@ -1,12 +1,8 @@
-"""What routers decided, request by request: lists of it, and one of them with its neighbours.
+"""Queries on stored placement decisions: lists and single decisions, the tree of shared prefixes, and prompt lint.
 
-Theory of operation. Decisions are partitioned by day and keyed by their time first, so every question here names a
-span of time. Lists in order of time stop as soon as they are full. Lists in order of a figure have to read the whole
-span, so they read at most the newest ``MOST_RANKED`` rows of it and say how far that reached.
-
-The hottest prefixes of a span of time: what routers decided, as a tree.
-
-What keeps the prompts of each task group from sharing more of the caches.
+Theory of operation. Decisions are partitioned by day and keyed by time first, so every query has a time span. Lists in
+order of time stop when they are full. Lists in order of another column read at most the newest ``MAX_RANKED`` rows of
+the span and report how far back these reach.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import msgspec
 from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import Mod
 
-from telemetry.lab.prefix_tree import MOST_BLOCKS, Node, Passage, tree_of
+from telemetry.lab.prefix_tree import MAX_BLOCKS, Node, RequestPath, build_tree
 from telemetry.lint import Finding, Opening, lint
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
@@ -29,24 +25,24 @@ from telemetry.services.figures.overview import Subject
 from telemetry.storage.dimension_sums import coverage, route_sums
 from telemetry.storage.responses import newest_prompt_structures
 
-MOST_RANKED = 50_000  # rows that a list in order of a figure reads
-AROUND = timedelta(minutes=30)  # in which a decision's prefix is looked for, before and after
+MAX_RANKED = 50_000  # rows read by a list in another order than time
+AROUND = timedelta(minutes=30)  # span before and after a decision with its neighbours
 NEIGHBOURS = 6
-_HEAVY = ("blocks", "positions", "candidates", "opening")
+_LARGE_COLUMNS = ("blocks", "positions", "candidates", "opening")
 
 
 class Order(StrEnum):
-    """What stands first in a list."""
+    """Sort order of a list."""
 
     NEWEST = "newest"
-    SLOWEST = "slowest"  # to the first token
-    RECOMPUTED = "recomputed"  # tokens that the cache did not have
-    MISJUDGED = "misjudged"  # the prediction that the answer contradicts most
+    SLOWEST = "slowest"  # TTFT
+    RECOMPUTED = "recomputed"  # uncached tokens
+    MISJUDGED = "misjudged"  # predicted minus reported cached tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which decisions; what is "" or None does not narrow."""
+class DecisionQuery:
+    """Filter and order of a list; "" and None do not filter."""
 
     subject: Subject
     window: Window
@@ -54,74 +50,80 @@ class Wanted:
     reason: str = ""
     outcome: str = ""  # "ok", "failed"
     request_id: str = ""
-    before: tuple[datetime, int, str, int] | None = None  # of the newest: only what is older than this one
+    before: tuple[datetime, int, str, int] | None = None  # with NEWEST: only decisions older than this key
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A list; ``since`` is how far back it reached, where that is less than what was asked for."""
+class DecisionList:
+    """A list; ``since`` is the oldest time it covers, if that is later than the window's start."""
 
     rows: list[Decision]
     more: bool = False
     since: datetime | None = None
 
 
-def decisions(wanted: Wanted, *, limit: int) -> Found:
-    """A list without blocks, candidates and openings. Two queries; three in order of a figure."""
-    rows = _among(wanted)
-    if wanted.order is Order.NEWEST or wanted.request_id:
+def decisions(query: DecisionQuery, *, limit: int) -> DecisionList:
+    """A list without the large columns. Two queries; three in another order than time."""
+    rows = _filtered(query)
+    if query.order is Order.NEWEST or query.request_id:
         ordered = rows.order_by("-at", "-router_id", "-boot", "-seq")
-        if wanted.before is not None:
-            ordered = ordered.filter(_older_than(*wanted.before))
-        found = list(ordered.defer(*_HEAVY).select_related("router")[: limit + 1])
-        return Found(found[:limit], more=len(found) > limit)
+        if query.before is not None:
+            ordered = ordered.filter(_older_than(*query.before))
+        rows_plus_one = list(ordered.defer(*_LARGE_COLUMNS).select_related("router")[: limit + 1])
+        return DecisionList(rows_plus_one[:limit], more=len(rows_plus_one) > limit)
     since = _reach(rows)
-    figured = rows.filter(at__gte=since) if since else rows
-    return Found(list(_ranked(figured, wanted.order).defer(*_HEAVY).select_related("router")[:limit]), since=since)
+    recent = rows.filter(at__gte=since) if since else rows
+    return DecisionList(
+        list(_ranked(recent, query.order).defer(*_LARGE_COLUMNS).select_related("router")[:limit]), since=since
+    )
 
 
 def decision(at: datetime, router_id: int, boot: str, seq: int) -> Decision | None:
-    """One of them, whole. A query."""
+    """One decision with all columns. One query."""
     return Decision.objects.filter(at=at, router_id=router_id, boot=boot, seq=seq).select_related("router").first()
 
 
-def of_the_same_prefix(one: Decision) -> list[Decision]:
-    """Its neighbours in time with the same tier-1 prefix, ascending, itself among them. Two queries."""
-    if one.prefix is None:
-        return [one]
-    near = Decision.objects.filter(pool=one.pool, prefix=one.prefix).defer(*_HEAVY).select_related("router")
-    earlier = near.filter(at__gte=one.at - AROUND, at__lt=one.at).order_by("-at")[:NEIGHBOURS]
-    later = near.filter(at__gt=one.at, at__lte=one.at + AROUND).order_by("at")[:NEIGHBOURS]
-    return [*reversed(earlier), one, *later]
+def with_same_prefix(decision: Decision) -> list[Decision]:
+    """The decision and its neighbours in time with the same tier-1 prefix, ascending. Two queries."""
+    if decision.prefix is None:
+        return [decision]
+    near = (
+        Decision.objects.filter(pool=decision.pool, prefix=decision.prefix)
+        .defer(*_LARGE_COLUMNS)
+        .select_related("router")
+    )
+    earlier = near.filter(at__gte=decision.at - AROUND, at__lt=decision.at).order_by("-at")[:NEIGHBOURS]
+    later = near.filter(at__gt=decision.at, at__lte=decision.at + AROUND).order_by("at")[:NEIGHBOURS]
+    return [*reversed(earlier), decision, *later]
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
-    """How completely decisions are collected."""
+class CollectionStatus:
+    """Completeness of the stored decisions."""
 
     routers: int
     at: datetime | None  # the latest collection
-    dropped: int  # ever: gone from a router before they were asked for
-    failing: list[str]  # why some routers told nothing
+    dropped: int  # since installation: overwritten in a router before they were read
+    failing: list[str]  # reasons of routers that cannot be read
 
 
-def collected() -> Collected:
-    """What the cursors say. Two queries."""
+def collection_status() -> CollectionStatus:
+    """Status over all routers. Two queries."""
     sums = DecisionCursor.objects.aggregate(routers=Count("pk"), at=Max("at"), dropped=Sum("dropped"))
     failing = DecisionCursor.objects.filter(router__lost_at=None).exclude(reason="").values_list("reason", flat=True)
-    return Collected(sums["routers"], sums["at"], sums["dropped"] or 0, sorted(set(failing)))
+    return CollectionStatus(sums["routers"], sums["at"], sums["dropped"] or 0, sorted(set(failing)))
 
 
 def reasons(subject: Subject, window: Window) -> dict[str, int]:
-    """How often each reason decided, of the newest ``MOST_RANKED`` rows, the commonest first. Two queries."""
-    rows = _among(Wanted(subject, window))
+    """Number of decisions by reason in the newest ``MAX_RANKED`` rows, most frequent first. Two queries."""
+    rows = _filtered(DecisionQuery(subject, window))
     since = _reach(rows)
     counted = (rows.filter(at__gte=since) if since else rows).values("reason").annotate(n=Count("at")).order_by("-n")
     return {row["reason"]: row["n"] for row in counted}
 
 
-def _among(wanted: Wanted) -> QuerySet[Decision]:
-    subject, window = wanted.subject, wanted.window
+def _filtered(query: DecisionQuery) -> QuerySet[Decision]:
+    subject, window = query.subject, query.window
     rows = Decision.objects.filter(at__gt=window.start, at__lte=window.end)
     names = subject.pool_names()
     if names is not None:
@@ -130,13 +132,13 @@ def _among(wanted: Wanted) -> QuerySet[Decision]:
         rows = rows.filter(group=subject.group)
     if subject.replica is not None:
         rows = rows.filter(replica=subject.replica.name)
-    if wanted.reason:
-        rows = rows.filter(reason=wanted.reason)
-    if wanted.request_id:
-        rows = rows.filter(request_id=wanted.request_id)
-    if wanted.outcome:
-        went_well = Q(status__gte=200, status__lt=400)
-        rows = rows.filter(went_well) if wanted.outcome == "ok" else rows.exclude(went_well)
+    if query.reason:
+        rows = rows.filter(reason=query.reason)
+    if query.request_id:
+        rows = rows.filter(request_id=query.request_id)
+    if query.outcome:
+        succeeded = Q(status__gte=200, status__lt=400)
+        rows = rows.filter(succeeded) if query.outcome == "ok" else rows.exclude(succeeded)
     return rows
 
 
@@ -148,37 +150,37 @@ def _older_than(at: datetime, router_id: int, boot: str, seq: int) -> Q:
 
 
 def _reach(rows: QuerySet[Decision]) -> datetime | None:
-    """Since when the newest ``MOST_RANKED`` rows are; None where that is all of the window."""
-    newest = rows.order_by("-at").values("at")[: MOST_RANKED + 1]
+    """Oldest time of the newest ``MAX_RANKED`` rows; None if the window has no more."""
+    newest = rows.order_by("-at").values("at")[: MAX_RANKED + 1]
     span = newest.aggregate(first=Min("at"), n=Count("at"))
-    return span["first"] if span["n"] > MOST_RANKED else None
+    return span["first"] if span["n"] > MAX_RANKED else None
 
 
 def _ranked(rows: QuerySet[Decision], order: Order) -> QuerySet[Decision]:
     if order is Order.SLOWEST:
         return rows.filter(ttft_s__isnull=False).order_by("-ttft_s", "-at")
-    told = rows.filter(prompt_tokens__isnull=False, cached_tokens__isnull=False)
+    reported = rows.filter(prompt_tokens__isnull=False, cached_tokens__isnull=False)
     if order is Order.RECOMPUTED:
-        return told.annotate(figure=F("prompt_tokens") - F("cached_tokens")).order_by("-figure", "-at")
-    judged = told.filter(hit_tokens__isnull=False)
-    return judged.annotate(figure=F("hit_tokens") - F("cached_tokens")).order_by("-figure", "-at")
+        return reported.annotate(figure=F("prompt_tokens") - F("cached_tokens")).order_by("-figure", "-at")
+    predicted = reported.filter(hit_tokens__isnull=False)
+    return predicted.annotate(figure=F("hit_tokens") - F("cached_tokens")).order_by("-figure", "-at")
 
 
-MOST_REQUESTS = 4000  # that a tree is made of
+MAX_TREE_REQUESTS = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """The tree; ``root`` is everything. ``every`` is what part of the requests it was made of: one in so many."""
+class PrefixTree:
+    """The tree of shared prefixes, built from one of ``every`` requests."""
 
     root: Node
     every: int
-    sample_ratio: float | None  # the smallest part of their blocks that requests had; None for no requests
+    sample_ratio: float | None  # smallest sampling ratio of a request's blocks; None: no requests
     since: datetime | None
 
 
-def hottest_prefixes(subject: Subject, window: Window, *, below: str = "") -> Tree:
-    """The tree of a subject's prompts, or of those that pass through the node whose hash is ``below``. Two queries."""
+def hottest_prefixes(subject: Subject, window: Window, *, below: str = "") -> PrefixTree:
+    """The tree of a subject's prompts, or of those with the block hash ``below``. Two queries."""
     rows = Decision.objects.filter(at__gt=window.start, at__lte=window.end)
     if (names := subject.pool_names()) is not None:
         rows = rows.filter(pool__in=names)
@@ -187,84 +189,85 @@ def hottest_prefixes(subject: Subject, window: Window, *, below: str = "") -> Tr
     if subject.replica is not None:
         rows = rows.filter(replica=subject.replica.name)
     counted = rows.aggregate(n=Count("at"), ratio=Min("sample_ratio"), since=Min("at"))
-    every = max(1, -(-counted["n"] // MOST_REQUESTS))
-    some = rows.annotate(turn=Mod(F("seq"), every)).filter(turn=0) if every > 1 else rows
-    passages = map(_passage, some.order_by("-at").iterator(chunk_size=1000))
-    root = tree_of(one for one in passages if not below or one.passes(below))
-    return Tree(root, every, counted["ratio"], counted["since"])
+    every = max(1, -(-counted["n"] // MAX_TREE_REQUESTS))
+    sampled = rows.annotate(remainder=Mod(F("seq"), every)).filter(remainder=0) if every > 1 else rows
+    paths = map(_path_of, sampled.order_by("-at").iterator(chunk_size=1000))
+    root = build_tree(path for path in paths if not below or path.contains(below))
+    return PrefixTree(root, every, counted["ratio"], counted["since"])
 
 
-def _passage(one: Decision) -> Passage:
-    """The tier-1 prefix is a step of its own where no block is there."""
-    places = one.positions if one.positions is not None else range(len(one.blocks))
-    steps = [(block, (place + 1) * one.hash_tokens) for block, place in zip(one.blocks, places, strict=False)]
-    if not steps and one.prefix is not None:
-        steps = [(one.prefix, 0)]
-    return Passage(
-        tuple(steps[:MOST_BLOCKS]),
-        one.group,
-        one.replica,
-        one.prompt_tokens or one.prompt_tokens_estimate,
-        one.prompt_tokens,
-        one.cached_tokens,
+def _path_of(decision: Decision) -> RequestPath:
+    """Path of a request; without sampled blocks, its only step is the tier-1 prefix."""
+    blocks, hash_tokens = decision.blocks, decision.hash_tokens
+    positions = decision.positions if decision.positions is not None else range(len(blocks))
+    steps = [(block, (position + 1) * hash_tokens) for block, position in zip(blocks, positions, strict=False)]
+    if not steps and decision.prefix is not None:
+        steps = [(decision.prefix, 0)]
+    return RequestPath(
+        tuple(steps[:MAX_BLOCKS]),
+        decision.group,
+        decision.replica,
+        decision.prompt_tokens or decision.prompt_tokens_estimate,
+        decision.prompt_tokens,
+        decision.cached_tokens,
     )
 
 
-LOOK_BACK = timedelta(minutes=15)
-MOST = 60  # openings of a task group
-FEW = 8  # of which nothing is said
+LINT_WINDOW = timedelta(minutes=15)
+MAX_PROMPTS = 60  # of a task group
+MIN_PROMPTS = 8  # for findings
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPrompts:
-    """One task group's openings, and what was found in them, worst first."""
+    """Prompt structures of one task group and their lint findings, worst first."""
 
     pool: str
     group: str  # "": requests of no task group
-    openings: int  # that were compared
-    messages: int  # of a prompt, at the median
-    tokens: int  # estimated, of a prompt, at the median
+    openings: int  # number of compared prompts
+    messages: int  # median of a prompt
+    tokens: int  # estimated median of a prompt
     requests_per_s: float | None
     findings: tuple[Finding, ...]
 
     @property
-    def is_thin(self) -> bool:
-        """Whether there are too few openings to say anything."""
-        return self.openings < FEW
+    def has_too_few(self) -> bool:
+        """Whether there are too few prompts for findings."""
+        return self.openings < MIN_PROMPTS
 
     @property
     def tokens_per_day(self) -> float:
-        """Lost to the worst finding: what they lose overlaps."""
-        return max((it.tokens_per_day or 0.0 for it in self.findings), default=0.0)
+        """Lost to the worst finding; losses of several findings overlap."""
+        return max((finding.tokens_per_day or 0.0 for finding in self.findings), default=0.0)
 
 
-def prompts_of(pools: Sequence[str] | None, now: datetime, *, group: str | None = None) -> list[GroupPrompts]:
-    """Every task group of some pools (None: all), those that lose most first. 3 queries, 10 ms a group."""
-    window = Window(now - LOOK_BACK, now, LOOK_BACK.total_seconds())
-    found: dict[tuple[str, str], list[Opening]] = defaultdict(list)
-    for pool, name, document in newest_prompt_structures(pools, window, most=MOST, group=group):
+def lint_prompts(pools: Sequence[str] | None, now: datetime, *, group: str | None = None) -> list[GroupPrompts]:
+    """Every task group of some pools (None: all), largest loss first. 3 queries, 10 ms per group."""
+    window = Window(now - LINT_WINDOW, now, LINT_WINDOW.total_seconds())
+    structures: dict[tuple[str, str], list[Opening]] = defaultdict(list)
+    for pool, name, document in newest_prompt_structures(pools, window, most=MAX_PROMPTS, group=group):
         if (opening := Opening.read(msgspec.json.decode(document))) is not None:
-            found[pool, name].append(opening)
-    paces = _paces(pools, window) if found else {}
-    groups = [_prompts(*key, openings, paces.get(key)) for key, openings in found.items()]
-    return sorted(groups, key=lambda it: (-it.tokens_per_day, not it.findings, it.pool, it.group))
+            structures[pool, name].append(opening)
+    rates = _request_rates(pools, window) if structures else {}
+    groups = [_prompts(*key, openings, rates.get(key)) for key, openings in structures.items()]
+    return sorted(groups, key=lambda item: (-item.tokens_per_day, not item.findings, item.pool, item.group))
 
 
-def _prompts(pool: str, group: str, openings: list[Opening], pace: float | None) -> GroupPrompts:
+def _prompts(pool: str, group: str, openings: list[Opening], rate: float | None) -> GroupPrompts:
     middle = len(openings) // 2
     return GroupPrompts(
         pool,
         group,
         len(openings),
-        sorted(it.messages for it in openings)[middle],
-        sorted(it.length for it in openings)[middle] // 4,
-        pace,
-        tuple(lint(openings, pace)) if len(openings) >= FEW else (),
+        sorted(opening.messages for opening in openings)[middle],
+        sorted(opening.length for opening in openings)[middle] // 4,
+        rate,
+        tuple(lint(openings, rate)) if len(openings) >= MIN_PROMPTS else (),
     )
 
 
-def _paces(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], float]:
-    """Requests a second by pool and task group."""
+def _request_rates(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], float]:
+    """Requests per second by (pool, task group)."""
     covered = next(iter(coverage(window, whole=True)), None)
     if covered is None or not covered.covered_s:
         return {}

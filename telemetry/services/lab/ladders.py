@@ -1,4 +1,4 @@
-"""The hit-rate ladder of a window: its bins added up, and what each step down costs."""
+"""Hit-rate ladders of a time window, from stored five-minute bins."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from telemetry.models import CapacityCurve, LadderBin
 
 @dataclass(frozen=True, slots=True)
 class GroupLadder:
-    """One task group's ladder; its name is "" for requests of none."""
+    """The ladder of one task group; "": requests without one."""
 
     group: str
     ladder: Ladder
 
     @property
     def reachable(self) -> float | None:
-        """Of its prompts' tokens."""
         return self.ladder.ratio(self.ladder.reachable)
 
     @property
     def delivered(self) -> float | None:
-        """Of its prompts' tokens."""
         return self.ladder.ratio(self.ladder.delivered)
 
 
 def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | None:
-    """The ladder of the five-minute bins that the window touches; None without any. One query.
+    """The ladder of the bins that overlap the window; None without any. One query.
 
-    ``group`` is one task group, "" the requests of none, None all requests. Where in one of the bins the caches'
-    sizes were unknown, all that needs them is unknown.
+    ``group``: a task group, "" for requests without one, None for all. If cache sizes were unknown in one of the bins,
+    the terms that need them are unknown.
     """
     bins = _bins(pool, window)
     if group is not None:
@@ -44,14 +42,14 @@ def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | 
 
 
 def ladders_by_group(pool: Pool, window: Window) -> list[GroupLadder]:
-    """The same for each task group that had requests, the one with most tokens first. One query."""
+    """Ladders of all task groups with requests, most prompt tokens first. One query."""
     rows = _bins(pool, window).values("group").annotate(**_SUMS).order_by("-sum_prompt_tokens")
     found = ((row["group"], _ladder(row)) for row in rows)
     return [GroupLadder(group, ladder) for group, ladder in found if ladder is not None]
 
 
 def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Ladder]]:
-    """The same for each bin, ascending. One query."""
+    """The ladder of each bin, ascending. One query."""
     bins = _bins(pool, window)
     if group is not None:
         bins = bins.filter(group=group)
@@ -60,7 +58,7 @@ def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> l
 
 
 def curve_of(pool: Pool) -> CapacityCurve | None:
-    """Hit rate against room; None until it was first reckoned. One query."""
+    """The pool's hit rate by cache size; None until first computed. One query."""
     return CapacityCurve.objects.filter(pool=pool).first()
 
 

@@ -21,10 +21,10 @@ from django.views.decorators.http import require_GET
 
 from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool
-from telemetry.lab.ladder import LOSS_TEXTS, Ladder, Loss, doubts, sentence, worth_saying
+from telemetry.lab.ladder import LOSS_TEXTS, Ladder, Loss, actionable_losses, caveats, summary
 from telemetry.lab.prefix_tree import Node
 from telemetry.models import DecisionCursor
-from telemetry.services.lab.decisions import FEW, LOOK_BACK, collected, hottest_prefixes, prompts_of
+from telemetry.services.lab.decisions import LINT_WINDOW, MIN_PROMPTS, collection_status, hottest_prefixes, lint_prompts
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 from telemetry.web.ladder_figures import curve_figure, curve_sentence, ladder_figure, steps_of
 from telemetry.web.ranges import PRESETS, Asked, asked
@@ -82,13 +82,13 @@ def _shown(state: Asked, pool: Pool) -> dict[str, Any]:
     }
     if found is None:
         return told | {"failing": DecisionCursor.objects.exclude(reason="").filter(router__lost_at=None).first()}
-    steps = [(step, _link(step.words.to) if step.words else None) for step in steps_of(found)]
-    return told | {"sentence": sentence(found), "notes": doubts(found), "steps": steps}
+    steps = [(step, _link(step.words.page) if step.words else None) for step in steps_of(found)]
+    return told | {"sentence": summary(found), "notes": caveats(found), "steps": steps}
 
 
 def _worst(ladder: Ladder) -> tuple[Loss | None, str]:
     """The loss that a task group could do most about, with its name; None where there is none to speak of."""
-    found = next(iter(worth_saying(ladder.losses())), None)
+    found = next(iter(actionable_losses(ladder.losses())), None)
     return found, LOSS_TEXTS[found.key].label if found else ""
 
 
@@ -138,7 +138,7 @@ def prefixes(request: HttpRequest) -> HttpResponse:
         "deeper": len(every) - len(rows),
         "rest_ratio": 1 - sum(cell.share_ratio for cell in cells) if tree.root.tokens else None,
         "below": below,
-        "collected": collected(),
+        "collected": collection_status(),
     }
     return render(request, "telemetry/prefixes.html", context)
 
@@ -173,14 +173,14 @@ def prompt_list(request: HttpRequest) -> HttpResponse:
     pools = list(visible(actor_of(request), Pool.objects.all()).values_list("name", flat=True))
     asked = request.GET.get("pool", "")
     named = [asked] if asked in pools else pools
-    groups = prompts_of(named, timezone.now())
+    groups = lint_prompts(named, timezone.now())
     context = {
         "groups": groups,
         "pools": pools,
         "pool": asked if asked in pools else "",
         "gone": asked if asked and asked not in pools else "",
-        "few": FEW,
-        "minutes": int(LOOK_BACK.total_seconds() // 60),
+        "few": MIN_PROMPTS,
+        "minutes": int(LINT_WINDOW.total_seconds() // 60),
     }
     refresh = request.headers.get("HX-Request") == "true"
     return render(request, "telemetry/prompts_live.html" if refresh else "telemetry/prompts.html", context)

@@ -24,7 +24,7 @@ from telemetry.services.figures.engine import newest_part, reconcile
 from telemetry.services.figures.groups import group_tiles, replica_shares, revisions_in_force, was_seen
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
-from telemetry.services.lab.decisions import FEW, prompts_of
+from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.notifications.channels import notified_by
 from telemetry.storage.responses import usage_reports
 from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, around, frame, live_part, reading_stopped, silence_of
@@ -112,8 +112,8 @@ def _live_pool(request: HttpRequest, state: Asked, pool: Pool) -> dict[str, Any]
 def group_detail(request: HttpRequest, pool_name: str, group_name: str) -> HttpResponse:
     """The whole page; its charts ask for their figures themselves."""
     state, pool, group = _asked_group(request, pool_name, group_name)
-    found = prompts_of([pool.name], timezone.now(), group=state.subject.group)
-    described = {"prompts": next(iter(found), None), "few": FEW}
+    found = lint_prompts([pool.name], timezone.now(), group=state.subject.group)
+    described = {"prompts": next(iter(found), None), "few": MIN_PROMPTS}
     return render(
         request, "telemetry/group.html", {**_live_group(state, pool, group), **frame(request, state), **described}
     )

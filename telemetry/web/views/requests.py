@@ -15,7 +15,7 @@ from telemetry.lint import Opening
 from telemetry.metrics.windows import cacheable_tokens
 from telemetry.models import Decision
 from telemetry.services.lab import decisions
-from telemetry.services.lab.decisions import Order, Wanted
+from telemetry.services.lab.decisions import DecisionQuery, Order
 from telemetry.web.ranges import PRESETS, Asked, asked
 from telemetry.web.reasons import MATCHES, place_of, read_place, reason_sentence, verdict_of
 
@@ -44,7 +44,7 @@ def request_list(request: HttpRequest) -> HttpResponse:
         "orders": ORDERS,
         "wanted": wanted,
         "reasons": decisions.reasons(state.subject, state.range.window),
-        "collected": decisions.collected(),
+        "collected": decisions.collection_status(),
     }
     return render(request, "telemetry/requests.html", context)
 
@@ -64,7 +64,7 @@ def request_detail(request: HttpRequest, place: str) -> HttpResponse:
         "verdict": verdict_of(one),
         "prompt": prompt_of(one),
         "opening": Opening.read(one.opening) if one.opening else None,
-        "neighbours": decisions.of_the_same_prefix(one),
+        "neighbours": decisions.with_same_prefix(one),
     }
     return render(request, "telemetry/request.html", context)
 
@@ -73,10 +73,10 @@ def _nothing() -> Any:
     raise Http404("There is no such request (any more).")
 
 
-def _wanted(request: HttpRequest, state: Asked) -> Wanted:
+def _wanted(request: HttpRequest, state: Asked) -> DecisionQuery:
     params = request.GET
     order = params.get("order", "")
-    return Wanted(
+    return DecisionQuery(
         state.subject,
         state.range.window,
         Order(order) if order in list(Order) else Order.NEWEST,

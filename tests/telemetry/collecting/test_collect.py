@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from controlplane.models import Router
-from telemetry.lab.chains import shown
+from telemetry.lab.chains import format_hash
 from telemetry.models import Decision, DecisionCursor
 from telemetry.scraping import collect
 from telemetry.scraping.collect import collect_decisions
@@ -62,8 +62,8 @@ def test_what_a_router_told_is_stored_as_it_was_told(server):
         *("chat", "support", "everyday", "a", 2, "trial"),
     )
     assert (row.prompt_tokens, row.cached_tokens, row.block_tokens, row.hash_tokens) == (240, None, 16, 64)
-    assert [shown(block) for block in row.blocks] == hashes(1, 4)
-    assert (shown(row.prefix), row.prefix, row.positions, row.sample_ratio) == ("f" * 16, -1, None, 1.0)
+    assert [format_hash(block) for block in row.blocks] == hashes(1, 4)
+    assert (format_hash(row.prefix), row.prefix, row.positions, row.sample_ratio) == ("f" * 16, -1, None, 1.0)
     assert (row.candidates, row.opening) == ([{"replica": "a", "running": 1, "waiting_tokens": 0}], {"segments": []})
     assert ring.tokens == ["Bearer router-token-for-tests"] * 2
 
@@ -187,8 +187,8 @@ def test_the_part_of_the_blocks_follows_the_budget(server, settings):
     collect_decisions(NOW)
     row = Decision.objects.filter(seq=201).get()
     assert row.sample_ratio == 2.0**-4
-    assert [shown(block) for block in row.blocks] == [hashes(201, 64)[at] for at in row.positions]
-    assert all(int(shown(block), 16) < 2**60 for block in row.blocks)
+    assert [format_hash(block) for block in row.blocks] == [hashes(201, 64)[at] for at in row.positions]
+    assert all(int(format_hash(block), 16) < 2**60 for block in row.blocks)
     assert row.block_count == 64
 
 

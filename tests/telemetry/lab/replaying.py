@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from telemetry.lab.ladder import Sums
-from telemetry.lab.replay import Replay, Tally
+from telemetry.lab.replay import BinSums, Replay
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns
 
 
 def replayed(requests: list[Request], rooms: dict[str, int] | None, replay: Replay | None = None) -> Sums:
     """The sums of these requests, as if of one group, each term at least the one below; ``rooms`` in blocks."""
     told = {name: blocks * HASH_TOKENS for name, blocks in rooms.items()} if rooms else None
-    replay, tally = replay or Replay(told), Tally()
+    replay, tally = replay or Replay(told), BinSums()
     replay.use(columns([one._replace(group="") for one in requests]), tally)
-    return tally.settled(replay.ratio)[""]
+    return tally.result(replay.ratio)[""]
 
 
 class PlainCache:

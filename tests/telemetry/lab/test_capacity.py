@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telemetry.lab.capacity import CapacityCurve, Distances, Fenwick
+from telemetry.lab.capacity import CapacityCurve, Fenwick, ReuseDistances
 from tests.telemetry.lab.replaying import PlainCache
 from tests.telemetry.lab.traces import sampled, traffic
 
@@ -20,7 +20,7 @@ def test_a_fenwick_tree_sums_what_was_put_in():
 
 @pytest.mark.parametrize("room", [1, 50, 333, 2000, 10**6])
 def test_one_pass_tells_what_a_cache_of_any_room_hits(room):
-    distances, cache, hits = Distances(), PlainCache(room), 0
+    distances, cache, hits = ReuseDistances(), PlainCache(room), 0
     for one in traffic(1500):
         hits += cache.match(one.blocks)
         cache.use(one.blocks)
@@ -30,7 +30,7 @@ def test_one_pass_tells_what_a_cache_of_any_room_hits(room):
 
 def test_a_sample_of_the_blocks_tells_the_same_curve():
     requests, ratio = traffic(3000), 0.125
-    whole, part = Distances(), Distances()
+    whole, part = ReuseDistances(), ReuseDistances()
     for one, thin in zip(requests, sampled(requests, ratio), strict=True):
         whole.use(one.blocks, [1.0] * len(one.blocks))
         part.use(thin.blocks, [1 / ratio] * len(thin.blocks))

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.lab import replay as module
-from telemetry.lab.chains import HASHES, Prompts, coded, error
+from telemetry.lab.chains import HASHES, Prompts, coded, depth_error
 from telemetry.lab.ladder import TERMS, Ladder, ladder_from
-from telemetry.lab.replay import HORIZON_S, Replay, StateError, Tally, dump, load
+from telemetry.lab.replay import HORIZON_S, BinSums, Replay, StateError, dump, load
 from tests.telemetry.lab.replaying import PlainCache, replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 
@@ -74,7 +74,7 @@ def plainly(requests: list[Request], rooms: dict[str, int]) -> list[dict[str, in
 def test_every_term_is_what_plain_caches_hit(placed, room):
     requests, rooms = traffic(1500, placed=placed), {f"r{number}": room for number in range(4)}
     plain = plainly(requests, rooms)
-    tally = Tally()
+    tally = BinSums()
     replay = Replay({name: HASH_TOKENS * room for name, room in rooms.items()})
     replay.use(columns([one._replace(block_tokens=HASH_TOKENS, group="") for one in requests]), tally)
     for name in REPLAYED:
@@ -107,7 +107,7 @@ def test_whatever_comes_each_request_finds_what_plain_caches_hold_also_in_anothe
     requests = [one for run in runs for one in run]
     found, replay = [], Replay(told)
     for run in runs:
-        tally = Tally()
+        tally = BinSums()
         replay.use(columns([one._replace(group=f"{number}") for number, one in enumerate(run)]), tally)
         sums = [tally.sums[f"{number}"] for number in range(len(run))]
         found += [{name: getattr(one, name) / HASH_TOKENS for name in REPLAYED} for one in sums]
@@ -163,12 +163,12 @@ def test_a_replay_goes_on_in_another_worker_as_if_nothing_had_happened():
     requests, rooms = traffic(3000, placed="random"), {f"r{number}": 300 * HASH_TOKENS for number in range(4)}
     one = Replay(rooms)
     replayed(requests[:1500], None, one)
-    tally = Tally()
-    tally.part(coded(["g", "g"]), np.array([5, 5], np.uint64), np.array([1.0, 2.0]))
+    tally = BinSums()
+    tally.add_divergences(coded(["g", "g"]), np.array([5, 5], np.uint64), np.array([1.0, 2.0]))
     other, told = load(dump(one, tally))
     other.resize(rooms)
     assert replayed(requests[1500:], None, one) == replayed(requests[1500:], None, other)
-    assert [part.tolist() for part in told.partings["g"]] == [[5], [3]]
+    assert [part.tolist() for part in told.divergences["g"]] == [[5], [3]]
     for bad in (b"", b"\x80", b"\x81\xa4form\x09"):
         with pytest.raises(StateError):
             load(bad)
@@ -179,12 +179,12 @@ def test_what_is_remembered_is_bounded_whatever_comes(monkeypatch):
     replay, requests = Replay({f"r{number}": 5000 * HASH_TOKENS for number in range(4)}), traffic(2000, sessions=2000)
     for begin in range(0, 2000, 100):
         replayed(requests[begin : begin + 100], None, replay)
-        assert len(replay.lately) + len(replay.of_old) <= 500
+        assert len(replay.recent) + len(replay.previous) <= 500
         assert len(replay.whole) <= 500
         assert sum(map(len, replay.placed.values())) <= 500
         assert sum(map(len, replay.ideal.values())) <= 500
     assert replay.ratio < 0.1
-    assert len(dump(replay, Tally())) < 4 * 8 * 500 + 1000
+    assert len(dump(replay, BinSums())) < 4 * 8 * 500 + 1000
 
 
 def test_a_fleet_that_changes_keeps_what_still_fits():
@@ -241,7 +241,7 @@ def test_a_depth_is_right_on_average_wherever_it_is(true_depth):
     found = Prompts.of(requests, requests.estimates, ratio).depth(matched).tolist()
     spread = statistics.stdev(found)
     assert statistics.fmean(found) == pytest.approx(true_depth, abs=4 * spread / 20_000**0.5)
-    assert spread < 1.3 * error(ratio)
+    assert spread < 1.3 * depth_error(ratio)
 
 
 def test_routers_that_learn_another_number_of_tokens_a_block_change_nothing():
@@ -252,11 +252,11 @@ def test_routers_that_learn_another_number_of_tokens_a_block_change_nothing():
     changed = [one._replace(hash_tokens=96, estimate_tokens=one.estimate_tokens * 96 // 64) for one in requests[200:]]
     found = []
     for later in (requests[200:], changed):
-        replay, tally = Replay({f"r{number}": 200 * HASH_TOKENS for number in range(4)}), Tally()
+        replay, tally = Replay({f"r{number}": 200 * HASH_TOKENS for number in range(4)}), BinSums()
         for part in (requests[:200], later):
             replay.learn(columns(part), 1.0)
             replay.use(columns(part), tally)
-        sums = tally.settled(replay.ratio)[""]
-        found.append([replay.room(10_000), *(getattr(sums, term) for term in REPLAYED)])
+        sums = tally.result(replay.ratio)[""]
+        found.append([replay.capacity_blocks(10_000), *(getattr(sums, term) for term in REPLAYED)])
 
     assert found[1] == pytest.approx(found[0], rel=2e-3)

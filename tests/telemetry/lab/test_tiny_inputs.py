@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.lab.caches import Chains, Numbers, best_of, place, seen, through
-from telemetry.lab.capacity import CapacityCurve, Distances
-from telemetry.lab.chains import HASHES, Prompts, Requests, error
-from telemetry.lab.ladder import TERMS, Sums, doubts, ladder_from, sentence
-from telemetry.lab.prefix_tree import Passage, tree_of
-from telemetry.lab.replay import HORIZON_S, Replay, Tally, dump, load
+from telemetry.lab.caches import BlockNumbers, Chains, best_of, place_ideally, run_lru, unbounded
+from telemetry.lab.capacity import CapacityCurve, ReuseDistances
+from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
+from telemetry.lab.ladder import TERMS, Sums, caveats, ladder_from, summary
+from telemetry.lab.prefix_tree import RequestPath, build_tree
+from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
 from telemetry.lint import Opening, compare, describe, lint
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request
 
@@ -64,14 +64,14 @@ ROOMS = st.dictionaries(st.sampled_from(("r0", "r1")), st.sampled_from((0, 1, HA
 @pytest.mark.parametrize("rooms", [None, {"r0": 640, "r1": 640}], ids=["unknown rooms", "known rooms"])
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, ratio):
-    replay, tally = Replay(rooms, ratio), Tally()
+    replay, tally = Replay(rooms, ratio), BinSums()
     short = request(0.0, [])
 
     replay.use(columns([short]), tally)
     replay.use(columns([request(1.0, [1, 2]), short]), tally)
     replay.use(columns([request(2.0, [1, 2])]), tally)
 
-    sums = tally.settled(replay.ratio)[""]
+    sums = tally.result(replay.ratio)[""]
     assert sums.requests == 4
     assert sums.reachable == pytest.approx(2 * HASH_TOKENS + 16, abs=HASH_TOKENS)
 
@@ -79,7 +79,7 @@ def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, r
 @given(st.lists(st.lists(requests(), max_size=3), max_size=4), st.one_of(st.none(), ROOMS), st.integers(1, 30))
 @settings(max_examples=100, deadline=None)
 def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minutes):
-    replay, tally = Replay(None), Tally()
+    replay, tally = Replay(None), BinSums()
     for some in spans:
         told = in_time(some)
         replay.resize(rooms)
@@ -87,16 +87,16 @@ def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minute
         replay.use(told, tally)
         replay, tally = load(dump(replay, tally))
     count = sum(len(some) for some in spans)
-    assert sum(sums.requests for sums in tally.settled(replay.ratio).values()) == count
-    for sums in tally.settled(replay.ratio).values():
+    assert sum(sums.requests for sums in tally.result(replay.ratio).values()) == count
+    for sums in tally.result(replay.ratio).values():
         assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "doubt", *TERMS))
         assert_ladder_is_whole(sums, replay.ratio)
 
 
 def assert_ladder_is_whole(sums: Sums, ratio: float) -> None:
     ladder = ladder_from(sums, sample_ratio=ratio)
-    assert sentence(ladder)
-    assert isinstance(doubts(ladder), list)
+    assert summary(ladder)
+    assert isinstance(caveats(ladder), list)
     for loss in ladder.losses():
         assert 0 <= loss.tokens <= ladder.prompt_tokens
 
@@ -114,40 +114,40 @@ def test_an_idle_pool_keeps_its_rate_of_tokens():
     for _ in range(90):
         replay.learn(columns([]), 24 * 60)
     assert replay.real_ratio == pytest.approx(2.0)
-    assert replay.room(1280) == 10
+    assert replay.capacity_blocks(1280) == 10
 
 
 @given(PROMPTS, PROMPTS, st.sampled_from((1, 2, 9)))
 def test_caches_take_any_prompts(earlier, prompts, room):
     chains = numbered(prompts)
-    matched, before = seen((EMPTY, EMPTY), numbered(earlier), np.zeros(len(earlier), np.int64))
+    matched, before = unbounded((EMPTY, EMPTY), numbered(earlier), np.zeros(len(earlier), np.int64))
     assert len(matched) == len(earlier)
-    matched, _ = seen(before, chains, np.zeros(len(prompts), np.int64))
+    matched, _ = unbounded(before, chains, np.zeros(len(prompts), np.int64))
     assert ((matched >= 0) & (matched <= chains.lengths)).all()
-    one = through(through(EMPTY, numbered(earlier), room).held, chains, room)
-    assert len(one.held) <= room
+    one = run_lru(run_lru(EMPTY, numbered(earlier), room).content, chains, room)
+    assert len(one.content) <= room
     assert len(best_of([(np.arange(len(prompts)), one)], len(prompts))) == len(prompts)
-    placed = place([one.held, EMPTY], [room, room], [0.0, 0.0], chains)
+    placed = place_ideally([one.content, EMPTY], [room, room], [0.0, 0.0], chains)
     assert len(placed.best) == len(prompts)
-    assert all(len(blocks) <= room for blocks in placed.held)
+    assert all(len(blocks) <= room for blocks in placed.contents)
 
 
 def test_numbers_of_no_blocks():
     none = np.empty(0, np.uint64)
-    assert Numbers(none).of(none).tolist() == []
-    assert Numbers(none, none).hashes(EMPTY).tolist() == []
+    assert BlockNumbers(none).of(none).tolist() == []
+    assert BlockNumbers(none, none).hashes(EMPTY).tolist() == []
 
 
 @given(st.lists(requests(), max_size=3), st.sampled_from((1.0, 0.5, 2.0**-20)))
 def test_columns_of_any_requests(some, ratio):
     told = in_time(some)
-    together = Requests.together([told, columns([]), told])
+    together = Requests.concatenated([told, columns([]), told])
     assert len(together) == 2 * len(told)
-    thinned = told.thinned(ratio)
+    thinned = told.sampled(ratio)
     prompts = Prompts.of(thinned, thinned.estimates, ratio)
     assert len(prompts.gains()) == len(thinned.blocks)
-    assert np.isfinite(prompts.held(thinned.lengths)).all()
-    assert math.isfinite(error(ratio))
+    assert np.isfinite(prompts.cached_tokens(thinned.lengths)).all()
+    assert math.isfinite(depth_error(ratio))
 
 
 @given(st.lists(st.tuples(st.sampled_from(("r0", "r1")), st.lists(st.integers(0, 3), max_size=3, unique=True), TOKENS)),
@@ -158,11 +158,11 @@ def test_a_capacity_curve_takes_any_requests(some, rooms):
         curve.use(replica, chain, [1.0] * len(chain), tokens)
     points = curve.points(rooms)
     assert bool(points) == bool(rooms and curve.prompt_tokens)
-    assert Distances().hits(1) == 0
+    assert ReuseDistances().hits(1) == 0
 
 
 PASSAGES = st.builds(
-    Passage,
+    RequestPath,
     st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 3)), max_size=3).map(tuple),
     st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(0, 3), TOKENS, TOKENS,
 )  # fmt: skip
@@ -170,10 +170,10 @@ PASSAGES = st.builds(
 
 @given(st.lists(PASSAGES, max_size=4))
 def test_a_prefix_tree_takes_any_prompts(passages):
-    root = tree_of(passages)
+    root = build_tree(passages)
     assert root.requests == len(passages)
     assert sum(child.requests for child in root.children) <= len(passages)
-    assert [node.homes for node in (root, *root.children)]
+    assert [node.replica_shares for node in (root, *root.children)]
     assert root.hit_rate_ratio is None or root.hit_rate_ratio >= 0
 
 

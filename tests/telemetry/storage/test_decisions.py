@@ -42,7 +42,7 @@ def test_what_was_stored_comes_back_in_the_order_of_time():
     assert shown(requests_between("chat", T0, END, at_most=100)) == shown(columns(AT))
     assert shown(requests_between("chat", T0, END, at_most=2)) == shown(columns(AT[:2]))
     assert shown(latest_requests("chat", T0, END, at_most=4)) == shown(columns(AT[2:]))
-    assert shown(Requests.together([columns(AT[:2]), columns([]), columns(AT[2:])])) == shown(columns(AT))
+    assert shown(Requests.concatenated([columns(AT[:2]), columns([]), columns(AT[2:])])) == shown(columns(AT))
 
 
 def test_ranks_are_part_of_a_replicas_name_and_failures_are_left_out():

@@ -135,9 +135,3 @@ def test_the_error_is_that_of_many_windows_of_the_same_traffic():
         ratios.append(sums.reachable / sums.prompt_tokens)
         errors.append(reachable_error(sums))
     assert statistics.fmean(errors) == pytest.approx(statistics.stdev(ratios), rel=0.15)
-
-
-def test_bins_of_an_earlier_release_have_an_error_too():
-    sums = Sums(requests=100, prompt_tokens=1000.0, reachable=500.0)
-    assert reachable_error(sums) == pytest.approx(sqrt(0.25 / 100))
-    assert reachable_error(Sums(requests=1, prompt_tokens=10.0)) is None

@@ -59,7 +59,7 @@ def test_an_unknown_cache_is_one_step_that_cannot_be_told_apart(visitor, noon, p
     replay_pools(noon)
     page = visitor.get("/ladder/?range=15m").content.decode()
     assert "Not known apart" in page
-    assert "cache is not known" in page
+    assert "The cache size of" in page
     (bars,) = visitor.get("/ladder/figures/steps/?range=15m").json()["data"]
     assert bars["y"] == ["Prompt tokens", "New prompts", "Not known apart", "Delivered"]
 

@@ -83,7 +83,7 @@ def test_the_worst_come_first_as_asked_and_filters_narrow(visitor, router, noon,
 
 
 def test_a_list_by_a_figure_reads_no_more_than_its_bound_and_says_since_when(visitor, router, noon, monkeypatch):
-    monkeypatch.setattr(service, "MOST_RANKED", 10)
+    monkeypatch.setattr(service, "MAX_RANKED", 10)
     for one in decided_in_a_row(router, noon, 30):
         type(one).objects.filter(seq=one.seq).update(ttft_s=30 - one.seq)
 

@@ -181,7 +181,7 @@ def test_an_unknown_cache_leaves_unknown_what_needs_it_and_says_whose_it_is(flee
 def test_ranks_are_caches_of_their_own(pool):
     record_engine_facts(add_replica(pool, name="big", url="http://big"), block_tokens=16, capacity_blocks=8000)
     Replica.objects.update(data_parallel_size=2)
-    assert replays.rooms_of(pool, set()).tokens == {"big#0": 64_000, "big#1": 64_000}
+    assert replays.capacities_of(pool, set()).tokens == {"big#0": 64_000, "big#1": 64_000}
 
 
 def test_more_room_brings_what_the_curve_says(fleet):
@@ -201,7 +201,7 @@ def test_more_room_brings_what_the_curve_says(fleet):
     update_curves(at(45))
     assert curve_of(fleet).at == at(40)  # not due yet
     update_curves(at(120))
-    assert (curve_of(fleet).points, "fewer than" in curve_of(fleet).reason) == ([], True)
+    assert (curve_of(fleet).points, "Fewer than" in curve_of(fleet).reason) == ([], True)
 
 
 def test_what_the_worker_does_every_minute_needs_no_decisions():

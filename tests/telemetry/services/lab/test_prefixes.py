@@ -48,9 +48,9 @@ def test_a_node_tells_tokens_hit_rate_groups_and_homes():
 
     (node,) = hottest_prefixes(Subject(), HOUR).root.children
 
-    assert (node.tokens, node.told_tokens, node.cached_tokens) == (3000, 2000, 1400)
+    assert (node.tokens, node.reported_tokens, node.cached_tokens) == (3000, 2000, 1400)
     assert node.hit_rate_ratio == 0.7
-    assert node.homes == [("a", pytest.approx(2 / 3)), ("b", pytest.approx(1 / 3))]
+    assert node.replica_shares == [("a", pytest.approx(2 / 3)), ("b", pytest.approx(1 / 3))]
     assert node.groups["y"] == 1
 
 
@@ -76,7 +76,7 @@ def test_a_prompt_none_of_whose_blocks_is_there_stays_at_its_tier_1_prefix():
 
 
 def test_a_tree_is_made_of_a_bounded_number_of_requests_spread_over_the_range(monkeypatch):
-    monkeypatch.setattr(decisions, "MOST_REQUESTS", 10)
+    monkeypatch.setattr(decisions, "MAX_TREE_REQUESTS", 10)
     prompts(*[(1, number) for number in range(2, 37)])
 
     tree = hottest_prefixes(Subject(), HOUR)
@@ -93,4 +93,4 @@ def test_conversations_that_grow_by_a_block_each_time_are_no_deeper_than_is_show
     node, levels = tree.root, 0
     while node.children:
         (node,), levels = node.children, levels + 1
-    assert levels == prefix_tree.DEEPEST
+    assert levels == prefix_tree.MAX_DEPTH
