@@ -226,7 +226,7 @@ class GroupPromptsSerializer(serializers.Serializer[Any]):
 
     pool = serializers.CharField()
     group = serializers.CharField(allow_blank=True)
-    openings = serializers.IntegerField()
+    openings = serializers.IntegerField(source="prompts", help_text="Number of compared prompts.")
     requests_per_s = serializers.FloatField(allow_null=True)
     findings = PromptFindingSerializer(many=True)
 

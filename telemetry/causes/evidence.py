@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Protocol, TypeVar
 
-from telemetry.lint import Opening
+from telemetry.lint import PromptStructure
 
 LITTLE = 0.01  # of a side's tokens: a part with less has no usual rate of its own
 AHEAD_S = 180.0  # how long before the rate falls something may have happened that made it fall
@@ -130,7 +130,7 @@ class Seen:
 
     group: str
     at: datetime
-    opening: Opening
+    opening: PromptStructure
 
 
 @dataclass(frozen=True)

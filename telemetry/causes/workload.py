@@ -20,7 +20,7 @@ from telemetry.causes.cause import CauseKind, Finding, percent
 from telemetry.causes.evidence import Evidence, Side, Sums
 from telemetry.causes.policies import away_from_home, rolled, spilled_tokens
 from telemetry.causes.replicas import joined, lost, restarted
-from telemetry.lint import Difference, Opening, compare, describe, pairs_of
+from telemetry.lint import Difference, PromptStructure, compare, describe, differences
 
 DESCRIBED = 0.97  # certainty where openings were described
 BY_KEYS = 0.8
@@ -89,23 +89,23 @@ def _described(evidence: Evidence, group: str) -> Change | None:
     if share - _usually_new(before) < NEW_PREFIX_GROWTH:
         return None
     keeps = len({opening.signature for opening in new}) > max(2, 0.3 * len(new))
-    pairs = pairs_of(new[-COMPARED:]) if keeps else [_against(opening, before) for opening in new[-COMPARED:]]
+    pairs = differences(new[-COMPARED:]) if keeps else [_against(opening, before) for opening in new[-COMPARED:]]
     return Change(group, _lost(evidence, group), share, True, _commonest(it for it in pairs if it is not None), keeps)
 
 
-def _openings(side: Side, group: str) -> list[Opening]:
+def _openings(side: Side, group: str) -> list[PromptStructure]:
     """In order of time."""
     return [it.opening for it in sorted(side.openings, key=lambda it: it.at) if it.group == group]
 
 
-def _usually_new(openings: Sequence[Opening]) -> float:
+def _usually_new(openings: Sequence[PromptStructure]) -> float:
     """The part of the later half's heads that the earlier one has not."""
     half = len(openings) // 2
     known = {opening.signature for opening in openings[:half]}
     return sum(opening.signature not in known for opening in openings[half:]) / (len(openings) - half)
 
 
-def _against(opening: Opening, before: Sequence[Opening]) -> Difference | None:
+def _against(opening: PromptStructure, before: Sequence[PromptStructure]) -> Difference | None:
     return compare(opening, max(before[-COMPARED:], key=opening.shared))
 
 

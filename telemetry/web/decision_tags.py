@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django import template
 
 from telemetry.lab.chains import format_hash
-from telemetry.lint import Opening, Segment, Volatile
+from telemetry.lint import PromptStructure, Segment, Volatile
 from telemetry.models import Decision
 from telemetry.web import reasons
 from telemetry.web.reasons import place_of
@@ -32,7 +32,7 @@ def predicted_ratio(one: Decision) -> float | None:
 
 
 @register.filter
-def with_volatile(opening: Opening) -> Iterator[tuple[Segment, list[Volatile]]]:
+def with_volatile(opening: PromptStructure) -> Iterator[tuple[Segment, list[Volatile]]]:
     """Each segment with what changes in it."""
     for segment in opening.segments:
         end = segment.at + segment.length

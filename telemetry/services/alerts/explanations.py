@@ -22,7 +22,7 @@ from telemetry.alerts.pipeline import evaluate_rules, note
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import RelatedEvent, Seen, Side, onset
 from telemetry.lab.ladder import BIN, TERMS, Ladder, bin_start
-from telemetry.lint import Opening
+from telemetry.lint import PromptStructure
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertState, AlertTransition
 from telemetry.services.lab.ladders import ladders_over_time
@@ -98,7 +98,7 @@ def _side(
     seen = [
         Seen(name, at, opening)
         for name, at, document in rule_sums.described_prompts(pool.name, group, start, end)
-        if (opening := Opening.read(json.loads(document))) is not None
+        if (opening := PromptStructure.read(json.loads(document))) is not None
     ]
     return Side(
         start,

@@ -18,7 +18,7 @@ from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import Mod
 
 from telemetry.lab.prefix_tree import MAX_BLOCKS, Node, RequestPath, build_tree
-from telemetry.lint import Finding, Opening, lint
+from telemetry.lint import Finding, PromptStructure, lint
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
 from telemetry.services.figures.overview import Subject
@@ -224,7 +224,7 @@ class GroupPrompts:
 
     pool: str
     group: str  # "": requests of no task group
-    openings: int  # number of compared prompts
+    prompts: int  # number of compared prompts
     messages: int  # median of a prompt
     tokens: int  # estimated median of a prompt
     requests_per_s: float | None
@@ -233,7 +233,7 @@ class GroupPrompts:
     @property
     def has_too_few(self) -> bool:
         """Whether there are too few prompts for findings."""
-        return self.openings < MIN_PROMPTS
+        return self.prompts < MIN_PROMPTS
 
     @property
     def tokens_per_day(self) -> float:
@@ -244,25 +244,25 @@ class GroupPrompts:
 def lint_prompts(pools: Sequence[str] | None, now: datetime, *, group: str | None = None) -> list[GroupPrompts]:
     """Every task group of some pools (None: all), largest loss first. 3 queries, 10 ms per group."""
     window = Window(now - LINT_WINDOW, now, LINT_WINDOW.total_seconds())
-    structures: dict[tuple[str, str], list[Opening]] = defaultdict(list)
+    structures: dict[tuple[str, str], list[PromptStructure]] = defaultdict(list)
     for pool, name, document in newest_prompt_structures(pools, window, most=MAX_PROMPTS, group=group):
-        if (opening := Opening.read(msgspec.json.decode(document))) is not None:
-            structures[pool, name].append(opening)
+        if (prompt := PromptStructure.read(msgspec.json.decode(document))) is not None:
+            structures[pool, name].append(prompt)
     rates = _request_rates(pools, window) if structures else {}
-    groups = [_prompts(*key, openings, rates.get(key)) for key, openings in structures.items()]
+    groups = [_prompts(*key, prompts, rates.get(key)) for key, prompts in structures.items()]
     return sorted(groups, key=lambda item: (-item.tokens_per_day, not item.findings, item.pool, item.group))
 
 
-def _prompts(pool: str, group: str, openings: list[Opening], rate: float | None) -> GroupPrompts:
-    middle = len(openings) // 2
+def _prompts(pool: str, group: str, prompts: list[PromptStructure], rate: float | None) -> GroupPrompts:
+    middle = len(prompts) // 2
     return GroupPrompts(
         pool,
         group,
-        len(openings),
-        sorted(opening.messages for opening in openings)[middle],
-        sorted(opening.length for opening in openings)[middle] // 4,
+        len(prompts),
+        sorted(prompt.messages for prompt in prompts)[middle],
+        sorted(prompt.length for prompt in prompts)[middle] // 4,
         rate,
-        tuple(lint(openings, rate)) if len(openings) >= MIN_PROMPTS else (),
+        tuple(lint(prompts, rate)) if len(prompts) >= MIN_PROMPTS else (),
     )
 
 

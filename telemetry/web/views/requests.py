@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool
-from telemetry.lint import Opening
+from telemetry.lint import PromptStructure
 from telemetry.metrics.windows import cacheable_tokens
 from telemetry.models import Decision
 from telemetry.services.lab import decisions
@@ -63,7 +63,7 @@ def request_detail(request: HttpRequest, place: str) -> HttpResponse:
         "match": MATCHES.get(one.matched_by, one.matched_by),
         "verdict": verdict_of(one),
         "prompt": prompt_of(one),
-        "opening": Opening.read(one.opening) if one.opening else None,
+        "opening": PromptStructure.read(one.opening) if one.opening else None,
         "neighbours": decisions.with_same_prefix(one),
     }
     return render(request, "telemetry/request.html", context)

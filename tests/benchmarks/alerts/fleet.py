@@ -25,7 +25,7 @@ from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin
 from telemetry.causes.evidence import Bin as OnsetBin
 from telemetry.causes.evidence import EngineSums, Prefix, RelatedEvent, Route, Seen, Side, Sums
-from telemetry.lint import Opening
+from telemetry.lint import PromptStructure
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled
 
 BIN_S = 10.0
@@ -129,7 +129,7 @@ class MemoryFleet(Fleet):
             prefixes[key] += sums
             if one.at_s < (start_s + end_s) / 2:
                 early.add(key)
-            opening = Opening.read(json.loads(record.structure)) if record.structure else None
+            opening = PromptStructure.read(json.loads(record.structure)) if record.structure else None
             if opening is not None:
                 seen.append(Seen(record.group, T0 + timedelta(seconds=one.at_s), opening))
         return Side(

@@ -16,7 +16,7 @@ from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
 from telemetry.lab.ladder import TERMS, Sums, caveats, ladder_from, summary
 from telemetry.lab.prefix_tree import RequestPath, build_tree
 from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
-from telemetry.lint import Opening, compare, describe, lint
+from telemetry.lint import PromptStructure, compare, describe, lint
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request
 
 NAMES = ("", "a", "b")
@@ -203,7 +203,7 @@ OPENINGS = st.fixed_dictionaries(
 @given(st.lists(OPENINGS, max_size=4), st.sampled_from((None, 0.0, 1.0)))
 @settings(max_examples=150, deadline=None)
 def test_lint_takes_any_openings_that_a_router_may_send(documents, rate):
-    openings = [opening for document in documents if (opening := Opening.read(document)) is not None]
+    openings = [opening for document in documents if (opening := PromptStructure.read(document)) is not None]
     assert isinstance(lint(openings, rate), list)
     for one in openings:
         for other in openings:

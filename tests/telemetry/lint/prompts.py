@@ -12,7 +12,7 @@ import msgspec
 from controlplane.models import Router
 from routing.prompt.hashing import PrefixHasher
 from routing.prompt.structure import describe_structure
-from telemetry.lint import Opening
+from telemetry.lint import PromptStructure
 from telemetry.models import DecisionCursor
 from telemetry.scraping.decision_records import Progress, read_page, record_page
 from tests.routing.building import CHAT, SECRET, canonical
@@ -32,11 +32,11 @@ def rules(seed: int = 1, lines: int = 40) -> str:
 DATED = "Today is 2031-03-04, 11:{n:02d}.\n"
 
 
-def opening(system: str, *turns: str, tools: Any = None, session: str | None = None) -> Opening:
+def opening(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
     listed = [{"role": "system", "content": system}]
     listed += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
     body = {"model": "m", "messages": listed} | ({"tools": tools} if tools else {})
-    read = Opening.read(_told(body, tools, session))
+    read = PromptStructure.read(_told(body, tools, session))
     assert read is not None
     return read
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.lint import Finding, Kind, Opening, compare, lint
+from telemetry.lint import Finding, Kind, PromptStructure, compare, lint
 from tests.telemetry.lint.prompts import opening, rules
 
 RULES = rules()
@@ -102,7 +102,7 @@ def test_a_history_that_loses_its_beginning_is_found() -> None:
 
 def test_what_no_router_says_is_no_opening() -> None:
     for document in (None, 7, {}, {"bytes": 1}, {"segments": []}, [1]):
-        assert Opening.read(document) is None
+        assert PromptStructure.read(document) is None
 
 
 texts = st.text("ab 1-:\n", max_size=30)
