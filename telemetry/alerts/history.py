@@ -33,8 +33,8 @@ from telemetry.alerts.series import HitRateSeries
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import STARTING_S, ScrapeState
+from telemetry.storage.dimension_sums import router_counts_by_step
 from telemetry.storage.replica_facts import COLD_S, cold_bands, hit_rate_replicas
-from telemetry.storage.responses import router_counts_by_step
 from telemetry.storage.rule_sums import pressure_sums
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
 

@@ -421,7 +421,6 @@ class Migration(migrations.Migration):
                 ('usage_without_details', models.BigIntegerField(null=True)),
                 ('prompt_tokens', models.BigIntegerField(null=True)),
                 ('cached_tokens', models.BigIntegerField(null=True)),
-                ('cacheable_tokens', models.BigIntegerField(null=True)),
                 ('spilled_requests', models.BigIntegerField(null=True)),
                 ('predicted_answers', models.BigIntegerField(null=True)),
                 ('predicted_prompt_tokens', models.BigIntegerField(null=True)),

@@ -1,6 +1,6 @@
 """Tables partitioned by time, which Django's models cannot express: readings, decisions, and the rollups of readings.
 
-``telemetry.storage.partitions`` creates and drops the partitions; ``telemetry.storage.rollup_columns`` lists the
+``telemetry.storage.partitions`` creates and drops the partitions; ``telemetry.storage.rollup_tables`` lists the
 columns of rollups.
 """
 
@@ -97,8 +97,6 @@ create table telemetry_routerreading_1m (
     usage_reported bigint,
     prompt_tokens bigint,
     cached_tokens bigint,
-    ceiling_prompt_tokens bigint,
-    cacheable_tokens bigint,
     spilled_requests bigint,
     predicted_answers bigint,
     predicted_prompt_tokens bigint,

@@ -143,7 +143,6 @@ class RouterReading(models.Model):
     usage_without_details = _count()  # responses whose usage did not say how many tokens were cached
     prompt_tokens = _count()
     cached_tokens = _count()
-    cacheable_tokens = _count()  # no longer written; removed by a later release
     spilled_requests = _count()  # placed away from a prefix's home or holder, for load; None where there is no home
     predicted_answers = (
         _count()

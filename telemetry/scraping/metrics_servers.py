@@ -42,7 +42,7 @@ from telemetry.metrics.exposition import MAX_LABEL_CHARS, MAX_SERIES, Exposition
 from telemetry.models import MetricsServer
 from telemetry.scraping.merge import ScrapeFailure, ScrapeResult
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
-from telemetry.storage.locks import advisory_lock, metrics_server_lock
+from telemetry.storage.locks import METRICS_SERVER, advisory_lock
 
 DEADLINE_SHARE = 0.8  # of the interval, for all replicas of a server
 MAX_BYTES = 32 << 20  # of one response: some 50 replicas with all their buckets are 3 MiB
@@ -76,7 +76,7 @@ def read_metrics_servers(now_s: float | None = None) -> None:
     due = datetime.fromtimestamp(math.floor((time.time() if now_s is None else now_s) / interval_s) * interval_s, UTC)
     with isolated_items(PeriodicTask.METRICS_SERVERS) as item:
         for server in MetricsServer.objects.filter(enabled=True, read_pools__isnull=False).distinct():
-            with advisory_lock(metrics_server_lock(server.pk)) as acquired:
+            with advisory_lock(METRICS_SERVER + server.pk) as acquired:
                 if acquired:
                     with item(server.name):
                         read_server(server, due=due, deadline_s=DEADLINE_SHARE * interval_s)

@@ -1,9 +1,7 @@
-"""What readings add up to by other keys than sums.py has: of a replica per rank, of routers per group and replica.
+"""Sums of readings by other dimensions than ``sums.py``: per rank, task group, replica or revision, and usage reports.
 
-The rules are the same: additions are summed first and divided by whoever asked (H2), and a reading at ``t`` belongs to
-the step that ends there.
-
-Sums and means of what engines report, of several replicas together.
+The same rules hold: increases are summed and the caller divides (H2), and a reading at ``t`` belongs to the step that
+ends there. Functions use one query for the sums, and one to find out what is rolled up.
 """
 
 from __future__ import annotations
@@ -11,45 +9,97 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from telemetry.metrics.engine_names import COUNTERS, OPTIONAL_COUNTERS, WAITING_REASONS
+from telemetry.metrics.engine_names import COUNTERS, GAUGES, OPTIONAL_COUNTERS, WAITING_REASONS
+from telemetry.metrics.rates import RouterCounts, accounted_ratio, sum_known
 from telemetry.metrics.windows import Window
-from telemetry.storage.rollup_columns import ENGINES, ROUTERS
-from telemetry.storage.rollup_source import readings_of, sums_in
-from telemetry.storage.sums import STEP, Coverage, during, fetch_rows
+from telemetry.storage.rollup_tables import ENGINES, ROUTERS, readings_in, sums_in
+from telemetry.storage.sums import OF_POOLS, OF_REPLICAS, STEP, Coverage, during, fetch_rows
 
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
-GAUGES = ("running", "waiting", "kv_usage_ratio")
+_USAGE = """sum(requests)::bigint, sum(usage_reported)::bigint,
+    sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
+    sum(cached_tokens) filter (where usage_reported > 0)::bigint,
+    sum(predicted_answers)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
+    sum(predicted_cached_tokens)::bigint"""
+_FROM_REPLICAS = f"""from telemetry_routerreading
+    where at > %(start)s and at <= %(end)s and replica <> '' and requests is not null and {OF_POOLS}"""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedSums:
-    """What was counted under one key over one step; None is unknown."""
+    """Counters of one key over one step; None is unknown."""
 
     key: tuple[str, ...]
     start: datetime
     counts: dict[str, int | None] = field(default_factory=dict)
-    covered_s: float | None = None  # of engines: seconds that the additions cover
+    covered_s: float | None = None  # of engines: seconds that the sums cover
     stale: bool = False  # of engines: a scrape failed in this step
 
     def get(self, name: str) -> int | None:
-        """A count by its name."""
         return self.counts[name]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """Values of one step by name; None is unknown."""
+
+    start: datetime
+    stale: bool  # a scrape failed in this step
+    values: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTotals:
+    """Values of one replica and step."""
+
+    replica_id: int
+    covered_s: float | None  # seconds that the sums cover, of the engine with the longest time
+    totals: EngineTotals
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCountsStep:
+    """What the responses of one replica reported over one step."""
+
+    pool: str
+    replica: str
+    start: datetime
+    answers: RouterCounts
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReports:
+    """How many responses of one replica reported usage over a window; None where no router was scraped."""
+
+    completed: int | None  # successful responses
+    reported: int | None  # of those, the ones that reported their cached tokens
+    without_details: int | None  # of those, the ones with usage but without cached tokens
+
+    @property
+    def accounted_ratio(self) -> float | None:
+        """Share of the successful responses that task groups' figures include."""
+        return accounted_ratio(self.reported, self.completed)
+
+    @property
+    def lacks_details(self) -> bool:
+        """Whether the engine reports usage but never cached tokens."""
+        return bool(self.without_details) and not self.reported
+
+
 def rank_sums(replica_id: int, window: Window, names: Sequence[str], *, whole: bool = False) -> list[KeyedSums]:
-    """Of each rank (key: model, engine) of a replica, per step, ascending. One query."""
+    """Sums per rank (key: model, engine) of a replica and step, ascending."""
     source = sums_in(ENGINES, window, ("covered_s", "stale_scrapes", *names), whole=whole)
-    summed = ", ".join(f"sum({name})::bigint" for name in names)
     rows = fetch_rows(
         f"""
-        select array[model, engine], {STEP} as start, sum(covered_s), bool_or(stale_scrapes > 0), {summed}
+        select array[model, engine], {STEP} as start, sum(covered_s), bool_or(stale_scrapes > 0), {_sums(names)}
         from {source.sql} readings where replica_id = %(id)s
         group by model, engine, start order by model, engine, start
         """,  # noqa: S608 - names are columns of ENGINES
         during(window, whole=whole) | source.parameters | {"id": replica_id},
     )
-    return [_added(row, names) for row in rows if any(row[0])]
+    return [_keyed_sums(row, names) for row in rows if any(row[0])]
 
 
 def route_sums(
@@ -62,35 +112,31 @@ def route_sums(
     replica: str | None = None,
     whole: bool = False,
 ) -> list[KeyedSums]:
-    """What routers counted for some pools (None: all), narrowed to a group or replica, per ``by`` and step. One query.
+    """Routers' sums of some pools (None: all) per key and step, ascending; of one task group or replica if named.
 
     ``by`` names some of ``KEYS``.
     """
     key = ", ".join(KEYS[name] for name in by) or "''"
-    sums = ", ".join(f"sum({name})::bigint" for name in names)
-    narrow = replica is not None or "replica" in by  # which replica it was is told by readings alone
-    source = (
-        readings_of(ROUTERS, window, names) if narrow else sums_in(ROUTERS, window, ("requests", *names), whole=whole)
-    )
+    if replica is not None or "replica" in by:  # only readings know the replica
+        source = readings_in(ROUTERS, window, names)
+    else:
+        source = sums_in(ROUTERS, window, ("requests", *names), whole=whole)
     rows = fetch_rows(
         f"""
-        select array[{key}], {STEP} as start, null, false, {sums}
+        select array[{key}], {STEP} as start, null, false, {_sums(names)}
         from {source.sql} readings
-        where pool <> '' and requests is not null
-            and (%(pools)s::text[] is null or pool = any(%(pools)s))
+        where pool <> '' and requests is not null and {OF_POOLS}
             and (%(group)s::text is null or "group" = %(group)s)
             {"" if replica is None else "and replica = %(replica)s"}
         group by 1, start order by 1, start
         """,  # noqa: S608 - names are columns of ROUTERS and keys of KEYS
-        during(window, whole=whole)
-        | source.parameters
-        | {"pools": None if pools is None else list(pools), "group": group, "replica": replica},
+        during(window, whole=whole, pools=pools) | source.parameters | {"group": group, "replica": replica},
     )
-    return [_added(row, names) for row in rows]
+    return [_keyed_sums(row, names) for row in rows]
 
 
 def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
-    """How well routers were scraped, per step. One query."""
+    """How well routers were scraped, per step."""
     source = sums_in(ROUTERS, window, ("scrapes", "covered_s", "stale_scrapes"), whole=whole)
     rows = fetch_rows(
         f"""
@@ -106,9 +152,8 @@ def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
 def engine_gauges(
     replica_id: int, window: Window, column: str
 ) -> list[tuple[tuple[str, ...], datetime, float | None, bool]]:
-    """((model, engine), step, mean of a gauge, whether a scrape failed) of a replica's ranks, ascending. One query."""
-    if column not in GAUGES:
-        raise ValueError(f"{column!r} is no gauge of a reading")
+    """((model, engine), step, mean of a gauge, whether a scrape failed) per rank of a replica and step, ascending."""
+    _check((column,), GAUGES)
     source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
     rows = fetch_rows(
         f"""
@@ -119,72 +164,41 @@ def engine_gauges(
         """,  # noqa: S608 - the column is one of three
         during(window) | source.parameters | {"id": replica_id},
     )
-    return [(tuple(row[0]), row[1], row[2], row[3]) for row in rows]
+    return [(tuple(key), start, mean, stale) for key, start, mean, stale in rows]
 
 
 def total(rows: Iterable[KeyedSums], name: str) -> int | None:
-    """The sum of what is known of a count; None where nothing is."""
-    known = [value for row in rows if (value := row.get(name)) is not None]
-    return sum(known) if known else None
-
-
-def _added(row: tuple[object, ...], names: Sequence[str]) -> KeyedSums:
-    key, start, covered_s, stale, *values = row
-    return KeyedSums(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))  # type: ignore[arg-type]  # as selected
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTotals:
-    """Values of one step by the names that were asked for; None is unknown."""
-
-    start: datetime
-    stale: bool  # a scrape failed in this step
-    values: dict[str, float | None]
+    """The sum of the known counts of a name; None where none is known."""
+    return sum_known(row.get(name) for row in rows)
 
 
 def counted(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[EngineTotals]:
-    """Sums of some of OPTIONAL_COUNTERS, per step. Two queries at most; ValueError for another name."""
+    """Sums of some OPTIONAL_COUNTERS of some replicas together, per step; ValueError for another name."""
     _check(names, OPTIONAL_COUNTERS)
-    sums = ", ".join(f"sum({name})::bigint" for name in names)
     source = sums_in(ENGINES, window, (*names, "stale_scrapes"))
     rows = fetch_rows(
         f"""
-        select {STEP} as start, bool_or(stale_scrapes > 0), {sums}
-        from {source.sql} readings where replica_id = any(%(ids)s::bigint[]) group by start order by start
+        select {STEP} as start, bool_or(stale_scrapes > 0), {_sums(names)}
+        from {source.sql} readings where {OF_REPLICAS} group by start order by start
         """,  # noqa: S608 - the names are of a fixed list
         during(window) | source.parameters | {"ids": list(replica_ids)},
     )
     return [_totals(row, names) for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaTotals:
-    """Values of one replica and step."""
-
-    replica_id: int
-    covered_s: float | None  # seconds that the sums cover, of the engine that was read longest
-    totals: EngineTotals
-
-
 def counter_sums_by_replica(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[ReplicaTotals]:
-    """Sums of some of COUNTERS and OPTIONAL_COUNTERS, per replica and step, ascending. Two queries at most.
-
-    Raises:
-        ValueError: for another name.
-    """
+    """Sums of some counters of engines, per replica and step, ascending; ValueError for another name."""
     _check(names, (*COUNTERS, *OPTIONAL_COUNTERS))
     of_engine = ", ".join(f"sum({name}) as {name}" for name in names)
-    sums = ", ".join(f"sum({name})::bigint" for name in names)
     source = sums_in(ENGINES, window, (*names, "covered_s", "stale_scrapes"))
     rows = fetch_rows(
         f"""
         with by_engine as (
             select replica_id, {STEP} as start, sum(covered_s) as covered_s, bool_or(stale_scrapes > 0) as stale,
                 {of_engine}
-            from {source.sql} readings where replica_id = any(%(ids)s::bigint[])
-            group by replica_id, model, engine, start
+            from {source.sql} readings where {OF_REPLICAS} group by replica_id, model, engine, start
         )
-        select replica_id, max(covered_s), start, bool_or(stale), {sums}
+        select replica_id, max(covered_s), start, bool_or(stale), {_sums(names)}
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - the names are of a fixed list
         during(window) | source.parameters | {"ids": list(replica_ids)},
@@ -193,14 +207,13 @@ def counter_sums_by_replica(replica_ids: Sequence[int], window: Window, names: S
 
 
 def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[EngineTotals]:
-    """Mean of WAITING_REASONS of each engine, summed over the engines, per step. Two queries at most."""
+    """Means of WAITING_REASONS per engine, summed over the engines, per step."""
     source = sums_in(ENGINES, window, [f"{name}_{part}" for name in WAITING_REASONS for part in ("sum", "n")])
     means = ", ".join(f"sum({name}_sum) / nullif(sum({name}_n), 0) as {name}" for name in WAITING_REASONS)
     rows = fetch_rows(
         f"""
         with by_engine as (
-            select {STEP} as start, {means}
-            from {source.sql} readings where replica_id = any(%(ids)s::bigint[])
+            select {STEP} as start, {means} from {source.sql} readings where {OF_REPLICAS}
             group by replica_id, model, engine, start
         )
         select start, false, {", ".join(f"sum({name})" for name in WAITING_REASONS)}
@@ -211,11 +224,67 @@ def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[Engine
     return [_totals(row, WAITING_REASONS) for row in rows]
 
 
+def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
+    """Usage reports of one replica, from readings. One query."""
+    rows = fetch_rows(
+        """
+        select sum(ok_requests)::bigint, sum(usage_reported)::bigint, sum(usage_without_details)::bigint
+        from telemetry_routerreading
+        where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica = %(replica)s and requests is not null
+        """,
+        during(window) | {"pool": pool, "replica": replica},
+    )
+    return UsageReports(*rows[0])
+
+
+def router_counts_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], RouterCounts]:
+    """Reported and predicted tokens over a window by (pool, replica), of some pools by name or of all. One query."""
+    sql = f"select pool, replica, {_USAGE} {_FROM_REPLICAS} group by pool, replica"
+    return {(row[0], row[1]): RouterCounts(*row[2:]) for row in fetch_rows(sql, during(window, pools=pools))}
+
+
+def router_counts_by_step(pools: Sequence[str], window: Window) -> list[RouterCountsStep]:
+    """The same per step, ascending; steps without a request are left out. One query."""
+    keys = "pool, replica, start"
+    sql = f"select pool, replica, {STEP} as start, {_USAGE} {_FROM_REPLICAS} group by {keys} order by {keys}"
+    rows = fetch_rows(sql, during(window, pools=pools))
+    return [RouterCountsStep(pool, replica, start, RouterCounts(*sums)) for pool, replica, start, *sums in rows]
+
+
+def newest_prompt_structures(
+    pools: Sequence[str] | None, window: Window, *, most: int, group: str | None = None
+) -> list[tuple[str, str, Any]]:
+    """(pool, task group, prompt structure as JSON) of each group's newest ``most`` described prompts. One query."""
+    rows = fetch_rows(
+        f"""
+        select pool, "group", opening::text from (
+            select pool, "group", at, opening,
+                row_number() over (partition by pool, "group" order by at desc) as number
+            from telemetry_decision
+            where at > %(start)s and at <= %(end)s and opening is not null and {OF_POOLS}
+                and (%(group)s::text is null or "group" = %(group)s)
+        ) as described
+        where number <= %(most)s order by pool, "group", at
+        """,  # noqa: S608 - no part of it comes from outside
+        during(window, pools=pools) | {"group": group, "most": most},
+    )
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+def _sums(names: Sequence[str]) -> str:
+    return ", ".join(f"sum({name})::bigint" for name in names)
+
+
 def _check(names: Sequence[str], known: Sequence[str]) -> None:
     if unknown := set(names) - set(known):
-        raise ValueError(f"{sorted(unknown)} are no counters that can be summed here")
+        raise ValueError(f"{sorted(unknown)} cannot be read here; expected some of {known}")
 
 
-def _totals(row: tuple[object, ...], names: Sequence[str]) -> EngineTotals:
+def _keyed_sums(row: tuple[Any, ...], names: Sequence[str]) -> KeyedSums:
+    key, start, covered_s, stale, *values = row
+    return KeyedSums(tuple(key), start, dict(zip(names, values, strict=True)), covered_s, bool(stale))
+
+
+def _totals(row: tuple[Any, ...], names: Sequence[str]) -> EngineTotals:
     start, stale, *values = row
-    return EngineTotals(start, bool(stale), dict(zip(names, values, strict=True)))  # type: ignore[arg-type]  # as selected
+    return EngineTotals(start, bool(stale), dict(zip(names, values, strict=True)))

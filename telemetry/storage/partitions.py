@@ -1,9 +1,7 @@
-"""One table per day of readings, and of decisions: made ahead, dropped when their time is over. A day is a UTC day.
+"""Partitions by time: a table per UTC day of readings and decisions, created ahead and dropped after their retention.
 
-Rollups have a table per day (minutes) or month (the others), made when their first row comes.
-
-A partition is built beside its parent and then attached, because attaching, unlike creating it in place, does not
-keep readers and writers of the parent waiting.
+Rollups have a table per day (minutes) or month (coarser ones), created with their first row. A partition is created as
+a table of its own and then attached: attaching, unlike creating it in place, does not block readers and writers.
 """
 
 from __future__ import annotations
@@ -18,21 +16,20 @@ from psycopg import sql
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
-from telemetry.storage.rollup_columns import RESOLUTIONS_S, TABLES
-from telemetry.storage.rollup_source import rolled_through
+from telemetry.storage.locks import PARTITIONS
+from telemetry.storage.rollup_tables import RESOLUTIONS_S, TABLES, rolled_through
 
 READINGS = ("telemetry_reading", "telemetry_routerreading")
 DECISIONS = ("telemetry_decision",)
 PARENTS = (*READINGS, *DECISIONS)
 MONTHLY = frozenset(TABLES[300] + TABLES[3600] + TABLES[21_600])
 DAYS_AHEAD = 2
-WAITS_DAYS = 7  # beyond their time, for rollups that are behind: a disk is not filled for them
-LOCK_KEY = 0x7770_7061_7274  # any number that no other advisory lock of ours has
+MAX_OVERDUE_DAYS = 7  # that data is retained for rollups that are behind, so that the disk does not fill up
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What a run did, by table name."""
+    """The tables that a run created and dropped."""
 
     created: list[str]
     dropped: list[str]
@@ -46,16 +43,16 @@ def maintain(
     rollup_days: Mapping[int, int],
     days_ahead: int = DAYS_AHEAD,
 ) -> Maintenance:
-    """Make the partitions of today and the days ahead, drop those that ended before the time that is kept.
+    """Create the partitions of today and the days ahead, and drop those beyond their retention.
 
-    ``rollup_days`` is what is kept of each resolution. What is still to be rolled up stays, for a week at most.
+    ``rollup_days`` is the retention by resolution. Data that is not rolled up yet stays, for a week at most.
     """
     today = now.astimezone(UTC).date()
     created = ensure_days(today + timedelta(days=ahead) for ahead in range(days_ahead + 1))
     oldest = (now - timedelta(hours=decisions_h)).astimezone(UTC).date()
     reached = rolled_through()
-    kept_from = _first_needed(today - timedelta(days=retention_days), reached[RESOLUTIONS_S[0]])
-    dropped = drop_before(kept_from, READINGS) + drop_before(oldest, DECISIONS)
+    retained_from = _first_needed(today - timedelta(days=retention_days), reached[RESOLUTIONS_S[0]])
+    dropped = drop_before(retained_from, READINGS) + drop_before(oldest, DECISIONS)
     coarser = dict(pairwise(RESOLUTIONS_S))
     for resolution_s, days in rollup_days.items():
         first = today - timedelta(days=days)
@@ -64,37 +61,40 @@ def maintain(
     return Maintenance(created, dropped)
 
 
-def _first_needed(first_kept: date, reached: datetime | None) -> date:
-    """The first day to keep where the next resolution was rolled up so far; None: not at all."""
-    latest = first_kept - timedelta(days=WAITS_DAYS)
-    return latest if reached is None else max(latest, min(first_kept, reached.astimezone(UTC).date()))
+def _first_needed(first_retained: date, reached: datetime | None) -> date:
+    """The first day to retain; ``reached``: how far the next resolution is rolled up, None: not at all."""
+    earliest = first_retained - timedelta(days=MAX_OVERDUE_DAYS)
+    return earliest if reached is None else max(earliest, min(first_retained, reached.astimezone(UTC).date()))
 
 
 @transaction.atomic
 def ensure_days(days: Iterable[date]) -> list[str]:
-    """Make the partitions of these days where they are missing; the names of those made."""
+    """Create the missing partitions of these days; their names."""
     return _ensure(PARENTS, days)
 
 
 @transaction.atomic
 def ensure_rollups(resolution_s: int, start: datetime, end: datetime) -> list[str]:
-    """Make the partitions that bins which end within a span need, where they are missing; the names of those made."""
+    """Create the missing partitions for bins that end between two times; their names."""
     first, last = (at.astimezone(UTC).date() for at in (start, end))
     return _ensure(TABLES[resolution_s], [first + timedelta(days=day) for day in range((last - first).days + 1)])
 
 
 def _ensure(parents: Sequence[str], days: Iterable[date]) -> list[str]:
-    wanted = {(parent, _period(parent, day)[0]): None for day in days for parent in parents}
-    if not _missing(wanted):
+    needed: dict[str, tuple[str, date]] = {}
+    for day in days:
+        for parent in parents:
+            first, _ = _period(parent, day)
+            needed[partition_name(parent, first)] = (parent, first)
+    if needed.keys() <= set(partitions_of(*parents)):
         return []
     with connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(%s)", [LOCK_KEY])  # two workers, one maker
-    return [_create(parent, day) for parent, day in _missing(wanted)]
-
-
-def _missing(wanted: Iterable[tuple[str, date]]) -> list[tuple[str, date]]:
-    existing = _partitions(tuple({parent for parent, _ in wanted}))
-    return [(parent, day) for parent, day in wanted if partition_name(parent, day) not in existing]
+        cursor.execute("select pg_advisory_xact_lock(%s)", [PARTITIONS])  # one worker at a time
+    existing = set(partitions_of(*parents))
+    created = [name for name in needed if name not in existing]
+    for name in created:
+        _create(name, *needed[name])
+    return created
 
 
 def _period(parent: str, day: date) -> tuple[date, date]:
@@ -105,12 +105,13 @@ def _period(parent: str, day: date) -> tuple[date, date]:
     return first, (first + timedelta(days=31)).replace(day=1)
 
 
-def drop_before(first_kept: date, parents: Sequence[str] = PARENTS) -> list[str]:
-    """Drop the partitions of the days before ``first_kept``, of months when all their days are; their names.
+def drop_before(first_retained: date, parents: Sequence[str] = PARENTS) -> list[str]:
+    """Drop the partitions that end before ``first_retained``; their names.
 
-    A table that a long query keeps stays until the next run, and only that one.
+    A table that a long query holds locked stays until the next run.
     """
-    expired = [name for name, day in _partitions(parents).items() if _period(name[:-9], day)[1] <= first_kept]
+    names = partitions_of(*parents)
+    expired = [name for name in names if _period(name[:-9], _first_day(name))[1] <= first_retained]
     dropped: list[str] = []
     with isolated_items(PeriodicTask.PARTITIONS) as item:
         for name in expired:
@@ -128,12 +129,16 @@ def _drop(name: str) -> None:
 
 
 def partition_name(parent: str, day: date) -> str:
-    """The table that holds the day, or the month that begins with it."""
+    """The table of a day, or of the month that begins with it."""
     return f"{parent}_{day:%Y%m%d}"
 
 
+def _first_day(name: str) -> date:
+    return datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date()
+
+
 def partitions_of(*parents: str) -> list[str]:
-    """The tables of some partitioned ones, ascending."""
+    """The partitions of some tables, ascending."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select inhrelid::regclass::text from pg_inherits where inhparent = any(%s::regclass[]) order by 1",
@@ -142,14 +147,7 @@ def partitions_of(*parents: str) -> list[str]:
         return [row[0] for row in cursor.fetchall()]
 
 
-def _partitions(parents: Sequence[str] = PARENTS) -> dict[str, date]:
-    """Every partition, ascending, and its first day."""
-    names = partitions_of(*parents)
-    return {name: datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names}
-
-
-def _create(parent: str, day: date) -> str:
-    name = partition_name(parent, day)
+def _create(name: str, parent: str, day: date) -> None:
     start, end = (datetime.combine(at, datetime.min.time(), UTC) for at in _period(parent, day))
     with connection.cursor() as cursor:
         cursor.execute(
@@ -160,4 +158,3 @@ def _create(parent: str, day: date) -> str:
                 sql.Identifier(parent), sql.Identifier(name), start.isoformat(), end.isoformat()
             )
         )
-    return name

@@ -1,13 +1,7 @@
-"""Sums that only alert rules ask for; everything else is in sums.py.
+"""Sums of readings and decisions for alert rules, for the analysis of hit-rate drops, and for canary analysis.
 
-What is asked when a hit rate fell: sums by replica, revision and opening over one span of time, and openings.
-
-The steps are those of ``sums``. Where a task group is named, routers' figures are of that group alone; engines know
-no groups.
-
-What routers counted by the revision of a policy that placed a request: sums of readings, for the guard of a trial.
-
-The steps and the sums are those of ``sums``; a row here says which router and which task group it is of.
+Where a task group is named, routers' figures are of that group alone; engines do not know groups. Each function runs
+one query unless said otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from telemetry.storage.sums import STEP, during, fetch_rows, merged_layouts
 
 @dataclass(frozen=True, slots=True)
 class PressureSums:
-    """How full a replica was over one step."""
+    """Load of a replica's KV cache over one step."""
 
     replica_id: int
     start: datetime
@@ -36,7 +30,7 @@ class PressureSums:
 
 
 def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSums]:
-    """Per replica and step, ascending. One query."""
+    """Per replica and step, ascending."""
     rows = fetch_rows(
         f"""
         select replica_id, {STEP} as start, avg(kv_usage_ratio), sum(preemptions)::bigint,
@@ -50,13 +44,13 @@ def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSu
     return [PressureSums(*row) for row in rows]
 
 
-MOST_PREFIXES = 20_000  # by replica, those with the most tokens
-MOST_OPENINGS = 400  # the newest
-_SILENT = 0.5  # of a replica's readings without hits
+MAX_PREFIXES = 20_000  # by replica, those with the most tokens
+MAX_DESCRIBED = 400  # the newest
+SILENT_SHARE = 0.5  # of a replica's readings that lack hits
 
 
 def route_totals(pool: str, group: str | None, start: datetime, end: datetime) -> list[Route]:
-    """What routers counted of a pool. One query."""
+    """Routers' sums per task group, replica and revision."""
     rows = fetch_rows(
         """
         select "group", replica, policy, revision, coalesce(sum(requests), 0)::float8,
@@ -69,13 +63,13 @@ def route_totals(pool: str, group: str | None, start: datetime, end: datetime) -
             and (%(group)s::text is null or "group" = %(group)s)
         group by "group", replica, policy, revision
         """,
-        _asked(pool, group, start, end),
+        _parameters(pool, group, start, end),
     )
     return [Route(name, replica, policy, revision, Sums(*sums)) for name, replica, policy, revision, *sums in rows]
 
 
 def engine_totals(replicas: dict[int, str], start: datetime, end: datetime) -> list[EngineSums]:
-    """What engines counted. A replica is silent whose readings come and mostly know no hits. One query."""
+    """Sums per replica. A replica is silent if most of its readings have no hits."""
     rows = fetch_rows(
         """
         select replica_id, sum(queries) filter (where hits is not null)::float8,
@@ -90,13 +84,13 @@ def engine_totals(replicas: dict[int, str], start: datetime, end: datetime) -> l
         {"start": start, "end": end, "ids": list(replicas)},
     )
     return [
-        EngineSums(replicas[pk], queries, hits, unknown > _SILENT * readings, usage, preemptions)
+        EngineSums(replicas[pk], queries, hits, unknown > SILENT_SHARE * readings, usage, preemptions)
         for pk, queries, hits, unknown, readings, usage, preemptions in rows
     ]
 
 
 def prefix_totals(pool: str, group: str | None, start: datetime, end: datetime) -> list[Prefix]:
-    """What became of each opening at each replica, by collected decisions. One query."""
+    """Sums of collected decisions per task group, tier-1 prefix and replica."""
     rows = fetch_rows(
         """
         select "group", prefix, replica, count(*)::float8, sum(prompt_tokens)::float8, sum(cached_tokens)::float8,
@@ -106,13 +100,13 @@ def prefix_totals(pool: str, group: str | None, start: datetime, end: datetime) 
             and prompt_tokens is not null and cached_tokens is not null
         group by "group", prefix, replica order by 5 desc limit %(most)s
         """,
-        _asked(pool, group, start, end) | {"most": MOST_PREFIXES},
+        _parameters(pool, group, start, end) | {"most": MAX_PREFIXES},
     )
     return [Prefix(name, prefix, replica, Sums(*sums), early) for name, prefix, replica, *sums, early in rows]
 
 
 def described_prompts(pool: str, group: str | None, start: datetime, end: datetime) -> list[tuple[str, datetime, Any]]:
-    """(task group, time, opening) of the newest decisions with one. One query."""
+    """(task group, time, prompt structure as JSON) of the newest decisions that have one."""
     rows = fetch_rows(
         """
         select "group", at, opening::text from telemetry_decision
@@ -120,13 +114,13 @@ def described_prompts(pool: str, group: str | None, start: datetime, end: dateti
             and opening is not null
         order by at desc limit %(most)s
         """,
-        _asked(pool, group, start, end) | {"most": MOST_OPENINGS},
+        _parameters(pool, group, start, end) | {"most": MAX_DESCRIBED},
     )
     return [(row[0], row[1], row[2]) for row in rows]
 
 
 def router_bins(pool: str, group: str | None, start: datetime, end: datetime, step_s: float) -> list[Bin]:
-    """Tokens of answers by routers, in steps, ascending. One query."""
+    """Reported prompt and cached tokens of a pool per step, from routers, ascending."""
     rows = fetch_rows(
         """
         select date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s) as bin,
@@ -136,13 +130,13 @@ def router_bins(pool: str, group: str | None, start: datetime, end: datetime, st
             and usage_reported > 0 and reuse = ''
         group by bin order by bin
         """,
-        _asked(pool, group, start, end) | {"step": step_s},
+        _parameters(pool, group, start, end) | {"step": step_s},
     )
     return [Bin(*row) for row in rows]
 
 
 def engine_bins(replicas: dict[int, str], start: datetime, end: datetime, step_s: float) -> list[Bin]:
-    """The same by engines. One query."""
+    """Queried and cached tokens of replicas per step, from engines, ascending."""
     rows = fetch_rows(
         """
         select date_bin(make_interval(secs => %(step)s), at - interval '1 microsecond', %(start)s) as bin,
@@ -157,12 +151,12 @@ def engine_bins(replicas: dict[int, str], start: datetime, end: datetime, step_s
     return [Bin(*row) for row in rows]
 
 
-def _asked(pool: str, group: str | None, start: datetime, end: datetime) -> dict[str, Any]:
+def _parameters(pool: str, group: str | None, start: datetime, end: datetime) -> dict[str, Any]:
     return {"pool": pool, "group": group, "start": start, "end": end}
 
 
 class LatencyKind(StrEnum):
-    """What routers time: columns of their readings. Streamed responses have the one, plain ones the other (T1b)."""
+    """What routers measure: the TTFT of streamed responses and the latency of plain ones (T1b)."""
 
     TTFT = "ttft"
     PLAIN_LATENCY = "plain_latency"
@@ -170,22 +164,22 @@ class LatencyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RevisionSums:
-    """Additions of one router for one task group and revision over one step; whole numbers until they are weighed."""
+    """Increases of one router for one task group and revision over one step; weighted sums may have fractions."""
 
     start: datetime
     router_id: int
     group: str
     revision: int
     requests: int
-    answered: float  # those that ended well or by our fault: not the client's, not cancelled
-    failed: float  # by a replica's or the router's fault
-    prompt_tokens: float  # of answers that reported their cached tokens (H16)
+    answered: float  # successful ones and failures of a replica or router, not client errors or cancellations
+    failed: float  # by a replica or the router
+    prompt_tokens: float  # of responses that reported their cached tokens (H16)
     cached_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
 class RevisionLatency:
-    """What one router timed for one task group over one step; ``revision`` is None where it was not told apart."""
+    """Latencies from one router for one task group over one step; ``revision``: None for all revisions together."""
 
     start: datetime
     router_id: int
@@ -195,7 +189,7 @@ class RevisionLatency:
 
 
 def revision_sums(policy: str, window: Window) -> list[RevisionSums]:
-    """What the revisions of a policy placed, ascending by step. One query."""
+    """Sums of the requests that each revision of a policy placed, ascending by step."""
     rows = fetch_rows(
         f"""
         select {STEP} as start, router_id, "group", revision, sum(requests)::bigint,
@@ -214,7 +208,7 @@ def revision_sums(policy: str, window: Window) -> list[RevisionSums]:
 
 
 def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) -> list[RevisionLatency]:
-    """A histogram of what a policy placed, by revision; with ``policy`` "" of all that the pool served. Two queries."""
+    """Histograms of a policy's requests by revision; with ``policy`` "" of all requests of the pool. Two queries."""
     rows = fetch_rows(
         f"""
         select {STEP} as start, router_id, "group", revision, {of}_layout_id, position, sum(n)::bigint
@@ -233,7 +227,7 @@ def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) 
 
 
 def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
-    """Requests that a pool's replicas were given. One query."""
+    """How many requests each replica of a pool received."""
     rows = fetch_rows(
         """
         select replica, sum(requests)::bigint from telemetry_routerreading

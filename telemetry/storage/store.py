@@ -1,4 +1,4 @@
-"""Writing readings: COPY in the ordinary case, row by row where something stands in its way."""
+"""Writes readings and decisions: COPY, or row by row where a partition is missing or a row exists already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from psycopg import errors, sql
 
 from telemetry.models import BucketLayout
 from telemetry.storage.partitions import ensure_days
-from telemetry.storage.rollup_source import mark_late
+from telemetry.storage.rollup import mark_late
 
 Row = tuple[Any, ...]
 Edges = tuple[float, ...]
@@ -20,7 +20,7 @@ Edges = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of readings, and what its rows hold."""
+    """A table, and the columns of its rows; the first one is the time."""
 
     name: str
     columns: tuple[str, ...]
@@ -28,9 +28,9 @@ class Table:
 
 @transaction.atomic
 def store_rows(table: Table, rows: Sequence[Row]) -> None:
-    """Add readings; those that exist already stay as they are. A day without a table gets one.
+    """Insert rows; those that exist already stay as they are. A missing partition is created.
 
-    Rollups that lack them are made anew.
+    Rollups of minutes that were closed already are re-aggregated.
     """
     if not rows:
         return
@@ -38,7 +38,7 @@ def store_rows(table: Table, rows: Sequence[Row]) -> None:
     try:
         _copy(table, rows)
     except IntegrityError as error:
-        if isinstance(error.__cause__, errors.CheckViolation):  # no partition holds their time
+        if isinstance(error.__cause__, errors.CheckViolation):  # there is no partition for their time
             ensure_days({row[0].date() for row in rows})
         elif not isinstance(error.__cause__, errors.UniqueViolation):
             raise
@@ -48,7 +48,7 @@ def store_rows(table: Table, rows: Sequence[Row]) -> None:
 @transaction.atomic
 def _copy(table: Table, rows: Sequence[Row]) -> None:
     statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(table.name), _columns(table))
-    # Django turns psycopg's errors into its own where it runs a statement, and does not see what a COPY says.
+    # Django converts psycopg's errors where it runs a statement itself, which it does not for COPY.
     with connection.cursor() as cursor, connection.wrap_database_errors, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)
@@ -67,20 +67,12 @@ def _columns(table: Table) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, table.columns))
 
 
-def layout_ids(wanted: Iterable[Edges]) -> dict[Edges, int]:
-    """The ids of these layouts, new ones made. One query where all are known."""
-    digests = {_digest(edges): edges for edges in wanted}
-    known = _known(digests)
-    if len(known) < len(digests):
-        missing = [BucketLayout(edges=list(edges), digest=digest) for digest, edges in digests.items()]
-        BucketLayout.objects.bulk_create(missing, ignore_conflicts=True)
-        known = _known(digests)
-    return {digests[digest]: pk for digest, pk in known.items()}
-
-
-def _known(digests: Iterable[str]) -> dict[str, int]:
-    return dict(BucketLayout.objects.filter(digest__in=digests).values_list("digest", "pk"))
-
-
-def _digest(edges: Edges) -> str:
-    return hashlib.sha256(",".join(map(repr, edges)).encode()).hexdigest()
+def layout_ids(layouts: Iterable[Edges]) -> dict[Edges, int]:
+    """The ids of histogram layouts, which are created if they are new. One query if none is."""
+    digests = {hashlib.sha256(",".join(map(repr, edges)).encode()).hexdigest(): edges for edges in layouts}
+    existing = BucketLayout.objects.filter(digest__in=digests).values_list("digest", "pk")
+    if len(existing) < len(digests):
+        created = [BucketLayout(edges=list(edges), digest=digest) for digest, edges in digests.items()]
+        BucketLayout.objects.bulk_create(created, ignore_conflicts=True)
+        existing = existing.all()
+    return {digests[digest]: pk for digest, pk in existing}

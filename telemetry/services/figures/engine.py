@@ -19,10 +19,15 @@ from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
 from telemetry.services.figures.overview import Pools, Subject, names_of, replicas_of
 from telemetry.services.figures.series import Point, line_of
-from telemetry.storage.dimension_sums import EngineTotals, ReplicaTotals, counted, counter_sums_by_replica
+from telemetry.storage.dimension_sums import (
+    EngineTotals,
+    ReplicaTotals,
+    counted,
+    counter_sums_by_replica,
+    router_counts_by_replica,
+)
 from telemetry.storage.dimension_sums import waiting_by_reason as waiting_sums
 from telemetry.storage.replica_facts import is_decode
-from telemetry.storage.responses import router_counts_by_replica
 from telemetry.storage.sums import EngineSums, engine_sums, fetch_rows, point_state
 
 PHASES = {"queue": "in queue", "prefill": "in prefill"}

@@ -23,7 +23,7 @@ from telemetry.services.figures.overview import Pools, group_state, names_of, re
 from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
 from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
-from telemetry.storage.rollup_columns import fit_to_retention
+from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT = "Replicas have different histogram edges: merged on the edges they share."

@@ -22,8 +22,7 @@ from telemetry.lint import Finding, PromptStructure, lint
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
 from telemetry.services.figures.overview import Subject
-from telemetry.storage.dimension_sums import coverage, route_sums
-from telemetry.storage.responses import newest_prompt_structures
+from telemetry.storage.dimension_sums import coverage, newest_prompt_structures, route_sums
 
 MAX_RANKED = 50_000  # rows read by a list in another order than time
 AROUND = timedelta(minutes=30)  # span before and after a decision with its neighbours

@@ -26,7 +26,7 @@ from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.notifications.channels import notified_by
-from telemetry.storage.responses import usage_reports
+from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, around, frame, live_part, reading_stopped, silence_of
 from telemetry.web.ranges import NO_GROUP, Asked, asked, asked_about
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.metrics.windows import Window
-from telemetry.storage.rollup_columns import RESOLUTIONS_S, Part, cover, fit_to_retention, fitting
+from telemetry.storage.rollup_tables import RESOLUTIONS_S, Span, fit_to_retention, plan_spans, usable_resolutions
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -19,7 +19,7 @@ throughs = st.fixed_dictionaries({res: st.none() | moments for res in RESOLUTION
 def test_the_parts_of_a_span_touch_and_never_overlap(start, length_s, through, some):
     end = start + timedelta(seconds=length_s)
 
-    parts = cover(start, end, sorted(some), through)
+    parts = plan_spans(start, end, sorted(some), through)
 
     assert [part.start for part in parts] == [start, *(part.end for part in parts[:-1])]
     assert parts[-1].end == end
@@ -35,11 +35,11 @@ def test_a_long_span_is_read_from_hours_with_finer_bins_at_its_edges():
     through = {60: T0 + timedelta(minutes=58), 300: T0 + timedelta(minutes=55), 3600: T0, 21_600: None}
     start = T0 - timedelta(hours=30, minutes=7, seconds=30)
 
-    parts = cover(start, T0 + timedelta(hours=1), RESOLUTIONS_S, through)
+    parts = plan_spans(start, T0 + timedelta(hours=1), RESOLUTIONS_S, through)
 
     assert [part.resolution_s for part in parts] == [None, 60, 300, 3600, 300, 60, None]
-    assert parts[3] == Part(3600, T0 - timedelta(hours=30), T0)
-    assert parts[-1] == Part(None, T0 + timedelta(minutes=58), T0 + timedelta(hours=1))
+    assert parts[3] == Span(3600, T0 - timedelta(hours=30), T0)
+    assert parts[-1] == Span(None, T0 + timedelta(minutes=58), T0 + timedelta(hours=1))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_step_is_made_of_whole_bins(length_s, step_s, off_s, expected):
     start = T0 + timedelta(seconds=off_s)
     window = Window(start, start + timedelta(seconds=length_s), step_s)
 
-    assert fitting(window, RESOLUTIONS_S, whole=False) == expected
+    assert usable_resolutions(window, whole=False) == expected
 
 
 @pytest.mark.parametrize(("age_days", "step_s"), [(1, 5), (5, 60), (30, 300), (200, 3600), (900, 3600)])

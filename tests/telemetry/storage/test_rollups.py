@@ -15,12 +15,11 @@ from controlplane.services.fleet.replicas import add_replica
 from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
-from telemetry.storage import rollup_source, sums
+from telemetry.storage import sums
 from telemetry.storage.locks import ROLLUP
 from telemetry.storage.partitions import drop_before, partitions_of
-from telemetry.storage.rollup import CHUNK_BINS, roll_up
-from telemetry.storage.rollup_columns import BY_PART, RESOLUTIONS_S, SUMS, TABLES, Part, histograms
-from telemetry.storage.rollup_source import close
+from telemetry.storage.rollup import CHUNK_BINS, close, roll_up
+from telemetry.storage.rollup_tables import BY_PART, RESOLUTIONS_S, SUMS, TABLES, Span, histograms, spans_of
 from tests.conftest import wait_until
 from tests.controlplane.threads import at_once, waiting
 from tests.telemetry.conftest import T0
@@ -98,7 +97,7 @@ def answers(replicas, window):
 
 
 def read_from(window, whole=False):
-    return {part.resolution_s for part in rollup_source.parts_of(window, whole=whole)}
+    return {part.resolution_s for part in spans_of(window, whole=whole)}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_what_is_not_rolled_up_yet_comes_from_finer_bins_and_from_readings(repli
 
     roll(hours=3 + 7.5 / 60)
 
-    assert [part.resolution_s for part in rollup_source.parts_of(HOURS)] == [3600, 300, 60, None]
+    assert [part.resolution_s for part in spans_of(HOURS)] == [3600, 300, 60, None]
     assert answers(replicas, HOURS) == before
 
 
@@ -257,9 +256,6 @@ def test_rollups_go_by_days_and_by_months(replicas, router):
     assert len(drop_before((T0 + timedelta(days=30)).date(), TABLES[3600])) == 3
 
 
-NO_LONGER_WRITTEN = {"ceiling_prompt_tokens", "cacheable_tokens"}  # the next release drops them
-
-
 def test_the_tables_hold_what_the_list_says(db):
     """A column that is added to readings is added to the list, and then to the tables."""
     with connection.cursor() as cursor:
@@ -267,7 +263,7 @@ def test_the_tables_hold_what_the_list_says(db):
             expected = ["at", *(name.strip('"') for name in rollup.key), *(column.name for column in rollup.columns)]
             for resolution_s in RESOLUTIONS_S:
                 cursor.execute(f"select * from {rollup.table(resolution_s)} limit 0")
-                names = [column.name for column in cursor.description if column.name not in NO_LONGER_WRITTEN]
+                names = [column.name for column in cursor.description]
                 assert names == expected
         cursor.execute(f"select * from {histograms(60)} limit 0")
         assert len(cursor.description) == 9
@@ -323,6 +319,4 @@ def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(re
 
     assert rolled == told()
     assert rolled[2]
-    assert all(
-        part == Part(None, window.start, window.end) for window in windows for part in rollup_source.parts_of(window)
-    )
+    assert all(part == Span(None, window.start, window.end) for window in windows for part in spans_of(window))

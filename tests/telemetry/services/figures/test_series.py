@@ -14,7 +14,7 @@ from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import chart_series, groups, overview, series
 from telemetry.services.figures.overview import Subject
 from telemetry.storage import sums
-from telemetry.storage.responses import usage_reports
+from telemetry.storage.dimension_sums import usage_reports
 from tests.telemetry.conftest import T0
 from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
@@ -136,7 +136,7 @@ def test_groups_have_rows_with_their_reachable_share_whether_they_had_traffic_or
     router_scraped(router, at)
     route_reading(
         router, at, group="busy", requests=10, replica_error_requests=1,
-        usage_reported=9, prompt_tokens=1000, cached_tokens=500, cacheable_tokens=960,
+        usage_reported=9, prompt_tokens=1000, cached_tokens=500,
     )  # fmt: skip
     route_reading(router, at, group="busy", ttft={100: 10})
 
