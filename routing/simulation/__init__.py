@@ -1,1 +1,1 @@
-"""One model of a vLLM engine, driven in virtual time (replays) or in real time (the stand-in replica)."""
+"""A model of a vLLM engine, driven in real time by the stand-in replica or in virtual time by tests."""

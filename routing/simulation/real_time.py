@@ -1,33 +1,28 @@
-"""The engine model in real time: one timer on an event loop, however many sequences run.
+"""Runs a modelled engine in real time on an event loop, with one timer for all its sequences.
 
-Theory of operation. At most one step is in progress. When its end has come the timer takes its tokens, tells the
-listeners and plans the next step from the moment the last one *should* have ended: a late timer (a busy core) does
-not slow the modelled engine, it catches up, unless it is so late that the machine must have stood still. Paused
-(asleep or hung), no step begins or ends and the gauges keep what they showed.
+Theory of operation. At most one step is in progress. When it ends, the timer takes its tokens, calls the listeners and
+plans the next step from the moment the last one *should* have ended: a late timer (a busy core) does not slow the
+modelled engine, it catches up, unless the timer is so late that the whole machine must have been suspended. While the
+engine is paused (asleep or hung), no step begins or ends and the gauges keep their values.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
 
-from routing.simulation.engine import Engine, Step
-from routing.simulation.sequence import Sequence, State
+from routing.simulation.engine import Engine, Sequence, State, Step
 
-TIMER_S = 0.001  # a loop's timers may fire this much early; asking for a little later keeps them from spinning
-STANDSTILL_S = 2.0  # a timer this late means the process did not run at all
+TIMER_S = 0.001  # a loop's timers may fire this much early; a slightly later deadline keeps them from spinning
+SUSPENDED_S = 2.0  # a timer this late means that the process did not run at all
 
-
-class Listener(Protocol):
-    """Who hears of a sequence's progress, from inside the timer: be quick, do not raise."""
-
-    def advance(self, generated_tokens: int, finish_reason: str | None) -> None:
-        """It has this many tokens now, and a reason if those are all. ``abort`` may bring no new token."""
-        ...
+# Called with the tokens generated so far, and the finish reason if they are all; from inside the timer, so it must be
+# quick and not raise. ``abort`` may bring no new token.
+Listener = Callable[[int, str | None], None]
 
 
 class RealTimeEngine:
-    """An engine and the loop that drives it. Times are the loop's."""
+    """An engine and the timer that drives it. Times are the loop's."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
@@ -42,80 +37,66 @@ class RealTimeEngine:
         return self._loop.time()
 
     def submit(self, sequence: Sequence, listener: Listener) -> None:
-        """Queue a sequence; TooLongError if it can never run."""
+        """Queue a sequence."""
         self.engine.submit(sequence)
         self._listeners[sequence] = listener
         if self._step is None and not self.is_paused:
             # one loop iteration later, so that requests which arrived together share their first step
-            self._loop.call_soon(self._wake)
+            self._loop.call_soon(self._tick)
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a sequence whose client has disconnected; nothing happens if it has ended or was never submitted."""
-        if self._listeners.pop(sequence, None) is None:
-            return
-        self.engine.abort(sequence)
-        if not self.is_paused:
-            self.engine.read_gauges()
+        """Drop a sequence whose client has disconnected; no effect if it has ended or was never submitted."""
+        if self._listeners.pop(sequence, None) is not None:
+            self.engine.abort(sequence)
+            if not self.is_paused:
+                self.engine.update_gauges()
 
     def pause(self) -> None:
-        """Stand still: what runs stays, what comes waits."""
+        """Take no further step; sequences stay and new ones wait."""
         self.is_paused = True
         self._cancel_timer()
 
     def resume(self) -> None:
-        """Go on; a step cut short ends now."""
+        """Continue; an interrupted step ends now."""
         self.is_paused = False
-        self._cancel_timer()
         if self._step is not None:
             self._step.end_s = self.now()
         self._tick()
 
     def stop(self) -> None:
         """End every sequence with "abort" and take no further step."""
-        self._cancel_timer()
-        self.is_paused = True
-        stopped = self.engine.stop_all(self.now())
-        for sequence in stopped:
+        self.pause()
+        for sequence in self.engine.stop_all(self.now()):
             listener = self._listeners.pop(sequence, None)
             if listener is not None:
-                listener.advance(sequence.generated_tokens, "abort")
+                listener(sequence.generated_tokens, "abort")
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _wake(self) -> None:
-        if self._step is None and not self.is_paused:
-            self._begin(self.now())
-
-    def _begin(self, at_s: float) -> None:
-        self._step = self.engine.begin(at_s)
-        if self._step is not None:
-            self._timer = self._loop.call_at(self._step.end_s + TIMER_S, self._tick)
-
     def _tick(self) -> None:
-        """Take every step that should have ended by now."""
-        now_s = self.now()
-        while not self.is_paused and self._step is not None and self._step.end_s <= now_s:
-            step = self._step
-            self._take(step)
-            at_s = step.end_s if now_s - step.end_s < STANDSTILL_S else now_s
-            self._step = self.engine.begin(at_s)
-        if self.is_paused:
-            return
-        if self._step is None:
-            self._begin(now_s)
-        else:
-            self._timer = self._loop.call_at(self._step.end_s + TIMER_S, self._tick)
+        """Take every step that should have ended by now, and plan the next."""
+        self._cancel_timer()
+        now_s = at_s = self.now()
+        while not self.is_paused:
+            if self._step is None:
+                self._step = self.engine.begin(at_s)
+            if self._step is None:
+                return
+            if self._step.end_s > now_s:
+                self._timer = self._loop.call_at(self._step.end_s + TIMER_S, self._tick)
+                return
+            step, self._step = self._step, None
+            self._finish(step)
+            at_s = step.end_s if now_s - step.end_s < SUSPENDED_S else now_s
 
-    def _take(self, step: Step) -> None:
-        """Take a step's tokens and tell the listeners."""
+    def _finish(self, step: Step) -> None:
         decoding = list(self.engine.decoding)
-        outcome = self.engine.finish(step)
-        for sequence in (*decoding, *outcome.first):
+        result = self.engine.finish(step)
+        for sequence in (*decoding, *result.first):
             if sequence.state is State.FINISHED:
-                listener = self._listeners.pop(sequence)
-                listener.advance(sequence.generated_tokens, sequence.finish_reason)
+                self._listeners.pop(sequence)(sequence.generated_tokens, sequence.finish_reason)
             else:
-                self._listeners[sequence].advance(self.engine.generated(sequence), None)
+                self._listeners[sequence](sequence.generated_tokens, None)

@@ -1,14 +1,16 @@
-"""What an engine counts, at the moment vLLM counts it. Plain numbers; ``standin/metrics.py`` gives them their names.
+"""Counters and histograms of a modelled engine, updated at the same moments as in vLLM.
 
-Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``), as its ``/metrics`` shows them.
+Bucket edges are those of vLLM 0.32.0 (``v1/metrics/loggers.py``). ``standin/metrics.py`` exposes the values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from routing.simulation.blocks import Histogram
-from routing.simulation.sequence import Sequence
+if TYPE_CHECKING:
+    from routing.simulation.engine import Sequence
 
 TIME_TO_FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -24,80 +26,73 @@ REQUEST_LATENCY_S = (
 ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PARAMS_N = (1, 2, 5, 10, 20)
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
-def request_token_edges(max_model_len: int) -> tuple[float, ...]:
+class Histogram:
+    """``buckets[i]`` counts values <= ``edges[i]`` and above the previous edge; the last bucket is +Inf."""
+
+    __slots__ = ("buckets", "count", "edges", "total")
+
+    def __init__(self, edges: Iterable[float]) -> None:
+        self.edges = tuple(float(edge) for edge in edges)
+        self.buckets = [0] * (len(self.edges) + 1)
+        self.count = 0
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value`` ``times`` times."""
+        self.buckets[bisect_left(self.edges, value)] += times
+        self.count += times
+        self.total += value * times
+
+
+def request_token_edges(max_model_len: int) -> list[float]:
     """1, 2, 5, 10, 20, 50 ... up to ``max_model_len`` tokens."""
-    edges: list[float] = []
-    scale = 1
-    while True:
-        for step in (1, 2, 5):
-            if step * scale > max_model_len:
-                return tuple(edges)
-            edges.append(float(step * scale))
-        scale *= 10
+    edges = (step * 10**power for power in range(len(str(max_model_len))) for step in (1.0, 2.0, 5.0))
+    return [edge for edge in edges if edge <= max_model_len]
 
 
-@dataclass(slots=True)
-class Gauges:
-    """The scheduler's state after its last step: a hung engine keeps showing them."""
-
-    running: int = 0  # requests
-    waiting: int = 0  # requests
-    kv_usage_ratio: float = 0.0  # blocks held by running requests / all blocks
-
-
-def _seconds() -> Histogram:
-    return Histogram(REQUEST_LATENCY_S)
-
-
-@dataclass(slots=True)
 class Statistics:
-    """Counters and histograms of one engine since its start. Tokens unless the name says otherwise."""
+    """Counters, histograms and gauges of one engine since its start. Tokens unless the name says otherwise."""
 
-    max_model_len: int
-    gauges: Gauges = field(default_factory=Gauges)
-    # at first admission
-    queries: int = 0
-    hits: int = 0
-    # at first token
-    prompt_tokens: int = 0
-    prompt_cached: int = 0
-    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_TOKEN_S))
-    # at each step
-    generation_tokens: int = 0
-    preemptions: int = 0  # times; counted when the preempted request runs again
-    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_TOKENS))
-    inter_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
-    # at a request's end
-    finished: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
-    )
-    request_prompt: Histogram = field(init=False)
-    request_generation: Histogram = field(init=False)
-    request_max_generation: Histogram = field(init=False)
-    request_max_tokens: Histogram = field(init=False)
-    request_computed: Histogram = field(init=False)
-    request_n: Histogram = field(default_factory=lambda: Histogram(PARAMS_N))
-    request_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
-    time_per_output_token: Histogram = field(default_factory=lambda: Histogram(INTER_TOKEN_S))
-    end_to_end: Histogram = field(default_factory=_seconds)
-    queue_time: Histogram = field(default_factory=_seconds)
-    inference_time: Histogram = field(default_factory=_seconds)
-    prefill_time: Histogram = field(default_factory=_seconds)
-    decode_time: Histogram = field(default_factory=_seconds)
-
-    def __post_init__(self) -> None:
-        """Size the token histograms by the longest request."""
-        edges = request_token_edges(self.max_model_len)
-        self.request_prompt = Histogram(edges)
-        self.request_generation = Histogram(edges)
-        self.request_max_generation = Histogram(edges)
-        self.request_max_tokens = Histogram(edges)
-        self.request_computed = Histogram(edges)
+    def __init__(self, max_model_len: int) -> None:
+        request_tokens = request_token_edges(max_model_len)
+        # Gauges: the scheduler's state after its last step. A hung engine keeps showing them.
+        self.running = 0  # requests
+        self.waiting = 0  # requests
+        self.kv_usage_ratio = 0.0  # blocks held by running requests / all blocks
+        self.rejected = 0  # requests that the stand-in rejects because its queue is full
+        # At first admission.
+        self.queries = 0
+        self.hits = 0
+        # At the first token.
+        self.prompt_tokens = 0
+        self.prompt_cached = 0
+        self.time_to_first_token = Histogram(TIME_TO_FIRST_TOKEN_S)
+        # At each step.
+        self.generation_tokens = 0
+        self.preemptions = 0  # counted when the preempted request runs again
+        self.iteration_tokens = Histogram(ITERATION_TOKENS)
+        self.inter_token = Histogram(INTER_TOKEN_S)
+        # At the end of a request.
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.request_prompt = Histogram(request_tokens)
+        self.request_generation = Histogram(request_tokens)
+        self.request_max_generation = Histogram(request_tokens)
+        self.request_max_tokens = Histogram(request_tokens)
+        self.request_computed = Histogram(request_tokens)
+        self.request_n = Histogram(PARAMS_N)
+        self.request_preemptions = Histogram(PREEMPTIONS)
+        self.time_per_output_token = Histogram(INTER_TOKEN_S)
+        self.end_to_end = Histogram(REQUEST_LATENCY_S)
+        self.queue_time = Histogram(REQUEST_LATENCY_S)
+        self.inference_time = Histogram(REQUEST_LATENCY_S)
+        self.prefill_time = Histogram(REQUEST_LATENCY_S)
+        self.decode_time = Histogram(REQUEST_LATENCY_S)
 
     def count_end(self, sequence: Sequence, now_s: float) -> None:
-        """Count a sequence that has ended by itself, now."""
+        """Count a sequence that finished now, other than by an abort."""
         admitted_s, first_s = sequence.admitted_s, sequence.first_token_s
         if admitted_s is None or first_s is None:
             raise AssertionError("a sequence ends only after its first token")

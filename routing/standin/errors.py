@@ -1,7 +1,4 @@
-"""What the stand-in refuses, in vLLM's words and shapes (vLLM 0.32.0: 400 and 404, never 422).
-
-Misbehaviour on demand, for tests and demos: ``POST /standin/fault``.
-"""
+"""Error responses in the words of vLLM 0.32.0 (400 and 404, never 422), and faults of ``POST /standin/fault``."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from msgspec import Meta, Struct
 
 
 class ApiError(Exception):
-    """A refusal. ``kind`` and ``param`` are the fields ``type`` and ``param`` of the error object."""
+    """An error response. ``kind`` and ``param`` are the fields ``type`` and ``param`` of its error object."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -21,7 +18,7 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """The error object as vLLM words it."""
+        """The error object as JSON."""
         return error_body(self.status, self.kind, str(self), self.param)
 
 
@@ -35,43 +32,38 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "BadRequestError", message, param)
 
 
-def invalid(fact: str, location: str, message: str, given: Any, context: str = "") -> ApiError:
-    """A 400 that the framework's validation decides; ``location`` is such as ``body.max_tokens``."""
-    detail = f"{{'type': '{fact}', 'loc': '{location}', 'msg': '{message}', 'input': '{_shown(given)}'{context}}}"
+def invalid(kind: str, location: str, message: str, value: Any, context: str = "") -> ApiError:
+    """A 400 of the framework's validation; ``location`` is such as ``body.max_tokens``."""
+    shown = f"<{type(value).__name__} of {len(value)} items>" if isinstance(value, dict | list) else str(value)
+    detail = f"{{'type': '{kind}', 'loc': '{location}', 'msg': '{message}', 'input': '{shown}'{context}}}"
     return ApiError(400, "Bad Request", f"1 validation error:\n  {detail}", location)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    return str(value)
-
-
-def unknown_model(asked: str, served: str) -> ApiError:
+def unknown_model(requested: str, served: str) -> ApiError:
     """404: this replica serves another model."""
-    message = f"The model `{asked}` does not exist. Valid aliases: {served}."
+    message = f"The model `{requested}` does not exist. Valid aliases: {served}."
     return ApiError(404, "NotFoundError", message, "model")
 
 
 def queue_full() -> ApiError:
     """503 of a bounded queue; vLLM sends no Retry-After."""
     message = "The engine is currently busy and cannot accept new requests. "
-    return ApiError(503, "Service Unavailable", f"{message}Please try again later or on a different instance.", None)
+    return ApiError(503, "Service Unavailable", f"{message}Please try again later or on a different instance.")
 
 
 def prompt_too_long(tokens: int, max_model_len: int) -> ApiError:
-    """400: the prompt leaves no room for an answer."""
-    known = min(tokens, max_model_len + 1)
+    """400: the prompt leaves no space for output."""
+    counted = min(tokens, max_model_len + 1)
     message = (
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
-        f"{known} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of "
-        f"the input prompt. (parameter=input_tokens, value={known})"
+        f"{counted} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of "
+        f"the input prompt. (parameter=input_tokens, value={counted})"
     )
     return bad_request(message, "input_tokens")
 
 
 def total_too_long(tokens: int, max_tokens: int, max_model_len: int) -> ApiError:
-    """400: prompt and answer together do not fit."""
+    """400: prompt and output together do not fit."""
     message = (
         f"This model's maximum context length is {max_model_len} tokens. However, you requested {max_tokens} output "
         f"tokens and your prompt contains at least {tokens} input tokens, for a total of at least "
@@ -82,7 +74,7 @@ def total_too_long(tokens: int, max_tokens: int, max_model_len: int) -> ApiError
 
 
 class NoFault(Struct, tag_field="kind", tag="none", frozen=True, forbid_unknown_fields=True):
-    """Behave."""
+    """Normal operation."""
 
 
 class Slow(Struct, tag_field="kind", tag="slow", frozen=True, forbid_unknown_fields=True):
@@ -92,14 +84,14 @@ class Slow(Struct, tag_field="kind", tag="slow", frozen=True, forbid_unknown_fie
 
 
 class Hang(Struct, tag_field="kind", tag="hang", frozen=True, forbid_unknown_fields=True):
-    """The engine stands still: /health stays 200, a stream gets its 200 head and then nothing, gauges go stale."""
+    """The engine takes no steps: /health stays 200, a stream gets its headers and then nothing, gauges go stale."""
 
 
 class CrashAfterChunks(Struct, tag_field="kind", tag="crash_after_chunks", frozen=True, forbid_unknown_fields=True):
-    """Every stream breaks after this many ``data:`` events; an answer that is not streamed breaks at its end.
+    """Every stream breaks after this many ``data:`` events; a response that is not streamed breaks at its end.
 
-    ``how`` = ``connection``: the connection is torn, as when the API server dies. ``how`` = ``engine``: an error event
-    and [DONE] inside the 200 stream, as when only the engine's process dies.
+    ``how`` = ``connection``: the connection is aborted, as when the API server crashes. ``how`` = ``engine``: an error
+    event and [DONE] inside the 200 stream, as when only the engine's process crashes.
     """
 
     chunks: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
@@ -107,7 +99,7 @@ class CrashAfterChunks(Struct, tag_field="kind", tag="crash_after_chunks", froze
 
 
 class Refuse(Struct, tag_field="kind", tag="refuse", frozen=True, forbid_unknown_fields=True):
-    """Every request for a generation is answered with ``status`` at once."""
+    """Every request for a generation gets ``status`` at once."""
 
     status: Annotated[int, Meta(ge=400, le=599)] = 503
 
@@ -118,8 +110,8 @@ _decoder: msgspec.json.Decoder[Fault] = msgspec.json.Decoder(Fault)
 
 
 def read_fault(document: bytes) -> Fault:
-    """Read and check a fault; ValueError says what is wrong."""
+    """Read and check a fault; ApiError describes what is wrong."""
     try:
         return _decoder.decode(document)
     except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from None
+        raise bad_request(str(error)) from None

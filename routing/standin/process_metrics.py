@@ -1,6 +1,7 @@
-"""The ``python_*`` and ``process_*`` families that every prometheus_client process shows. Reads /proc.
+"""The metric families of the server around a vLLM engine.
 
-The ``http_*`` families of prometheus-fastapi-instrumentator, as vLLM 0.32.0 shows them.
+``python_*`` and ``process_*`` as every prometheus_client process exposes them (read from /proc), and ``http_*`` as
+prometheus-fastapi-instrumentator counts requests.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from routing.simulation.blocks import Histogram
-from routing.standin.metrics import Family
+from routing.simulation.statistics import Histogram
+from routing.standin.metrics import Family, Read
 
 _PAGE_BYTES = resource.getpagesize()
 _CLOCK_HZ = os.sysconf("SC_CLK_TCK")
 
 
 def _stat() -> list[str]:
-    """Fields of /proc/self/stat after the command's name; empty where there is no /proc."""
+    """Fields of /proc/self/stat after the command's name; empty without /proc."""
     try:
         text = Path("/proc/self/stat").read_text()
     except OSError:
@@ -32,78 +32,50 @@ def _stat() -> list[str]:
 
 def _boot_s() -> float:
     """When the machine was started, seconds since the epoch."""
-    for line in Path("/proc/stat").read_text().splitlines():
-        if line.startswith("btime "):
-            return float(line.split()[1])
-    return 0.0
-
-
-def _open_files() -> float:
-    return float(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 -- a count of names, no paths wanted
+    text = Path("/proc/stat").read_text()
+    return float(text.partition("btime ")[2].split()[0])
 
 
 def process_families() -> list[Family]:
     """The families, in prometheus_client's order."""
-    families = _gc_families()
+    families = []
+    for name, counted, help_text in (
+        ("objects_collected", "collected", "Objects collected during gc"),
+        ("objects_uncollectable", "uncollectable", "Uncollectable objects found during GC"),
+        ("collections", "collections", "Number of times this generation was collected"),
+    ):
+        family = Family(f"python_gc_{name}_total", "counter", help_text)
+        for generation in range(3):
+            family.value({"generation": str(generation)}, _gc_reader(generation, counted))
+        families.append(family)
     info = Family("python_info", "gauge", "Python platform information")
     major, minor, patch = (str(part) for part in sys.version_info[:3])
     version = {"implementation": platform.python_implementation(), "version": platform.python_version()}
     info.value({**version, "major": major, "minor": minor, "patchlevel": patch}, lambda: 1.0)
-    families.append(info)
-    if _stat():
-        families += _proc_families()
-    return families
+    return [*families, info, *(_proc_families() if _stat() else ())]
 
 
-def _gc_families() -> list[Family]:
-    families = []
-    for name, field, help_text in (
-        ("python_gc_objects_collected_total", "collected", "Objects collected during gc"),
-        ("python_gc_objects_uncollectable_total", "uncollectable", "Uncollectable objects found during GC"),
-        ("python_gc_collections_total", "collections", "Number of times this generation was collected"),
-    ):
-        family = Family(name, "counter", help_text)
-        for generation in range(3):
-            family.value({"generation": str(generation)}, _gc_reader(generation, field))
-        families.append(family)
-    return families
-
-
-def _gc_reader(generation: int, field: str) -> Callable[[], float]:
-    return lambda: float(gc.get_stats()[generation][field])
+def _gc_reader(generation: int, counted: str) -> Read:
+    return lambda: float(gc.get_stats()[generation][counted])
 
 
 def _proc_families() -> list[Family]:
     started_s = _boot_s() + int(_stat()[19]) / _CLOCK_HZ
-    limit = float(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    table: list[tuple[str, str, str, Callable[[], float]]] = [
+    most_files = float(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    started = "Start time of the process since unix epoch in seconds."
+    cpu = "Total user and system CPU time spent in seconds."
+    rows: list[tuple[str, str, str, Read]] = [
         ("virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", lambda: float(_stat()[20])),
-        (
-            "resident_memory_bytes",
-            "gauge",
-            "Resident memory size in bytes.",
-            lambda: float(_stat()[21]) * _PAGE_BYTES,
-        ),
-        (
-            "start_time_seconds",
-            "gauge",
-            "Start time of the process since unix epoch in seconds.",
-            lambda: started_s,
-        ),
-        (
-            "cpu_seconds_total",
-            "counter",
-            "Total user and system CPU time spent in seconds.",
-            lambda: sum(map(float, _stat()[11:13])) / _CLOCK_HZ,
-        ),
-        ("open_fds", "gauge", "Number of open file descriptors.", _open_files),
-        ("max_fds", "gauge", "Maximum number of open file descriptors.", lambda: limit),
+        ("resident_memory_bytes", "gauge", "Resident memory size in bytes.", lambda: float(_stat()[21]) * _PAGE_BYTES),
+        ("start_time_seconds", "gauge", started, lambda: started_s),
+        ("cpu_seconds_total", "counter", cpu, lambda: sum(map(float, _stat()[11:13])) / _CLOCK_HZ),
+        ("open_fds", "gauge", "Number of open file descriptors.", lambda: len(os.listdir("/proc/self/fd"))),  # noqa: PTH208
+        ("max_fds", "gauge", "Maximum number of open file descriptors.", lambda: most_files),
     ]
     families = []
-    for name, kind, help_text, read in table:
-        family = Family(f"process_{name}", kind, help_text)
-        family.value({}, read)
-        families.append(family)
+    for name, kind, help_text, read in rows:
+        families.append(Family(f"process_{name}", kind, help_text))
+        families[-1].value({}, read)
     return families
 
 
@@ -115,25 +87,23 @@ _COARSE_S = (0.1, 0.5, 1.0)
 _SIZE = (
     "Content length of {} by handler. Only value of header is respected. Otherwise ignored. No percentile calculated. "
 )
+_FINE = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
+_COARSE = "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. "
 
 
 class HttpMetrics:
-    """Counts HTTP exchanges by the route's pattern; an unknown path is ``none``."""
+    """Counts HTTP requests by the pattern of their route; an unknown path is ``none``."""
 
     def __init__(self) -> None:
-        self._requests = Family(
-            "http_requests_total", "counter", "Total number of requests by method, status and handler."
-        )
+        requests = "Total number of requests by method, status and handler."
+        self._requests = Family("http_requests_total", "counter", requests)
         self._request_size = Family("http_request_size_bytes", "summary", _SIZE.format("incoming requests"))
         self._response_size = Family("http_response_size_bytes", "summary", _SIZE.format("outgoing responses"))
-        fine = "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. "
-        self._fine_family = Family("http_request_duration_highr_seconds", "histogram", fine)
-        coarse = "Latency with only few buckets by handler. "
-        coarse += "Made to be only used if aggregation by handler is important. "
-        self._coarse_family = Family("http_request_duration_seconds", "histogram", coarse)
+        self._fine_family = Family("http_request_duration_highr_seconds", "histogram", _FINE)
+        self._coarse_family = Family("http_request_duration_seconds", "histogram", _COARSE)
         self._fine = Histogram(_FINE_S)
         self._fine_family.histogram({}, self._fine, time.time())
-        self._counts: dict[tuple[str, str, str], list[int]] = {}
+        self._counts: dict[tuple[str, str, str], int] = {}  # by handler, method and status class
         self._sizes: dict[str, tuple[Histogram, Histogram]] = {}
         self._coarse: dict[tuple[str, str], Histogram] = {}
 
@@ -145,35 +115,24 @@ class HttpMetrics:
     def observe(
         self, handler: str, method: str, status: int, *, seconds: float, received_bytes: int, sent_bytes: int
     ) -> None:
-        """Count one exchange; sizes are those of the Content-Length headers, 0 without."""
+        """Count one request; sizes are those of the Content-Length headers, 0 without one."""
         if handler in NOT_COUNTED:
             return
-        self._count(handler, method, f"{status // 100}xx")
-        received, sent = self._sizes_of(handler)
-        received.observe(received_bytes)
-        sent.observe(sent_bytes)
-        self._fine.observe(seconds)
-        self._duration(handler, method).observe(seconds)
-
-    def _count(self, handler: str, method: str, status: str) -> None:
-        key = (handler, method, status)
+        key = (handler, method, f"{status // 100}xx")
+        labels = {"handler": handler, "method": method}
+        now_s = time.time()
         if key not in self._counts:
-            cell = self._counts[key] = [0]
-            labels = {"handler": handler, "method": method, "status": status}
-            self._requests.value(labels, lambda: float(cell[0]), time.time())
-        self._counts[key][0] += 1
-
-    def _sizes_of(self, handler: str) -> tuple[Histogram, Histogram]:
+            self._counts[key] = 0
+            self._requests.value({**labels, "status": key[2]}, lambda: self._counts[key], now_s)
+        self._counts[key] += 1
         if handler not in self._sizes:
-            pair = self._sizes[handler] = (Histogram(()), Histogram(()))
-            self._request_size.summary({"handler": handler}, pair[0], time.time())
-            self._response_size.summary({"handler": handler}, pair[1], time.time())
-        return self._sizes[handler]
-
-    def _duration(self, handler: str, method: str) -> Histogram:
-        key = (handler, method)
-        if key not in self._coarse:
-            self._coarse[key] = Histogram(_COARSE_S)
-            labels = {"handler": handler, "method": method}
-            self._coarse_family.histogram(labels, self._coarse[key], time.time())
-        return self._coarse[key]
+            self._sizes[handler] = (Histogram(()), Histogram(()))
+            self._request_size.summary({"handler": handler}, self._sizes[handler][0], now_s)
+            self._response_size.summary({"handler": handler}, self._sizes[handler][1], now_s)
+        for histogram, size_bytes in zip(self._sizes[handler], (received_bytes, sent_bytes), strict=True):
+            histogram.observe(size_bytes)
+        if (handler, method) not in self._coarse:
+            self._coarse[handler, method] = Histogram(_COARSE_S)
+            self._coarse_family.histogram(labels, self._coarse[handler, method], now_s)
+        self._coarse[handler, method].observe(seconds)
+        self._fine.observe(seconds)

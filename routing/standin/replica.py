@@ -1,76 +1,75 @@
-"""The command line of ``python -m routing replica``.
-
-A stand-in replica without its HTTP: the engine, its clock, its metrics, and the fault it is told to show.
-"""
+"""A stand-in replica without its HTTP server: settings, engine, generations, metrics, and the injected fault."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from routing.simulation.engine import Engine, EngineConfig
+from routing.simulation.engine import Engine, EngineConfig, Siblings
+from routing.simulation.engine import Sequence as EngineSequence
 from routing.simulation.real_time import RealTimeEngine
 from routing.standin.errors import ApiError, CrashAfterChunks, Fault, Hang, NoFault, Refuse, Slow, queue_full
-from routing.standin.generation import Generation
-from routing.standin.metrics import EngineMetrics, Rejections, render
+from routing.standin.metrics import EngineMetrics, render
 from routing.standin.process_metrics import HttpMetrics, process_families
-from routing.standin.requests import Ask, Babble
+from routing.standin.requests import GenerationRequest, PseudoWords, block_keys, count_tokens
 
-DEFAULT_BLOCKS = 8193  # of 16 tokens, the null block included: 131,072 tokens, one prompt of the longest kind
-LONGEST_TOKENS = 131_072
+DEFAULT_BLOCKS = 8193  # of 16 tokens, the null block included: 131,072 tokens, one prompt of maximum length
+MAX_MODEL_LEN = 131_072
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a stand-in replica is told at its start."""
+    """Settings of a stand-in replica."""
 
     host: str
     port: int  # 0: any free one
     model: str
     engine: EngineConfig
-    seed: int  # of the pseudo-words: replicas with one seed answer alike
+    seed: int  # of the pseudo-words: replicas with the same seed generate the same text
     api_key: str | None
     max_queued_requests: int | None  # running and waiting; None: no limit
     auto_tools: bool
 
 
 def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
-    """Read the command line; exits with a message where it is wrong."""
+    """Read the command line of ``python -m routing replica``; exits with a message if it is wrong."""
     parser = _parser()
-    given = parser.parse_args(argv)
-    capacity = (given.blocks - 1) * given.block_tokens
-    longest = min(LONGEST_TOKENS, capacity) if given.max_model_len is None else given.max_model_len
+    arguments = parser.parse_args(argv)
+    capacity = (arguments.blocks - 1) * arguments.block_tokens
+    max_model_len = min(MAX_MODEL_LEN, capacity) if arguments.max_model_len is None else arguments.max_model_len
     for name in ("prefill_rate", "block_tokens", "chunk", "max_running"):
-        if getattr(given, name) <= 0:
+        if getattr(arguments, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
-    if given.step_s < 0 or given.decode_s < 0:
+    if arguments.step_s < 0 or arguments.decode_s < 0:
         parser.error("--step-s and --decode-s must not be negative")
-    if not 0 < given.kv_cache_metrics_sample <= 1:
+    if not 0 < arguments.kv_cache_metrics_sample <= 1:
         parser.error("--kv-cache-metrics-sample must be above 0 and at most 1")
-    if not 1 < longest <= capacity:
-        parser.error(f"--max-model-len {longest} does not fit: {capacity} tokens of KV cache (one block is never used)")
+    if not 1 < max_model_len <= capacity:
+        reason = f"{capacity} tokens of KV cache (one block is never used)"
+        parser.error(f"--max-model-len {max_model_len} does not fit: {reason}")
     engine = EngineConfig(
-        blocks=given.blocks - 1,
-        block_tokens=given.block_tokens,
-        prefill_rate=given.prefill_rate,
-        step_s=given.step_s,
-        decode_s=given.decode_s,
-        chunk_tokens=given.chunk,
-        max_running=given.max_running,
-        max_model_len=longest,
-        block_sample_ratio=given.kv_cache_metrics_sample if given.kv_cache_metrics else 0.0,
+        blocks=arguments.blocks - 1,
+        block_tokens=arguments.block_tokens,
+        prefill_rate=arguments.prefill_rate,
+        step_s=arguments.step_s,
+        decode_s=arguments.decode_s,
+        chunk_tokens=arguments.chunk,
+        max_running=arguments.max_running,
+        max_model_len=max_model_len,
+        block_sample_ratio=arguments.kv_cache_metrics_sample if arguments.kv_cache_metrics else 0.0,
     )
     return ReplicaSettings(
-        host=given.host,
-        port=given.port,
-        model=given.model,
+        host=arguments.host,
+        port=arguments.port,
+        model=arguments.model,
         engine=engine,
-        seed=given.seed,
-        api_key=given.api_key,
-        max_queued_requests=given.max_num_queued_reqs,
-        auto_tools=given.enable_auto_tool_choice,
+        seed=arguments.seed,
+        api_key=arguments.api_key,
+        max_queued_requests=arguments.max_num_queued_reqs,
+        auto_tools=arguments.enable_auto_tool_choice,
     )
 
 
@@ -83,24 +82,153 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1")
     add("--model", default="warmpath-demo", help="the served model's name (default %(default)s)")
     add("--blocks", type=int, default=DEFAULT_BLOCKS, help="KV blocks, one of them never used (default %(default)s)")
-    add("--block-tokens", type=int, default=16, help="tokens a block holds (default %(default)s)")
+    add("--block-tokens", type=int, default=16, help="tokens per block (default %(default)s)")
     add("--prefill-rate", type=float, default=8000.0, help="tokens/s (default %(default)s)")
-    add("--step-s", type=float, default=0.010, help="seconds any step takes (default %(default)s)")
-    add("--decode-s", type=float, default=0.0002, help="seconds more per decoding sequence (default %(default)s)")
-    add("--chunk", type=int, default=2048, help="prefill tokens a step may carry (default %(default)s)")
+    add("--step-s", type=float, default=0.010, help="seconds of any step (default %(default)s)")
+    add("--decode-s", type=float, default=0.0002, help="more seconds per decoding sequence (default %(default)s)")
+    add("--chunk", type=int, default=2048, help="prefill tokens per step, at most (default %(default)s)")
     add("--max-running", type=int, default=256, help="sequences in one step (default %(default)s)")
-    add("--max-model-len", type=int, help="tokens of prompt and answer (default: what the cache holds, to 131072)")
+    add("--max-model-len", type=int, help="tokens of prompt and output (default: the KV cache's size, up to 131072)")
     add("--max-num-queued-reqs", type=int, help="503 above this many running and waiting requests (default: no limit)")
     add("--kv-cache-metrics", action="store_true", help="report how long sampled KV blocks live")
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
-    add("--api-key", help="ask for this bearer token under /v1")
+    add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
-    add("--seed", type=int, default=0, help="of the answers' pseudo-words (default %(default)s)")
+    add("--seed", type=int, default=0, help="of the generated pseudo-words (default %(default)s)")
     return parser
 
 
+class Choice:
+    """One output: its tokens are fixed from the start, and the engine decides when each is generated."""
+
+    __slots__ = ("finish_reason", "generated", "index", "pieces", "sequence", "stop_reason")
+
+    def __init__(self, index: int, pieces: list[str], stop_reason: str | None, sequence: EngineSequence) -> None:
+        self.index = index
+        self.pieces = pieces  # the text of each token
+        self.stop_reason = stop_reason  # the stop string that ends it
+        self.sequence = sequence
+        self.generated = 0  # tokens
+        self.finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text generated so far, without the stop string."""
+        return "".join(self.pieces[: self.generated])
+
+
+class Generation:
+    """The choices of one request, submitted to the engine together and dropped together."""
+
+    def __init__(self, request: GenerationRequest, words: PseudoWords, runtime: RealTimeEngine) -> None:
+        self.request = request
+        self._runtime = runtime
+        self._words = words
+        self.choices: list[Choice] = []
+        for prompt in request.prompts:
+            siblings = Siblings(request.n)
+            for variant in range(request.n):
+                self.choices.append(self._choice(prompt, variant, siblings))
+        self._unfinished = len(self.choices)
+        self._ended = asyncio.Event()
+
+    def _choice(self, prompt: bytes, variant: int, siblings: Siblings) -> Choice:
+        config = self._runtime.engine.config
+        tokens, reason = self.request.output_length(prompt, variant, config.max_model_len)
+        pieces = self._words.tokens(prompt, tokens, variant)
+        generated = "".join(pieces).encode()
+        stop = None
+        if self.request.stops:
+            pieces, stop = cut_at_stop(pieces, self.request.stops)
+            reason = reason if stop is None else "stop"
+        sequence = EngineSequence(
+            keys=block_keys(prompt + generated, config.block_tokens, self.request.salt),
+            prompt_tokens=count_tokens(prompt),
+            output_tokens=len(pieces),
+            arrived_s=self._runtime.now(),
+            finish_reason=reason,
+            max_tokens=self.request.max_tokens,
+            siblings=siblings,
+        )
+        return Choice(len(self.choices), pieces, stop, sequence)
+
+    async def run(self, on_progress: Callable[[Choice, int], None] | None = None) -> None:
+        """Submit every choice and wait for all of them.
+
+        ``on_progress`` gets a choice and its previous token count after each step, from inside the engine's timer.
+        """
+        for choice in self.choices:
+            self._runtime.submit(choice.sequence, partial(self._advance, choice, on_progress))
+        await self._ended.wait()
+
+    def drop(self) -> None:
+        """Abort the unfinished choices; also called if the client disconnected before any was submitted."""
+        for choice in self.choices:
+            if choice.finish_reason is None:
+                self._runtime.abort(choice.sequence)
+
+    def end(self) -> None:
+        """Let ``run`` return even if choices are unfinished."""
+        self._ended.set()
+
+    def _advance(
+        self,
+        choice: Choice,
+        on_progress: Callable[[Choice, int], None] | None,
+        generated: int,
+        finish_reason: str | None,
+    ) -> None:
+        before, choice.generated, choice.finish_reason = choice.generated, generated, finish_reason
+        if on_progress is not None:
+            on_progress(choice, before)
+        if finish_reason is not None:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self.end()
+
+    # --- usage ---
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(count_tokens(prompt) for prompt in self.request.prompts)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated so far, over all choices."""
+        return sum(choice.generated for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the cache, of the first choice of each prompt."""
+        return sum(choice.sequence.cached_tokens or 0 for choice in self.choices[:: self.request.n])
+
+    @property
+    def created_cache_tokens(self) -> int:
+        """Prompt tokens that this request added to the cache: whole blocks that were not cached yet."""
+        block = self._runtime.engine.config.block_tokens
+        return self.prompt_tokens // block * block - self.cached_tokens if len(self.request.prompts) == 1 else 0
+
+
+def cut_at_stop(pieces: list[str], stops: tuple[str, ...]) -> tuple[list[str], str | None]:
+    """The tokens up to the one that completes a stop string, and that string; the text ends before the string."""
+    text = "".join(pieces)
+    matches = [(text.find(stop), stop) for stop in stops if stop and stop in text]
+    if not matches:
+        return pieces, None
+    position, stop = min(matches)
+    cut: list[str] = []
+    start = 0
+    for piece in pieces:
+        cut.append(piece[: max(0, position - start)])
+        start += len(piece)
+        if start >= position + len(stop):
+            break
+    return cut, stop
+
+
 class Replica:
-    """Everything that the HTTP handlers share. Make it on the loop that it will run on."""
+    """The state that all HTTP handlers share. Create it on the loop that it will run on."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self.settings = settings
@@ -110,42 +238,36 @@ class Replica:
         self.in_flight = 0  # HTTP requests for a generation
         self.is_asleep = False
         self.fault: Fault = NoFault()
-        self._babble = Babble(settings.seed)
-        self._rejections = Rejections()
-        engine_metrics = EngineMetrics(self.engine, settings.model, self._rejections)
-        self._families = [*process_families(), *engine_metrics.families]
+        self._words = PseudoWords(settings.seed)
+        self._families = [*process_families(), *EngineMetrics(self.engine, settings.model).families]
 
-    def generate(self, ask: Ask) -> Generation:
-        """Make a generation, not yet started; ApiError where the queue is full or a fault refuses it."""
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Create a generation, not yet started; ApiError if the queue is full or a fault rejects it."""
         if isinstance(self.fault, Refuse):
             raise ApiError(self.fault.status, "Service Unavailable", "The stand-in was told to refuse requests.")
         limit = self.settings.max_queued_requests
         if limit is not None and self.engine.outstanding >= limit:
-            self._rejections.requests += 1
+            self.engine.statistics.rejected += 1
             raise queue_full()
-        return Generation(ask, self._babble, self.runtime)
+        return Generation(request, self._words, self.runtime)
 
     @property
     def crash(self) -> CrashAfterChunks | None:
-        """The fault that breaks streams, if that is the one."""
+        """The fault that breaks streams, if it is active."""
         return self.fault if isinstance(self.fault, CrashAfterChunks) else None
 
     def set_fault(self, fault: Fault) -> None:
-        """Show another fault, or none, from now on."""
+        """Replace the active fault."""
         self.fault = fault
         self.engine.slowdown = fault.factor if isinstance(fault, Slow) else 1.0
         self._pause_or_resume()
 
-    def sleep(self) -> None:
-        """Stand still and forget the cache, as vLLM does without its sleep mode."""
-        self.is_asleep = True
+    def set_asleep(self, asleep: bool) -> None:
+        """Pause the engine and empty its cache, as vLLM does without its sleep mode; or resume it."""
+        self.is_asleep = asleep
         self._pause_or_resume()
-        self.engine.pool.reset()
-
-    def wake(self) -> None:
-        """Go on."""
-        self.is_asleep = False
-        self._pause_or_resume()
+        if asleep:
+            self.engine.pool.reset()
 
     def _pause_or_resume(self) -> None:
         should_pause = self.is_asleep or isinstance(self.fault, Hang)

@@ -1,15 +1,13 @@
-"""Text as the stand-in sees it: a tokenizer of short pieces of words, and answers of pseudo-words.
+"""Reads and checks generation requests as vLLM 0.32.0 does, and converts text to tokens and back.
 
-Theory of operation. A token is up to 4 bytes of the rendered prompt: a blank and three letters, four letters that go on
-with a word, one character of any other script, one digit, blank or sign. A marker of the chat template is one token. So
-English has about 3 bytes a token, words of 3 or 7 letters exactly 4, digits and code fewer, and other scripts 2 to 4.
-A token's id is its bytes read little-endian, and a prompt is the ids of its tokens, 4 bytes each: a text and
-its ids are the same prompt and share blocks, and ids that no text has are a prompt as well.
+Theory of operation. A token is up to 4 bytes of the rendered prompt: a space and three letters, four letters within a
+word, one character of any other script, one digit, space or sign. A marker of the chat template is one token. So
+English has about 3 bytes per token, words of 3 or 7 letters exactly 4, digits and code fewer, other scripts 2 to 4. A
+token's id is its bytes read little-endian, and a prompt is the ids of its tokens, 4 bytes each: a text and its ids are
+the same prompt and share blocks, and ids that no text has are a prompt as well.
 
-A response's tokens begin with a blank, so no token spans from the prompt into it: a next turn that carries the response
-continues the very same tokens, and finds the generated blocks in the cache as it would in vLLM.
-
-Read and check a request for a generation, as vLLM 0.32.0 does: unknown fields are ignored.
+Generated tokens begin with a space, so no token spans from the prompt into the output: a next turn that contains the
+output continues the very same tokens, and finds the generated blocks in the cache as it would in vLLM.
 """
 
 from __future__ import annotations
@@ -28,26 +26,28 @@ from xxhash import xxh3_64_intdigest
 
 from routing.standin.errors import ApiError, bad_request, invalid, prompt_too_long, total_too_long, unknown_model
 
-TOKEN_BYTES = 4  # at most of a text, and of an id
+TOKEN_BYTES = 4  # of an id, and of a token's text at most
 VOCABULARY = 1 << 32
+MAX_N = 128
 _MARKERS: Final = {b"<|im_start|>": b"\xff\xff\xff\x01", b"<|im_end|>": b"\xff\xff\xff\x02"}  # 0xFF is in no UTF-8 text
-_OF_MARKER: Final = {packed: marker for marker, packed in _MARKERS.items()}
+_MARKER_TEXTS: Final = {packed: marker for marker, packed in _MARKERS.items()}
 _tokens: Final = re.compile(
     rb"<\|im_start\|>|<\|im_end\|>| [A-Za-z]{1,3}|[A-Za-z]{1,4}|[\xc0-\xf7][\x80-\xbf]{1,3}|[\x00-\xff]"
 ).findall
 
+# --- text and tokens ---
+
 
 @lru_cache(maxsize=64)
 def encode(text: bytes) -> bytes:
-    """The prompt that a rendered text is: the ids of its tokens, 4 bytes each."""
-    packed = [_MARKERS.get(token) or token.ljust(TOKEN_BYTES, b"\0") for token in _tokens(text)]
-    return b"".join(packed)
+    """The prompt of a rendered text: the ids of its tokens, 4 bytes each."""
+    return b"".join([_MARKERS.get(token) or token.ljust(TOKEN_BYTES, b"\0") for token in _tokens(text)])
 
 
 def decode(prompt: bytes) -> list[bytes]:
     """The texts of a prompt's tokens."""
     packed = [prompt[at : at + TOKEN_BYTES] for at in range(0, len(prompt), TOKEN_BYTES)]
-    return [_OF_MARKER.get(token) or token.rstrip(b"\0") or b"\0" for token in packed]
+    return [_MARKER_TEXTS.get(token) or token.rstrip(b"\0") or b"\0" for token in packed]
 
 
 def count_tokens(prompt: bytes) -> int:
@@ -57,16 +57,16 @@ def count_tokens(prompt: bytes) -> int:
 
 def token_ids(prompt: bytes) -> list[int]:
     """The ids of a prompt's tokens."""
-    return list(struct.unpack(f"<{len(prompt) // TOKEN_BYTES}I", prompt))
+    return list(struct.unpack(f"<{count_tokens(prompt)}I", prompt))
 
 
-def bytes_of(ids: Sequence[int]) -> bytes:
-    """The prompt of these ids; each must be in 0..2**32-1."""
+def prompt_of_ids(ids: Sequence[int]) -> bytes:
+    """The prompt with these token ids, each in 0..2**32-1."""
     return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def block_keys(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
-    """Chained keys of a prompt's full blocks: a key stands for its block and all before it."""
+    """Chained keys of a prompt's full blocks: a key stands for its block and everything before it."""
     size = block_tokens * TOKEN_BYTES
     digest = xxh3_64_intdigest
     key = digest(salt.encode()) if salt else 0
@@ -77,17 +77,17 @@ def block_keys(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
     return keys
 
 
-def render_chat(messages: Iterable[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> bytes:
-    """A conversation in ChatML, open for the assistant's answer; tools come first, in the system message."""
+def render_chat(messages: Iterable[Mapping[str, Any]], tools: object = None) -> bytes:
+    """A conversation in ChatML, open for the assistant's output; a list of tools comes first, in the system message."""
     parts = [f"<|im_start|>{message['role']}\n{_content(message)}<|im_end|>\n" for message in messages]
-    if tools:
-        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        opening = f"# Tools\n\n<tools>\n{listed}\n</tools>\n\n"
+    if tools and isinstance(tools, list):
+        definitions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        section = f"# Tools\n\n<tools>\n{definitions}\n</tools>\n\n"
         system = "<|im_start|>system\n"
         if parts[0].startswith(system):
-            parts[0] = f"{system}{opening}{parts[0][len(system) :]}"
+            parts[0] = f"{system}{section}{parts[0][len(system) :]}"
         else:
-            parts.insert(0, f"{system}{opening}<|im_end|>\n")
+            parts.insert(0, f"{system}{section}<|im_end|>\n")
     parts.append("<|im_start|>assistant\n")
     return "".join(parts).encode(errors="replace")
 
@@ -100,45 +100,39 @@ def _content(message: Mapping[str, Any]) -> str:
     return f"{content or ''}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
 
 
-class Babble:
-    """Deterministic pseudo-words: a blank and three letters, which is a token."""
+class PseudoWords:
+    """Deterministic output text: each token is a space and three letters."""
 
-    WORDS = 16_384
+    COUNT = 16_384
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)  # noqa: S311 -- text, not secrets
         consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
-        syllables = [f" {a}{b}{c}" for a in consonants for b in vowels for c in consonants]
-        words = rng.choices(syllables, k=self.WORDS)
-        self._text = "".join(words)
+        words = [f" {a}{b}{c}" for a in consonants for b in vowels for c in consonants]
+        self._text = "".join(rng.choices(words, k=self.COUNT))
 
-    def answer(self, prompt: bytes, tokens: int, variant: int = 0) -> list[str]:
-        """The tokens of the answer to a prompt; ``variant`` tells the choices of one request apart."""
-        start = xxh3_64_intdigest(prompt, variant) % self.WORDS
+    def tokens(self, prompt: bytes, count: int, variant: int = 0) -> list[str]:
+        """The texts of the output's tokens; ``variant`` distinguishes the choices of one request."""
+        start = xxh3_64_intdigest(prompt, variant) % self.COUNT
         text = self._text[start * TOKEN_BYTES :]
-        missing = tokens * TOKEN_BYTES - len(text)
+        missing = count * TOKEN_BYTES - len(text)
         if missing > 0:
             text += self._text * (missing // len(self._text) + 1)
-        return [text[i : i + TOKEN_BYTES] for i in range(0, tokens * TOKEN_BYTES, TOKEN_BYTES)]
+        return [text[i : i + TOKEN_BYTES] for i in range(0, count * TOKEN_BYTES, TOKEN_BYTES)]
 
 
-def natural_length(prompt: bytes, variant: int = 0) -> int:
-    """After how many tokens the model would stop by itself: 256 to 767."""
-    return 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512
-
-
-MAX_N = 128
+# --- requests ---
 
 
 @dataclass(slots=True)
-class Ask:
-    """A checked request: what to answer, and in which form."""
+class GenerationRequest:
+    """A checked request for a generation."""
 
     is_chat: bool
     model: str
     prompts: list[bytes]  # their tokens' ids; a completion may have several
     n: int  # choices for each prompt
-    max_tokens: int | None  # as asked for
+    max_tokens: int | None  # as in the request
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -149,13 +143,13 @@ class Ask:
     logprobs: bool
     return_token_ids: bool
 
-    def tokens_for(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
-        """How many tokens an answer has, and why it ends there."""
+    def output_length(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
+        """Tokens of the output, and its finish reason. The model ends by itself after 256 to 767 tokens."""
         limit = max_model_len - count_tokens(prompt)
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens)
-        natural = limit + 1 if self.ignore_eos else max(self.min_tokens, natural_length(prompt, variant))
-        return (natural, "stop") if natural <= limit else (limit, "length")
+        natural = max(self.min_tokens, 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512)
+        return (natural, "stop") if natural <= limit and not self.ignore_eos else (limit, "length")
 
 
 def decode_body(raw: bytes, content_type: str) -> dict[str, Any]:
@@ -169,38 +163,42 @@ def decode_body(raw: bytes, content_type: str) -> dict[str, Any]:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _bad_json(raw) from None
-    if not isinstance(body, dict):
+    return _dictionary(body, "body")
+
+
+def _dictionary(value: Any, location: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body", message, body)
-    return body
+        raise invalid("model_attributes_type", location, message, value)
+    return value
 
 
 def _bad_json(raw: bytes) -> ApiError:
-    """The standard library's words for what is wrong, which are those that vLLM repeats."""
+    """The error of the standard library's decoder, whose words vLLM repeats."""
     position, reason = 0, "Invalid value"
     try:
         json.loads(raw)
     except json.JSONDecodeError as error:
         position, reason = error.pos, error.msg
-    except (ValueError, RecursionError):  # no UTF-8, or a number of thousands of digits
+    except (ValueError, RecursionError):  # not UTF-8, or a number of thousands of digits
         pass
     context = f", 'ctx': {{'error': '{reason}'}}"
     return invalid("json_invalid", f"body.{position}", "JSON decode error", {}, context)
 
 
-def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: bool) -> Ask:
-    """A chat request; ApiError says what is wrong with it."""
+def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: bool) -> GenerationRequest:
+    """A chat request; ApiError describes what is wrong with it."""
     messages = read_messages(body)
-    ask = _read_common(body, model, is_chat=True)
-    _check_tools(body, auto_tools)
+    request = _read_common(body, model, is_chat=True)
+    if body.get("tool_choice", "auto" if body.get("tools") else "none") == "auto" and not auto_tools:
+        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if not messages:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     for message in messages:
         _check_content(message, model)
-    tools = body.get("tools")
-    ask.prompts = [encode(render_chat(messages, tools if isinstance(tools, list) else None))]
-    _check_length(ask, max_model_len)
-    return ask
+    request.prompts = [encode(render_chat(messages, body.get("tools")))]
+    _check_length(request, max_model_len)
+    return request
 
 
 def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -208,29 +206,23 @@ def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if messages is None:
         raise invalid("missing", "body.messages", "Field required", body)
-    if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(it, dict) and "role" in it for it in messages):
         raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
     return messages
 
 
-def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> Ask:
-    """A completion request; ApiError says what is wrong with it."""
-    ask = _read_common(body, model, is_chat=False)
+def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> GenerationRequest:
+    """A completion request; ApiError describes what is wrong with it."""
+    request = _read_common(body, model, is_chat=False)
     prompt = body.get("prompt")
-    ask.prompts = [_read_prompt(one) for one in _prompts(prompt)]
-    if ask.max_tokens is None:
-        ask.max_tokens = 16
-    _check_length(ask, max_model_len)
-    return ask
-
-
-def _prompts(prompt: Any) -> list[Any]:
-    """One prompt, or a list of them; a list of numbers is one prompt."""
     if not prompt:
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt")
-    if isinstance(prompt, list) and not isinstance(prompt[0], int):
-        return prompt
-    return [prompt]
+    is_batch = isinstance(prompt, list) and not isinstance(prompt[0], int)  # a list of numbers is one prompt
+    request.prompts = [_read_prompt(it) for it in (prompt if is_batch else [prompt])]
+    if request.max_tokens is None:
+        request.max_tokens = 16
+    _check_length(request, max_model_len)
+    return request
 
 
 def _read_prompt(prompt: Any) -> bytes:
@@ -240,23 +232,23 @@ def _read_prompt(prompt: Any) -> bytes:
         for token in prompt:
             if not 0 <= token < VOCABULARY:
                 raise bad_request(f"Token id {token} is out of vocabulary")
-        return bytes_of(prompt)
+        return prompt_of_ids(prompt)
     raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
 
 
-def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
+def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> GenerationRequest:
     name = "max_completion_tokens" if is_chat and body.get("max_completion_tokens") is not None else "max_tokens"
     max_tokens = _integer(body, name)
-    options = _options(body)
+    raw_options = body.get("stream_options")
+    options = {} if raw_options is None else _dictionary(raw_options, "body.stream_options")
     stream = bool(body.get("stream"))
     if options and not stream:
-        raise bad_request(
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options"
-        )
+        message = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        raise bad_request(message, "stream_options")
     n = _integer(body, "n")
     check_model(body, model)
     _check_ranges(body, max_tokens, n)
-    return Ask(
+    return GenerationRequest(
         is_chat=is_chat,
         model=model,
         prompts=[],
@@ -274,30 +266,19 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Ask:
     )
 
 
-def _options(body: dict[str, Any]) -> dict[str, Any]:
-    options = body.get("stream_options")
-    if options is None:
-        return {}
-    if not isinstance(options, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body.stream_options", message, options)
-    return options
-
-
 def _stops(body: dict[str, Any]) -> tuple[str, ...]:
-    """One string or a list of them, where an answer ends."""
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+    if not isinstance(stops, list) or not all(isinstance(it, str) for it in stops):
         raise invalid("string_type", "body.stop", "Input should be a valid string", stop)
     return tuple(stops)
 
 
 def check_model(body: dict[str, Any], model: str) -> None:
-    """A missing model is the one that is served."""
-    asked = body.get("model")
-    if asked is not None and asked != model:
-        raise unknown_model(str(asked), model)
+    """Reject a model other than the served one; a request may omit it."""
+    requested = body.get("model")
+    if requested is not None and requested != model:
+        raise unknown_model(str(requested), model)
 
 
 def _integer(body: dict[str, Any], name: str) -> int | None:
@@ -315,8 +296,8 @@ def _check_ranges(body: dict[str, Any], max_tokens: int | None, n: int | None) -
         raise _out_of_range("max_tokens", f"max_tokens must be at least 1, got {max_tokens}.", max_tokens)
     temperature = body.get("temperature")
     if isinstance(temperature, int | float) and temperature < 0:
-        given = float(temperature)
-        raise _out_of_range("temperature", f"temperature must be non-negative, got {given}.", given)
+        value = float(temperature)
+        raise _out_of_range("temperature", f"temperature must be non-negative, got {value}.", value)
     if n is not None and not 1 <= n <= MAX_N:
         raise _out_of_range("n", f"n must be at least 1 and at most {MAX_N}, got {n}.", n)
 
@@ -325,32 +306,23 @@ def _out_of_range(name: str, message: str, value: float) -> ApiError:
     return bad_request(f"{message} (parameter={name}, value={value})", name)
 
 
-def _check_tools(body: dict[str, Any], auto_tools: bool) -> None:
-    choice = body.get("tool_choice", "auto" if body.get("tools") else "none")
-    if choice == "auto" and not auto_tools:
-        raise bad_request(
-            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', None
-        )
-
-
 def _check_content(message: dict[str, Any], model: str) -> None:
     content = message.get("content")
-    if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, dict | str):
-                raise invalid("dict_type", "body.messages", "Input should be a valid dictionary", part)
-            if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise bad_request(f"{model} is not a multimodal model")
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict | str):
+            raise invalid("dict_type", "body.messages", "Input should be a valid dictionary", part)
+        if isinstance(part, dict) and part.get("type", "text") != "text":
+            raise bad_request(f"{model} is not a multimodal model")
 
 
-def _check_length(ask: Ask, max_model_len: int) -> None:
-    if ask.max_tokens is not None and ask.max_tokens > max_model_len:
-        asked = ask.max_tokens
-        message = f"max_tokens={asked} cannot be greater than max_model_len={max_model_len}. "
-        raise _out_of_range("max_tokens", f"{message}Please request fewer output tokens.", asked)
-    for prompt in ask.prompts:
+def _check_length(request: GenerationRequest, max_model_len: int) -> None:
+    max_tokens = request.max_tokens
+    if max_tokens is not None and max_tokens > max_model_len:
+        message = f"max_tokens={max_tokens} cannot be greater than max_model_len={max_model_len}. "
+        raise _out_of_range("max_tokens", f"{message}Please request fewer output tokens.", max_tokens)
+    for prompt in request.prompts:
         tokens = count_tokens(prompt)
         if tokens >= max_model_len:
             raise prompt_too_long(tokens, max_model_len)
-        if ask.max_tokens is not None and tokens + ask.max_tokens > max_model_len:
-            raise total_too_long(tokens, ask.max_tokens, max_model_len)
+        if max_tokens is not None and tokens + max_tokens > max_model_len:
+            raise total_too_long(tokens, max_tokens, max_model_len)

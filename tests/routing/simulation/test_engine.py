@@ -1,7 +1,9 @@
-"""The engine model: batching, chunks, preemption, and when each figure is counted."""
+"""The engine model: batching, chunked prefill, preemption, and when each metric is counted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -9,67 +11,66 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.simulation.engine import Engine, EngineConfig, TooLongError
-from routing.simulation.sequence import Sequence, State
+from routing.simulation.engine import Engine, EngineConfig, Sequence, State
+from tests.routing.simulation.stepwise import Replay, TimedPrompt, replay
 
 FAST = EngineConfig(blocks=100, block_tokens=16, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=64)
 
-fresh_keys = count(1000)
+unique_keys = count(1000)
 
 
 def engine(**changes: Any) -> Engine:
-    settings_ = {name: getattr(FAST, name) for name in FAST.__dataclass_fields__} | changes
-    return Engine(EngineConfig(**settings_))
+    return Engine(replace(FAST, **changes))
 
 
 def sequence(prompt: int, output: int, keys: list[int] | None = None, at_s: float = 0.0) -> Sequence:
-    own = next(fresh_keys) * 1000
-    return Sequence(keys if keys is not None else [own + i for i in range(prompt // 16)], prompt, output, at_s)
+    first_key = next(unique_keys) * 1000
+    return Sequence(keys if keys is not None else [first_key + i for i in range(prompt // 16)], prompt, output, at_s)
+
+
+def submitted(model: Engine, *sequences: Sequence) -> None:
+    for one in sequences:
+        model.submit(one)
 
 
 def run(model: Engine, now_s: float = 0.0, until_s: float = 0.0) -> float:
-    """Step until idle; the time it is then."""
+    """Step until idle; the time at which the engine is idle."""
     while (step := model.begin(now_s, until_s)) is not None:
         now_s = step.end_s
         model.finish(step)
     return now_s
 
 
-def test_a_step_takes_the_fixed_time_the_decoding_and_the_prefill() -> None:
+def step_once(model: Engine, now_s: float = 0.0) -> float:
+    step = model.begin(now_s)
+    assert step is not None
+    model.finish(step)
+    return step.end_s
+
+
+def test_a_step_takes_its_fixed_time_plus_decoding_and_prefill() -> None:
     model = engine()
-    first = sequence(40, 3)
-    model.submit(first)
-
-    prefill = model.begin(0.0)
-    assert prefill is not None
-    assert prefill.end_s == pytest.approx(0.01 + 40 / 1000)
-    model.finish(prefill)
-    decode = model.begin(prefill.end_s)
-    assert decode is not None
-    assert decode.end_s - decode.start_s == pytest.approx(0.01 + 0.001)
+    model.submit(sequence(40, 3))
+    end_s = step_once(model)
+    assert end_s == pytest.approx(0.01 + 40 / 1000)
+    assert step_once(model, end_s) - end_s == pytest.approx(0.01 + 0.001)
 
 
-def test_the_first_token_comes_when_the_whole_prompt_is_computed_in_chunks() -> None:
-    model = engine()
-    long = sequence(150, 1)
+def test_the_first_token_comes_once_all_chunks_of_the_prompt_are_computed() -> None:
+    model, long = engine(), sequence(150, 1)
     model.submit(long)
-
     run(model)
-
     assert long.first_token_s == pytest.approx(3 * 0.01 + 150 / 1000)
     assert long.state is State.FINISHED
 
 
-def test_what_is_left_of_a_chunk_goes_to_the_next_in_line() -> None:
+def test_the_rest_of_a_chunk_goes_to_the_next_prompt() -> None:
     model = engine()
-    for prompt in (40, 40):
-        model.submit(sequence(prompt, 1))
-
+    submitted(model, sequence(40, 1), sequence(40, 1))
     step = model.begin(0.0)
-
     assert step is not None
     assert step.prefill_tokens == 64
-    assert [one.prompt_tokens for one in step.prefilled] == [40]
+    assert [it.prompt_tokens for it in step.prefilled] == [40]
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
@@ -77,271 +78,233 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     for _ in range(2):
         model.submit(sequence(64, 1, keys=[1, 2, 3, 4]))
         run(model)
-
-    assert model.statistics.queries == 128
-    assert model.statistics.hits == 48
+    assert (model.statistics.queries, model.statistics.hits) == (128, 48)
 
 
-def test_a_prompt_shares_blocks_with_one_that_is_still_running() -> None:
-    model = engine()
+def test_a_prompt_shares_blocks_with_a_running_request() -> None:
+    model, second = engine(), sequence(33, 1, keys=[1, 2])
     model.submit(sequence(33, 50, keys=[1, 2]))
-    step = model.begin(0.0)
-    assert step is not None
-    model.finish(step)
-    second = sequence(33, 1, keys=[1, 2])
-
+    end_s = step_once(model)
     model.submit(second)
-    model.begin(step.end_s)
-
+    model.begin(end_s)
     assert second.cached_tokens == 32
     assert model.pool.held == 3 + 1
 
 
-def test_the_generated_blocks_join_the_cache_for_the_next_turn() -> None:
-    model = engine()
+def test_generated_blocks_are_cached_for_the_next_turn() -> None:
+    model, second = engine(), sequence(64, 1, keys=[1, 2, 3, 4])
     model.submit(sequence(16, 33, keys=[1, 2, 3]))
     run(model)
-    second = sequence(64, 1, keys=[1, 2, 3, 4])
-
     model.submit(second)
     run(model)
-
     assert second.cached_tokens == 48
 
 
-def test_no_more_run_than_allowed_and_the_rest_wait_in_order() -> None:
-    model = engine(max_running=2)
-    waiting = [sequence(16, 5) for _ in range(4)]
-    for one in waiting:
-        model.submit(one)
-
+def test_sequences_beyond_max_running_wait_in_order() -> None:
+    model, sequences = engine(max_running=2), [sequence(16, 5) for _ in range(4)]
+    submitted(model, *sequences)
     model.begin(0.0)
-
-    assert [one.state for one in waiting] == [State.PREFILLING] * 2 + [State.WAITING] * 2
-    gauges = model.statistics.gauges
-    assert (gauges.running, gauges.waiting) == (2, 2)
+    assert [it.state for it in sequences] == [State.PREFILLING] * 2 + [State.WAITING] * 2
+    assert (model.statistics.running, model.statistics.waiting) == (2, 2)
 
 
-def test_a_prompt_that_does_not_fit_now_waits_and_holds_up_those_behind() -> None:
+def test_a_prompt_that_does_not_fit_yet_blocks_those_behind_it() -> None:
     model = engine(blocks=5)
-    big, bigger, small = sequence(48, 20), sequence(64, 4), sequence(8, 2)
-    for one in (big, bigger, small):
-        model.submit(one)
-
-    step = model.begin(0.0)
-    assert step is not None
-    assert model.statistics.gauges.waiting == 2
-    model.finish(step)
-    run(model, step.end_s)
-    assert (big.state, bigger.state, small.state) == (State.FINISHED,) * 3
+    sequences = [sequence(48, 20), sequence(64, 4), sequence(8, 2)]
+    submitted(model, *sequences)
+    end_s = step_once(model)
+    assert model.statistics.waiting == 2
+    run(model, end_s)
+    assert [it.state for it in sequences] == [State.FINISHED] * 3
 
 
-def test_what_can_never_fit_is_refused() -> None:
-    with pytest.raises(TooLongError, match="97 tokens do not fit into 6 blocks of 16"):
-        engine(blocks=6).submit(sequence(90, 7))
-
-
-def test_the_newest_running_is_preempted_when_blocks_run_out_and_finishes_later() -> None:
-    model = engine(blocks=6)
-    first, second = sequence(32, 40), sequence(32, 40)
-    model.submit(first)
-    model.submit(second)
-
-    run(model)
-
-    assert (first.preemptions, second.preemptions) == (0, 1)
-    assert (first.generated_tokens, second.generated_tokens) == (40, 40)
-    assert model.statistics.preemptions == 1
-    assert model.statistics.request_preemptions.total == 1
-
-
-def test_a_preemption_is_counted_only_when_the_request_runs_again() -> None:
-    model = engine(blocks=6)
-    first, second = sequence(32, 40), sequence(32, 40)
-    model.submit(first)
-    model.submit(second)
+def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once() -> None:
+    model, first, second = engine(blocks=6), sequence(32, 40), sequence(32, 40)
+    submitted(model, first, second)
     now_s = 0.0
     while not second.preemptions:
-        step = model.begin(now_s)
-        assert step is not None
-        now_s = step.end_s
-        model.finish(step)
+        now_s = step_once(model, now_s)
+    assert (model.statistics.waiting, model.statistics.preemptions) == (1, 0), "counted when it runs again"
 
-    assert model.statistics.gauges.waiting == 1
-    assert model.statistics.preemptions == 0
-
-
-def test_a_preempted_request_counts_its_queries_and_prompt_tokens_once() -> None:
-    model = engine(blocks=6)
-    model.submit(sequence(32, 40))
-    model.submit(sequence(32, 40))
-
-    run(model)
-
-    assert model.statistics.queries == 64
-    assert model.statistics.prompt_tokens == 64
-    assert model.statistics.time_to_first_token.count == 2
+    run(model, now_s)
+    statistics = model.statistics
+    assert (first.preemptions, second.preemptions) == (0, 1)
+    assert (first.generated_tokens, second.generated_tokens) == (40, 40)
+    assert statistics.preemptions == statistics.request_preemptions.total == 1
+    assert statistics.queries == statistics.prompt_tokens == 64
+    assert statistics.time_to_first_token.count == 2
 
 
-def test_nothing_is_preempted_where_the_output_is_reserved() -> None:
-    model = engine(blocks=6, reserve_output=True)
-    first, second = sequence(32, 40), sequence(32, 40)
-    model.submit(first)
-    model.submit(second)
-
+def test_nothing_is_preempted_if_the_output_is_reserved() -> None:
+    model, first, second = engine(blocks=6, reserve_output=True), sequence(32, 40), sequence(32, 40)
+    submitted(model, first, second)
     model.begin(0.0)
     assert second.state is State.WAITING
     run(model)
     assert model.statistics.preemptions == 0
 
 
-def test_queries_count_at_admission_and_prompt_tokens_at_the_first_token() -> None:
+def test_metrics_are_counted_at_admission_first_token_and_end() -> None:
     model = engine()
-    model.submit(sequence(100, 2))
-    assert model.statistics.queries == 0
-
-    step = model.begin(0.0)
-    assert step is not None
-    assert (model.statistics.queries, model.statistics.prompt_tokens) == (100, 0)
-    model.finish(step)
-    assert model.statistics.prompt_tokens == 0
-    run(model, step.end_s)
-    assert model.statistics.prompt_tokens == 100
-
-
-def test_request_figures_count_at_the_end() -> None:
-    model = engine()
-    model.submit(sequence(20, 5))
-    step = model.begin(0.0)
-    assert step is not None
-    model.finish(step)
-    assert model.statistics.time_to_first_token.count == 1
-    assert model.statistics.end_to_end.count == 0
-
-    end_s = run(model, step.end_s)
-
-    counted = model.statistics
-    assert counted.end_to_end.total == pytest.approx(end_s)
-    assert counted.finished["length"] == 1
-    assert counted.generation_tokens == 5
-    assert counted.inter_token.count == 4
-    assert counted.iteration_tokens.total == 20 + 5
-    assert counted.decode_time.total == pytest.approx(4 * 0.011)
+    model.submit(sequence(100, 5))
+    statistics = model.statistics
+    assert statistics.queries == 0
+    end_s = step_once(model)
+    assert (statistics.queries, statistics.prompt_tokens) == (100, 0)
+    end_s = step_once(model, end_s)
+    assert (statistics.prompt_tokens, statistics.time_to_first_token.count) == (100, 1)
+    assert statistics.end_to_end.count == 0
+    end_s = run(model, end_s)
+    assert statistics.end_to_end.total == pytest.approx(end_s)
+    assert statistics.finished["length"] == 1
+    assert statistics.generation_tokens == 5
+    assert statistics.inter_token.count == 4
+    assert statistics.iteration_tokens.total == 100 + 5
+    assert statistics.decode_time.total == pytest.approx(4 * 0.011)
 
 
-def test_kv_usage_counts_what_running_requests_hold_and_not_what_is_cached() -> None:
-    model = engine(blocks=10)
-    model.submit(sequence(64, 8))
+def test_kv_usage_counts_held_blocks_only() -> None:
+    model, finished = engine(blocks=10), sequence(64, 8)
+    model.submit(finished)
     model.begin(0.0)
-    assert model.statistics.gauges.kv_usage_ratio == pytest.approx(0.4)
+    assert model.statistics.kv_usage_ratio == pytest.approx(0.4)
 
-    other, done = engine(blocks=10), sequence(64, 8)
-    other.submit(done)
-    run(other)
-    assert other.statistics.gauges.kv_usage_ratio == 0
-    assert len(other.pool.lookup(done.keys, 10)) == 4
+    model = engine(blocks=10)
+    model.submit(finished)
+    run(model)
+    assert model.statistics.kv_usage_ratio == 0
+    assert len(model.pool.lookup(finished.keys, 10)) == 4
 
 
-def test_an_aborted_request_gives_its_blocks_back_and_is_counted_nowhere() -> None:
-    model = engine()
-    gone, stays = sequence(48, 50), sequence(16, 5)
-    model.submit(gone)
-    model.submit(stays)
+def test_an_aborted_request_releases_its_blocks_and_is_not_counted() -> None:
+    model, aborted = engine(), sequence(48, 50)
+    submitted(model, aborted, sequence(16, 5))
     step = model.begin(0.0)
     assert step is not None
-
-    model.abort(gone)
+    model.abort(aborted)
     model.finish(step)
     run(model, step.end_s)
-
     assert sum(model.statistics.finished.values()) == 1
     assert model.statistics.time_to_first_token.count == 1
     assert model.pool.held == 0
 
 
-def test_many_equal_steps_at_once_bring_what_single_steps_bring() -> None:
-    outcomes = []
+def test_equal_steps_taken_at_once_have_the_results_of_single_steps() -> None:
+    results = []
     for until_s in (0.0, 1e9):
-        model = engine()
-        sequences = [sequence(20 + 7 * i, 10 + 3 * i, keys=[]) for i in range(5)]
-        for one in sequences:
-            model.submit(one)
+        model, sequences = engine(), [sequence(20 + 7 * i, 10 + 3 * i, keys=[]) for i in range(5)]
+        submitted(model, *sequences)
         run(model, 0.0, until_s)
-        counted = model.statistics
-        outcomes.append(
-            (
-                [one.finished_s for one in sequences],
-                counted.inter_token.buckets,
-                counted.iteration_tokens.buckets,
-                counted.generation_tokens,
-            )
-        )
-
-    assert outcomes[0][1:] == outcomes[1][1:]
-    assert outcomes[0][0] == pytest.approx(outcomes[1][0])
+        statistics = model.statistics
+        counts = statistics.inter_token.buckets, statistics.iteration_tokens.buckets, statistics.generation_tokens
+        results.append(([it.finished_s for it in sequences], counts))
+    assert results[0][1] == results[1][1]
+    assert results[0][0] == pytest.approx(results[1][0])
 
 
-requests = st.lists(
-    st.tuples(
-        st.integers(1, 60),  # prompt tokens
-        st.integers(1, 30),  # output tokens
-        st.integers(0, 2),  # which prefix
-        st.sampled_from(["stay", "stay", "stay", "leave"]),
+@settings(max_examples=100, deadline=None)
+@given(
+    plans=st.lists(
+        # prompt tokens, output tokens, prefix, whether the client disconnects
+        st.tuples(st.integers(1, 60), st.integers(1, 30), st.integers(0, 2), st.sampled_from([False, False, True])),
+        min_size=1,
+        max_size=12,
     ),
-    min_size=1,
-    max_size=12,
+    blocks=st.integers(24, 40),
+    chunk=st.sampled_from([4, 16, 64]),
+    reserve=st.booleans(),
 )
-
-
-@settings(max_examples=150, deadline=None)
-@given(requests=requests, blocks=st.integers(24, 40), chunk=st.sampled_from([4, 16, 64]), reserve=st.booleans())
-def test_every_request_ends_exactly_once_and_no_token_is_lost(
-    requests: list[tuple[int, int, int, str]], blocks: int, chunk: int, reserve: bool
+def test_every_request_ends_once_and_no_token_is_lost(
+    plans: list[tuple[int, int, int, bool]], blocks: int, chunk: int, reserve: bool
 ) -> None:
-    outcomes = [play(requests, blocks, chunk, reserve) for _ in range(2)]
-
-    assert outcomes[0] == outcomes[1]
-
-
-def play(requests: list[tuple[int, int, int, str]], blocks: int, chunk: int, reserve: bool) -> list[Any]:
-    """Submit one request a step, let some leave in the middle, and check the books at every step."""
     model = engine(blocks=blocks, block_tokens=4, chunk_tokens=chunk, max_running=4, reserve_output=reserve)
-    made = [
-        sequence(prompt, output, [prefix * 100 + i for i in range(prompt // 4)])
-        for prompt, output, prefix, _ in requests
+    sequences = [
+        sequence(prompt, output, [prefix * 100 + i for i in range(prompt // 4)]) for prompt, output, prefix, _ in plans
     ]
-    left = list(zip(made, requests, strict=True))
+    unsent = list(zip(sequences, plans, strict=True))
     finished: list[Sequence] = []
-    now_s, leaving = 0.0, []
-    while left or model.outstanding:
-        if left:
-            one, plan = left.pop(0)
-            one.arrived_s = now_s
-            model.submit(one)
-            if plan[3] == "leave":
-                leaving.append(one)
+    disconnecting: list[Sequence] = []
+    now_s = 0.0
+    while unsent or model.outstanding:
+        if unsent:
+            arriving, plan = unsent.pop(0)
+            arriving.arrived_s = now_s
+            model.submit(arriving)
+            if plan[3]:
+                disconnecting.append(arriving)
         step = model.begin(now_s)
         if step is None:
             continue
-        if leaving and len(left) % 2:
-            model.abort(leaving.pop(0))
+        if disconnecting and len(unsent) % 2:
+            model.abort(disconnecting.pop(0))
         now_s = step.end_s
         finished += model.finish(step).finished
-        check_books(model)
+        check_invariants(model)
     assert len(finished) == len(set(finished))
-    for one in made:
-        assert one.state in {State.FINISHED, State.ABORTED}
-        assert (one in finished) == (one.state is State.FINISHED)
-        assert one.state is State.ABORTED or one.generated_tokens == one.output_tokens
+    for ended in sequences:
+        assert ended.state is (State.FINISHED if ended in finished else State.ABORTED)
+        assert ended.state is State.ABORTED or ended.generated_tokens == ended.output_tokens
     assert model.pool.held == 0
-    return [(one.first_token_s, one.finished_s, one.cached_tokens, one.preemptions) for one in made]
 
 
-def check_books(model: Engine) -> None:
-    pool, counted = model.pool, model.statistics
+def check_invariants(model: Engine) -> None:
+    pool, statistics = model.pool, model.statistics
     assert pool.capacity is not None
     assert 0 <= pool.held <= pool.capacity
-    assert {block for one in model.running for block in one.blocks} == {i for i, n in enumerate(pool._refs) if n}
-    assert counted.hits <= counted.queries
-    assert counted.prompt_tokens <= counted.queries
-    assert counted.generation_tokens == counted.time_to_first_token.count + counted.inter_token.count
+    assert {block for it in model.running for block in it.blocks} == {i for i, n in enumerate(pool._refs) if n}
+    assert statistics.prompt_tokens <= statistics.queries >= statistics.hits
+    assert statistics.generation_tokens == statistics.time_to_first_token.count + statistics.inter_token.count
+
+
+# --- replays in virtual time (stepwise.py) ---
+
+CONFIG = EngineConfig(blocks=40, block_tokens=4, prefill_rate=1000.0, step_s=0.01, decode_s=0.001, chunk_tokens=32)
+
+
+def test_a_single_request_waits_for_its_own_prefill_only() -> None:
+    result = replay([TimedPrompt(5.0, 20, 3)], CONFIG, 2, lambda _request, _engines: 1)
+    assert result.ttft_s() == pytest.approx([0.01 + 20 / 1000])
+    assert result.sequences[0].finished_s == pytest.approx(5.0 + 0.03 + 2 * 0.011)
+
+
+def test_a_placement_sees_the_state_of_the_engines_at_the_arrival_and_time_may_be_scaled() -> None:
+    outstanding: list[int] = []
+
+    def choose(_request: TimedPrompt, engines: SequenceOf[Engine]) -> int:
+        outstanding.append(engines[0].outstanding)
+        return 0
+
+    requests = [TimedPrompt(0.0, 20, 3), TimedPrompt(0.001, 20, 3), TimedPrompt(9.0, 20, 3)]
+    result = replay(requests, CONFIG, 1, choose, time_scale=2.0)
+    assert outstanding == [0, 1, 0]
+    assert result.sequences[2].arrived_s == 4.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    plans=st.lists(
+        st.tuples(st.floats(0, 0.2), st.integers(1, 50), st.integers(1, 20), st.integers(0, 3)),
+        min_size=1,
+        max_size=20,
+    ),
+    replicas=st.integers(1, 3),
+)
+def test_a_replay_serves_every_request_and_is_deterministic(
+    plans: list[tuple[float, int, int, int]], replicas: int
+) -> None:
+    at_s, requests = 0.0, []
+    for gap_s, prompt, output, prefix in plans:
+        at_s += gap_s
+        keys = tuple(prefix * 100 + index for index in range(prompt // 4))
+        requests.append(TimedPrompt(at_s, prompt, output, keys))
+
+    def play() -> Replay:
+        turn = count()
+        return replay(requests, CONFIG, replicas, lambda _request, engines: next(turn) % len(engines))
+
+    first, second = play(), play()
+    assert [it.finished_s for it in first.sequences] == [it.finished_s for it in second.sequences]
+    for ended, request in zip(first.sequences, requests, strict=True):
+        assert ended.generated_tokens == request.output_tokens
+        assert ended.first_token_s is not None
+        assert ended.first_token_s - request.at_s >= CONFIG.step_s

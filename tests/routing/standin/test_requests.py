@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.standin.errors import ApiError
-from routing.standin.requests import Ask, read_chat, read_completion
+from routing.standin.requests import GenerationRequest, read_chat, read_completion
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 NAMES = st.sampled_from(["role", "content", "type", "text", "include_usage"])
@@ -21,7 +21,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": VALUES}, optional={"content":
 OTHERS = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=2)
 
 
-def read(how: Callable[..., Ask], body: dict[str, Any], *more: Any) -> Ask | ApiError:
+def read(how: Callable[..., GenerationRequest], body: dict[str, Any], *more: Any) -> GenerationRequest | ApiError:
     try:
         return how(body, "tiny", 1000, *more)
     except ApiError as refusal:

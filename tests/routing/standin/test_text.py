@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.standin.requests import (
-    Babble,
+    PseudoWords,
     block_keys,
-    bytes_of,
     count_tokens,
     decode,
     encode,
+    prompt_of_ids,
     render_chat,
     token_ids,
 )
@@ -34,7 +34,7 @@ def test_a_prompt_gives_its_text_back_by_its_tokens_and_by_their_ids(text: str) 
     prompt = encode(text.encode())
 
     assert b"".join(decode(prompt)).decode() == text
-    assert bytes_of(token_ids(prompt)) == prompt
+    assert prompt_of_ids(token_ids(prompt)) == prompt
     assert len(token_ids(prompt)) == count_tokens(prompt)
 
 
@@ -42,7 +42,7 @@ def test_a_prompt_gives_its_text_back_by_its_tokens_and_by_their_ids(text: str) 
 def test_the_next_turn_begins_with_the_tokens_of_this_one_and_of_its_response(text: str, tokens: int) -> None:
     messages = [{"role": "user", "content": text}]
     prompt = encode(render_chat(messages))
-    response = "".join(Babble(1).answer(prompt, tokens))
+    response = "".join(PseudoWords(1).tokens(prompt, tokens))
     following = [*messages, {"role": "assistant", "content": response}, {"role": "user", "content": "go on"}]
 
     whole = prompt + response.encode()

@@ -12,12 +12,12 @@ from xxhash import xxh3_64_intdigest
 
 from routing.simulation.engine import EngineConfig
 from routing.standin.replica import DEFAULT_BLOCKS
-from routing.standin.requests import Babble, block_keys, count_tokens, encode, render_chat
+from routing.standin.requests import PseudoWords, block_keys, count_tokens, encode, render_chat
 from routing.traffic.mix import CHAT_SCALE, DEFAULT_RATE, GROUPS, Mix
 from routing.traffic.trace import Job
 from tests.routing.simulation.stepwise import replay
 
-BABBLE = Babble(0)
+WORDS = PseudoWords(0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def played(mix: Mix, seconds: float) -> list[Played]:
         body = job.body(None, answers[job.script])
         text = render_chat(body["messages"], body.get("tools"))
         prompt = encode(text)
-        answer = "".join(BABBLE.answer(prompt, job.output_tokens))
+        answer = "".join(WORDS.tokens(prompt, job.output_tokens))
         answers[job.script].append(answer)
         opening = text[: text.index(b"<|im_end|>")]
         tier1 = xxh3_64_intdigest(opening if len(opening) > 280 else text[:1024])

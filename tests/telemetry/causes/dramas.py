@@ -22,7 +22,7 @@ from routing.schema import (
     SessionAffinitySettings,
     Settings,
 )
-from routing.simulation.sequence import Sequence
+from routing.simulation.engine import Sequence
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled, Words
 
 USUAL_S, DROP_S = 330.0, 120.0  # how long before and after it happens

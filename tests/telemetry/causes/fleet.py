@@ -32,9 +32,8 @@ from routing.observability.metrics import Metrics, Outcome
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.parsing import parse_body, session_key
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig
-from routing.simulation.engine import Engine, EngineConfig, Step
-from routing.simulation.sequence import Sequence
-from routing.standin.metrics import EngineMetrics, Rejections, render
+from routing.simulation.engine import Engine, EngineConfig, Sequence, Step
+from routing.standin.metrics import EngineMetrics, render
 from routing.types import ReplicaId
 from telemetry.metrics.engine import read_replica
 from telemetry.metrics.router import read_router
@@ -86,7 +85,7 @@ class Modelled:
     def start(self) -> None:
         """Begin anew, with nothing cached."""
         self.engine = Engine(EngineConfig(blocks=self.blocks, block_tokens=BLOCK))
-        self.metrics = EngineMetrics(self.engine, "m", Rejections())
+        self.metrics = EngineMetrics(self.engine, "m")
 
     def text(self) -> str:
         lines = render(self.metrics.families).decode().split("\n")
