@@ -217,7 +217,7 @@ class EngineMetrics:
         most_generated = "Histogram of maximum number of requested generation tokens."
         max_tokens = "Histogram of the max_tokens request parameter."
         ttft = "Histogram of time to first token in seconds."
-        output_token = "Histogram of time_per_output_token_seconds per request."
+        decode_pace = "Histogram of time_per_output_token_seconds per request."
         preempted = "Histogram of the number of times a request was preempted."
         computed = "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
         rows = [
@@ -229,7 +229,7 @@ class EngineMetrics:
             ("request_params_max_tokens", max_tokens, it.request_max_tokens),
             ("time_to_first_token_seconds", ttft, it.time_to_first_token),
             ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", it.inter_token),
-            ("request_time_per_output_token_seconds", output_token, it.time_per_output_token),
+            ("request_time_per_output_token_seconds", decode_pace, it.time_per_output_token),
             ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", it.end_to_end),
             ("request_queue_time_seconds", phase.format("WAITING"), it.queue_time),
             ("request_inference_time_seconds", phase.format("RUNNING"), it.inference_time),
