@@ -67,13 +67,13 @@ def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     return record.as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
-        "trial": serving.placement.verdict(decision, placement_request),
+        "trial": serving.placement.canary_verdict(decision, placement_request),
         "tokens_per_byte": decision.keys.ratio.tokens_per_byte,
         "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, placement_request)),
         "group_replicas": _group_replicas(decision),
-        "refused": decision.choice.refused,
+        "refused": decision.choice.skipped,
         "bound": decision.choice.bound,
-        "candidates": decision.explained().as_json(),
+        "candidates": decision.candidate_costs().as_json(),
     }
 
 

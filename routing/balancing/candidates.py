@@ -1,27 +1,20 @@
-"""One replica that a request may go to.
+"""The eligible replicas of a request, with their loads, and orders of them by load and by recent traffic.
 
-How the requests of late are shared out: who had more than is fair, and may give one up.
+``Candidates`` never change: when eligibility changes, a new object is made, which costs O(replicas). Everything derived
+is computed on first use.
 
-Theory of operation. Work that waits spreads a busy fleet. Where caches keep a fleet idle nothing waits, and whoever
-holds what most prompts begin with costs least for all of them: it gets them all, and nobody is in its way until the
-traffic grows. So a replica that had more than ``SHARE`` times its fair share of the requests of late, and ``FEW`` more
-at that, gives one up to a replica that had no more than its own, that has no more work (nobody waits for the sake of
-balance), and that would have to prefill only ``WORTH`` tokens more for each request that the first one had too many.
-What many prompts begin with thus comes to be at as many replicas as its share of the traffic asks for, each paid for by
-one prefill, and the more of it there is to prefill, the longer it stays where it is.
+Recent shares. Waiting work balances a busy fleet. Where caches keep a fleet idle, no request waits, and the replica
+with the most popular prefix cached would get all requests for it until traffic grows. So a replica that had more than
+``FAIR_RATIO`` times its fair share of recent requests, and ``MIN_EXCESS`` requests more, yields a request to a replica
+that had no more than its own share, that has no more work (no request waits for balance's sake), and that would have to
+prefill at most ``EXCESS_TOKENS`` more for each request in excess. Popular prefixes thus spread to as many replicas as
+their share of the traffic needs, at the cost of one prefill each, and a prefix that is longer spreads later.
 
-Who of some replicas has how much work: sums, the least loaded, and those that have about as much.
-
-Theory of operation. Loads change with every request, so what is kept here follows the book's journal: bringing it up
-to date costs the changes since the last question, at most O(replicas), and nothing is counted where nobody asks. The
-least loaded is the head of a heap whose outdated entries are dropped when they surface. Equal work goes to the replica
-whose load changed longest ago, at first in an order hashed with the seed: a fixed order would send every idle
-router's next request, and everything that a quickly failing replica refuses, to the same one.
-
-The replicas that a request may go to.
-
-Who they are is fixed: whenever that changes a new object is made, which costs O(replicas). What is asked of them is
-made when it is first asked for.
+Order by load. Loads change with every request, so sums and order follow the load tracker's journal: an update costs the
+changes since the last query, at most O(replicas), and nothing is computed where nobody asks. The least loaded replica
+is the head of a heap whose outdated entries are dropped when they surface. Among equals the replica whose load changed
+longest ago is first, initially in an order hashed with the seed. With a fixed order, the routers of an idle fleet would
+all choose the same replica, and a replica that quickly fails would attract all requests.
 """
 
 from __future__ import annotations
@@ -37,128 +30,129 @@ from xxhash import xxh3_64_intdigest
 from routing.balancing.load_tracker import Load, LoadTracker
 from routing.types import TargetId
 
-REQUEST_TOKENS: Final = 80  # work of a running request beside its prompt: a step's fixed 0.010 s at 8,000 tokens/s
+REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a step's fixed 0.010 s at 8,000 tokens/s
 
 
 class Candidate(NamedTuple):
-    """A target with what its cost is made of."""
+    """An eligible target, with what its cost is computed from."""
 
     target: TargetId
     load: Load
     weight: float
-    bit: int  # in the residency's masks; 0 where nothing is known of it
-    share: float = 1.0  # of its weight that it has; less while it starts slowly
+    bit: int  # in the residency's masks; 0 if the residency does not know it
+    share: float = 1.0  # of its weight that it has; less during slow start
 
 
 def work_of(candidate: Candidate) -> float:
-    """Outstanding work, in tokens by the replica's weight."""
+    """Outstanding work, in tokens divided by the replica's weight."""
     load = candidate.load
     return (load.waiting_tokens + REQUEST_TOKENS * load.running) / candidate.weight
 
 
-SHARE: Final = 1.15  # ratio to the fair share of recent requests
-FEW: Final = 8.0  # requests: chance, or one conversation
-WORTH: Final = 600.0  # tokens to prefill, 0.075 s at 8,000 a second, to be rid of one request beyond both
+FAIR_RATIO: Final = 1.15  # to the fair share of recent requests
+MIN_EXCESS: Final = 8.0  # requests that may be chance, or one conversation
+EXCESS_TOKENS: Final = 600.0  # tokens to prefill, 0.075 s at 8,000 a second, for yielding one request in excess
 
 
 class RecentShares:
-    """The shares of some replicas. What all of them had is summed up once in as many changes as there are replicas."""
+    """Shares of recent requests. The total is recomputed once in as many changes as there are replicas."""
 
-    __slots__ = ("_at", "_book", "_fair", "_members", "_modest", "_summed_weight", "_weight")
+    __slots__ = ("_fair", "_members", "_position", "_request_weight", "_tracker", "_under_share", "_weight")
 
-    def __init__(self, members: Sequence[Candidate], book: LoadTracker) -> None:
+    def __init__(self, members: Sequence[Candidate], tracker: LoadTracker) -> None:
         self._members = members
         self._weight = sum([member.weight for member in members])
-        self._book = book
-        self._at: int | None = None  # in the book, when they were summed up
-        self._summed_weight = 0.0  # what a request counted then
-        self._fair = 0.0  # the limit of a replica of weight 1, but for ``FEW``
-        self._modest: int | None = None  # made when it is first asked for
+        self._tracker = tracker
+        self._position: int | None = None  # of the tracker, when the total was computed
+        self._request_weight = 0.0  # of the tracker at that time
+        self._fair = 0.0  # requests allowed for a weight of 1, without ``MIN_EXCESS``
+        self._under_share: int | None = None
 
     def excess(self, member: Candidate) -> float:
-        """Requests of late that a member had too many; below 0 where it had fewer than it may."""
-        book = self._book
-        if self._at is None or book.position - self._at > len(self._members) or book.weight_now < self._summed_weight:
-            self._sum_up()
-        return (member.load.recent - self._fair * member.weight) / book.weight_now - FEW
+        """Recent requests above a member's fair share; negative below it."""
+        tracker = self._tracker
+        if (
+            self._position is None
+            or tracker.position - self._position > len(self._members)
+            or tracker.request_weight < self._request_weight
+        ):
+            self._position, self._request_weight = tracker.position, tracker.request_weight
+            self._fair = FAIR_RATIO * sum([member.load.recent for member in self._members]) / self._weight
+            self._under_share = None
+        return (member.load.recent - self._fair * member.weight) / tracker.request_weight - MIN_EXCESS
 
-    def modest(self) -> int:
-        """The bits of those who had not too many, as of the last sum."""
-        if self._modest is None:
-            self._modest = sum([member.bit for member in self._members if self.excess(member) <= 0])
-        return self._modest
-
-    def _sum_up(self) -> None:
-        self._at, self._summed_weight = self._book.position, self._book.weight_now
-        self._fair = SHARE * sum([member.load.recent for member in self._members]) / self._weight
-        self._modest = None
+    def under_share(self) -> int:
+        """The bits of members without excess, by the latest total."""
+        if self._under_share is None:
+            self._under_share = sum([member.bit for member in self._members if self.excess(member) <= 0])
+        return self._under_share
 
 
-WORK_CLASSES: Final = 64  # by the powers of two of their tokens
-MAX_WORK: Final = 2.0**62  # tokens from which on all are of one class: of a replica with next to no weight
+WORK_CLASSES: Final = 64  # by powers of two of tokens
+MAX_WORK: Final = 2.0**62  # tokens; more is in the last class, of a replica with next to no weight
 
 
 class LeastLoadedOrder:
-    """The work of some replicas, as of now each time that it is asked."""
+    """Sums over the loads of some replicas, and their order by work, up to date at each query."""
 
-    def __init__(self, candidates: Mapping[TargetId, Candidate], book: LoadTracker, seed: int) -> None:
+    def __init__(self, candidates: Mapping[TargetId, Candidate], tracker: LoadTracker, seed: int) -> None:
         self._candidates = candidates
-        self._book = book
+        self._tracker = tracker
         self._seed = seed
-        self._position = book.position
-        self._counted: dict[TargetId, int] = {}  # of each, by ``_count``, as it is in the sums
+        self._position = tracker.position
+        self._counted: dict[TargetId, int] = {}  # each load as included in the sums, by ``_count``
         self._running = 0
         self._busy = 0
-        self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, target); empty until it is asked for
-        self._current: dict[TargetId, int] = {}  # stamp of each target's entry that counts
+        self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, target); empty until first use
+        self._current: dict[TargetId, int] = {}  # stamp of each target's valid entry
         self._stamp = 0
-        self._by_work = [0] * WORK_CLASSES  # masks of those that are in the heap
+        self._by_work = [0] * WORK_CLASSES  # masks of the targets in the heap
         self._class: dict[TargetId, int] = {}
-        self._start_over()
+        self._recount()
 
     @property
     def running(self) -> int:
-        """Requests running at all of them together."""
-        self._catch_up()
+        """Requests that run at all of them together."""
+        self._update()
         return self._running
 
     @property
     def busy_ratio(self) -> float:
-        """Share of them that have prompts to prefill, 0 to 1."""
-        self._catch_up()
+        """Share of them with prompts to prefill, 0 to 1."""
+        self._update()
         return self._busy / len(self._candidates)
 
     def least_loaded(self) -> TargetId:
         """The replica with the least work; of several, the one whose load changed longest ago."""
-        self._line_up()
+        self._build_heap()
         heap, current = self._heap, self._current
         while heap[0][1] != current[heap[0][2]]:
             heappop(heap)
         return heap[0][2]
 
-    def classes(self) -> list[int]:
-        """Masks of those with about as much work, each class up to twice that of the one before, from none on."""
-        self._line_up()
+    def work_classes(self) -> list[int]:
+        """Masks of replicas with similar work, the least first; each class has up to twice the work before it."""
+        self._build_heap()
         return self._by_work
 
-    def _line_up(self) -> None:
-        """Have everybody in the heap; at first equals in an order that differs each time and between routers."""
-        self._catch_up()
+    def _build_heap(self) -> None:
+        """Update the heap; a new one begins with equals in an order that differs each time and between routers."""
+        self._update()
         if not self._heap:
             salt = self._seed + self._stamp
             for name in sorted(self._candidates, key=lambda name: xxh3_64_intdigest(name.encode(), salt)):
                 self._push(name)
 
-    def _catch_up(self) -> None:
-        """Take in what changed since the last time, the longest ago first."""
-        book = self._book
-        behind = book.position - self._position
+    def _update(self) -> None:
+        """Apply the changes since the last query, the oldest first."""
+        tracker = self._tracker
+        behind = tracker.position - self._position
         if not behind:
             return
-        changes = book.changes_since(self._position) if behind <= 8 * len(self._candidates) + 64 else None
-        self._position = book.position
+        changes = tracker.changes_since(self._position) if behind <= 8 * len(self._candidates) + 64 else None
+        self._position = tracker.position
         if changes is None:
-            self._start_over()
+            self._recount()
             return
         counted = self._counted
         for load in changes if not self._heap else reversed(dict.fromkeys(reversed(changes))):
@@ -173,38 +167,34 @@ class LeastLoadedOrder:
             if self._heap:
                 self._push(load.target)
 
-    def _start_over(self) -> None:
-        """Sum anew, because too much has changed to look at each change."""
+    def _recount(self) -> None:
+        """Compute the sums from all loads, where there are too many changes to apply."""
         self._counted = {name: _count(candidate.load) for name, candidate in self._candidates.items()}
         self._running = sum(counted // 2 for counted in self._counted.values())
         self._busy = sum(counted % 2 for counted in self._counted.values())
         self._heap = []
 
     def _push(self, target: TargetId) -> None:
-        """Enter a replica's present work; its older entry no longer counts."""
+        """Add an entry with a replica's current work, which invalidates its older entry."""
         self._stamp += 1
         self._current[target] = self._stamp
         candidate = self._candidates[target]
         work = work_of(candidate)
         heappush(self._heap, (work, self._stamp, target))
-        number = int(work).bit_length() if work < MAX_WORK else WORK_CLASSES - 1
-        if number != self._class.get(target):
-            self._classify(candidate, number)
+        class_ = int(work).bit_length() if work < MAX_WORK else WORK_CLASSES - 1
+        before = self._class.get(target)
+        if class_ != before:
+            if before is not None:
+                self._by_work[before] ^= candidate.bit
+            self._by_work[class_] ^= candidate.bit
+            self._class[target] = class_
         if len(self._heap) > 4 * len(self._candidates) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
             heapify(self._heap)
 
-    def _classify(self, candidate: Candidate, number: int) -> None:
-        """Count a replica to another class of work."""
-        by_work, before = self._by_work, self._class.get(candidate.target)
-        if before is not None:
-            by_work[before] ^= candidate.bit
-        by_work[number] ^= candidate.bit
-        self._class[candidate.target] = number
-
 
 def _count(load: Load) -> int:
-    """A load's requests and whether any waits, as one number."""
+    """A load's running requests, times two, plus one if prompt tokens wait."""
     return 2 * load.running + (load.waiting_tokens > 0)
 
 
@@ -214,20 +204,20 @@ class Candidates:
     def __init__(
         self,
         weights: Mapping[TargetId, float],
-        book: LoadTracker,
+        tracker: LoadTracker,
         seed: int = 0,
         bits: Mapping[TargetId, int] | None = None,
         shares: Mapping[TargetId, float] | None = None,
     ) -> None:
         self.weights = weights  # relative capacity, > 0
         self.weight = sum(weights.values())
-        self.loads: Mapping[TargetId, Load] = {name: book.load(name) for name in weights}
+        self.loads: Mapping[TargetId, Load] = {name: tracker.load(name) for name in weights}
         self.bits: Mapping[TargetId, int] = {} if bits is None else bits  # in the residency's masks
         self._shares: Mapping[TargetId, float] = {} if shares is None else shares  # of weights, where below 1
-        self._whole: Candidates | None = None
-        self._book = book
+        self._unfiltered: Candidates | None = None
+        self._tracker = tracker
         self._seed = seed
-        self._members: list[Candidate] | None = None  # from here on: made when they are first asked for
+        self._members: list[Candidate] | None = None  # from here on: computed on first use
         self._cumulative: list[float] | None = None
         self._by_name: dict[TargetId, Candidate] | None = None
         self._by_bit: dict[int, Candidate] | None = None
@@ -247,32 +237,33 @@ class Candidates:
         return iter(self.loads)
 
     def without(self, excluded: Collection[TargetId]) -> Candidates:
-        """The same replicas but for some, for a request that was already refused by those. O(replicas)."""
-        kept = {name: weight for name, weight in self.weights.items() if name not in excluded}
-        rest = Candidates(kept, self._book, self._seed, self.bits, self._shares)
-        rest._whole = self.whole
-        return rest
+        """The same replicas except some that already failed for a request. O(replicas)."""
+        return self.subset([name for name in self.weights if name not in excluded], self.unfiltered)
+
+    def subset(self, names: Collection[TargetId], unfiltered: Candidates | None = None) -> Candidates:
+        """Some of them, in this order. O(names). ``unfiltered``: candidates before a request's failed ones left."""
+        weights = {name: self.weights[name] for name in names}
+        subset = Candidates(weights, self._tracker, self._seed, self.bits, self._shares)
+        subset._unfiltered = unfiltered
+        return subset
 
     @property
-    def whole(self) -> Candidates:
-        """Those that these were taken out of, where some refused a request; else these."""
-        return self if self._whole is None else self._whole
+    def unfiltered(self) -> Candidates:
+        """The candidates before a request's failed replicas were removed; these themselves if none were."""
+        return self if self._unfiltered is None else self._unfiltered
 
     def prepare(self) -> Iterator[None]:
-        """Make what is else made when it is first asked for; stops where others may have their turn.
-
-        Where there is nobody, nobody asks.
-        """
+        """Compute what would otherwise be computed on first use; yields between the steps."""
         if not self.loads:
             return
-        for make in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.is_even):
-            make()
+        for compute in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.is_even):
+            compute()
             yield
         self.order.least_loaded()
 
     @property
     def members(self) -> list[Candidate]:
-        """Everybody, in one list."""
+        """All candidates, in one list."""
         members = self._members
         if members is None:
             bits, weights, shares = self.bits, self.weights, self._shares
@@ -282,8 +273,8 @@ class Candidates:
             ]
         return members
 
-    def drawn(self, chance: float) -> Candidate:
-        """Whoever a number from 0 to below 1 draws, each with the chance that its weight says."""
+    def draw(self, chance: float) -> Candidate:
+        """The candidate for a random number from 0 to below 1; each has a probability by its weight."""
         cumulative = self._cumulative
         if cumulative is None:
             cumulative = self._cumulative = list(accumulate(self.weights.values()))
@@ -292,7 +283,7 @@ class Candidates:
 
     @property
     def by_name(self) -> dict[TargetId, Candidate]:
-        """The same by name."""
+        """The candidates by name."""
         by_name = self._by_name
         if by_name is None:
             by_name = self._by_name = {member.target: member for member in self.members}
@@ -300,7 +291,7 @@ class Candidates:
 
     @property
     def by_bit(self) -> dict[int, Candidate]:
-        """The same by bit."""
+        """The candidates by bit."""
         by_bit = self._by_bit
         if by_bit is None:
             by_bit = self._by_bit = {member.bit: member for member in self.members if member.bit}
@@ -308,7 +299,7 @@ class Candidates:
 
     @property
     def mask(self) -> int:
-        """The bits of all."""
+        """The bits of all candidates."""
         mask = self._mask
         if mask is None:
             mask = self._mask = sum(self.by_bit)
@@ -316,7 +307,7 @@ class Candidates:
 
     @property
     def greatest_weight(self) -> float:
-        """Of the candidate with the most capacity."""
+        """The weight of the candidate with the most capacity."""
         weight = self._greatest_weight
         if weight is None:
             weight = self._greatest_weight = max(self.weights.values())
@@ -330,29 +321,22 @@ class Candidates:
             is_even = self._is_even = self.greatest_weight == min(self.weights.values())
         return is_even
 
-    def only(self, names: Collection[TargetId], whole: Candidates | None = None) -> Candidates:
-        """Some of them, in this order. O(names). ``whole``: those that they are left of, if some refused a request."""
-        weights = {name: self.weights[name] for name in names}
-        some = Candidates(weights, self._book, self._seed, self.bits, self._shares)
-        some._whole = whole
-        return some
-
     @property
     def recent(self) -> RecentShares:
-        """Who had how much of the requests of late."""
+        """Shares of recent requests."""
         recent = self._recent
         if recent is None:
-            recent = self._recent = RecentShares(self.members, self._book)
+            recent = self._recent = RecentShares(self.members, self._tracker)
         return recent
 
     @property
     def order(self) -> LeastLoadedOrder:
-        """Who has how much work."""
+        """Sums over the loads, and the order by work."""
         order = self._order
         if order is None:
-            order = self._order = LeastLoadedOrder(self.by_name, self._book, self._seed)
+            order = self._order = LeastLoadedOrder(self.by_name, self._tracker, self._seed)
         return order
 
     def now_s(self) -> float:
-        """The load book's time."""
-        return self._book.clock()
+        """The load tracker's time."""
+        return self._tracker.clock()

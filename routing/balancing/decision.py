@@ -1,7 +1,4 @@
-"""The keys of one request, by which strategies place it: session, tier 1, tier 2, block hashes.
-
-Where a request goes, and what explains why: the choice, the candidates, what the strategy made of each.
-"""
+"""Decisions: where a request goes and why, with the keys of the request and the loads and costs of the candidates."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Any
 
 from routing.balancing.candidates import Candidates
 from routing.balancing.load_tracker import Load
-from routing.balancing.models import ServedModel
+from routing.balancing.matching import ServedModel
 from routing.balancing.rates import TokenRatio
 from routing.balancing.replicas import Target
 from routing.balancing.request import PlacementRequest
 from routing.balancing.routes import Route
-from routing.balancing.strategies.strategy import Weighed, Weighs
+from routing.balancing.strategies.strategy import Estimate
 from routing.prompt.hashing import PrefixHasher, boundary_end
 from routing.prompt.structure import PromptStructure, describe_structure
 from routing.schema import PolicyConfig, ReplicaConfig, Tier1
@@ -25,7 +22,7 @@ from routing.types import BLOCK_TOKENS, Choice, MatchedBy, PrefixHash, Reason, T
 
 
 class RequestKeys:
-    """The keys of one request. Computed when asked; what is asked twice is kept."""
+    """The keys of one request. Computed on first use, and cached."""
 
     __slots__ = (
         "_blocks",
@@ -53,9 +50,9 @@ class RequestKeys:
         self._served = served
         self._hasher = hasher
         self._rule = rule
-        self.ratio = ratio  # of the pool's model; it may move while the request is under way
+        self.ratio = ratio  # of the pool's model; it may change while the request runs
         ids = request.prompt.ids
-        self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # of each block: estimated, or so many ids
+        self.block_tokens = BLOCK_TOKENS if ids else ratio.block_tokens  # estimated, or exact for token ids
         self.prompt_tokens = request.prompt.estimate(ratio.block_tokens)  # estimated length of the prompt
         self._tier1: PrefixHash | None = None
         self._tier2: PrefixHash | None = None
@@ -64,13 +61,13 @@ class RequestKeys:
 
     @property
     def session(self) -> PrefixHash | None:
-        """Key of the session, which tenants do not share; None when the request names none."""
+        """Key of the session, which tenants do not share; None if the request has none."""
         key, tenant = self._request.session_key, self._request.tenant
         return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
 
     @property
     def tier1(self) -> PrefixHash | None:
-        """Key of the prompt's opening, where the group's tier 1 ends; None when that is empty."""
+        """Key of the tier-1 prefix; None if that is empty."""
         if self._tier1 is None:
             served = self._served
             self._tier1 = self._hasher.tier1(self._request.prompt, served.model, self._rule, served.adapter)
@@ -78,22 +75,22 @@ class RequestKeys:
 
     @property
     def tier1_bytes(self) -> int:
-        """Where the opening ends in the canonical prompt."""
+        """Length of the tier-1 prefix in the canonical prompt."""
         return boundary_end(self._request.prompt, self._rule)
 
     @property
     def tier1_tokens(self) -> int:
-        """Estimated tokens of the opening."""
+        """Estimated tokens of the tier-1 prefix."""
         return self.ratio.tokens(self.tier1_bytes)
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of the prompt where its tokens may teach the ratio, else 0."""
+        """Bytes of the prompt if it is a usable sample for the ratio, else 0."""
         return self._request.prompt.sample_bytes
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """Key of the conversation: its session, else the opening and the message behind it; None without either."""
+        """Key of the conversation: its session, else the tier-1 prefix and the next message; None without either."""
         if self._tier2 is None:
             served, prompt = self._served, self._request.prompt
             self._tier2 = self.session or self._hasher.tier2(prompt, served.model, self._rule, served.adapter)
@@ -101,7 +98,7 @@ class RequestKeys:
 
     @property
     def blocks(self) -> list[array[int]]:
-        """Chained block hashes of the prompt, in stretches that others share."""
+        """Chained block hashes of the prompt, in shared chunks."""
         blocks = self._blocks
         if blocks is None:
             served = self._served
@@ -110,14 +107,14 @@ class RequestKeys:
 
     @property
     def chain(self) -> Sequence[int]:
-        """The same in one."""
+        """Chained block hashes of the prompt, in one array."""
         chain = self._chain
         if chain is None:
             chain = self._chain = array("Q", b"".join(self._blocks or self.blocks))
         return chain
 
-    def shape(self, tools: Any) -> PromptStructure:
-        """How the prompt begins, without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
+    def structure(self, tools: Any) -> PromptStructure:
+        """Structure of the prompt, without its text; ``tools`` as the client sent them. 1 ms: not for every request."""
         return describe_structure(self._request.prompt, tools, self._request.session_key, self._hasher.digest)
 
 
@@ -135,7 +132,7 @@ class CandidateLoads:
         return len(self.targets)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """As the admin port shows them."""
+        """As JSON values for the admin port."""
         return [
             {"replica": target, "running": running, "waiting_tokens": waiting}
             for target, running, waiting in zip(self.targets, self.running, self.waiting_tokens, strict=True)
@@ -143,17 +140,17 @@ class CandidateLoads:
 
 
 class CandidateCosts(CandidateLoads):
-    """The same with what a strategy makes of each for one request."""
+    """The same with the values that a strategy compares."""
 
-    __slots__ = ("weighed",)
+    __slots__ = ("estimates",)
 
-    def __init__(self, loads: list[Load], weighed: list[Weighed]) -> None:
+    def __init__(self, loads: list[Load], estimates: list[Estimate]) -> None:
         super().__init__(loads)
-        self.weighed = weighed
+        self.estimates = estimates
 
     def as_json(self) -> list[dict[str, Any]]:
-        """As the admin port shows them."""
-        return [load | found._asdict() for load, found in zip(super().as_json(), self.weighed, strict=True)]
+        """As JSON values for the admin port."""
+        return [load | estimate._asdict() for load, estimate in zip(super().as_json(), self.estimates, strict=True)]
 
 
 class Decision:
@@ -186,7 +183,7 @@ class Decision:
 
     @property
     def pool(self) -> str:
-        """Whose replica it is."""
+        """The pool's name."""
         return self.route.pool
 
     @property
@@ -196,42 +193,40 @@ class Decision:
 
     @property
     def policy(self) -> PolicyConfig:
-        """The policy there, with the revision that chose: the one in force, or the one on trial."""
+        """The policy, with the revision that placed the request."""
         return self.route.policy
 
     @property
     def strategy(self) -> str:
-        """The name of the strategy that chose."""
+        """The name of the strategy."""
         return self.policy.settings.name
 
     @property
     def reason(self) -> Reason:
-        """The rule that named the replica."""
+        """Why the replica was chosen."""
         return self.choice.reason
 
     @property
     def prefix(self) -> PrefixHash | None:
-        """The tier-1 key, where the task group's, the pool's or the policy's rule says."""
+        """The tier-1 key."""
         return self.keys.tier1
 
     def candidate_loads(self, limit: int | None = None) -> CandidateLoads:
-        """Present loads: of all up to ``limit``; of more, the chosen one, the homes that refused, then others."""
+        """Current loads of up to ``limit`` candidates: the chosen one, those that were skipped, then others."""
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return CandidateLoads(list(loads.values()))
-        return CandidateLoads([loads[name] for name in self._shown(limit)])
+        return CandidateLoads([loads[name] for name in self._first(limit)])
 
-    def explained(self, limit: int | None = None) -> CandidateCosts:
-        """The same candidates with the figures that the strategy compares, as it computes them, by present loads."""
-        names = list(self._shown(limit))
-        weighed = [Weighed()] * len(names)
-        if isinstance(self.route.strategy, Weighs):
-            weighed = self.route.strategy.weigh(self.keys, self.candidates, names)
+    def candidate_costs(self, limit: int | None = None) -> CandidateCosts:
+        """The same candidates with the values that the strategy compares, by current loads."""
+        names = list(self._first(limit))
         loads = self.candidates.loads
-        return CandidateCosts([loads[name] for name in names], weighed)
+        estimates = self.route.strategy.estimate(self.keys, self.candidates, names)
+        return CandidateCosts([loads[name] for name in names], estimates)
 
-    def _shown(self, limit: int | None) -> Collection[TargetId]:
+    def _first(self, limit: int | None) -> Collection[TargetId]:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return loads.keys()
-        return list(dict.fromkeys((self.choice.target, *self.choice.refused, *islice(loads, limit))))[:limit]
+        return list(dict.fromkeys((self.choice.target, *self.choice.skipped, *islice(loads, limit))))[:limit]

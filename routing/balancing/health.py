@@ -1,11 +1,10 @@
-"""Which replicas may be asked, for which adapters and for how much of their weight.
+"""Which replicas may get requests, which adapters they have, and how much of their weight they get.
 
-Written by health checks, breakers, slow starts and warm-ups; read by placement.
+Health checks, circuit breakers, slow start and warm-ups write this state; placement reads it.
 
-A replica that joins or comes back is cold: its share of the traffic grows from a quarter to all of it.
-
-Theory of operation. The share goes up in ``STEPS`` equal steps, because each step is a new epoch of health, for which
-every group makes its candidates anew. Homes stay where they are: what grows is how much a replica may hold.
+Slow start. A replica that joins or returns has an empty cache, so its share of the traffic grows from a quarter to all
+of it, in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates anew.
+Ring orders do not change: only the load that the replica accepts grows.
 """
 
 from __future__ import annotations
@@ -16,58 +15,56 @@ from routing.types import ReplicaId
 
 
 class Health(Protocol):
-    """Whether a replica answers. ``epoch`` grows with every change of any answer, so that answers can be kept."""
+    """State of replicas for placement. ``epoch`` grows with every change, so that results can be cached."""
 
     @property
     def epoch(self) -> int:
-        """Number of the current set of answers."""
+        """Number of changes so far."""
         ...
 
     def is_up(self, replica: ReplicaId) -> bool:
-        """Whether requests may be sent to a replica; one that nobody knows yet may be tried."""
+        """Whether requests may be sent to a replica; True for an unknown one."""
         ...
 
     def share(self, replica: ReplicaId) -> float:
-        """What part of its weight a replica gets, above 0 and at most 1; less than 1 while it starts slowly."""
+        """The share of its weight that a replica gets, above 0 and at most 1; less than 1 during slow start."""
         ...
 
-    def holds(self, replica: ReplicaId, adapter: str) -> bool:
-        """Whether a replica has a LoRA adapter loaded; one that has not told may be tried."""
+    def has_adapter(self, replica: ReplicaId, adapter: str) -> bool:
+        """Whether a replica has a LoRA adapter loaded; True for one that has not reported its adapters."""
         ...
 
 
 class HealthRegistry:
-    """Replicas known to be down, taken out by their breakers or kept back, and shares below 1; all others are well."""
-
-    __slots__ = ("_adapters", "_down", "_kept_back", "_out", "_shares", "epoch")
+    """The replicas that are down, ejected or warming up, and shares below 1; all others are healthy."""
 
     def __init__(self) -> None:
         self._down: set[ReplicaId] = set()
-        self._out: set[ReplicaId] = set()
-        self._kept_back: set[ReplicaId] = set()
+        self._ejected: set[ReplicaId] = set()
+        self._warming: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
-        self._adapters: dict[ReplicaId, frozenset[str]] = {}  # of those that told
+        self._adapters: dict[ReplicaId, frozenset[str]] = {}  # as reported
         self.epoch = 0
 
     def is_up(self, replica: ReplicaId) -> bool:
         """Whether requests may be sent to a replica."""
-        return not (replica in self._down or replica in self._out or replica in self._kept_back)
+        return not (replica in self._down or replica in self._ejected or replica in self._warming)
 
-    def will_be_up(self, replica: ReplicaId) -> bool:
-        """The same, of one that is kept back as well."""
-        return replica not in self._down and replica not in self._out
+    def is_up_after_warm_up(self, replica: ReplicaId) -> bool:
+        """Whether a replica is up, or would be if it were not warming up."""
+        return replica not in self._down and replica not in self._ejected
 
     def share(self, replica: ReplicaId) -> float:
-        """What part of its weight a replica gets."""
+        """The share of its weight that a replica gets."""
         return self._shares.get(replica, 1.0)
 
-    def holds(self, replica: ReplicaId, adapter: str) -> bool:
-        """Whether a replica has an adapter loaded."""
-        told = self._adapters.get(replica)
-        return told is None or adapter in told
+    def has_adapter(self, replica: ReplicaId, adapter: str) -> bool:
+        """Whether a replica has an adapter loaded, or has not reported its adapters."""
+        adapters = self._adapters.get(replica)
+        return adapters is None or adapter in adapters
 
     def set_adapters(self, replica: ReplicaId, adapters: frozenset[str] | None) -> None:
-        """Record which adapters a replica has loaded; None: nobody knows."""
+        """Record the adapters that a replica reported; None: unknown."""
         if adapters == self._adapters.get(replica):
             return
         if adapters is None:
@@ -77,19 +74,19 @@ class HealthRegistry:
         self.epoch += 1
 
     def mark(self, replica: ReplicaId, *, up: bool) -> bool:
-        """Record what a health check found; True if that is news."""
-        return self._move(self._down, replica, into=not up)
+        """Record the result of health checks; True if it changed."""
+        return self._set_member(self._down, replica, is_member=not up)
 
-    def eject(self, replica: ReplicaId, *, out: bool) -> bool:
-        """Record what a breaker decided; True if that is news."""
-        return self._move(self._out, replica, into=out)
+    def set_ejected(self, replica: ReplicaId, *, is_ejected: bool) -> bool:
+        """Record the decision of a circuit breaker; True if it changed."""
+        return self._set_member(self._ejected, replica, is_member=is_ejected)
 
-    def hold_back(self, replica: ReplicaId, *, back: bool) -> bool:
-        """Let a replica get no requests yet, or get them from now on; True if that is news."""
-        return self._move(self._kept_back, replica, into=back)
+    def set_warming(self, replica: ReplicaId, *, is_warming: bool) -> bool:
+        """Keep requests from a replica until its warm-up is over; True if that changed."""
+        return self._set_member(self._warming, replica, is_member=is_warming)
 
     def set_share(self, replica: ReplicaId, share: float) -> None:
-        """Let a replica have this part of its weight from now on."""
+        """Give a replica this share of its weight."""
         if share == self.share(replica):
             return
         if share < 1.0:
@@ -98,10 +95,10 @@ class HealthRegistry:
             del self._shares[replica]
         self.epoch += 1
 
-    def _move(self, chosen: set[ReplicaId], replica: ReplicaId, *, into: bool) -> bool:
-        if into is (replica in chosen):
+    def _set_member(self, replicas: set[ReplicaId], replica: ReplicaId, *, is_member: bool) -> bool:
+        if is_member is (replica in replicas):
             return False
-        (chosen.add if into else chosen.discard)(replica)
+        (replicas.add if is_member else replicas.discard)(replica)
         self.epoch += 1
         return True
 
@@ -111,23 +108,23 @@ STEPS: Final = 12
 
 
 class SlowStarts:
-    """The replicas whose share is growing."""
+    """The replicas in slow start."""
 
     def __init__(self, health: HealthRegistry) -> None:
         self._health = health
-        self._running: dict[ReplicaId, tuple[float, float]] = {}  # when each began, and how long it takes
+        self._running: dict[ReplicaId, tuple[float, float]] = {}  # start time and duration of each
 
     def begin(self, replica: ReplicaId, duration_s: float, now_s: float) -> None:
-        """Let a replica start now, anew if it was at it already; ``duration_s`` of 0 gives it its share at once."""
+        """Start or restart a replica's slow start; a ``duration_s`` of 0 gives it its whole share at once."""
         self._running.pop(replica, None)
         if duration_s > 0:
             self._running[replica] = (now_s, duration_s)
         self._health.set_share(replica, FIRST_SHARE if duration_s > 0 else 1.0)
 
     def advance(self, now_s: float) -> None:
-        """Give everybody the share that is due."""
-        for replica, (began_s, duration_s) in list(self._running.items()):
-            done = min(1.0, (now_s - began_s) / duration_s)
+        """Raise shares that are due."""
+        for replica, (started_s, duration_s) in list(self._running.items()):
+            done = min(1.0, (now_s - started_s) / duration_s)
             self._health.set_share(replica, FIRST_SHARE + (1.0 - FIRST_SHARE) * int(done * STEPS) / STEPS)
             if done >= 1.0:
                 del self._running[replica]

@@ -1,25 +1,25 @@
-"""Outstanding work at each replica, as this router dispatched it.
+"""Load tracker: outstanding work at each replica, by the requests that this router dispatched.
 
-Theory of operation. Dispatching a request hands out a ticket; its first byte and its end give back what it took.
-Both are idempotent, and an end implies the first byte, so one ``finally: ticket.end()`` balances the book however a
-request ends. A load outlives a change of configuration for as long as the replica's name is known or requests run at
-it. Whoever keeps sums over loads reads the journal of changes from where it last stopped, instead of every load.
-A ticket also carries the request's stay in the residency: whoever says ``answered`` confirms it, and a request that
-ends without any answer takes it back.
+Theory of operation. Each dispatched request has a ticket; its first byte and its end subtract what its dispatch added.
+Both are idempotent, and the end implies the first byte, so ``finally: ticket.end()`` keeps the loads correct however a
+request ends. A load is kept across configurations as long as the replica's name is configured or requests run there.
+Code that keeps sums over loads reads the journal of changes since its last reading instead of every load. A ticket also
+holds the request's residency record: a complete response confirms it, and a request that ends without a response rolls
+it back.
 
-Engines prefill in the order of arrival, so of what waits at a replica the oldest request is under way. How far it has
-come follows from the time since then and from the rate that the replica's answers showed; of a long prompt that is
-nearly done little remains. Scraped gauges play no part: they are too old to steer bursts.
+Engines prefill in order of arrival, so the oldest waiting request at a replica is being prefilled. Its progress follows
+from the time since it became the oldest and from the replica's measured rate, so that little remains of a long prompt
+that is nearly done. Scraped gauges are not used: they are too old to steer bursts.
 
-The first byte of a plain response comes with its last token, so nothing says when its prompt is prefilled. Such a
-request stops waiting at the earliest of three moments: a request that was sent later has its first token, or its whole
-response; the request itself ends; or ``advance`` finds that at the learnt rate its prefill is over.
+The first byte of a response that is not streamed (a plain response) comes with its last token, so it does not tell when
+the prompt was prefilled. Such a request stops waiting at the earliest of three events: a later request gets its first
+token or its whole response; the request ends; or ``advance`` finds that its prefill is over at the measured rate.
 
-Where several processes share one port, each counts what it dispatched itself and is told now and then what the others
-did (``set_remote_load``). A load then is of all of them, so that whoever chooses sees the whole replica.
+Where several processes share a port, each counts its own requests and regularly receives the sums of the others
+(``set_remote_load``), so that a load covers the whole replica.
 
-``recent`` tells who had how many requests of late, where nothing waits anywhere: one counts half as much after
-``RECENT_S`` more. Instead of all older ones losing weight, a new one is entered with more of it, ``weight_now``.
+``Load.recent`` counts recent requests, for balance where no request ever waits: a request counts half after
+``RECENT_S``. Instead of reducing all older ones, a new request is added with more weight, ``request_weight``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from routing.balancing.rates import PrefillRate, TokenRatio
 from routing.balancing.residency import RequestResidency
 from routing.types import TargetId
 
-JOURNAL_ENTRIES: Final = 4096  # kept for readers at least; one that is further behind sums anew
-ALMOST_DONE: Final = 0.95  # share of a prompt beyond which no estimate goes: its first byte has the last word
-RECENT_S: Final = 120.0  # after which a request counts half in ``recent``
-MAX_WEIGHT: Final = 1e100  # of a new request, above which all are counted anew
-MAX_STALE: Final = 64  # entries of requests that are not the oldest any more, beside one or two for each replica
-MAX_HALVINGS: Final = 1000.0  # nobody remembers longer, and no float holds more
+JOURNAL_ENTRIES: Final = 4096  # kept at least; a reader that is further behind recounts everything
+MAX_PROGRESS: Final = 0.95  # share of a prompt that an estimate may assume to be prefilled before its first byte
+RECENT_S: Final = 120.0  # half-life of a request in ``recent``
+MAX_WEIGHT: Final = 1e100  # of a new request; above it all counts are scaled down
+MAX_STALE: Final = 64  # entries of requests that are no longer the oldest, besides two for each replica
+MAX_HALVINGS: Final = 1000.0  # what a float's exponent allows
 
 Clock = Callable[[], float]  # seconds, never going back
 
@@ -51,31 +51,31 @@ class Load:
     """Outstanding work at one target."""
 
     target: TargetId
-    running: int = 0  # requests sent and not ended, from everywhere
-    waiting_tokens: int = 0  # estimated uncached prompt tokens of requests whose first byte has not come
-    waiting: dict[Ticket, int] = field(default_factory=dict)  # those tokens by request, the oldest first
-    oldest: Ticket | None = None  # of those that wait
-    oldest_tokens: float = 0.0  # of it, those that an estimate may take for done
-    oldest_since_s: float = 0.0  # when it came to be the oldest
-    plain: int = 0  # of those that wait, requests whose responses are not streamed
+    running: int = 0  # requests sent and not ended, of all processes
+    waiting_tokens: int = 0  # estimated uncached prompt tokens of requests without a first byte
+    waiting: dict[Ticket, int] = field(default_factory=dict)  # these tokens by request, the oldest first
+    oldest: Ticket | None = None  # of the waiting requests
+    oldest_tokens: float = 0.0  # of it, the tokens that an estimate may assume to be prefilled
+    oldest_since_s: float = 0.0  # when it became the oldest
+    plain: int = 0  # waiting requests whose responses are not streamed
     prefill: PrefillRate = field(default_factory=PrefillRate)
-    recent: float = 0.0  # requests sent of late, by this process; to be divided by the book's ``weight_now``
-    remote_running: int = 0  # of ``running``, what other processes sent
-    remote_tokens: int = 0  # of ``waiting_tokens``, what theirs still wait for
+    recent: float = 0.0  # recent requests of this process, multiplied by the tracker's ``request_weight``
+    remote_running: int = 0  # part of ``running`` that other processes sent
+    remote_tokens: int = 0  # part of ``waiting_tokens`` that other processes sent
 
     def remaining_tokens(self, now_s: float) -> float:
-        """``waiting_tokens`` less what is likely to be prefilled already of the oldest request."""
+        """``waiting_tokens`` less the estimated progress of the oldest request."""
         prefill = self.prefill
-        done, most = (now_s - self.oldest_since_s) * (prefill.shown or prefill.tokens_per_s), self.oldest_tokens
+        done, most = (now_s - self.oldest_since_s) * (prefill.measured or prefill.tokens_per_s), self.oldest_tokens
         return self.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
 
-    def line_up(self, now_s: float) -> Ticket | None:
-        """Look who is the oldest of those that wait now, if anybody does."""
+    def update_oldest(self, now_s: float) -> Ticket | None:
+        """Determine the oldest waiting request anew."""
         if not self.waiting:
             self.oldest, self.oldest_tokens = None, 0.0
             return None
         oldest = self.oldest = next(iter(self.waiting))
-        self.oldest_tokens = ALMOST_DONE * self.waiting[oldest]
+        self.oldest_tokens = MAX_PROGRESS * self.waiting[oldest]
         self.oldest_since_s = now_s
         return oldest
 
@@ -84,50 +84,56 @@ class Ticket:
     """One dispatched request's share of a replica's load."""
 
     __slots__ = (
-        "_ahead",
-        "_book",
         "_is_prefilled",
-        "_load",
         "_ratio",
         "_residency_record",
-        "_running",
         "_sample_bytes",
+        "_tracker",
         "is_plain",
+        "load",
+        "queued_tokens",
+        "running",
     )
 
     def __init__(
-        self, book: LoadTracker, load: Load, stay: RequestResidency | None, ahead: float, *, is_plain: bool = False
+        self,
+        tracker: LoadTracker,
+        load: Load,
+        residency_record: RequestResidency | None,
+        queued_tokens: float,
+        *,
+        is_plain: bool = False,
     ) -> None:
-        self._book = book
-        self._load = load
-        self._residency_record = stay
-        self._ahead = ahead  # tokens of requests before it
-        self._running = 1
+        self._tracker = tracker
+        self.load = load
+        self._residency_record = residency_record
+        self.queued_tokens = queued_tokens  # that waited at the replica when this request was sent
+        self.running = 1  # until the request is over, then 0
         self._is_prefilled = False
         self.is_plain = is_plain  # its first byte comes with its last token
         self._ratio: TokenRatio | None = None
         self._sample_bytes = 0
 
-    def teach(self, ratio: TokenRatio, sample_bytes: int) -> None:
-        """Let the response's prompt tokens be a sample of this ratio: of so many bytes, 0 for no sample."""
+    def sample_ratio(self, ratio: TokenRatio, sample_bytes: int) -> None:
+        """Use the response's prompt tokens as a sample of ``ratio``, of ``sample_bytes``; 0: not a usable sample."""
         self._ratio, self._sample_bytes = ratio, sample_bytes
 
     def first_byte(self) -> None:
-        """The prompt is prefilled: nothing of it waits any more."""
+        """The prompt is prefilled: none of its tokens wait any more."""
         self._is_prefilled = True
-        if self._leave_line():
-            self._book.changed(self._load)
+        if self._stop_waiting():
+            self._tracker.changed(self.load)
 
-    def answered(
+    def record_response(
         self,
         ttft_s: float | None = None,
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
         generated_tokens: int | None = None,
     ) -> None:
-        """The replica gave a whole answer that is no error; call before ``end``. None where it does not say.
+        """Learn from a complete response without an error; call it before ``end``. None: the response does not say.
 
-        ``ttft_s`` is of this replica alone, without others that were tried; tokens are the engine's own counts.
+        ``ttft_s`` is of this replica alone, without earlier attempts at others; tokens are the engine's own counts.
         """
         self._is_prefilled = True
         if prompt_tokens is None:
@@ -137,56 +143,42 @@ class Ticket:
         if cached_tokens is None:
             return
         if ttft_s is not None:
-            self._load.prefill.learn(self._ahead + prompt_tokens - cached_tokens, ttft_s)
+            self.load.prefill.learn(self.queued_tokens + prompt_tokens - cached_tokens, ttft_s)
         if self._residency_record is not None:
             self._residency_record.confirm(prompt_tokens, cached_tokens, generated_tokens)
 
     def end(self) -> None:
-        """The request is over: answered, failed or cancelled."""
-        if self._running:
+        """The request is over: complete, failed or cancelled."""
+        if self.running:
             if self._residency_record is not None and not self._is_prefilled:
-                self._residency_record.take_back()
-            self._leave_line()
-            self._running = 0
-            self._load.running -= 1
-            self._book.changed(self._load)
-
-    @property
-    def load(self) -> Load:
-        """The load that this ticket is part of."""
-        return self._load
-
-    @property
-    def running(self) -> int:
-        """1 until the request is over, then 0."""
-        return self._running
+                self._residency_record.roll_back()
+            self._stop_waiting()
+            self.running = 0
+            self.load.running -= 1
+            self._tracker.changed(self.load)
 
     @property
     def waiting_tokens(self) -> int:
-        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
-        return self._load.waiting.get(self, 0)
+        """Estimated tokens of its prompt that the replica has to prefill before the first byte."""
+        return self.load.waiting.get(self, 0)
 
-    @property
-    def ahead_tokens(self) -> float:
-        """What waited there when this request was sent."""
-        return self._ahead
-
-    def _leave_line(self) -> bool:
-        """Wait no longer for a first byte; False if that was so already."""
-        load = self._load
+    def _stop_waiting(self) -> bool:
+        """Subtract the waiting tokens; False if that was done before."""
+        load = self.load
         if self not in load.waiting:
             return False
         if load.plain and self._is_prefilled and load.oldest is not self:
-            for earlier in [it for it in takewhile(lambda it: it is not self, load.waiting) if it.is_plain]:
-                earlier.drop_tokens()
+            earlier = takewhile(lambda ticket: ticket is not self, load.waiting)
+            for ticket in [ticket for ticket in earlier if ticket.is_plain]:
+                ticket.drop_tokens()
         self.drop_tokens()
         if load.oldest not in load.waiting:
-            self._book.line_up(load, self._book.clock())
+            self._tracker.update_oldest(load, self._tracker.clock())
         return True
 
     def drop_tokens(self) -> None:
-        """Take what it waits for out of its load; somebody lines up the others afterwards."""
-        load = self._load
+        """Subtract the waiting tokens; the caller updates the oldest request afterwards."""
+        load = self.load
         load.waiting_tokens -= load.waiting.pop(self)
         load.plain -= self.is_plain
 
@@ -196,79 +188,84 @@ class LoadTracker:
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self.clock = clock
-        self.weight_now = 1.0  # what the latest request counts in ``recent``
-        self._weighed_since_s = clock()  # when a request counted 1
-        self._weighed_until_s = self._weighed_since_s  # until when it counts what it does now
+        self.request_weight = 1.0  # of the latest request in ``recent``
+        self._weight_base_s = clock()  # when a request's weight was 1
+        self._weight_valid_s = self._weight_base_s  # until when ``request_weight`` is used
         self._prefill = PrefillRate()  # of all replicas together
-        self._due: list[tuple[float, int, Ticket]] = []  # a heap: when plain requests that are the oldest are prefilled
-        self._entered = 0  # in the heap, ever: of equal times the earlier entry is first
+        self._due: list[tuple[float, int, Ticket]] = []  # heap: when the oldest plain requests will be prefilled
+        self._due_entries = 0  # ever added; of equal times the earlier entry is first
         self.next_due_s = math.inf  # when ``advance`` has something to do
         self._loads: dict[TargetId, Load] = {}
         self._journal: list[Load] = []
         self._journal_start = 0  # changes that were dropped from the journal's front
-        self.position = 0  # how many changes there have been: where a reader that is up to date stands
+        self.position = 0  # number of changes so far: the position of an up-to-date reader
 
     def __len__(self) -> int:
         return len(self._loads)
 
     def load(self, target: TargetId) -> Load:
-        """A replica's load, which begins at zero."""
+        """A replica's load, which starts at zero."""
         load = self._loads.get(target)
         if load is None:
             load = self._loads[target] = Load(target, prefill=PrefillRate(self._prefill))
         return load
 
     def dispatch(
-        self, target: TargetId, uncached_tokens: int, stay: RequestResidency | None = None, *, is_plain: bool = False
+        self,
+        target: TargetId,
+        uncached_tokens: int,
+        residency_record: RequestResidency | None = None,
+        *,
+        is_plain: bool = False,
     ) -> Ticket:
-        """Count a request that is about to be sent; ``uncached_tokens`` (>= 0) of it wait for their prefill.
+        """Count a request that is about to be sent, with ``uncached_tokens`` (>= 0) to prefill.
 
-        ``is_plain``: its response is not streamed, so that no first byte will tell when they are prefilled.
+        ``is_plain``: its response is not streamed, so no first byte will tell when they are prefilled.
         """
         load = self.load(target)
         now_s = self.clock()
-        ahead = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
-        ticket = Ticket(self, load, stay, ahead, is_plain=is_plain)
+        queued_tokens = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
+        ticket = Ticket(self, load, residency_record, queued_tokens, is_plain=is_plain)
         load.waiting[ticket] = uncached_tokens
         load.plain += is_plain
         if load.oldest is None:
-            self.line_up(load, now_s)
+            self.update_oldest(load, now_s)
         load.running += 1
         load.waiting_tokens += uncached_tokens
-        if now_s > self._weighed_until_s:
-            self._weigh(now_s)
-        load.recent += self.weight_now
+        if now_s > self._weight_valid_s:
+            self._update_weight(now_s)
+        load.recent += self.request_weight
         self.changed(load)
         return ticket
 
-    def line_up(self, load: Load, now_s: float) -> None:
-        """Look who is the oldest at a replica, and when its prefill will be over if nothing will tell."""
-        oldest = load.line_up(now_s)
+    def update_oldest(self, load: Load, now_s: float) -> None:
+        """Determine a replica's oldest waiting request anew; if it is plain, schedule the end of its prefill."""
+        oldest = load.update_oldest(now_s)
         if oldest is None or not oldest.is_plain:
             return
         due_s = now_s + load.waiting[oldest] / load.prefill.tokens_per_s
-        self._entered += 1
-        heappush(self._due, (due_s, self._entered, oldest))
+        self._due_entries += 1
+        heappush(self._due, (due_s, self._due_entries, oldest))
         if len(self._due) > 2 * len(self._loads) + MAX_STALE:
-            self._due = [it for it in self._due if it[2].load.oldest is it[2]]
+            self._due = [entry for entry in self._due if entry[2].load.oldest is entry[2]]
             heapify(self._due)
         self.next_due_s = self._due[0][0]
 
     def advance(self, now_s: float) -> None:
-        """Count plain requests as prefilled that are so at the learnt rate; call it before a choice, once it is due."""
+        """Treat plain requests as prefilled whose time has come; call it before a choice, once ``next_due_s`` is."""
         due = self._due
         while due and due[0][0] <= now_s:
             due_s, _, ticket = heappop(due)
             load = ticket.load
             if load.oldest is ticket:
                 ticket.drop_tokens()
-                self.line_up(load, due_s)
+                self.update_oldest(load, due_s)
                 self.changed(load)
                 due = self._due
         self.next_due_s = due[0][0] if due else math.inf
 
     def set_remote_load(self, target: TargetId, running: int, waiting_tokens: int) -> None:
-        """What other processes have at a replica now: requests, and tokens of theirs that still wait."""
+        """Set what other processes have at a replica: running requests, and waiting tokens."""
         load = self.load(target)
         load.running += running - load.remote_running
         load.waiting_tokens += waiting_tokens - load.remote_tokens
@@ -276,43 +273,43 @@ class LoadTracker:
         self.changed(load)
 
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
-        """Drop the loads of other replicas, once nothing runs at them."""
-        kept = set(targets)
-        self._loads = {name: load for name, load in self._loads.items() if name in kept or load.running}
+        """Drop the loads of all other replicas at which no request runs."""
+        retained = set(targets)
+        self._loads = {name: load for name, load in self._loads.items() if name in retained or load.running}
 
     def audit(self, tickets: Iterable[Ticket] = ()) -> dict[TargetId, tuple[int, int]]:
-        """Replicas whose load differs from the sum of these tickets, by how much; empty when all is well.
+        """Replicas whose load differs from the sum of these tickets, with the differences; empty if all agree.
 
-        ``tickets`` are those of all requests under way; the book itself keeps none.
+        ``tickets`` are those of all requests in flight; the tracker keeps no list of them.
         """
-        off = {
+        differences = {
             load.target: [load.running - load.remote_running, load.waiting_tokens - load.remote_tokens]
             for load in self._loads.values()
         }
         for ticket in tickets:
-            difference = off.setdefault(ticket.load.target, [0, 0])
+            difference = differences.setdefault(ticket.load.target, [0, 0])
             difference[0] -= ticket.running
             difference[1] -= ticket.waiting_tokens
-        return {name: (running, tokens) for name, (running, tokens) in off.items() if running or tokens}
+        return {name: (running, tokens) for name, (running, tokens) in differences.items() if running or tokens}
 
-    def _weigh(self, now_s: float) -> None:
-        """Let a request count what it does at this time, and for a second more."""
-        self.weight_now = 2.0 ** min(MAX_HALVINGS, (now_s - self._weighed_since_s) / RECENT_S)
-        self._weighed_until_s = now_s + 1.0
-        if self.weight_now > MAX_WEIGHT:
+    def _update_weight(self, now_s: float) -> None:
+        """Compute the weight of requests at this time, used for the next second."""
+        self.request_weight = 2.0 ** min(MAX_HALVINGS, (now_s - self._weight_base_s) / RECENT_S)
+        self._weight_valid_s = now_s + 1.0
+        if self.request_weight > MAX_WEIGHT:
             for load in self._loads.values():
-                load.recent /= self.weight_now
-            self.weight_now, self._weighed_since_s = 1.0, now_s
+                load.recent /= self.request_weight
+            self.request_weight, self._weight_base_s = 1.0, now_s
 
     # --- the journal ---------------------------------------------------------------------------------
 
     def changes_since(self, position: int) -> list[Load] | None:
         """Loads that changed after ``position``, with repetitions; None if the journal no longer reaches back."""
-        behind = position - self._journal_start
-        return self._journal[behind:] if behind >= 0 else None
+        start = position - self._journal_start
+        return self._journal[start:] if start >= 0 else None
 
     def changed(self, load: Load) -> None:
-        """Note that a load changed."""
+        """Record that a load changed."""
         journal = self._journal
         journal.append(load)
         self.position += 1

@@ -1,16 +1,14 @@
-"""A configuration made ready to place requests.
+"""Placement: a configuration, prepared to choose replicas for requests.
 
-Theory of operation. Everything that a configuration decides once is decided here: pools by model, and per pool and
-task group its routes (``routes.py``). A router swaps its whole placement for another between two requests; loads
-and health live outside and carry over. ``decide`` is all that happens to a request before it is sent, and also what
-explains it, so both give the same answer.
+Theory of operation. Everything that follows from a configuration alone is computed here once: pools by model, and the
+routes of each pool and task group (``routes.py``). A router replaces its whole placement between two requests; loads
+and health are kept outside and carry over. ``decide`` does all that happens to a request before it is sent, and also
+serves ``/admin/explain``, so explanations and placements agree.
 
-Which replicas an opening will be sent to, before it is: what warming a replica goes by.
-
-A strategy that goes by the hash of an opening has a home or a few for each: of a hot one, under ``affinity_groups``,
-as many of its home order as it has replicas of its own, whichever those are. Under one that goes by what replicas hold,
-whoever is sent an opening is its home from then on, so the home order divides them. Under any other they come
-everywhere.
+``preferred_among`` tells warm-ups which replicas will get a prefix. A strategy that hashes prefixes has one preferred
+replica or a few for each: for a hot prefix under ``affinity_groups``, as many as it owns. Under a strategy that uses
+the residency, the replica that is sent a prefix becomes its replica, so the ring order divides the prefixes. Under any
+other strategy every replica gets every prefix.
 """
 
 from __future__ import annotations
@@ -21,20 +19,18 @@ from itertools import islice
 from typing import NamedTuple
 
 from routing.balancing.allocation import GroupShares
-from routing.balancing.canary import CanaryVerdict
 from routing.balancing.candidates import Candidates
 from routing.balancing.decision import Decision, RequestKeys
 from routing.balancing.health import Health, HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.models import Models, ServedModel
+from routing.balancing.matching import MatchedGroup, Models, ServedModel, TaskGroupMatcher
 from routing.balancing.rates import TokenRatio, TokenRatios, models_of
 from routing.balancing.replicas import targets_of
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
-from routing.balancing.routes import Route, RouteBuilder, asks_residency, carry_over
+from routing.balancing.routes import CanaryVerdict, Route, RouteBuilder, carry_over, uses_residency
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.strategy import Keys
-from routing.balancing.task_groups import MatchedGroup, TaskGroupMatcher
 from routing.balancing.warm_up_prefixes import PrefixKey, WarmUpPrompt
 from routing.prompt.hashing import PrefixHasher
 from routing.schema import ReplicaState, ResidencySettings, RouterConfig, Tier1Settings, TieredSettings
@@ -42,46 +38,46 @@ from routing.types import Choice, NoReplicaError, PrefixHash, ReplicaId, TargetI
 
 
 def preferred_among(
-    route: Route, opening: PrefixHash, some: Collection[TargetId], is_there: Callable[[TargetId], bool]
+    route: Route, prefix: PrefixHash, targets: Collection[TargetId], is_available: Callable[[TargetId], bool]
 ) -> list[TargetId]:
-    """Those of some targets that an opening calls home, when the replicas are those that ``is_there``. A short walk."""
-    count = _homes(route, opening)
+    """The ``targets`` that a prefix prefers, out of all that are available. A short walk of the ring."""
+    count = _preferred_count(route, prefix)
     members = set(route.shares.replicas(route.group)) if route.follows_traffic and route.shares is not None else None
-    targets = route.replicas.targets
+    all_targets = route.replicas.targets
 
-    def takes(target: TargetId) -> bool:
-        return is_there(target) and (members is None or targets[target].replica.name in members)
+    def is_usable(target: TargetId) -> bool:
+        return is_available(target) and (members is None or all_targets[target].replica.name in members)
 
     if count is None:
-        return [target for target in some if target in targets and takes(target)]
-    first = islice((target for target in route.replicas.ring.walk(opening) if takes(target)), count)
-    return [target for target in first if target in some]
+        return [target for target in targets if target in all_targets and is_usable(target)]
+    first = islice((target for target in route.replicas.ring.walk(prefix) if is_usable(target)), count)
+    return [target for target in first if target in targets]
 
 
-def _homes(route: Route, opening: PrefixHash) -> int | None:
-    """How many replicas share an opening; None: all of them."""
+def _preferred_count(route: Route, prefix: PrefixHash) -> int | None:
+    """How many replicas share a prefix; None: all of them."""
     settings = route.policy.settings
     if isinstance(settings, TieredSettings):
         return settings.replicas
     if isinstance(route.strategy, AffinityGroups):
-        return len(route.strategy.plan().get(opening, ())) or 1
+        return len(route.strategy.plan().get(prefix, ())) or 1
     return 1 if isinstance(settings, Tier1Settings | ResidencySettings) else None
 
 
 class _Pool(NamedTuple):
-    """One pool, made ready."""
+    """One prepared pool."""
 
-    find: Callable[[ServedModel, PlacementRequest], MatchedGroup]  # a request's task group
+    find_group: Callable[[ServedModel, PlacementRequest], MatchedGroup]
     own: Route
     by_group: dict[str, Route]
-    ratios: dict[str, TokenRatio]  # by model; that of "" is of any other
+    ratios: dict[str, TokenRatio]  # by model; "" is any other
 
 
 class Placement:
-    """One configuration, ready to decide.
+    """One prepared configuration.
 
-    ``seed`` varies what need not agree between routers, such as ties; ``router`` is the name by which a trial may ask
-    for this one.
+    ``seed`` varies what need not agree between routers, such as ties; ``router`` is this router's name, to which
+    canaries may be limited.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class Placement:
         self._loads = loads
         self._residency = Residency() if residency is None else residency
         self._hasher = PrefixHasher(config.hash_secret)
-        self._ratios = TokenRatios() if ratios is None else ratios
+        ratios = TokenRatios() if ratios is None else ratios
         self.models = Models(config)
         self.matcher = TaskGroupMatcher(config, self._hasher)
         self._pools: dict[str, _Pool] = {}
@@ -107,34 +103,39 @@ class Placement:
             for pool in config.pools
             for replica in pool.replicas
         }
-        self._asks_residency = {pool.name for pool in config.pools if asks_residency(pool)}
+        self._residency_pools = {pool.name for pool in config.pools if uses_residency(pool)}
         for pool in config.pools:
             builder = RouteBuilder(pool, self._hasher, loads, self._residency, seed=seed, router=router)
             if builder.shares is not None:
                 self._shares[pool.name] = builder.shares
             by_group = {group.name: builder.route(group) for group in pool.groups}
-            ratios_of_pool = {model: self._ratios.of(pool.name, model) for model in models_of(pool)}
+            ratios_of_pool = {model: ratios.of(pool.name, model) for model in models_of(pool)}
             own = builder.route(None)
             self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), own, by_group, ratios_of_pool)
 
     def carry_over(self, before: Placement) -> None:
-        """Let groups and strategies go on from what traffic had taught them under the configuration before."""
+        """Let groups and strategies continue with what they learnt under the configuration before."""
         for pool, shares in self._shares.items():
             if pool in before._shares:
                 shares.carry_over(before._shares[pool])
         carry_over(self._routes(), before._routes())
 
     def prepare(self, health: Health) -> Iterator[None]:
-        """Make what the first requests would otherwise wait for, 3 ms of a thousand replicas; stops now and then."""
-        shared = {id(route.replicas): route.replicas for route in self._routes()}  # a trial's are the same
+        """Compute what the first requests would otherwise wait for, 3 ms for a thousand replicas; yields in between."""
+        shared = {id(route.replicas): route.replicas for route in self._routes()}  # canaries use the same replicas
         for replicas in shared.values():
             yield from replicas.prepare(health)
 
     def _routes(self) -> Iterator[Route]:
-        """Those in force, of all pools."""
+        """The active routes of all pools."""
         for _, own, by_group, _ in self._pools.values():
             yield own
             yield from by_group.values()
+
+    def _route(self, pool: str, group: str) -> Route:
+        """The active route of a task group, or of the pool's own requests."""
+        _, own, by_group, _ = self._pools[pool]
+        return by_group.get(group, own)
 
     def decide(
         self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
@@ -143,14 +144,14 @@ class Placement:
         loads = self._loads
         if loads.next_due_s != math.inf and loads.next_due_s <= (now_s := loads.clock()):
             loads.advance(now_s)
-        served = self.models.served(request.model)
-        find, route, routes, ratios = self._pools[served.pool.name]
-        group, matched_by = find(served, request)
+        served = self.models.resolve(request.model)
+        find_group, route, routes, ratios = self._pools[served.pool.name]
+        group, matched_by = find_group(served, request)
         if group is not None:
             route = routes[group.name]
-        trial = route.canary_route
-        if trial is not None and trial.rule.takes(request, served):
-            route = trial.route
+        canary = route.canary_route
+        if canary is not None and canary.rule.takes(request, served):
+            route = canary.route
         candidates = route.replicas.candidates(health, served.adapter)
         if route.follows_traffic or excluded:
             candidates = _usable(route, candidates, served.adapter, excluded)
@@ -162,53 +163,50 @@ class Placement:
         return Decision(route, matched_by, served, route.replicas.targets[choice.target], choice, candidates, keys)
 
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
-        """By task group of the pool, the hash that would claim a request that was decided on."""
+        """By task group of the pool, the tier-1 hash with which it would claim a request."""
         return self.matcher.tier1_hashes(decision.served, request)
 
-    def verdict(self, decision: Decision, request: PlacementRequest) -> CanaryVerdict | None:
-        """Which revision a request that was decided on falls to, and why; None where its policy tries none."""
-        _, own, by_group, _ = self._pools[decision.pool]
-        rule = by_group.get(decision.group, own).canary_rule
+    def canary_verdict(self, decision: Decision, request: PlacementRequest) -> CanaryVerdict | None:
+        """Which revision places a request, and why; None if its policy has no canary."""
+        rule = self._route(decision.pool, decision.group).canary_rule
         return None if rule is None else rule.verdict(request, decision.served)
 
     def preferred_replicas(
-        self, pool: str, opening: PrefixKey, replica: str, adapter: str, health: HealthRegistry
+        self, pool: str, prefix_key: PrefixKey, replica: str, adapter: str, health: HealthRegistry
     ) -> list[TargetId]:
-        """Those of a replica's targets that a task group's opening will call home, once the replica takes traffic."""
-        group, prefix = opening
-        _, own, by_group, _ = self._pools[pool]
-        route = by_group.get(group) if group else own
-        if route is None:
+        """The targets of a replica that will be preferred for a task group's prefix once the replica takes traffic."""
+        group, prefix = prefix_key
+        if group and group not in self._pools[pool].by_group:
             return []
+        route = self._route(pool, group)
         replicas = route.replicas
 
-        def is_there(target: TargetId) -> bool:
+        def is_available(target: TargetId) -> bool:
             configured = replicas.targets[target].replica
             return (
                 configured.state is ReplicaState.ACTIVE
-                and health.will_be_up(ReplicaId(configured.name))
-                and (not adapter or replicas.holds(target, adapter, health))
+                and health.is_up_after_warm_up(ReplicaId(configured.name))
+                and (not adapter or replicas.has_adapter(target, adapter, health))
             )
 
-        return preferred_among(route, prefix, self.targets_by_replica.get(replica, []), is_there)
+        return preferred_among(route, prefix, self.targets_by_replica.get(replica, []), is_available)
 
     def could_serve(self, missing: NoReplicaError, replica: str, health: HealthRegistry) -> bool:
-        """Whether a replica of that pool would have been eligible, had it not been kept back."""
-        _, own, by_group, _ = self._pools[missing.pool]
-        replicas, adapter = by_group.get(missing.group, own).replicas, missing.adapter
+        """Whether a replica would be eligible for the rejected request if it were not warming up."""
+        replicas, adapter = self._route(missing.pool, missing.group).replicas, missing.adapter
         targets = [target for target in self.targets_by_replica[replica] if target in replicas.targets]
-        holds = any(not adapter or replicas.holds(target, adapter, health) for target in targets)
-        return holds and health.will_be_up(ReplicaId(replica))
+        has_adapter = any(not adapter or replicas.has_adapter(target, adapter, health) for target in targets)
+        return has_adapter and health.is_up_after_warm_up(ReplicaId(replica))
 
-    def warmed(self, pool: str, target: TargetId, cut: WarmUpPrompt) -> None:
-        """A target has prefilled an opening: it holds that, where the pool asks."""
-        if pool in self._asks_residency:
-            self._residency.insert(target, cut.blocks, self._loads.clock(), cut.tokens)
+    def record_warm_up(self, pool: str, target: TargetId, prompt: WarmUpPrompt) -> None:
+        """Record in the residency that a target has prefilled a warm-up prompt."""
+        if pool in self._residency_pools:
+            self._residency.insert(target, prompt.blocks, self._loads.clock(), prompt.tokens)
 
     def dispatch(self, decision: Decision, *, is_retry: bool = False, is_plain: bool = False) -> Ticket:
-        """Count a decision as sent: its load, and where its pool asks for it, what the replica will hold.
+        """Record a decision as sent: its load, its traffic, and its blocks in the residency if the pool uses it.
 
-        A request counts as traffic once, however often it is tried. ``is_plain``: its response is not streamed.
+        A request counts as traffic once, however often it is retried. ``is_plain``: its response is not streamed.
         """
         route = decision.route
         if not is_retry:
@@ -216,33 +214,33 @@ class Placement:
                 route.shares.count(route.group)
             if route.counting is not None:
                 route.counting.count_request(decision.keys)
-        residency = self._residency if route.pool in self._asks_residency else None
+        residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None:
             residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
-        ticket = count_as_sent(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
-        ticket.teach(decision.keys.ratio, decision.keys.sample_bytes)
+        ticket = record_dispatch(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
+        ticket.sample_ratio(decision.keys.ratio, decision.keys.sample_bytes)
         return ticket
 
 
-def count_as_sent(
+def record_dispatch(
     choice: Choice, keys: Keys, loads: LoadTracker, residency: Residency | None, *, is_plain: bool = False
 ) -> Ticket:
-    """Enter a choice's work, and what its replica will hold; None where nobody asks what replicas hold."""
+    """Record a choice's load, and its blocks in the residency; None if no policy uses the residency."""
     tokens = keys.prompt_tokens
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
-    stay = residency.insert(choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens)
-    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), stay, is_plain=is_plain)
+    record = residency.insert(choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens)
+    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), record, is_plain=is_plain)
 
 
-def _usable(route: Route, whole: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:
-    """Those of a pool's or a group's eligible replicas that are its own just now, and not excluded."""
-    own = whole
+def _usable(route: Route, unfiltered: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:
+    """The eligible replicas of a route that are in the group's current set and not excluded."""
+    own = unfiltered
     if route.follows_traffic and route.shares is not None:
-        own = route.shares.candidates(route.group, route.replicas, whole, adapter)
+        own = route.shares.candidates(route.group, route.replicas, unfiltered, adapter)
     if not excluded:
         return own
-    refused = [name for replica in excluded for name in route.replicas.targets_of_replica(replica)]
+    failed = [name for replica in excluded for name in route.replicas.targets_of_replica(replica)]
     if route.follows_traffic and route.shares is not None:
-        return route.shares.untried(route.group, route.replicas, whole.without(refused), own)
-    return own.without(refused)
+        return route.shares.untried(route.group, route.replicas, unfiltered.without(failed), own)
+    return own.without(failed)

@@ -1,9 +1,7 @@
-"""What placing a request needs to know of it.
+"""A request as placement and limits see it, and the parsed body that it is made of.
 
-A body, read: what placing and limiting its request need, and nothing else of it.
-
-``reduced`` makes a body small that another process has read: texts and lists give way to what ``limits/caps.py`` gets
-the same verdict from. The prompt itself goes on as canonical bytes.
+``reduce_body`` shrinks a body that another process parsed: texts and lists become small values for which
+``limits/caps.py`` gives the same result. The prompt itself is passed on as canonical bytes.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ class PlacementRequest:
         self.prompt = prompt
         self.tenant = tenant  # the salt of its API key's tenant; "" without one
         self.key = key  # the name of its API key
-        self.is_plain = is_plain  # no byte of its response will come with the first token: not streamed, or no tokens
-        self.key_groups = key_groups  # the task groups that the key is good for; None: all
+        self.is_plain = is_plain  # not streamed, or without tokens: its first byte does not come with the first token
+        self.key_groups = key_groups  # the task groups that the key is limited to; None: all
 
 
-# What ``caps.py`` looks at as numbers, and nothing larger than this many characters of a text.
-_KEPT: Final = (
+# Parameters that ``caps.py`` reads as numbers.
+_NUMBERS: Final = (
     "n",
     "best_of",
     "max_tokens",
@@ -56,61 +54,59 @@ _KEPT: Final = (
     "top_logprobs",
     "prompt_logprobs",
 )
-_LONGEST_URL: Final = 8192  # characters; a longer one is refused wherever hosts are named
-_NO_URL: Final = ""  # which no host allows
-_ODD: Final = "odd"  # which is no number
+_MAX_URL_CHARS: Final = 8192  # a longer URL is rejected wherever media hosts are limited
+_DENIED_URL: Final = ""  # no media host matches it
+_NOT_A_NUMBER: Final = "odd"
 
 
 class BodyReading:
-    """What was read of one body."""
+    """What was read of one request body."""
 
     __slots__ = ("body", "is_plain", "layout", "omits_usage", "prompt", "session_key")
 
     def __init__(
         self, body: ParsedBody, prompt: CanonicalPrompt, session: str | None, *, is_plain: bool, omits_usage: bool
     ) -> None:
-        self.body = body  # for caps; reduced where another process read it
+        self.body = body  # for caps; reduced if another process parsed it
         self.prompt = prompt
-        self.session_key = session  # that the body names
-        self.is_plain = is_plain  # asks for no stream
-        self.omits_usage = omits_usage  # of a stream, and may be asked for it
-        self.layout: Layout | None = None  # where another process read it
+        self.session_key = session
+        self.is_plain = is_plain  # not streamed
+        self.omits_usage = omits_usage  # a stream without usage, which the router may request
+        self.layout: Layout | None = None  # set if another process parsed it
 
 
 def read_body(path: str, data: bytes) -> BodyReading:
-    """Read the body of a POST to ``path``; BodyError names the field."""
+    """Parse the body of a POST to ``path``; BodyError names the field."""
     body = parse_body(path, data)
     prompt = canonical_prompt(body)
     return BodyReading(body, prompt, session_key(body), is_plain=body.stream is not True, omits_usage=omits_usage(body))
 
 
-def reduced(body: ParsedBody) -> ParsedBody:
-    """A body of the same endpoint that meets caps as this one does; of at most a few hundred bytes without media."""
-    small = type(body)(model=body.model, **{name: _number(getattr(body, name)) for name in _KEPT})
+def reduce_body(body: ParsedBody) -> ParsedBody:
+    """A body of the same endpoint with the same result of caps; at most a few hundred bytes without media."""
+    small = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBERS})
     for field in PROMPTS_IN.get(type(body), ()):
         if count := count_prompts(getattr(body, field)):
             setattr(small, field, [""] * count)
     if urls := list(_distinct(media_urls(body))):
-        given: Any = [Message(content=[{"url": url} for url in urls])]
-        setattr(small, "messages" if hasattr(small, "messages") else "input", given)
+        messages: Any = [Message(content=[{"url": url} for url in urls])]
+        setattr(small, "messages" if hasattr(small, "messages") else "input", messages)
     return small
 
 
-def _number(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | float) or _is_small(value) else _ODD
-
-
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int) and value.bit_length() <= 64
+def _reduce_number(value: Any) -> Any:
+    if value is None or isinstance(value, bool | float):
+        return value
+    return value if isinstance(value, int) and value.bit_length() <= 64 else _NOT_A_NUMBER
 
 
 def _distinct(urls: Iterator[Any]) -> Iterator[str]:
-    """Each URL once; those that are data are not looked at, and all that can only be refused are one."""
+    """Each URL once; data URLs are left out, and all that can only be denied become one."""
     seen: set[str] = set()
     for url in urls:
-        is_text = isinstance(url, str) and len(url) <= _LONGEST_URL
         if isinstance(url, str) and url[:5].lower() == "data:":
             continue
-        if (kept := url if is_text else _NO_URL) not in seen:
-            seen.add(kept)
-            yield kept
+        reduced = url if isinstance(url, str) and len(url) <= _MAX_URL_CHARS else _DENIED_URL
+        if reduced not in seen:
+            seen.add(reduced)
+            yield reduced

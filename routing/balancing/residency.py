@@ -1,24 +1,17 @@
-"""What each replica probably still holds in its prefix cache, as this router sent it there.
+"""Estimated residency: which blocks each replica probably has cached, as a result of the requests sent there.
 
-Theory of operation. Prompts arrive as chains of block hashes and are kept as runs of blocks (``block_index.py``). Each
-replica has an LRU of runs (``replica_blocks.py``), bounded by the blocks that its engine has room for and by an age. A
-prompt's runs are entered tail first, so that its tail is evicted before its head, as vLLM does it. All replicas
-together are bounded as well: then they give up their oldest runs in turn. A prompt is entered when it is dispatched,
-before it is there: of a burst that shares a cold prefix only the first request is charged for it. If the request comes
-to nothing its new entries are taken back; if it is answered, the answer is held against what was expected
-(``residency.py``).
+Theory of operation. Prompts are chains of block hashes, stored as runs of blocks (``block_index.py``). Each replica has
+an LRU of runs (``replica_blocks.py``), limited by its engine's capacity and by age. All replicas together are limited
+as well; above that limit they evict their oldest runs in turn. The tail of a prompt is evicted before its head, as in
+vLLM. A prompt is added when it is dispatched, before it is prefilled, so that of a burst with the same uncached prefix
+only the first request is charged for it. If the request fails before a response, its new blocks are rolled back.
 
-One prompt at a replica, from its dispatch on: what it was believed to find there is checked against the answer.
+Feedback. A response reports its cached tokens. In an LRU cache that lost a prefix, everything used longer ago is gone
+too, so after ``MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
+last used before those prefixes is evicted here. Predictions that rely on a prompt dispatched in the last ``SETTLED_S``
+are not checked, because its prefill may not be over. Responses also give the lengths of tails and teach their reuse.
 
-Theory of operation. A replica reports cached tokens. Of an LRU cache that has lost a prefix everything used longer ago
-is gone as well, so after ``MISSES`` answers in a row that had much less than was expected, all that the replica last
-used up to then is forgotten. Predictions that lean on something dispatched in the last ``SETTLED_S`` do not count: it
-may be on its way.
-
-The response also says how long the prompt's tail is (``block_index.py``), and whether the tail of the turn before was
-there.
-
-Whether full caches are crowded: how much of what they were about to push out is asked for after all.
+``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
 
 from __future__ import annotations
@@ -31,27 +24,27 @@ from routing.balancing.replica_blocks import ReplicaBlocks, ReplicaBlockTables, 
 from routing.types import BLOCK_TOKENS, TargetId
 
 SETTLED_S: Final = 5.0  # after which a dispatched prompt has been prefilled, or never will be
-MISSES: Final = 3  # in a row, until a replica's old entries are forgotten
+MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
-MIN_CHECKED_TOKENS: Final = 256  # predictions of fewer say nothing
-MIN_TAIL_TOKENS: Final = 32  # of a tail that teaches anything: shorter ones are less than the estimate is off
-WHOLE_RATIO: Final = 0.9  # of what stands before a tail: with less of it cached, it says nothing whether the tail was
-FOUND_RATIO: Final = 0.5  # of a tail: with so much of it cached, the chain behind it stands for the same tokens
+MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked
+MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and teach nothing
+PREFIX_RATIO: Final = 0.9  # of the prefix before a tail that must be cached for the response to tell about the tail
+FOUND_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
 
 
 class RequestResidency:
-    """One dispatched prompt's place in the residency: confirmed by the answer, or taken back."""
+    """Compares the predicted cached tokens of one request with those that its response reports."""
 
     __slots__ = (
-        "_before",
-        "_before_tokens",
         "_branches",
         "_chain",
-        "_held_tokens",
-        "_holding",
-        "_known",
-        "_leans_on_s",
+        "_hit_blocks",
+        "_hit_tokens",
+        "_previous_tail",
+        "_previous_tail_tokens",
         "_prompt_tokens",
+        "_relies_on_s",
+        "_replica",
         "_tail",
         "_tails",
         "_use",
@@ -59,107 +52,106 @@ class RequestResidency:
 
     def __init__(
         self,
-        holding: ReplicaBlocks,
+        replica: ReplicaBlocks,
         chain: Chain,
-        known: int,
+        hit_blocks: int,
         use: Use,
-        leans_on_s: float,
+        relies_on_s: float,
         prompt_tokens: int,
-        held_tokens: int,
+        hit_tokens: int,
         learnt: tuple[TailReuse, Branches],
         tail: BlockRun | None,
-        before: BlockRun | None,
+        previous_tail: BlockRun | None,
     ) -> None:
-        self._holding = holding
+        self._replica = replica
         self._chain = chain
-        self._known = known  # blocks that it found; this prompt brought the others
+        self._hit_blocks = hit_blocks  # the others are new at the replica
         self._use = use
-        self._leans_on_s = leans_on_s  # when the replica last used what it already had of the prompt
-        self._prompt_tokens = prompt_tokens  # estimated, as the next
-        self._held_tokens = held_tokens  # of the blocks that it found
+        self._relies_on_s = relies_on_s  # when the replica last used the cached part of the prompt
+        self._prompt_tokens = prompt_tokens  # estimated, like the next
+        self._hit_tokens = hit_tokens  # of the hit blocks
         self._tails, self._branches = learnt
-        self._tail = tail  # its own; None where tails are not kept yet
-        self._before = before  # the tail of the prompt that it goes on from, if it goes on
-        self._before_tokens = tail_tokens(before) if before is not None else 0
+        self._tail = tail  # its own; None where tails are not used yet
+        self._previous_tail = previous_tail  # of the prompt that this one continues, if any
+        self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
-        """The answer says how much was cached; all in the engine's tokens."""
+        """Learn from a response; all in the engine's tokens."""
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
         self._learn_tails(scale, cached_tokens, generated_tokens)
-        predicted = min(1.0, self._held_tokens / self._prompt_tokens) * prompt_tokens
-        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._leans_on_s < SETTLED_S:
+        predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
+        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._relies_on_s < SETTLED_S:
             return
-        holding = self._holding
+        replica = self._replica
         if cached_tokens >= MISS_RATIO * predicted:
-            holding.misses = 0
+            replica.misses = 0
             return
-        holding.suspect_s = max(holding.suspect_s, self._leans_on_s) if holding.misses else self._leans_on_s
-        holding.misses += 1
-        if holding.misses >= MISSES:
-            holding.misses = 0
-            holding.evict_until(holding.suspect_s)
+        replica.suspect_s = max(replica.suspect_s, self._relies_on_s) if replica.misses else self._relies_on_s
+        replica.misses += 1
+        if replica.misses >= MISSES:
+            replica.misses = 0
+            replica.evict_until(replica.suspect_s)
 
     def _learn_tails(self, scale: float, cached_tokens: int, generated_tokens: int | None) -> None:
-        """Give the prompt's own tail its length, and look whether the one before it was in the cache."""
-        holding, tail = self._holding, self._tail
+        """Set the length of the prompt's own tail, and learn whether the previous tail was cached."""
+        replica, tail = self._replica, self._tail
         if generated_tokens is not None:
-            holding.keeps_tails = True
+            replica.uses_tails = True
         if isinstance(tail, Tail):
             blocks = len(self._chain)
-            block_tokens = self._held_tokens // self._known if self._known else holding.block_tokens
+            block_tokens = self._hit_tokens // self._hit_blocks if self._hit_blocks else replica.block_tokens
             rest = max(0, self._prompt_tokens - blocks * block_tokens)
             tail.tokens = int(rest + (generated_tokens or 0) / scale)
-            holding.lengthen(tail, round(tail.tokens / block_tokens))
-        if not 0 < self._known < len(self._chain) or cached_tokens < WHOLE_RATIO * scale * self._held_tokens:
+            replica.set_tail_length(tail, round(tail.tokens / block_tokens))
+        if not 0 < self._hit_blocks < len(self._chain) or cached_tokens < PREFIX_RATIO * scale * self._hit_tokens:
             return
-        found_tokens, before = cached_tokens / scale - self._held_tokens, self._before
-        if before is None:
-            self._branches.learn(self._chain[self._known - 1], found_tokens, self._held_tokens, holding.block_tokens)
-        elif self._before_tokens >= MIN_TAIL_TOKENS:
-            self._tails.learn(found_tokens / self._before_tokens)
-            if found_tokens > FOUND_RATIO * self._before_tokens:
-                holding.drop(before)
+        found_tokens, previous = cached_tokens / scale - self._hit_tokens, self._previous_tail
+        if previous is None:
+            last_hit = self._chain[self._hit_blocks - 1]
+            self._branches.learn(last_hit, found_tokens, self._hit_tokens, replica.block_tokens)
+        elif self._previous_tail_tokens >= MIN_TAIL_TOKENS:
+            self._tails.learn(found_tokens / self._previous_tail_tokens)
+            if found_tokens > FOUND_RATIO * self._previous_tail_tokens:
+                replica.drop(previous)
 
-    def take_back(self) -> None:
-        """The prompt was never prefilled: drop what it brought and nobody has used since."""
-        self._holding.take_back(self._use, len(self._chain) - self._known)
+    def roll_back(self) -> None:
+        """The prompt was never prefilled: remove its new blocks that no other prompt has used since."""
+        self._replica.roll_back(self._use, len(self._chain) - self._hit_blocks)
         self._chain = ()
 
 
 class Reuse:
-    """Counts of blocks, of the latest turnover of all caches together."""
-
-    __slots__ = ("_pushed_out", "_reused", "ratio")
+    """How much of the old blocks of full caches is requested again, over about one turnover of all caches."""
 
     def __init__(self) -> None:
-        self.ratio = 0.0  # of what full caches have not used for long: the share asked for before it is evicted
-        self._reused = 0.0  # blocks of that, of late
-        self._pushed_out = 0.0  # and blocks that were evicted
+        self.ratio = 0.0  # of blocks that were unused for long: the share requested again before eviction
+        self._reused = 0.0  # recent blocks of these
+        self._evicted = 0.0  # recent evictions
 
-    def asked_for(self, blocks: int) -> None:
-        """Blocks of a full cache that had not been used for long."""
+    def count_reused(self, blocks: int) -> None:
+        """Count requested blocks of a full cache that were unused for long."""
         self._reused += blocks
 
-    def pushed_out(self, blocks: int, capacity: int) -> None:
-        """Blocks that had no room, and the capacity of all caches together: by then older counts have halved."""
-        self._pushed_out += blocks
-        judged = self._reused + self._pushed_out
-        self.ratio = self._reused / judged
-        if judged > capacity:
+    def count_evicted(self, blocks: int, capacity: int) -> None:
+        """Count evicted blocks; older counts halve after as many as the ``capacity`` of all caches together."""
+        self._evicted += blocks
+        total = self._reused + self._evicted
+        self.ratio = self._reused / total
+        if total > capacity:
             self._reused /= 2
-            self._pushed_out /= 2
+            self._evicted /= 2
 
 
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
-DEFAULT_TOKENS: Final = 262_144  # that a replica is taken to hold until its engine has told: 16,384 blocks of 16
-MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, where no two share one
+DEFAULT_TOKENS: Final = 262_144  # capacity until the engine reported its own: 16,384 blocks of 16
+MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, if no two share one
 TTL_S: Final = 1200.0  # since last used
 
 
 class Match:
-    """How much of a prompt each replica holds, by its longest known prefix."""
+    """How much of a prompt each replica has cached, by the longest cached prefix."""
 
     __slots__ = (
         "_branches",
@@ -177,38 +169,36 @@ class Match:
     ) -> None:
         self._chain = chain
         self._branches = branches
-        self.levels = levels  # (blocks, mask of those who hold at least so many), the shortest prefix first
+        self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
         self.block_tokens = block_tokens
-        self.reuse_ratio = reuse_ratio  # the residency's
-        self.tail_tokens = self.tail_mask = 0  # expected behind the longest known prefix, and who holds them
-        self.branch_tokens = 0  # expected there at others who hold that prefix
+        self.reuse_ratio = reuse_ratio  # of the residency
+        self.tail_tokens = self.tail_mask = 0  # expected after the longest cached prefix, and the replicas with them
+        self.branch_tokens = 0  # expected there at other replicas with that prefix
 
     @property
     def blocks(self) -> int:
-        """Of the longest prefix that anybody holds."""
+        """Blocks of the longest prefix that any replica has cached."""
         return self.levels[-1][0] if self.levels else 0
 
     def tokens(self, bit: int, prompt_tokens: int) -> int:
-        """Tokens that the replica with this bit holds, at most the prompt's, whose length is an estimate."""
+        """Predicted cached tokens at the replica with this bit, at most ``prompt_tokens``."""
         levels = self.levels
         if levels and levels[-1][1] & bit:
             return self.longest_tokens(bit, prompt_tokens)
         for blocks, mask in reversed(levels):
             if mask & bit:
-                behind = self._branches.tokens(self._chain[blocks - 1])
-                return min(blocks * self.block_tokens + behind, prompt_tokens)
+                extra = self._branches.tokens(self._chain[blocks - 1])
+                return min(blocks * self.block_tokens + extra, prompt_tokens)
         return 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
-        """The same of a replica that holds the longest known prefix; there is one."""
-        behind = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
-        return min(self.levels[-1][0] * self.block_tokens + behind, prompt_tokens)
+        """The same for a replica with the longest cached prefix; there is one."""
+        extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
+        return min(self.levels[-1][0] * self.block_tokens + extra, prompt_tokens)
 
 
 class Residency:
-    """Who holds what. Times are seconds of any one clock that never goes back."""
-
-    __slots__ = ("_block_tokens", "_holdings", "_max_entries", "_runs", "_ttl_s", "branches", "reuse", "tails")
+    """The estimated cached blocks of all replicas. Times are seconds of any one clock that never goes back."""
 
     def __init__(
         self,
@@ -217,62 +207,57 @@ class Residency:
         max_entries: int = MAX_ENTRIES,
         ttl_s: float = TTL_S,
     ) -> None:
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens  # of each block of a chain
         self._max_entries = max_entries
         self._ttl_s = ttl_s
-        self._runs = BlockIndex(max(1, run_tokens // block_tokens))
-        self._holdings = ReplicaBlockTables(self._runs)
+        self._index = BlockIndex(max(1, run_tokens // block_tokens))
+        self._replicas = ReplicaBlockTables(self._index)
         self.reuse = Reuse()
         self.tails = TailReuse()
         self.branches = Branches()
 
     def __len__(self) -> int:
-        """Entries, one for each run and replica that holds it."""
-        return self._runs.entries
+        """Entries, one for each run and replica that has it."""
+        return self._index.entries
 
     @property
     def runs(self) -> int:
         """Distinct runs."""
-        return len(self._runs)
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens that a block of a chain stands for."""
-        return self._block_tokens
+        return len(self._index)
 
     # --- replicas ---
 
-    def settle(self, target: TargetId, capacity_tokens: int | None = None) -> ReplicaBlocks:
-        """A replica's holding, which begins empty; from now on of this capacity, None where the engine has not told."""
+    def add_replica(self, target: TargetId, capacity_tokens: int | None = None) -> ReplicaBlocks:
+        """Add a replica, initially without blocks, or change its capacity; None if the engine has not reported it."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        return self._holdings.settle(target, tokens, self._block_tokens)
+        return self._replicas.add(target, tokens, self.block_tokens)
 
     def resize(self, target: TargetId, block_tokens: int) -> None:
-        """Let a replica have room for as many blocks as follow from so many tokens in each."""
-        holding = self._holdings.by_target.get(target)
-        if holding is not None and holding.block_tokens != block_tokens:
-            self._holdings.resize(holding, block_tokens)
+        """Compute a replica's capacity in blocks of ``block_tokens``."""
+        replica = self._replicas.by_target.get(target)
+        if replica is not None and replica.block_tokens != block_tokens:
+            self._replicas.resize(replica, block_tokens)
 
-    def holding(self, target: TargetId) -> ReplicaBlocks | None:
-        """What is believed of a replica; None of one that nobody settled."""
-        return self._holdings.by_target.get(target)
+    def replica(self, target: TargetId) -> ReplicaBlocks | None:
+        """The estimated blocks of a replica; None if it was not added."""
+        return self._replicas.by_target.get(target)
 
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
-        """Drop all other replicas."""
-        self._holdings.remove_all_but(targets)
+        """Remove all other replicas."""
+        self._replicas.remove_all_but(targets)
 
     # --- prompts ---
 
     def match(self, chain: Chain, block_tokens: int | None = None) -> Match:
-        """How much of a prompt each replica holds. It changes only that ``insert`` walks less.
+        """How much of a prompt each replica has cached. Its only side effect is that ``insert`` reuses the walk.
 
-        ``block_tokens``: estimated tokens of this prompt's blocks; None where all blocks have as many.
+        ``block_tokens``: estimated tokens of this prompt's blocks; None: the residency's default.
         """
-        levels = self._runs.levels(chain)
-        match = Match(chain, levels, self.branches, block_tokens or self._block_tokens, self.reuse.ratio)
+        levels = self._index.levels(chain)
+        match = Match(chain, levels, self.branches, block_tokens or self.block_tokens, self.reuse.ratio)
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
-            tail = self._runs.starting_with(tail_key(chain, blocks))
+            tail = self._index.starting_with(tail_key(chain, blocks))
             if tail is not None:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
@@ -280,65 +265,65 @@ class Residency:
     def insert(
         self, target: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0, block_tokens: int | None = None
     ) -> RequestResidency:
-        """Enter a prompt that is being sent to a replica; ``prompt_tokens`` is its estimated length.
+        """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length.
 
-        ``block_tokens`` are as in ``match``.
+        ``block_tokens`` is as for ``match``.
         """
-        holding = self._holdings.by_target.get(target) or self.settle(target)
-        path, bit, runs = self._runs.path(chain, self._split), holding.bit, holding.runs
-        fresh = known = 0  # runs that it brings, blocks before the first of them
-        leans_on_s, stale_s = now_s, holding.stale_s(now_s)
+        replica = self._replicas.by_target.get(target) or self.add_replica(target)
+        path, bit, runs = self._index.path(chain, self._on_split), replica.bit, replica.runs
+        new_runs = hit_blocks = 0  # runs that are new at the replica, and blocks before the first of them
+        relies_on_s, stale_s = now_s, replica.stale_s(now_s)
         for run in path:
             if run.mask & bit:
                 if (used_s := runs[run].used_s) < stale_s:
-                    self.reuse.asked_for(run.length)
-                if not fresh:
-                    known += run.length
-                    leans_on_s = used_s
+                    self.reuse.count_reused(run.length)
+                if not new_runs:
+                    hit_blocks += run.length
+                    relies_on_s = used_s
             else:
                 run.mask |= bit
-                holding.blocks += run.length
-                fresh += 1
-        tail = before = None
-        if path and holding.keeps_tails:
-            if 0 < known < len(chain):
-                before = self._runs.starting_with(tail_key(chain, known))
-                if before is not None and not before.mask & bit:
-                    before = None
-            tail = self._tail(holding, tail_key(chain, len(chain)))
+                replica.blocks += run.length
+                new_runs += 1
+        tail = previous_tail = None
+        if path and replica.uses_tails:
+            if 0 < hit_blocks < len(chain):
+                previous_tail = self._index.starting_with(tail_key(chain, hit_blocks))
+                if previous_tail is not None and not previous_tail.mask & bit:
+                    previous_tail = None
+            tail = self._add_tail(replica, tail_key(chain, len(chain)))
             path.append(tail)
-        use = holding.enter(path, now_s)
-        self._runs.entries += fresh
-        self._make_room(holding, now_s)
-        held = known * (block_tokens or self._block_tokens)
+        use = replica.add_use(path, now_s)
+        self._index.entries += new_runs
+        self._evict(replica, now_s)
+        hit_tokens = hit_blocks * (block_tokens or self.block_tokens)
+        learnt = self.tails, self.branches
         return RequestResidency(
-            holding, chain, known, use, leans_on_s, prompt_tokens, held, (self.tails, self.branches), tail, before
+            replica, chain, hit_blocks, use, relies_on_s, prompt_tokens, hit_tokens, learnt, tail, previous_tail
         )
 
-    def _tail(self, holding: ReplicaBlocks, key: int) -> BlockRun:
-        """What stands behind a chain with this key, which the holding has from now on."""
-        tail = self._runs.starting_with(key)
+    def _add_tail(self, replica: ReplicaBlocks, key: int) -> BlockRun:
+        """Add the tail with this key to a replica."""
+        tail = self._index.starting_with(key)
         if tail is None:
             tail = Tail(key)
-            self._runs.add(tail)
-        if not tail.mask & holding.bit:
-            tail.mask |= holding.bit
-            holding.blocks += tail.length
-            self._runs.entries += 1
+            self._index.add(tail)
+        if not tail.mask & replica.bit:
+            tail.mask |= replica.bit
+            replica.blocks += tail.length
+            self._index.entries += 1
         return tail
 
-    def _split(self, head: BlockRun, tail: BlockRun) -> None:
-        """A run parted, at all who hold it."""
-        for holding in self._holdings.of_mask(tail.mask):
-            holding.split(head, tail)
+    def _on_split(self, head: BlockRun, tail: BlockRun) -> None:
+        for replica in self._replicas.of_mask(tail.mask):
+            replica.on_split(head, tail)
 
-    def _make_room(self, holding: ReplicaBlocks, now_s: float) -> None:
-        """Evict what has no room at this replica, what is too old at the next in turn, and what all have too many."""
-        if (without_room := holding.blocks - holding.capacity) > 0:
-            while holding.blocks > holding.capacity:
-                holding.evict()
-            self.reuse.pushed_out(without_room, self._holdings.capacity)
-        self._holdings.expire(now_s - self._ttl_s)
-        while self._runs.entries > self._max_entries:
-            if (other := self._holdings.next()) and other.runs:
+    def _evict(self, replica: ReplicaBlocks, now_s: float) -> None:
+        """Evict above this replica's capacity, by age at the next replica in turn, and above the total limit."""
+        if (excess := replica.blocks - replica.capacity) > 0:
+            while replica.blocks > replica.capacity:
+                replica.evict()
+            self.reuse.count_evicted(excess, self._replicas.capacity)
+        self._replicas.expire(now_s - self._ttl_s)
+        while self._index.entries > self._max_entries:
+            if (other := self._replicas.next()) and other.runs:
                 other.evict()

@@ -1,60 +1,166 @@
-"""What a configuration says of each pool's own requests and of each task group's: policy, strategy, replicas, trial.
+"""Routes: policy, strategy, replicas and canary of each pool's own requests and of each task group's.
 
-While a policy tries another revision there are two routes for the same requests: they differ in the policy's revision,
-its settings and its strategy, and share everything else, what replicas hold, do and are measured at included.
+While a policy has a canary there are two routes for the same requests. They differ in the policy's revision, its
+settings and its strategy, and share everything else: replicas, loads, estimated cached blocks and measured rates.
+
+Canary. A hash of the tier-1 key, seeded with the policy's name, maps every prefix to a position between 0 and 1. The
+canary gets positions below its share. So all requests of a prefix stay together, routers and workers agree without
+communication, and a prefix stays with the canary when the share grows. Different policies choose different prefixes.
+The tier-1 boundary is the task group's or the pool's, else the default, never the policy's own: otherwise a revision
+that moves the boundary would change which requests it gets. A prompt without a prefix at that boundary uses the default
+one. A request without a prompt has nothing to cache and uses the active revision.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.allocation import GroupShares
-from routing.balancing.canary import Arm, CanaryRule
 from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.matching import ServedModel, configured_tier1, policy_of, tier1_rule
 from routing.balancing.replicas import GroupReplicas
+from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
+from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
-from routing.balancing.strategies.strategy import CarriesOver, FollowsTraffic, Strategy
-from routing.balancing.task_groups import policy_of, said_tier1, tier1_rule
-from routing.prompt.hashing import PrefixHasher
-from routing.schema import PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
+from routing.balancing.strategies.strategy import Strategy
+from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
+from routing.schema import Canary, PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
+
+_SPACE: Final = 1 << 64
+_word: Final = struct.Struct("<Q").pack
+
+
+class Arm(StrEnum):
+    """Which of a policy's two revisions places a request."""
+
+    ACTIVE = "in_force"
+    CANARY = "trial"
+
+
+class ArmReason(StrEnum):
+    """Why it is that revision."""
+
+    OTHER_ROUTERS = "other_routers"  # the canary is limited to other routers
+    OTHER_GROUPS = "other_groups"  # the canary is limited to other task groups
+    NO_PROMPT = "no_prompt"
+    BEYOND_SHARE = "beyond_share"
+    WITHIN_SHARE = "within_share"
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryVerdict:
+    """Which revision places a request, and why; as ``/admin/explain`` shows it."""
+
+    arm: Arm
+    why: ArmReason
+    in_force: int  # the active revision
+    on_trial: int  # the canary's revision
+    share: float  # of the prefix space that the canary gets
+    place: float | None  # of the request in it, 0 to 1; None without a prompt
+
+
+class CanaryRule:
+    """Decides which requests of a pool or task group go to a policy's canary. ``tier1``: the configured boundary."""
+
+    __slots__ = ("_canary", "_excluded_by", "_hasher", "_policy", "_seed", "_share_end", "_tier1")
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        canary: Canary,
+        hasher: PrefixHasher,
+        tier1: Tier1 | None,
+        *,
+        router: str,
+        group: str,
+    ) -> None:
+        self._canary = canary
+        self._policy = policy
+        self._hasher = hasher
+        self._tier1 = tier1 or DEFAULT_TIER1
+        self._seed = xxh3_64_intdigest(policy.name.encode())
+        self._share_end = int(canary.share * _SPACE)
+        self._excluded_by: ArmReason | None = None
+        if canary.routers is not None and router not in canary.routers:
+            self._excluded_by = ArmReason.OTHER_ROUTERS
+        elif canary.groups is not None and group not in canary.groups:
+            self._excluded_by = ArmReason.OTHER_GROUPS
+
+    @property
+    def applies(self) -> bool:
+        """Whether the canary includes this router and group."""
+        return self._excluded_by is None
+
+    def takes(self, request: PlacementRequest, served: ServedModel) -> bool:
+        """Whether the canary places a request, where it applies. 1.5 us for a prefix of 1 KiB."""
+        position = self._position(request, served)
+        return position is not None and position < self._share_end
+
+    def verdict(self, request: PlacementRequest, served: ServedModel) -> CanaryVerdict:
+        """Which revision places a request, and why."""
+        position = self._position(request, served)
+        if self._excluded_by is not None:
+            reason = self._excluded_by
+        elif position is None:
+            reason = ArmReason.NO_PROMPT
+        else:
+            reason = ArmReason.WITHIN_SHARE if position < self._share_end else ArmReason.BEYOND_SHARE
+        return CanaryVerdict(
+            Arm.CANARY if reason is ArmReason.WITHIN_SHARE else Arm.ACTIVE,
+            reason,
+            self._policy.revision,
+            self._canary.revision,
+            self._canary.share,
+            None if position is None else position / _SPACE,
+        )
+
+    def _position(self, request: PlacementRequest, served: ServedModel) -> int | None:
+        """A request's position, in 2**64ths of the prefix space; None without a prompt."""
+        prompt, tier1 = request.prompt, self._hasher.tier1
+        key = tier1(prompt, served.model, self._tier1, served.adapter)
+        if key is None and self._tier1 is not DEFAULT_TIER1:
+            key = tier1(prompt, served.model, DEFAULT_TIER1, served.adapter)
+        return None if key is None else xxh3_64_intdigest(_word(key), self._seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One pool's own requests, or one task group's; of these, while a trial lasts, one revision's."""
+    """How the requests of a pool or task group are placed by one revision of its policy."""
 
     pool: str
-    group: str  # "" for the pool's own
-    policy: PolicyConfig  # with the revision that places, and its settings
+    group: str  # "" for the pool's own requests
+    policy: PolicyConfig  # with the revision that places
     strategy: Strategy
-    counting: FollowsTraffic | None  # the strategy, where it goes by the requests that came
+    counting: AffinityGroups | None  # the strategy, if it counts requests
     replicas: GroupReplicas
-    tier1: Tier1  # where tier 1 ends
-    shares: GroupShares | None  # that its requests count in; None: no group of the pool follows its traffic
-    follows_traffic: bool  # whether they say which replicas it has
-    arm: Arm | None = None  # None: the policy has no trial
-    canary_rule: CanaryRule | None = None  # of the policy, where this is the revision in force
-    canary_route: CanaryRoute | None = None  # who gets some of its requests; None: there is no trial here
+    tier1: Tier1  # boundary of the tier-1 prefix
+    shares: GroupShares | None  # counts the group's requests; None: no group of the pool has ``auto_replicas``
+    follows_traffic: bool  # whether ``shares`` determine its replicas
+    arm: Arm | None = None  # None: the policy has no canary
+    canary_rule: CanaryRule | None = None  # of the policy, on the active route
+    canary_route: CanaryRoute | None = None  # None: there is no canary here
 
 
 class CanaryRoute(NamedTuple):
-    """A trial at work: the requests that ``rule`` takes go by ``route``."""
+    """A canary's route, and the rule for the requests that it gets."""
 
     rule: CanaryRule
     route: Route
 
 
 class RouteBuilder:
-    """Makes the routes of one pool. ``router`` is this router's name, by which trials may ask for it.
+    """Makes the routes of one pool. ``router`` is this router's name, to which canaries may be limited.
 
-    Each route draws by a seed of its own, and each set of replicas breaks ties by one: two groups that drew alike would
-    send their requests to the same replicas at the same time.
+    Each route draws from a seed of its own, and each set of replicas breaks ties by a seed of its own. Two groups with
+    the same seed would send their requests to the same replicas at the same time.
     """
 
     def __init__(
@@ -77,23 +183,21 @@ class RouteBuilder:
         self.shares = GroupShares(pool, hasher) if any(group.auto_replicas for group in pool.groups) else None
 
     def route(self, group: TaskGroupConfig | None) -> Route:
-        """The route of a task group, or of the pool's own requests; behind it the one of its policy's trial."""
+        """The route of a task group, or of the pool's own requests, with the route of its canary."""
         policy = policy_of(self._pool, group)
-        if policy.trial is None:
-            return self._placed_by(policy, group)
-        trial, name = policy.trial, group.name if group else ""
-        said = said_tier1(self._pool, group)
-        rule = CanaryRule(policy, trial, self._hasher, said, router=self._router, group=name)
-        in_force = replace(self._placed_by(policy, group), arm=Arm.IN_FORCE, canary_rule=rule)
-        if not rule.is_here:
-            return in_force
-        on_trial = structs.replace(policy, revision=trial.revision, settings=trial.settings, trial=None)
-        return replace(
-            in_force, canary_route=CanaryRoute(rule, replace(self._placed_by(on_trial, group), arm=Arm.TRIAL))
-        )
+        canary = policy.trial
+        if canary is None:
+            return self._revision_route(policy, group)
+        tier1, name = configured_tier1(self._pool, group), group.name if group else ""
+        rule = CanaryRule(policy, canary, self._hasher, tier1, router=self._router, group=name)
+        active = replace(self._revision_route(policy, group), arm=Arm.ACTIVE, canary_rule=rule)
+        if not rule.applies:
+            return active
+        next_policy = structs.replace(policy, revision=canary.revision, settings=canary.settings, trial=None)
+        canary_route = replace(self._revision_route(next_policy, group), arm=Arm.CANARY)
+        return replace(active, canary_route=CanaryRoute(rule, canary_route))
 
-    def _placed_by(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
-        """The route that one revision makes."""
+    def _revision_route(self, policy: PolicyConfig, group: TaskGroupConfig | None) -> Route:
         replicas, name = self._replicas_of(group), group.name if group else ""
         strategy = build_strategy(policy.settings, replicas, self._seed_of("route", name, str(policy.revision)))
         return Route(
@@ -101,7 +205,7 @@ class RouteBuilder:
             name,
             policy,
             strategy,
-            strategy if isinstance(strategy, FollowsTraffic) else None,
+            strategy if isinstance(strategy, AffinityGroups) else None,
             replicas,
             tier1_rule(self._pool, group, policy.settings),
             self.shares,
@@ -109,40 +213,41 @@ class RouteBuilder:
         )
 
     def _replicas_of(self, group: TaskGroupConfig | None) -> GroupReplicas:
-        """Those of a group, or of the whole pool; groups that use the same ones share ring and sums."""
-        chosen = None if group is None or group.replicas is None else frozenset(group.replicas)
-        configs = [replica for replica in self._pool.replicas if chosen is None or replica.name in chosen]
+        """The replicas of a group or of the whole pool; groups with the same ones share ring and sums."""
+        allowed = None if group is None or group.replicas is None else frozenset(group.replicas)
+        configs = [replica for replica in self._pool.replicas if allowed is None or replica.name in allowed]
         names = frozenset(replica.name for replica in configs)
         if names not in self._replicas:
             seed = self._seed_of("replicas", *sorted(names))
             self._replicas[names] = GroupReplicas(configs, self._loads, seed, self._residency)
         return self._replicas[names]
 
-    def _seed_of(self, *what: str) -> int:
-        """A seed for one thing in this pool: the same each time for the same router."""
-        return xxh3_64_intdigest("\n".join((self._pool.name, *what)).encode(), self._seed)
+    def _seed_of(self, *parts: str) -> int:
+        """A seed for one part of this pool: the same each time for the same router."""
+        return xxh3_64_intdigest("\n".join((self._pool.name, *parts)).encode(), self._seed)
 
 
-def asks_residency(pool: PoolConfig) -> bool:
-    """Whether any policy of the pool asks what replicas hold: then everybody's requests are entered.
+def uses_residency(pool: PoolConfig) -> bool:
+    """Whether any policy of the pool uses the residency; then the requests of all its groups are recorded.
 
-    A revision on trial counts on every router, so that one to which the trial is widened knows already.
+    A canary counts on every router, so that routers have the data when the canary is extended to them.
     """
     policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
-    settings = [policy.settings for policy in policies] + [it.trial.settings for it in policies if it.trial]
-    return any(isinstance(one, ResidencySettings) for one in settings)
+    settings = [policy.settings for policy in policies]
+    settings += [policy.trial.settings for policy in policies if policy.trial]
+    return any(isinstance(item, ResidencySettings) for item in settings)
 
 
 def carry_over(routes: Iterable[Route], before: Iterable[Route]) -> None:
-    """Let strategies go on from what they had learned for the same requests as the same revision, tried or in force."""
-    known = {_identity(route): route.strategy for route in _with_trials(before)}
-    for route in _with_trials(routes):
-        earlier = known.get(_identity(route))
-        if earlier is not None and isinstance(route.strategy, CarriesOver):
+    """Let strategies continue with what they learnt for the same requests and revision, as canary or active."""
+    strategies = {_identity(route): route.strategy for route in _with_canaries(before)}
+    for route in _with_canaries(routes):
+        earlier = strategies.get(_identity(route))
+        if earlier is not None:
             route.strategy.carry_over(earlier)
 
 
-def _with_trials(routes: Iterable[Route]) -> Iterator[Route]:
+def _with_canaries(routes: Iterable[Route]) -> Iterator[Route]:
     for route in routes:
         yield route
         if route.canary_route is not None:

@@ -1,8 +1,8 @@
-"""Rings in use, so that who needs the one of the same replicas gets it and builds none.
+"""Shares hash rings between users with the same replicas and weights, so that each ring is built once.
 
-A new configuration mostly leaves names and weights alone, and a ring of many replicas takes long to build. Somebody who
-keeps a ``SharedRing`` keeps its ring in use; one that nobody keeps is gone. Plain Python when the rest is compiled, for
-no object of a compiled class can be referred to weakly.
+A new configuration rarely changes names and weights, and a ring of many replicas takes long to build. A ring is dropped
+when no ``SharedRing`` of it is in use any more. This module is not compiled, because compiled classes do not support
+weak references.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from routing.types import NameT
 
 
 class SharedRing(Generic[NameT]):
-    """A ring, for everyone who holds this."""
-
-    __slots__ = ("__weakref__", "ring")
+    """Keeps a ring in use."""
 
     def __init__(self, weights: Mapping[NameT, float]) -> None:
         self.ring = HashRing(weights)
 
 
 def shared_ring(weights: Mapping[NameT, float]) -> SharedRing[NameT]:
-    """The ring of these replicas, the same object for everyone who holds it at the time."""
+    """The ring of these replicas, the same object for all current users."""
     key = tuple(sorted(weights.items()))
     shared = _rings.get(key)
     if shared is None:

@@ -138,7 +138,7 @@ class CircuitBreakers:
             return False
         breaker.is_probing = True
         breaker.until_s = self._clock() + breaker.settings.open_s
-        self._health.eject(replica, out=True)
+        self._health.set_ejected(replica, is_ejected=True)
         return True
 
     def record_connect_failure(self, replica: ReplicaId, reason: str, *, was_probe: bool = False) -> None:
@@ -214,7 +214,7 @@ class CircuitBreakers:
         breaker.until_s = self._clock() + breaker.settings.open_s
         key = (breaker.pool, replica, cause)
         self.ejections[key] = self.ejections.get(key, 0) + 1
-        self._health.eject(replica, out=True)
+        self._health.set_ejected(replica, is_ejected=True)
         return True
 
     def _succeeded(self, replica: ReplicaId, breaker: CircuitBreaker) -> None:
@@ -232,8 +232,8 @@ class CircuitBreakers:
             breaker.state, breaker.successes = State.HALF_OPEN, 0
             breaker.half_open_since_s = self._clock()
         breaker.is_probing = False
-        self._health.eject(replica, out=False)
+        self._health.set_ejected(replica, is_ejected=False)
 
     def _close(self, replica: ReplicaId) -> None:
         self.not_closed.pop(replica, None)
-        self._health.eject(replica, out=False)
+        self._health.set_ejected(replica, is_ejected=False)

@@ -108,7 +108,7 @@ class WarmUps:
             if popular_prefixes is not None and prefix is not None and cut is not None:
                 blocks = array("Q", decision.keys.chain[: end // BLOCK_BYTES])
                 kept = WarmUpPrompt(path, cut, decision.keys.ratio.tokens(end), blocks, decision.served.adapter)
-                popular_prefixes.keep((decision.group, prefix), kept)
+                popular_prefixes.store((decision.group, prefix), kept)
         except Exception as error:  # noqa: BLE001 - the loop would log it with what it was called with
             defect(logger, error, "warm_up_prefix")
 
@@ -125,7 +125,7 @@ class WarmUps:
         others = (ReplicaId(name) for name, of in self._pool_of.items() if of == pool.name and name != replica)
         if not any(map(health.is_up, others)):
             return False
-        health.hold_back(replica, back=True)
+        health.set_warming(replica, is_warming=True)
         warm_up = self._running[replica] = ReplicaWarmUp(
             self, self._balancer, self._checks, pool.name, replica, pool.warm_up
         )
@@ -145,13 +145,13 @@ class WarmUps:
 
         share = self.parts
         limits = -(-pool.warm_up.max_prefixes // share), pool.warm_up.max_tokens // share
-        return self._popular_prefixes[pool.name].chosen(preferred_replicas, *limits)
+        return self._popular_prefixes[pool.name].select(preferred_replicas, *limits)
 
     def sent(self, warm_up: ReplicaWarmUp, cut: WarmUpPrompt, target: TargetId, *, ok: bool) -> None:
         """One opening has been sent."""
         self._tally.sent(warm_up.pool, warm_up.replica, cut.tokens, ok=ok)
         if ok and self._balancer.fleet is not None:
-            self._balancer.fleet.placement.warmed(warm_up.pool, target, cut)
+            self._balancer.fleet.placement.record_warm_up(warm_up.pool, target, cut)
 
     def tick(self, now: float) -> None:
         """Look at all that are under way."""
@@ -178,7 +178,7 @@ class WarmUps:
         del self._running[warm_up.replica]
         warm_up.abandon()
         self._tally.ended(warm_up.pool, warm_up.replica, ending)
-        self._balancer.health.hold_back(warm_up.replica, back=False)
+        self._balancer.health.set_warming(warm_up.replica, is_warming=False)
         event(
             logger, "warm_up_ended", replica=warm_up.replica, ending=ending, **msgspec.structs.asdict(warm_up.progress)
         )

@@ -150,7 +150,7 @@ class StructureSampler:
 def structure_json(decision: Decision, request: Request) -> bytes | None:
     """The JSON of a request's shape; None for a prompt without segments. A millisecond: for when it has been sent."""
     try:
-        shape = decision.keys.shape(_tools(request))
+        shape = decision.keys.structure(_tools(request))
     except Exception as error:  # noqa: BLE001 - a description that fails is no reason to fail a client
         defect(logger, error, "shape")
         return None

@@ -150,7 +150,7 @@ class Record:
             replica.block_tokens,
             keys.tier1,
             keys.blocks,
-            decision.explained(MAX_CANDIDATES) if with_costs else decision.candidate_loads(MAX_CANDIDATES),
+            decision.candidate_costs(MAX_CANDIDATES) if with_costs else decision.candidate_loads(MAX_CANDIDATES),
             choice.hit_tokens,
             target.rank,
             route.arm,

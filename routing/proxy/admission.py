@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.balancing.models import Models
+from routing.balancing.matching import Models, TaskGroupMatcher
 from routing.balancing.request import BodyReading, PlacementRequest, read_body
-from routing.balancing.task_groups import TaskGroupMatcher
 from routing.http.errors import RejectedRequestError
 from routing.http.response import LocalResponse
 from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
@@ -65,7 +64,7 @@ class Admission:
                 self._check_model(grant, placement_request.model)
         if parsed is None and (grant is None or grant.groups is None):
             return placement_request
-        served = self._models.served(placement_request.model)
+        served = self._models.resolve(placement_request.model)
         group, _ = self._matcher.group(served, placement_request)
         if placement_request.key_groups is not None and group is None:
             raise RejectedRequestError(403, "the request is of no task group that its API key may use")
@@ -93,7 +92,7 @@ class Admission:
 
     def _stands_for(self, model: str | None) -> str | None:
         try:
-            return None if model is None else self._models.served(model).name
+            return None if model is None else self._models.resolve(model).name
         except UnknownModelError:
             return None
 

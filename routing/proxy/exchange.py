@@ -391,7 +391,7 @@ class Exchange:
     @property
     def tokens_ahead(self) -> float:
         """Those, and what the replica had to prefill before them."""
-        return self._ticket.ahead_tokens + self._ticket.waiting_tokens
+        return self._ticket.queued_tokens + self._ticket.waiting_tokens
 
     @property
     def prompt_tokens(self) -> int:

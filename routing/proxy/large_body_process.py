@@ -14,7 +14,7 @@ import struct
 import sys
 from typing import BinaryIO, Final
 
-from routing.balancing.request import BodyReading, read_body, reduced
+from routing.balancing.request import BodyReading, read_body, reduce_body
 from routing.prompt.bodies import BODIES
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.rewrite import Layout, layout_of
@@ -41,7 +41,7 @@ def answered(path: str, body: bytes) -> tuple[bytes, bytes]:
     prompt = reading.prompt
     facts = prompt.tools_end, prompt.system_end, prompt.message_ends, prompt.ids, prompt.salt, prompt.rendering
     asks = reading.session_key, reading.is_plain, reading.omits_usage
-    return pickle.dumps((facts, prompt.is_text, reduced(reading.body), asks, layout.spans, layout.end)), prompt.data
+    return pickle.dumps((facts, prompt.is_text, reduce_body(reading.body), asks, layout.spans, layout.end)), prompt.data
 
 
 def unpacked(rest: bytes, data: bytes) -> BodyReading:

@@ -272,7 +272,7 @@ def record_completion(
     if record.status is not None and record.status < 400:
         ttft_s = None if record.retries else record.ttft_s
         generated_tokens = None if usage is None else usage.generated
-        ticket.answered(ttft_s, record.prompt_tokens, record.cached_tokens, generated_tokens)
+        ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated_tokens)
     outcome = relay.outcome()
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         _report_to_breaker(services, record, outcome, was_probe=was_probe)

@@ -18,11 +18,11 @@ from math import ceil, inf
 
 from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.placement import count_as_sent
+from routing.balancing.placement import record_dispatch
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.residency import RUN_TOKENS, Residency
+from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
-from routing.balancing.strategies.strategy import FollowsTraffic
 from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
@@ -169,7 +169,7 @@ class Routed:
         self._number = {it.name: number for number, it in enumerate(configs)}
         modelled = GroupReplicas(configs, self.book, residency=residency)
         self._strategy = build_strategy(settings, modelled)
-        self._counting = self._strategy if isinstance(self._strategy, FollowsTraffic) else None
+        self._counting = self._strategy if isinstance(self._strategy, AffinityGroups) else None
         self._candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
@@ -178,7 +178,7 @@ class Routed:
         self.reasons[choice.reason] += 1
         if self._counting is not None:
             self._counting.count_request(keys)
-        request.note = count_as_sent(choice, keys, self.book, self._residency)
+        request.note = record_dispatch(choice, keys, self.book, self._residency)
         return self._number[choice.target]
 
     def choose(self, request: ModelledRequest, now_s: float) -> Choice:
@@ -197,7 +197,9 @@ class Routed:
         self._clock.now_s = now_s
         ticket: Ticket = request.note
         if self._residency is not None:
-            ticket.answered(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
+            ticket.record_response(
+                request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens
+            )
         ticket.end()
 
 

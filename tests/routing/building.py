@@ -79,7 +79,7 @@ def request(
 
 def told(choice: Choice) -> tuple[object, ...]:
     """All that a choice says."""
-    return choice.target, choice.reason, choice.refused, choice.bound, choice.hit_tokens
+    return choice.target, choice.reason, choice.skipped, choice.bound, choice.hit_tokens
 
 
 class FixedKeys:

@@ -1,132 +1,100 @@
-"""Each replica in turn.
+"""Strategies without cache affinity: round robin, random, least load, and the power of two choices.
 
-Theory of operation. A replica's next turn comes 1/weight after its last, and the earliest turn goes next (stride
-scheduling), which for equal weights is plain rotation. A counter modulo the number of candidates would favour some
-whenever that number changes. A replica that joins or comes back starts at the present turn: it makes up for nothing.
-Source: Waldspurger and Weihl, "Stride Scheduling", 1995.
+Round robin is stride scheduling: a replica's next turn comes 1/weight after its last, and the earliest turn is next,
+which for equal weights is plain rotation. A counter modulo the number of candidates would favour some replicas whenever
+that number changes. A replica that joins or returns starts at the current turn and does not catch up. Source:
+Waldspurger and Weihl, "Stride Scheduling", 1995.
 
-Any replica, by chance.
-
-The replica with the least outstanding work.
-
-Of two replicas drawn by chance the one with less outstanding work.
-
-Source: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
+The power of two choices is from Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.candidates import Candidates, work_of
-from routing.balancing.replicas import GroupReplicas
-from routing.balancing.strategies.strategy import Keys
-from routing.schema import LeastLoadSettings, PowerOfTwoSettings, RandomSettings, RoundRobinSettings
+from routing.balancing.strategies.strategy import Keys, Strategy
 from routing.types import Choice, Reason, TargetId
 
 
-class RoundRobin:
-    """Give the candidates their turns."""
+class RoundRobin(Strategy):
+    """Sends requests to all candidates in turn."""
 
     def __init__(self, seed: int = 0, names: Collection[TargetId] = ()) -> None:
         self._seed = seed
-        self._names = names  # all that are configured
+        self._names = names  # all configured targets
         self._candidates: Candidates | None = None
-        self._turns: list[tuple[float, int, TargetId]] = []  # heap of (turn, order of the last one, replica)
-        self._known: dict[TargetId, tuple[float, int]] = {}  # the same by replica, also of those that are away
+        self._turns: list[tuple[float, int, TargetId]] = []  # heap of (next turn, order of the last turn, target)
+        self._last_turns: dict[TargetId, tuple[float, int]] = {}  # the same by target, including unavailable ones
         self._count = 0
-
-    @classmethod
-    def build(cls, _settings: RoundRobinSettings, replicas: GroupReplicas, seed: int) -> RoundRobin:
-        """The strategy for one group."""
-        return cls(seed, replicas.targets.keys())
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The replica whose turn it is."""
         if candidates is not self._candidates:
-            self._line_up(candidates)
+            self._set_candidates(candidates)
         turn, _, target = self._turns[0]
-        place = (turn + 1.0 / candidates.weights[target], self._next_place())
-        self._known[target] = place
-        heapreplace(self._turns, (*place, target))
+        self._count += 1
+        next_turn = (turn + 1.0 / candidates.weights[target], self._count)
+        self._last_turns[target] = next_turn
+        heapreplace(self._turns, (*next_turn, target))
         return Choice(target, Reason.ROUND_ROBIN)
 
     def carry_over(self, before: RoundRobin) -> None:
-        """Go on with whose turn it was, of those who are still configured."""
+        """Continue with the turns of targets that are still configured."""
         self._turns, self._count = before._turns, before._count
-        self._known = {name: place for name, place in before._known.items() if name in self._names}
+        self._last_turns = {name: turn for name, turn in before._last_turns.items() if name in self._names}
 
-    def _next_place(self) -> int:
-        self._count += 1
-        return self._count
-
-    def _line_up(self, candidates: Candidates) -> None:
-        """Enter the turns of another set of candidates. O(replicas)."""
+    def _set_candidates(self, candidates: Candidates) -> None:
+        """Build the heap for other candidates. O(replicas)."""
         now = self._turns[0][0] if self._turns else 0.0
         for name in sorted(candidates, key=lambda name: xxh3_64_intdigest(name.encode(), self._seed)):
-            turn, order = self._known.get(name, (now, self._next_place()))
-            self._known[name] = (max(turn, now), order)
-        self._turns = [(*self._known[name], name) for name in candidates]
+            self._count += 1
+            turn, order = self._last_turns.get(name, (now, self._count))
+            self._last_turns[name] = (max(turn, now), order)
+        self._turns = [(*self._last_turns[name], name) for name in candidates]
         heapify(self._turns)
         self._candidates = candidates
 
 
-@dataclass(frozen=True, slots=True)
-class Random:
-    """Draw among the candidates, each as likely as its weight says."""
+class Random(Strategy):
+    """Draws one of the candidates, with probabilities by weight."""
 
-    rng: random.Random
-
-    @classmethod
-    def build(cls, _settings: RandomSettings, _replicas: GroupReplicas, seed: int) -> Random:
-        """The strategy for one group."""
-        return cls(random.Random(seed))  # noqa: S311 - no secret
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
-        """Whoever is drawn."""
-        return Choice(candidates.drawn(self.rng.random()).target, Reason.RANDOM)
+        """A random candidate."""
+        return Choice(candidates.draw(self._rng.random()).target, Reason.RANDOM)
 
 
-@dataclass(frozen=True, slots=True)
-class LeastLoad:
-    """Send each request to where the least work waits."""
-
-    @classmethod
-    def build(cls, _settings: LeastLoadSettings, _replicas: GroupReplicas, _seed: int) -> LeastLoad:
-        """The strategy for one group."""
-        return cls()
+class LeastLoad(Strategy):
+    """Sends each request to the replica with the least outstanding work."""
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
         """The least loaded candidate."""
         return Choice(candidates.order.least_loaded(), Reason.LEAST_LOAD)
 
 
-AGAIN: Final = 4  # draws of a second one, while it is the first
+SECOND_DRAWS: Final = 4  # attempts to draw a second candidate that differs from the first
 
 
-@dataclass(frozen=True, slots=True)
-class PowerOfTwo:
-    """Draw two, and take the one with less work; of equal ones the first."""
+class PowerOfTwo(Strategy):
+    """Draws two candidates and takes the one with less work; the first if they are equal."""
 
-    rng: random.Random
-
-    @classmethod
-    def build(cls, _settings: PowerOfTwoSettings, _replicas: GroupReplicas, seed: int) -> PowerOfTwo:
-        """The strategy for one group."""
-        return cls(random.Random(seed))  # noqa: S311 - no secret
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
-        """The less loaded one of two, which are the same where one has nearly all weight."""
-        draw = self.rng.random
-        one = other = candidates.drawn(draw())
-        for _ in range(AGAIN):
-            other = candidates.drawn(draw())
-            if other is not one:
+        """The less loaded of two candidates, which may be the same if one has nearly all weight."""
+        draw = self._rng.random
+        first = second = candidates.draw(draw())
+        for _ in range(SECOND_DRAWS):
+            second = candidates.draw(draw())
+            if second is not first:
                 break
-        return Choice((other if work_of(other) < work_of(one) else one).target, Reason.LESS_OF_TWO)
+        return Choice((second if work_of(second) < work_of(first) else first).target, Reason.LESS_OF_TWO)

@@ -1,7 +1,8 @@
-"""Every strategy, by the settings that ask for it."""
+"""Builds the strategy that a policy's settings name."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,26 +10,25 @@ from routing import schema
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.baselines import LeastLoad, PowerOfTwo, Random, RoundRobin
-from routing.balancing.strategies.cache_aware import CacheAware
+from routing.balancing.strategies.cached_prefix import CacheAware, LowestCost
 from routing.balancing.strategies.hashing import PrefixHashStrategy, SessionAffinity, Tiered
-from routing.balancing.strategies.lowest_cost import LeastTtft, LowestCost
 from routing.balancing.strategies.strategy import Strategy
 
 STRATEGIES: dict[type[schema.PolicySettings], Callable[[Any, GroupReplicas, int], Strategy]] = {
-    schema.AffinityGroupsSettings: AffinityGroups.build,
-    schema.CacheAwareSettings: CacheAware.build,
-    schema.LeastLoadSettings: LeastLoad.build,
-    schema.LeastTtftSettings: LeastTtft.build,
-    schema.LowestCostSettings: LowestCost.build,
-    schema.PowerOfTwoSettings: PowerOfTwo.build,
-    schema.PrefixHashSettings: PrefixHashStrategy.build,
-    schema.RandomSettings: Random.build,
-    schema.RoundRobinSettings: RoundRobin.build,
-    schema.SessionAffinitySettings: SessionAffinity.build,
-    schema.TieredSettings: Tiered.build,
+    schema.AffinityGroupsSettings: lambda settings, replicas, _: AffinityGroups(replicas.ring, settings),
+    schema.CacheAwareSettings: lambda settings, replicas, _: CacheAware(replicas.ring, replicas.residency, settings),
+    schema.LeastLoadSettings: lambda _settings, _replicas, _seed: LeastLoad(),
+    schema.LeastTtftSettings: lambda settings, replicas, _: LowestCost(replicas, settings, by_rate=True),
+    schema.LowestCostSettings: lambda settings, replicas, _: LowestCost(replicas, settings, by_rate=False),
+    schema.PowerOfTwoSettings: lambda _settings, _replicas, seed: PowerOfTwo(random.Random(seed)),  # noqa: S311
+    schema.PrefixHashSettings: lambda settings, replicas, _: PrefixHashStrategy(replicas.ring, settings),
+    schema.RandomSettings: lambda _settings, _replicas, seed: Random(random.Random(seed)),  # noqa: S311
+    schema.RoundRobinSettings: lambda _settings, replicas, seed: RoundRobin(seed, replicas.targets.keys()),
+    schema.SessionAffinitySettings: lambda settings, replicas, _: SessionAffinity(replicas.ring, settings),
+    schema.TieredSettings: lambda settings, replicas, _: Tiered(replicas.ring, settings),
 }
 
 
 def build_strategy(settings: schema.Settings, replicas: GroupReplicas, seed: int = 0) -> Strategy:
-    """The strategy that the settings ask for, ready to place requests; what it draws follows the seed."""
+    """The strategy that the settings name; its random choices depend on ``seed``."""
     return STRATEGIES[type(settings)](settings, replicas, seed)

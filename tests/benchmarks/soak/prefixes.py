@@ -66,7 +66,7 @@ class Kept:
         record.on_first_byte(200, is_streamed=True)
         record.ttft_s = 0.05
         record.add_usage(Usage(PROMPT_TOKENS, 16, 0))
-        ticket.answered(0.05, PROMPT_TOKENS, 0)
+        ticket.record_response(0.05, PROMPT_TOKENS, 0)
         ticket.end()
         self.metrics.count_placed(record, Outcome.OK)
         self.decisions.add(record)

@@ -21,7 +21,7 @@ class Fleet:
         self.book = LoadTracker(lambda: 0.0)
         self.residency = Residency(block_tokens=block_tokens)
         self.weights = {name: (weights or {}).get(name, 1.0) for name in self.names}
-        bits = {name: self.residency.settle(name).bit for name in self.names}
+        bits = {name: self.residency.add_replica(name).bit for name in self.names}
         self.candidates = Candidates(self.weights, self.book, bits=bits)
         self.ring = HashRing(self.weights)
 

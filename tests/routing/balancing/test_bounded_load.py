@@ -31,7 +31,7 @@ def order(*numbers: int) -> list[ReplicaId]:
 def test_an_idle_home_takes_its_own() -> None:
     choice = bounded_choice(order(2, 0, 1), holding(0, 0, 0), 1.25, 4)
 
-    assert (choice.target, choice.reason, choice.refused, choice.bound) == ("replica-2", Reason.AFFINITY, (), 4)
+    assert (choice.target, choice.reason, choice.skipped, choice.bound) == ("replica-2", Reason.AFFINITY, (), 4)
 
 
 def test_a_full_home_spills_to_the_next_in_order() -> None:
@@ -39,7 +39,7 @@ def test_a_full_home_spills_to_the_next_in_order() -> None:
     choice = bounded_choice(order(2, 0, 1), holding(9, 2, 9), 1.25, 4)
 
     assert (choice.target, choice.reason) == ("replica-1", Reason.SPILL)
-    assert choice.refused == ("replica-2", "replica-0")
+    assert choice.skipped == ("replica-2", "replica-0")
     assert choice.bound == 9
 
 
@@ -63,7 +63,7 @@ def test_a_heavier_replica_may_hold_more() -> None:
 def test_homes_that_are_no_candidates_are_passed_without_being_full() -> None:
     choice = bounded_choice(order(7, 1, 0), holding(0, 0), 1.25, 4)
 
-    assert (choice.target, choice.reason, choice.refused) == ("replica-1", Reason.AFFINITY, ())
+    assert (choice.target, choice.reason, choice.skipped) == ("replica-1", Reason.AFFINITY, ())
 
 
 def test_only_candidates_count_towards_the_mean() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from routing.balancing.candidates import FEW, SHARE, WORTH
+from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS
 from routing.balancing.cost import MAX_COMPARED
 from routing.balancing.load_tracker import MAX_WEIGHT, RECENT_S, LoadTracker
 from routing.types import Reason
@@ -34,8 +34,8 @@ def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is
     count: int, spared: float, moves: bool
 ) -> None:
     holder, requests = names(1)[0], 30
-    too_many = requests * (1 - SHARE / count) - FEW
-    fleet = Fleet(count, block_tokens=int(WORTH * (too_many + spared)) // 10)
+    too_many = requests * (1 - FAIR_RATIO / count) - MIN_EXCESS
+    fleet = Fleet(count, block_tokens=int(EXCESS_TOKENS * (too_many + spared)) // 10)
     fleet.hold(holder, 10)
     fleet.had(holder, requests)
     assert fleet.candidates.recent.excess(fleet.candidates.by_name[holder]) == pytest.approx(too_many)
@@ -48,7 +48,7 @@ def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is
 def test_one_conversation_stays_where_it_is() -> None:
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
-    for _ in range(int(FEW)):
+    for _ in range(int(MIN_EXCESS)):
         assert fleet.choose(100).target == fleet.names[0]
         fleet.had(fleet.names[0], 1)
 
@@ -104,8 +104,8 @@ def test_a_request_counts_half_as_much_after_a_while() -> None:
         book.dispatch(name, 0).end()
         now_s += RECENT_S / 2
 
-    assert book.load(a).recent / book.weight_now == pytest.approx(2**-1 + 2**-0.5)
-    assert book.load(b).recent / book.weight_now == 1.0
+    assert book.load(a).recent / book.request_weight == pytest.approx(2**-1 + 2**-0.5)
+    assert book.load(b).recent / book.request_weight == 1.0
 
 
 def test_requests_are_counted_for_years() -> None:
@@ -119,7 +119,7 @@ def test_requests_are_counted_for_years() -> None:
         greatest = max(greatest, book.load(b).recent)
 
     assert book.load(b).recent / book.load(a).recent == pytest.approx(2.0)
-    assert book.load(a).recent / book.weight_now == pytest.approx(2.0)
+    assert book.load(a).recent / book.request_weight == pytest.approx(2.0)
     assert greatest < 10 * MAX_WEIGHT
 
 
@@ -130,4 +130,7 @@ def test_after_a_very_long_silence_older_requests_count_nothing() -> None:
     now_s += 100_000 * RECENT_S
     book.dispatch(b, 0).end()
 
-    assert (book.load(a).recent / book.weight_now < 1e-200, book.load(b).recent / book.weight_now) == (True, 1.0)
+    assert (book.load(a).recent / book.request_weight < 1e-200, book.load(b).recent / book.request_weight) == (
+        True,
+        1.0,
+    )

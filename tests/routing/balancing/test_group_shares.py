@@ -215,14 +215,14 @@ def test_whatever_the_mixture_sets_stay_apart_and_move_with_their_numbers_alone(
     weighted = [replace(it, weight=rng.choice([1.0, 1.0, 2.0, 4.0])) for it in replicas(rng.randrange(6, 24))]
     groups = [f"g{number}" for number in range(rng.randrange(2, 20))]
     rig, moves, changes = Rig(groups=groups, replicas=tuple(weighted), share_half_life=300), 0, 0
-    numbers = dict(rig.shares._given)
+    numbers = dict(rig.shares._trimmed_sizes)
     sets = {name: rig.shares.replicas(name) for name in numbers}
     for _ in range(40):
         mixture = [rng.random() ** rng.choice([1, 4, 12]) for _ in numbers]
         for _ in range(8):
             for name in rng.choices(list(numbers), mixture, k=REVIEW):
                 rig.shares.count(name)
-            given, own = dict(rig.shares._given), {name: rig.shares.replicas(name) for name in numbers}
+            given, own = dict(rig.shares._trimmed_sizes), {name: rig.shares.replicas(name) for name in numbers}
             changes += sum(abs(given[name] - numbers[name]) for name in numbers)
             moves += sum(len(set(own[name]) - set(sets[name])) for name in numbers)
             owners = Counter(replica for name in numbers if given[name] for replica in own[name])

@@ -39,7 +39,7 @@ def placement(settings: Settings, **fields: Any) -> Placement:
 def joining() -> HealthRegistry:
     """Everybody is well, and one is kept back."""
     health = HealthRegistry()
-    health.hold_back(JOINING, back=True)
+    health.set_warming(JOINING, is_warming=True)
     return health
 
 

@@ -73,7 +73,7 @@ def test_whoever_has_next_to_no_weight_has_the_most_work(weight: float) -> None:
         book.dispatch(name, 100)
 
     assert candidates.order.least_loaded() == B
-    assert candidates.order.classes()[-1] == 1
+    assert candidates.order.work_classes()[-1] == 1
 
 
 def test_a_waiting_prompt_outweighs_a_running_answer() -> None:

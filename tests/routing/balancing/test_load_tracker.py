@@ -281,7 +281,7 @@ def test_a_rate_is_learnt_from_all_the_work_that_was_done_before_the_first_byte(
     book = LoadTracker(clock)
     book.dispatch(A, 8000)
     clock.now_s = 100.5
-    book.dispatch(A, 6000).answered(2.5, 6000, 1000)
+    book.dispatch(A, 6000).record_response(2.5, 6000, 1000)
 
     assert book.load(A).prefill.tokens_per_s == pytest.approx((4000 + 5000) / 2.5)
 
@@ -317,7 +317,7 @@ def test_the_first_token_of_a_later_request_tells_that_earlier_plain_ones_are_pr
     later.first_byte()
     assert held(book, A) == (4, 2500)  # of another stream its own first byte will tell
     assert (streamed.waiting_tokens, last.waiting_tokens) == (2000, 500)
-    last.answered()
+    last.record_response()
     last.end()
     assert held(book, A) == (3, 2000)
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.models import Models
+from routing.balancing.matching import Models, TaskGroupMatcher
 from routing.balancing.request import PlacementRequest
-from routing.balancing.task_groups import TaskGroupMatcher
 from routing.prompt.hashing import PrefixHasher
 from routing.schema import (
     Access,
@@ -42,7 +41,7 @@ def group(name: str, tier1: Tier1 | None = None, **match: Any) -> TaskGroupConfi
 def matched(groups: list[TaskGroupConfig], wanted: PlacementRequest, **fields: Any) -> tuple[str, MatchedBy]:
     """The group of a request and the rule that says so, in a pool of one model."""
     whole = config(replace(pool(models=("llama",), groups=groups), **fields))
-    found, by = TaskGroupMatcher(whole, HASHER).group(Models(whole).served(wanted.model), wanted)
+    found, by = TaskGroupMatcher(whole, HASHER).group(Models(whole).resolve(wanted.model), wanted)
     return found.name if found else "", by
 
 
@@ -79,7 +78,7 @@ def test_a_task_group_is_known_by_name_within_its_pool() -> None:
     models, matcher = Models(whole), TaskGroupMatcher(whole, HASHER)
 
     def found(model: str, name: str | None) -> TaskGroupConfig | None:
-        return matcher.group(models.served(model), request(model=model, group=name)).group
+        return matcher.group(models.resolve(model), request(model=model, group=name)).group
 
     assert found("llama", "support") is support
     assert found("mistral", "support") is None
@@ -165,7 +164,7 @@ def test_the_hash_that_would_claim_a_request_is_told_for_every_group() -> None:
     system = Tier1(boundary=Boundary.SYSTEM)
     whole = config(pool(models=("llama",), groups=[group("a"), TaskGroupConfig(name="b", tier1=system), group("c")]))
     wanted = request()
-    told = TaskGroupMatcher(whole, HASHER).tier1_hashes(Models(whole).served("llama"), wanted)
+    told = TaskGroupMatcher(whole, HASHER).tier1_hashes(Models(whole).resolve("llama"), wanted)
 
     assert told == {"a": HASHER.tier1(wanted.prompt, "llama"), "b": None, "c": HASHER.tier1(wanted.prompt, "llama")}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.balancing.models import MAX_STRANGE, Models, ServedModel
+from routing.balancing.matching import MAX_UNKNOWN, Models, ServedModel
 from routing.schema import Adapter, Alias, ConfigError, check_config
 from routing.types import UnknownModelError
 from tests.routing.building import config, pool, replicas
@@ -22,8 +22,8 @@ OTHER = pool(models=("mistral",), name="other", members=EMPTY)
 def test_a_model_belongs_to_the_pool_that_serves_it() -> None:
     models = Models(config(pool(models=("llama", "lora-a")), OTHER))
 
-    assert models.served("llama").pool.name == models.served("lora-a").pool.name == "chat"
-    assert models.served("mistral").pool.name == "other"
+    assert models.resolve("llama").pool.name == models.resolve("lora-a").pool.name == "chat"
+    assert models.resolve("mistral").pool.name == "other"
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_a_model_belongs_to_the_pool_that_serves_it() -> None:
     ],
 )
 def test_a_name_stands_for_a_model_and_perhaps_an_adapter(name: str | None, served: tuple[str, str, str]) -> None:
-    assert Models(config(LLAMA)).served(name) == ServedModel(LLAMA, *served)
+    assert Models(config(LLAMA)).resolve(name) == ServedModel(LLAMA, *served)
 
 
 def test_an_unknown_model_is_refused_by_name() -> None:
     with pytest.raises(UnknownModelError, match="`gpt`") as refused:
-        Models(config(LLAMA)).served("gpt")
+        Models(config(LLAMA)).resolve("gpt")
 
     assert refused.value.model == "gpt"
 
@@ -50,21 +50,21 @@ def test_an_unknown_model_is_refused_by_name() -> None:
 def test_a_pool_of_any_model_takes_the_rest() -> None:
     models = Models(config(pool(models=("llama",)), pool(name="rest", members=EMPTY)))
 
-    assert models.served("llama").pool.name == "chat"
-    assert models.served("gpt") == ServedModel(models.served(None).pool, "gpt", "gpt")
-    assert models.served(None).pool.name == "rest"
+    assert models.resolve("llama").pool.name == "chat"
+    assert models.resolve("gpt") == ServedModel(models.resolve(None).pool, "gpt", "gpt")
+    assert models.resolve(None).pool.name == "rest"
 
 
 def test_names_that_nobody_knows_are_remembered_up_to_a_number() -> None:
     models = Models(config(pool()))
-    for number in range(3 * MAX_STRANGE):
-        assert models.served(f"m{number}").model == models.served(f"m{number}").name == f"m{number}"
-        assert len(models._strange) <= MAX_STRANGE
+    for number in range(3 * MAX_UNKNOWN):
+        assert models.resolve(f"m{number}").model == models.resolve(f"m{number}").name == f"m{number}"
+        assert len(models._unknown) <= MAX_UNKNOWN
 
 
 def test_no_model_is_refused_where_it_could_be_any_of_several() -> None:
     with pytest.raises(UnknownModelError, match="No model was named"):
-        Models(config(LLAMA, OTHER)).served(None)
+        Models(config(LLAMA, OTHER)).resolve(None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.warm_up_prefixes import KEPT, OVERHEAD_BYTES, PopularPrefixes, PrefixKey, WarmUpPrompt
+from routing.balancing.warm_up_prefixes import MAX_PREFIXES, OVERHEAD_BYTES, PopularPrefixes, PrefixKey, WarmUpPrompt
 from routing.types import PrefixHash, ReplicaId
 
 HERE = ReplicaId("here")
@@ -41,13 +41,13 @@ def meet(
     for _ in range(times):
         if kept.count(key(number), now_s, Size(tokens)):
             asked += 1
-            kept.keep(key(number), cut(tokens, size))
+            kept.store(key(number), cut(tokens, size))
     return asked
 
 
 def order(kept: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_000_000) -> list[int]:
     """The tokens of what is chosen, in order."""
-    return [it.tokens for it, _ in kept.chosen(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
+    return [it.tokens for it, _ in kept.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
 
 
 def test_what_came_once_is_not_kept() -> None:
@@ -108,7 +108,7 @@ def test_each_of_several_homes_counts() -> None:
     meet(kept, 1, 2)
     ranks = [ReplicaId("a#0"), ReplicaId("a#1"), ReplicaId("a#2")]
 
-    assert [home for _, home in kept.chosen(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
+    assert [home for _, home in kept.select(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
 
 
 @given(
@@ -120,16 +120,16 @@ def test_memory_is_bounded_in_bytes_and_in_number(traffic: list[tuple[int, int]]
     for now_s, (number, size) in enumerate(traffic):
         meet(kept, number, 2, now_s=now_s, size=size)
         assert kept.bytes <= max_bytes
-    assert sum(it.bytes for it, _ in kept.chosen(lambda *_: [HERE], 10_000, 10**9)) == kept.bytes
+    assert sum(it.bytes for it, _ in kept.select(lambda *_: [HERE], 10_000, 10**9)) == kept.bytes
 
 
 def test_ever_new_openings_are_forgotten() -> None:
     kept = openings(1 << 30)
-    for number in range(10 * KEPT):
+    for number in range(10 * MAX_PREFIXES):
         meet(kept, number, 2)
 
-    assert len(kept) <= 2 * KEPT
-    assert kept.bytes <= 2 * KEPT * (100 + OVERHEAD_BYTES)
+    assert len(kept) <= 2 * MAX_PREFIXES
+    assert kept.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
 
 
 def test_what_had_to_go_is_asked_for_again_when_it_has_come_twice_as_often() -> None:
@@ -188,6 +188,6 @@ def test_a_body_that_comes_late_is_no_harm(known: bool) -> None:
     if known:
         meet(kept, 1, 2)
     before = kept.bytes
-    kept.keep(key(1), cut(100))
+    kept.store(key(1), cut(100))
 
     assert kept.bytes == before

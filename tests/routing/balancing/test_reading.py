@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.request import reduced
+from routing.balancing.request import reduce_body
 from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.parsing import parse_body
@@ -48,7 +48,7 @@ def verdict(body: ParsedBody, caps: Caps) -> Any:
 def test_caps_judge_a_reduced_body_as_the_whole_one(path: str, members: dict[str, Any], caps: Caps) -> None:
     body = parse_body(path, json.dumps(members).encode())
 
-    assert verdict(pickle.loads(pickle.dumps(reduced(body))), caps) == verdict(body, caps)
+    assert verdict(pickle.loads(pickle.dumps(reduce_body(body))), caps) == verdict(body, caps)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_caps_judge_a_reduced_body_as_the_whole_one(path: str, members: dict[str
     ],
 )
 def test_a_reduced_body_is_small(path: str, members: dict[str, Any]) -> None:
-    assert len(pickle.dumps(reduced(parse_body(path, json.dumps(members).encode())))) < 1000
+    assert len(pickle.dumps(reduce_body(parse_body(path, json.dumps(members).encode())))) < 1000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.allocation import GAIN, LOSE, divided, stepped, trimmed
+from routing.balancing.allocation import GAIN, LOSE, allocate, next_size, trim_sizes
 from routing.balancing.shared_rings import shared_ring
 from routing.prompt.hashing import PrefixHasher
 from routing.types import ReplicaId
@@ -26,7 +26,7 @@ def plan(
 ) -> dict[str, list[ReplicaId]]:
     ring = shared_ring(weights).ring
     orders = {key: list(ring.walk(HASHER.group("chat", key))) for key in sizes}
-    return divided(dict(sorted(sizes.items())), orders, weights, owners or {})
+    return allocate(dict(sorted(sizes.items())), orders, weights, owners or {})
 
 
 def equal(count: int) -> dict[ReplicaId, float]:
@@ -39,18 +39,18 @@ def equal(count: int) -> dict[ReplicaId, float]:
 @given(st.integers(0, 20), st.floats(-2, 2))
 def test_a_size_is_kept_while_the_share_is_near_it_and_is_at_least_one(before: int, beyond: float) -> None:
     wanted = max(0.0, before + beyond)
-    size = stepped(before, wanted)
+    size = next_size(before, wanted)
 
     assert size >= 1
     if before and before - LOSE <= wanted < before + GAIN:
         assert size == before
-    assert stepped(size, wanted) == size  # asked again by the same share, nobody changes
+    assert next_size(size, wanted) == size  # asked again by the same share, nobody changes
     assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
 
 
 @given(wanted_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
 def test_what_is_too_much_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
-    fitting = trimmed(sizes, floors, count)
+    fitting = trim_sizes(sizes, floors, count)
 
     assert all(min(size, max(1, floors.get(key, 0))) <= fitting[key] <= size for key, size in sizes.items())
     if sum(sizes.values()) <= count:
@@ -137,7 +137,7 @@ def test_unequal_replicas_count_by_their_weight() -> None:
 @given(wanted_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
 def test_unequal_replicas_are_nobodys_twice_where_there_are_enough(sizes: dict[str, int], listed: list[float]) -> None:
     weights = dict(zip(names(len(listed)), listed, strict=True))
-    sizes = trimmed(sizes, {}, len(listed))
+    sizes = trim_sizes(sizes, {}, len(listed))
     sets = plan(sizes, weights)
     owners = Counter(replica for own in sets.values() for replica in own)
     short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(listed) * (1 - 1e-6)]

@@ -24,14 +24,14 @@ def chain(prompt: Prompt) -> list[int]:
 def held(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
     """Blocks of a prompt that each of the replicas holds."""
     match = residency.match(chain(prompt))
-    found = [residency.holding(replica) for replica in replicas]
+    found = [residency.replica(replica) for replica in replicas]
     return [match.tokens(holding.bit, 1_000_000) // residency.block_tokens if holding else 0 for holding in found]
 
 
 def filled(capacity: int = ROOMY, **bounds) -> Residency:
     residency = Residency(block_tokens=1, **{"run_tokens": 4, **bounds})
     for replica in (A, B, C):
-        residency.settle(replica, capacity)
+        residency.add_replica(replica, capacity)
     return residency
 
 
@@ -56,7 +56,7 @@ def test_no_replica_holds_more_than_its_capacity_and_the_books_balance(sent, cap
     for at, (replica, prompt) in enumerate(sent):
         residency.insert(replica, chain(prompt), float(at))
 
-        holdings = [residency.holding(name) for name in (A, B, C)]
+        holdings = [residency.replica(name) for name in (A, B, C)]
         assert all(holding.blocks <= capacity for holding in holdings)
         assert all(holding.blocks == sum(run.length for run in holding.runs) for holding in holdings)
         assert len(residency) == sum(len(holding.runs) for holding in holdings)
@@ -86,7 +86,7 @@ def test_what_was_asked_before_changes_nothing_about_what_is_entered(steps, capa
 
     assert (len(asked), asked.runs) == (len(quiet), quiet.runs)
     for name in (A, B):
-        one, other = asked.holding(name), quiet.holding(name)
+        one, other = asked.replica(name), quiet.replica(name)
         assert [(list(run.hashes), use.used_s) for run, use in one.runs.items()] == [
             (list(run.hashes), use.used_s) for run, use in other.runs.items()
         ]
@@ -154,14 +154,14 @@ def test_all_replicas_together_are_bounded() -> None:
         assert len(residency) <= 50
         assert residency.runs <= 50
 
-    assert all(residency.holding(replica).runs for replica in (A, B, C))
+    assert all(residency.replica(replica).runs for replica in (A, B, C))
 
 
 def test_ever_new_prompts_leave_no_more_behind_than_the_bound() -> None:
     """R21 in short, of what grows with prompts."""
     residency, rng = Residency(block_tokens=64, max_entries=1000), random.Random(7)
     for replica in (A, B, C):
-        residency.settle(replica)
+        residency.add_replica(replica)
     for number in range(60_000):
         residency.insert((A, B, C)[number % 3], [rng.getrandbits(64) for _ in range(17)], float(number) / 1000)
 
@@ -174,7 +174,7 @@ def test_a_request_that_came_to_nothing_takes_back_what_it_brought() -> None:
     stay = residency.insert(A, chain([1] * 4 + [2] * 4), 2.0)
     assert held(residency, [1] * 4 + [2] * 4, A) == [8]
 
-    stay.take_back()
+    stay.roll_back()
     assert held(residency, [1] * 4 + [2] * 4, A) == [4]
 
 
@@ -182,7 +182,7 @@ def test_what_others_prompts_parted_meanwhile_is_taken_back_whole() -> None:
     residency = filled()
     stay = residency.insert(A, chain([1] * 4), 1.0)
     residency.insert(B, chain([1, 1]), 2.0)
-    stay.take_back()
+    stay.roll_back()
 
     assert held(residency, [1] * 4, A, B) == [0, 2]
 
@@ -192,7 +192,7 @@ def test_a_head_that_was_parted_from_what_proved_cold_goes_with_it() -> None:
     residency.insert(A, chain([1] * 4), 1.0)
     residency.insert(A, chain([2] * 4), 2.0)
     residency.insert(B, chain([1, 1]), 3.0)
-    residency.holding(A).evict_until(1.0)
+    residency.replica(A).evict_until(1.0)
 
     assert held(residency, [1] * 4, A, B) == [0, 2]
     assert held(residency, [2] * 4, A) == [4]
@@ -207,27 +207,27 @@ def test_a_run_that_others_split_is_evicted_before_the_runs_in_front_of_it() -> 
         residency.insert(A, chain([number] * 4), float(number))
 
     assert held(residency, [1] * 8, A) == [4]
-    assert {run.length for run in residency.holding(A).runs} == {4}
+    assert {run.length for run in residency.replica(A).runs} == {4}
 
 
 @pytest.mark.parametrize("holders", [1, 3, 40])
 def test_a_run_parts_at_all_who_hold_it_whether_few_or_many(holders: int) -> None:
     residency, everybody = Residency(block_tokens=1, run_tokens=4), names(40)
     for replica in everybody:
-        residency.settle(replica, ROOMY)
+        residency.add_replica(replica, ROOMY)
     for replica in everybody[:holders]:
         residency.insert(replica, chain([1] * 4), 1.0)
     residency.insert(everybody[-1], chain([1, 1, 2]), 2.0)
 
     assert held(residency, [1] * 4, *everybody[: min(holders, 39)]) == [4] * min(holders, 39)
-    assert len(residency) == sum(len(residency.holding(replica).runs) for replica in everybody)
+    assert len(residency) == sum(len(residency.replica(replica).runs) for replica in everybody)
 
 
 def test_what_another_request_used_since_is_not_taken_back() -> None:
     residency = filled()
     stay = residency.insert(A, chain([1] * 4), 1.0)
     residency.insert(A, chain([1] * 4), 2.0)
-    stay.take_back()
+    stay.roll_back()
 
     assert held(residency, [1] * 4, A) == [4]
 
@@ -236,12 +236,12 @@ def test_a_replica_that_leaves_takes_only_its_own_along_and_its_bit_is_given_ane
     residency = filled()
     for replica in (A, B):
         residency.insert(replica, chain([1] * 4), 1.0)
-    bit = residency.holding(A).bit
+    bit = residency.replica(A).bit
     residency.forget_all_but([B, C])
 
     assert held(residency, [1] * 4, A, B) == [0, 4]
-    residency.settle("new", ROOMY)
-    assert residency.holding("new").bit == bit
+    residency.add_replica("new", ROOMY)
+    assert residency.replica("new").bit == bit
     assert held(residency, [1] * 4, "new", B) == [0, 4]
 
 

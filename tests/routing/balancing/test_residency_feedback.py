@@ -13,7 +13,7 @@ from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, 
 from routing.types import Reason
 from tests.routing.building import config, pool, request, told
 
-LONG = "A long document. " * 1000
+LONG_TOKENS = "A long document. " * 1000
 COSTS = pool(LowestCostSettings())
 
 
@@ -25,10 +25,10 @@ class Rig:
         self.loads, self.residency = LoadTracker(lambda: self.now_s), Residency()
         self.placement = Placement(config(*pools), self.loads, residency=self.residency)
 
-    def decide(self, text: str = LONG, **what) -> Decision:
+    def decide(self, text: str = LONG_TOKENS, **what) -> Decision:
         return self.placement.decide(request(text, **what), HealthRegistry())
 
-    def send(self, text: str = LONG, **what):
+    def send(self, text: str = LONG_TOKENS, **what):
         self.now_s += 10.0
         decision = self.decide(text, **what)
         return decision, self.placement.dispatch(decision)
@@ -44,7 +44,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
     ticket = rig.send()[1]
     assert ticket.load.waiting_tokens == prompt_tokens  # what never ended well was taken back
 
-    ticket.answered(1.0, prompt_tokens, 0)
+    ticket.record_response(1.0, prompt_tokens, 0)
     ticket.end()
     second, ticket = rig.send()
     assert (second.reason, second.choice.target) == (Reason.HIT, first.choice.target)
@@ -63,7 +63,7 @@ def test_what_had_its_first_byte_stays_though_the_client_left() -> None:
 def test_answers_teach_how_fast_a_replica_prefills() -> None:
     rig = Rig(COSTS)
     decision, ticket = rig.send()
-    ticket.answered(0.5, 5000, 1000)
+    ticket.record_response(0.5, 5000, 1000)
 
     assert rig.loads.load(decision.choice.target).prefill.tokens_per_s == pytest.approx(8000)
 
@@ -72,7 +72,7 @@ def test_answers_teach_how_fast_a_replica_prefills() -> None:
 def test_an_answer_that_leaves_something_out_teaches_nothing(said) -> None:
     rig = Rig(COSTS)
     ticket = rig.send()[1]
-    ticket.answered(*said)
+    ticket.record_response(*said)
 
     assert ticket.load.prefill.samples == 0
 
@@ -109,7 +109,7 @@ def test_what_is_held_outlives_a_configuration() -> None:
 
 def test_a_burst_of_one_cold_prefix_stays_together_until_it_costs_too_much() -> None:
     rig = Rig(COSTS)
-    sent = [rig.send(LONG + str(number))[0].choice.target for number in range(20)]
+    sent = [rig.send(LONG_TOKENS + str(number))[0].choice.target for number in range(20)]
 
     assert len(set(sent)) == 1
 

@@ -49,7 +49,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS))
     def joins(self, replica: ReplicaId) -> None:
-        self.residency.settle(replica)
+        self.residency.add_replica(replica)
         self.held.setdefault(replica, {})
 
     @rule(replica=st.sampled_from(REPLICAS))
@@ -71,14 +71,14 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @rule(one=consumes(sent))
     def comes_to_nothing(self, one: Sent) -> None:
-        one.stay.take_back()
+        one.stay.roll_back()
         for block in one.fresh:
             if one.held.get(block) == one.at_s:
                 del one.held[block]
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
     def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
-        holding, held = self.residency.holding(replica), self.held.get(replica, {})
+        holding, held = self.residency.replica(replica), self.held.get(replica, {})
         if holding is not None:
             holding.evict_until(self.now_s - ago_s)
         for block in [block for block, used_s in held.items() if used_s <= self.now_s - ago_s]:
@@ -89,14 +89,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         for hashes in self.chains:
             match = self.residency.match(hashes)
             for replica, held in self.held.items():
-                holding = self.residency.holding(replica)
+                holding = self.residency.replica(replica)
                 assert holding is not None
                 expected = next((at for at, block in enumerate(hashes) if block not in held), len(hashes))
                 assert match.tokens(holding.bit, 1_000_000) == expected, (replica, hashes)
 
     @invariant()
     def the_books_balance(self) -> None:
-        holdings = [self.residency.holding(replica) for replica in self.held]
+        holdings = [self.residency.replica(replica) for replica in self.held]
         assert len(self.residency) == sum(len(holding.runs) for holding in holdings if holding)
         assert len({holding.bit for holding in holdings if holding}) == len(self.held)
         for holding in holdings:
@@ -120,7 +120,7 @@ class CrowdedMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), capacity=st.integers(1, 20))
     def joins(self, replica: ReplicaId, capacity: int) -> None:
-        self.residency.settle(replica, capacity)
+        self.residency.add_replica(replica, capacity)
 
     @rule(replica=st.sampled_from(REPLICAS))
     def leaves(self, replica: ReplicaId) -> None:
@@ -146,7 +146,7 @@ class CrowdedMachine(RuleBasedStateMachine):
 
     @rule(one=consumes(sent))
     def comes_to_nothing(self, one: RequestResidency) -> None:
-        one.take_back()
+        one.roll_back()
 
     @rule(one=consumes(sent), cached=st.integers(0, 12), generated=st.integers(0, 6) | st.none())
     def is_answered(self, one: RequestResidency, cached: int, generated: int | None) -> None:
@@ -154,7 +154,7 @@ class CrowdedMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
     def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
-        if holding := self.residency.holding(replica):
+        if holding := self.residency.replica(replica):
             holding.evict_until(self.now_s - ago_s)
 
     @invariant()
@@ -185,7 +185,7 @@ class CrowdedMachine(RuleBasedStateMachine):
             assert all(run.mask & holding.bit for run in holding.runs)
 
     def holdings(self) -> list[ReplicaBlocks]:
-        found = (self.residency.holding(replica) for replica in REPLICAS)
+        found = (self.residency.replica(replica) for replica in REPLICAS)
         return [holding for holding in found if holding is not None]
 
 

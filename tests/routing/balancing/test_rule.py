@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from routing.balancing.candidates import FEW, SHARE, WORTH, Candidates
+from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS, Candidates
 from routing.balancing.cost import (
     CHOICES,
-    LEEWAY,
-    LONG,
+    LONG_TOKENS,
     MAX_COMPARED,
-    MAX_LEEWAY,
+    MAX_TIE_TOKENS,
     STEP_S,
+    TIE_RATIO,
     TIE_S,
     CostRule,
     preferred_key,
@@ -55,13 +55,13 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
         return sum(requests) + REQUEST_TOKENS * len(requests) + price * (tokens - 10 * longest[number])
 
     def too_many(number: int) -> float:
-        return max(0.0, len([at for at, _ in waiting if at == number]) - SHARE * len(waiting) / 4 - FEW)
+        return max(0.0, len([at for at, _ in waiting if at == number]) - FAIR_RATIO * len(waiting) / 4 - MIN_EXCESS)
 
     choice = fleet.choose(tokens, alpha)
     chosen = fleet.names.index(choice.target)
     least = min(map(cost, range(4)))
-    tie = TIE_TOKENS + min(LEEWAY * tokens, MAX_LEEWAY)
-    given_up = max(WORTH * too_many(at) for at in range(4) if cost(at) <= least + tie)
+    tie = TIE_TOKENS + min(TIE_RATIO * tokens, MAX_TIE_TOKENS)
+    given_up = max(EXCESS_TOKENS * too_many(at) for at in range(4) if cost(at) <= least + tie)
     assert cost(chosen) <= least + 2 * tie + given_up
     assert choice.hit_tokens == 10 * longest[chosen]
     holds_most = longest[chosen] == max(longest)
@@ -171,7 +171,7 @@ def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_ma
     assert busy.choose(8000).target != home
 
 
-@pytest.mark.parametrize("tokens", [100, LONG + 1])
+@pytest.mark.parametrize("tokens", [100, LONG_TOKENS + 1])
 def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -> None:
     idle, busy = Fleet(4), Fleet(4)
     home = idle.choose(tokens).target
@@ -314,7 +314,7 @@ def test_by_rate_a_replica_that_starts_slowly_counts_as_slower() -> None:
     """At a quarter of its share it gets a prompt when the others have four times the work; weights say nothing."""
     book, (a, b) = LoadTracker(lambda: 0.0), names(2)
     residency = Residency(block_tokens=10)
-    bits = {name: residency.settle(name).bit for name in (a, b)}
+    bits = {name: residency.add_replica(name).bit for name in (a, b)}
     candidates = Candidates({a: 0.5, b: 1.0}, book, bits=bits, shares={a: 0.25})
     rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
 

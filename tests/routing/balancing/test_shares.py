@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routing.balancing.allocation import KEPT, Shares
+from routing.balancing.allocation import MAX_KEYS, Shares
 
 
 def counted(keys, half_life: float = 1e6) -> Shares:
@@ -43,5 +43,5 @@ def test_however_many_keys_there_are_few_are_counted_and_heavy_ones_among_them()
         shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64))
         most = max(most, len(shares))
 
-    assert most <= 2 * KEPT + 1
+    assert most <= 2 * MAX_KEYS + 1
     assert [key for key, _ in shares.above(0.03)] == [7]

@@ -18,7 +18,7 @@ SPREAD = 0x9E3779B97F4A7C15  # makes keys of numbers
 
 def fleet() -> tuple[Candidates, LoadTracker]:
     book, residency = LoadTracker(lambda: 0.0), Residency()
-    bits = {name: residency.settle(name).bit for name in FLEET}
+    bits = {name: residency.add_replica(name).bit for name in FLEET}
     return Candidates(dict.fromkeys(FLEET, 1.0), book, bits=bits), book
 
 

@@ -18,7 +18,7 @@ def chain(blocks: int, salt: int = 0) -> list[int]:
 def residency_of(tokens: int) -> Residency:
     residency = Residency(block_tokens=BLOCK, run_tokens=4 * BLOCK)
     for replica in (A, B):
-        residency.settle(replica, tokens)
+        residency.add_replica(replica, tokens)
     return residency
 
 
@@ -33,11 +33,11 @@ def sent(residency: Residency, blocks: int, at_s: float, salt: int = 0) -> Reque
 
 def predicted(residency: Residency, blocks: int, salt: int = 0, replica: str = A) -> int:
     match = residency.match(chain(blocks, salt))
-    return match.tokens(residency.holding(replica).bit, BLOCK * blocks)
+    return match.tokens(residency.replica(replica).bit, BLOCK * blocks)
 
 
 def balanced(residency: Residency) -> bool:
-    holdings = [residency.holding(replica) for replica in (A, B)]
+    holdings = [residency.replica(replica) for replica in (A, B)]
     in_runs = all(holding.blocks == sum(run.length for run in holding.runs) for holding in holdings)
     return in_runs and len(residency) == sum(len(holding.runs) for holding in holdings)
 
@@ -82,7 +82,7 @@ def test_what_the_longer_prompt_stands_for_takes_no_room_twice() -> None:
     grown(found, 8, finds=True)
     grown(lost, 8, finds=False)
 
-    assert lost.holding(A).blocks - found.holding(A).blocks >= 7 * 4
+    assert lost.replica(A).blocks - found.replica(A).blocks >= 7 * 4
     assert balanced(found)
     assert balanced(lost)
 
@@ -91,7 +91,7 @@ def test_a_request_that_came_to_nothing_leaves_no_tail() -> None:
     residency = residency_of(100_000)
     turn(residency, 4, 0.0, cached=0, generated=35)
     before = len(residency)
-    sent(residency, 6, 1.0, salt=9).take_back()
+    sent(residency, 6, 1.0, salt=9).roll_back()
 
     assert len(residency) == before
     assert balanced(residency)
@@ -104,7 +104,7 @@ def test_two_replicas_hold_the_same_tail_and_either_may_lose_it() -> None:
             residency.insert(replica, chain(4), at_s, 45).confirm(45, 0, 35)
     assert balanced(residency)
     residency.forget_all_but([B])
-    residency.settle(A, 100_000)
+    residency.add_replica(A, 100_000)
 
     assert predicted(residency, 6) == 0
     assert balanced(residency)
@@ -113,10 +113,10 @@ def test_two_replicas_hold_the_same_tail_and_either_may_lose_it() -> None:
 def test_what_prompts_share_of_the_block_where_they_part_is_predicted_of_the_next() -> None:
     residency = residency_of(100_000)
     residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
-    assert residency.match([*chain(4), 3, 4]).tokens(residency.holding(A).bit, 65) == 40
+    assert residency.match([*chain(4), 3, 4]).tokens(residency.replica(A).bit, 65) == 40
     residency.insert(A, [*chain(4), 3, 4], 1.0, 65).confirm(65, 48)
 
-    assert residency.match([*chain(4), 5, 6]).tokens(residency.holding(A).bit, 65) == 48
+    assert residency.match([*chain(4), 5, 6]).tokens(residency.replica(A).bit, 65) == 48
 
 
 @pytest.mark.parametrize("cached", [0, 65])
@@ -125,7 +125,7 @@ def test_a_prefix_that_was_evicted_or_is_longer_than_believed_says_nothing_of_wh
     residency.insert(A, [*chain(1), 1, 2], 0.0, 65).confirm(65, 0)
     residency.insert(A, [*chain(1), 3, 4], 1.0, 65).confirm(65, cached)
 
-    assert residency.match([*chain(1), 5, 6]).tokens(residency.holding(A).bit, 65) == 10
+    assert residency.match([*chain(1), 5, 6]).tokens(residency.replica(A).bit, 65) == 10
 
 
 def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> None:
@@ -135,19 +135,19 @@ def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> 
     residency.insert(B, [*chain(2), *chain(3, salt=2)], 2.0, 55)
 
     asked = residency.match(chain(4))
-    assert asked.tokens(residency.holding(A).bit, 40) == 40
-    assert asked.tokens(residency.holding(B).bit, 40) == 27
+    assert asked.tokens(residency.replica(A).bit, 40) == 40
+    assert asked.tokens(residency.replica(B).bit, 40) == 27
 
 
 def test_the_room_in_blocks_follows_the_tokens_of_a_block() -> None:
     residency = residency_of(400)
     for number in range(10):
         residency.insert(A, chain(4, number), float(number), 40)
-    assert residency.holding(A).blocks == 40
+    assert residency.replica(A).blocks == 40
     residency.resize(A, 20)
     residency.insert(A, chain(4, 10), 10.0, 40)
 
-    assert residency.holding(A).capacity == 20
-    assert residency.holding(A).blocks == 20
+    assert residency.replica(A).capacity == 20
+    assert residency.replica(A).blocks == 20
     residency.resize(A, 5)
-    assert residency.holding(A).capacity == 80
+    assert residency.replica(A).capacity == 80

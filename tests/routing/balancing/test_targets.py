@@ -56,7 +56,7 @@ def test_each_rank_has_its_own_load_and_its_own_cache() -> None:
     assert {book.load(target.id).running for target in targets_of(WIDE)} == {1}
 
     for ticket in tickets:
-        ticket.answered()
+        ticket.record_response()
         ticket.end()
     again = [placement.decide(request(prompt=prompt), health) for prompt in prompts]
     assert all(decision.choice.hit_tokens for decision in again)

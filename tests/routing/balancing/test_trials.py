@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.canary import Arm, ArmReason
 from routing.balancing.decision import Decision
 from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
+from routing.balancing.routes import Arm, ArmReason
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.proxy.admission import NO_PROMPT
 from routing.schema import (
@@ -72,7 +72,7 @@ def revision(where: Placement, text: str = "Hello", **what: Any) -> int:
 
 
 def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
-    found = where.verdict(where.decide(wanted, HealthRegistry()), wanted)
+    found = where.canary_verdict(where.decide(wanted, HealthRegistry()), wanted)
     assert found is not None
     return found.why
 
@@ -190,14 +190,14 @@ def test_the_verdict_says_what_happens(text: str, share: float) -> None:
     where = placement(trying(share))
     wanted = request(text)
     decision = where.decide(wanted, HealthRegistry())
-    said = where.verdict(decision, wanted)
+    said = where.canary_verdict(decision, wanted)
 
     assert said is not None
     assert said.place is not None
     assert (said.in_force, said.on_trial, said.share) == (IN_FORCE, TRIED, share)
     assert 0.0 <= said.place <= 1.0
     is_tried = decision.policy.revision == TRIED
-    assert (said.arm is Arm.TRIAL) == is_tried
+    assert (said.arm is Arm.CANARY) == is_tried
     assert said.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
     assert decision.route.arm is said.arm
 
@@ -207,7 +207,7 @@ def test_without_a_trial_there_is_no_arm() -> None:
     decision = decided(where)
 
     assert decision.route.arm is None
-    assert where.verdict(decision, request()) is None
+    assert where.canary_verdict(decision, request()) is None
 
 
 # --- what both share, and what is kept ---------------------------------------------------------------

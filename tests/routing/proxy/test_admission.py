@@ -226,7 +226,7 @@ def test_one_session_id_is_another_session_for_every_tenant() -> None:
         request = Request(RequestHead(b"POST", CHAT, http11=True), asking(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret, shared=None)
         wanted = admitted_request(request, admission)
-        served = placement.models.served(wanted.model)
+        served = placement.models.resolve(wanted.model)
         sessions.append(RequestKeys(wanted, served, PrefixHasher(SECRET), Tier1(), TokenRatio()).session)
     assert None not in sessions
     assert len(set(sessions)) == 2

@@ -236,7 +236,7 @@ class Fleet:
         record, ticket, replica = self._running.pop(sequence)
         if replica.tells_usage:
             record.prompt_tokens, record.cached_tokens = sequence.prompt_tokens, sequence.cached_tokens
-            ticket.answered(record.ttft_s, record.prompt_tokens, record.cached_tokens)
+            ticket.record_response(record.ttft_s, record.prompt_tokens, record.cached_tokens)
         ticket.end()
         self._told(record, Outcome.OK)
 

@@ -11,12 +11,13 @@ from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.strategies.hashing import PrefixHashStrategy, SessionAffinity
 from routing.balancing.strategies.strategy import Strategy
+from routing.schema import PrefixHashSettings, SessionAffinitySettings
 from routing.types import PrefixHash, Reason
 from tests.routing.building import FixedKeys, names
 
 WEIGHTS = dict.fromkeys(names(5), 1.0)
 RING = HashRing(WEIGHTS)
-BOTH = [SessionAffinity(RING, load_factor=2.0, min_bound=4), PrefixHashStrategy(RING, load_factor=2.0, min_bound=4)]
+BOTH = [SessionAffinity(RING, SessionAffinitySettings()), PrefixHashStrategy(RING, PrefixHashSettings())]
 
 both = pytest.mark.parametrize("strategy", BOTH, ids=lambda strategy: type(strategy).__name__)
 
@@ -51,7 +52,7 @@ def test_a_full_home_spills(strategy: Strategy) -> None:
         book.dispatch(first, 10)
     choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, book))
 
-    assert (choice.target, choice.reason, choice.refused) == (second, Reason.SPILL, (first,))
+    assert (choice.target, choice.reason, choice.skipped) == (second, Reason.SPILL, (first,))
 
 
 @both

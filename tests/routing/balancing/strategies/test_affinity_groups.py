@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.strategies.affinity_groups import PLANS, AffinityGroups, jump
+from routing.balancing.strategies.affinity_groups import PLANS, AffinityGroups, jump_hash
 from routing.schema import AffinityGroupsSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names
@@ -105,7 +105,7 @@ def test_a_conversation_stays_on_one_of_the_replicas_until_it_pays_to_move() -> 
 
     rig.book.dispatch(first.target, 10_000)
     moved = rig.send(HOT, 5)
-    assert (moved.reason, moved.refused) == (Reason.SPILL, (first.target,))
+    assert (moved.reason, moved.skipped) == (Reason.SPILL, (first.target,))
     assert moved.target in rig.strategy.plan()[HOT]
 
 
@@ -136,7 +136,7 @@ def test_how_much_of_a_replicas_traffic_a_conversation_is_goes_by_the_replicas_o
 
 def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() -> None:
     rig = Rig(8)
-    holders = rig.candidates.only(rig.names[:3])  # of an adapter
+    holders = rig.candidates.subset(rig.names[:3])  # of an adapter
     rig.traffic(4000, {HOT: 0.52})
     plan = rig.strategy.plan()
     for _ in range(300):
@@ -153,7 +153,7 @@ def test_requests_that_may_use_fewer_replicas_change_nothing_for_the_others() ->
 def test_plans_of_replicas_that_are_there_no_more_are_let_go() -> None:
     rig = Rig(8)
     for number in range(5 * PLANS):
-        rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.only(rig.names[number % 8 :]))
+        rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.subset(rig.names[number % 8 :]))
 
     assert len(rig.strategy._plans) <= PLANS
 
@@ -181,7 +181,7 @@ def test_a_prompt_without_an_opening_goes_to_the_least_loaded() -> None:
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 50))
 def test_a_jump_hash_moves_a_key_only_to_the_new_bucket(key: int, buckets: int) -> None:
-    before, after = jump(key, buckets), jump(key, buckets + 1)
+    before, after = jump_hash(key, buckets), jump_hash(key, buckets + 1)
 
     assert 0 <= before < buckets
     assert after in {before, buckets}
@@ -189,6 +189,6 @@ def test_a_jump_hash_moves_a_key_only_to_the_new_bucket(key: int, buckets: int) 
 
 def test_a_jump_hash_is_even() -> None:
     rng = random.Random(1)
-    counts = Counter(jump(rng.getrandbits(64), 7) for _ in range(7000))
+    counts = Counter(jump_hash(rng.getrandbits(64), 7) for _ in range(7000))
 
     assert all(count == pytest.approx(1000, rel=0.15) for count in counts.values())

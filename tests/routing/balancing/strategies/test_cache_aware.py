@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.cost import CostRule
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
-from routing.balancing.strategies.cache_aware import CacheAware
+from routing.balancing.strategies.cached_prefix import CacheAware
+from routing.schema import CacheAwareSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names
 
@@ -21,10 +21,10 @@ class Rig:
         self.book = LoadTracker(lambda: 0.0)
         self.residency = Residency(block_tokens=10)
         weights = dict.fromkeys((A, B, C, D), 1.0)
-        bits = {name: self.residency.settle(name).bit for name in weights}
+        bits = {name: self.residency.add_replica(name).bit for name in weights}
         self.candidates = Candidates(weights, self.book, bits=bits)
-        by_load = CostRule(HashRing(weights), 0.0, by_rate=False)
-        self.strategy = CacheAware(by_load, self.residency, min_hit_ratio, load_factor, 2)
+        settings = CacheAwareSettings(min_hit_ratio=min_hit_ratio, load_factor=load_factor, min_bound=2)
+        self.strategy = CacheAware(HashRing(weights), self.residency, settings)
 
     def hold(self, blocks: int, *replicas: str) -> None:
         for replica in replicas:
@@ -52,12 +52,12 @@ def test_where_the_preferred_is_full_the_next_shorter_opening_follows_then_the_l
     rig.hold(8, A)
     rig.hold(5, B)
     rig.run(A, 20)
-    assert (rig.choose().target, rig.choose().refused, rig.choose().hit_tokens) == (B, (A,), 50)
+    assert (rig.choose().target, rig.choose().skipped, rig.choose().hit_tokens) == (B, (A,), 50)
 
     rig.run(B, 20)
     rig.run(C, 1)
     spilled = rig.choose()
-    assert (spilled.target, spilled.reason, spilled.refused, spilled.hit_tokens) == (D, Reason.SPILL, (A, B), 0)
+    assert (spilled.target, spilled.reason, spilled.skipped, spilled.hit_tokens) == (D, Reason.SPILL, (A, B), 0)
 
 
 def test_one_hot_replica_does_not_turn_affinity_off_for_others() -> None:

@@ -37,7 +37,7 @@ def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings
     for router, texts in ((one, ["first"]), (other, ["second", "third"])):
         for text in texts:
             ticket = router.dispatch(router.decide(request(system + text), HealthRegistry()))
-            ticket.answered()
+            ticket.record_response()
             ticket.end()
     chosen = {
         router.decide(request(system + "and now? " * 100), HealthRegistry()).choice.target for router in (one, other)
@@ -63,7 +63,7 @@ def test_a_conversation_comes_back_to_where_it_was(settings) -> None:
         decision = router.decide(request(text), HealthRegistry())
         ticket = router.dispatch(decision)
         ticket.first_byte()
-        ticket.answered()
+        ticket.record_response()
         ticket.end()
         preferred_replicas.add(decision.choice.target)
         text += "And what then? " * 30
@@ -79,8 +79,8 @@ def test_an_explanation_shows_what_was_compared_and_agrees_with_the_choice(setti
     home = router.decide(request(text), HealthRegistry())
     router.dispatch(home).first_byte()
     decision = router.decide(request(text + "What does it say?"), HealthRegistry())
-    explained = decision.explained()
-    shown = dict(zip(explained.targets, explained.weighed, strict=True))
+    explained = decision.candidate_costs()
+    shown = dict(zip(explained.targets, explained.estimates, strict=True))
     assert shown.keys() == {replica.name for replica in replicas(4)}
 
     chosen = shown.pop(decision.choice.target)

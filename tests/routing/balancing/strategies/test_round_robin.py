@@ -61,7 +61,7 @@ def test_a_new_configuration_goes_on_with_the_turns_of_those_that_stay_and_remem
     met += turns(after, among(A, B, D), 300)
 
     assert met[3] not in met[4:6]  # it had its turn just before, so the others come first
-    assert set(after._known) == {A, B, D}
+    assert set(after._last_turns) == {A, B, D}
     assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
 
 

@@ -7,6 +7,7 @@ from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.strategies.hashing import Tiered
+from routing.schema import TieredSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names
 
@@ -16,7 +17,7 @@ hashes = st.integers(0, 2**64 - 1)
 
 
 def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
-    return Tiered(RING, replicas, 1.0, min_bound)
+    return Tiered(RING, TieredSettings(replicas=replicas, load_factor=1.0, min_bound=min_bound))
 
 
 @given(opening=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
@@ -39,7 +40,7 @@ def test_where_all_of_them_are_full_the_openings_next_home_follows(opening: int,
     choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, book))
 
     assert (choice.target, choice.reason) == (preferred_replicas[3], Reason.SPILL)
-    assert set(choice.refused) == set(preferred_replicas[:3])
+    assert set(choice.skipped) == set(preferred_replicas[:3])
 
 
 @given(opening=hashes, conversation=hashes)
