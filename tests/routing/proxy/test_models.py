@@ -132,7 +132,7 @@ async def test_a_replica_tells_which_adapters_it_holds_and_is_believed_until_it_
         health = harness.router.balancer.health
 
         def holders() -> list[bool]:
-            return [health.holds(ReplicaId(one.name), "sql") for one in two]
+            return [health.has_adapter(ReplicaId(one.name), "sql") for one in two]
 
         await harness.until(lambda: holders() == [False, True], "both to tell")
         met = {(await harness.chat(asking("sql", str(number)))).replica for number in range(8)}
