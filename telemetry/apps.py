@@ -1,4 +1,4 @@
-"""Telemetry as a Django application."""
+"""Configuration of the Django application."""
 
 from importlib import import_module
 
@@ -6,11 +6,8 @@ from django.apps import AppConfig
 
 
 class TelemetryConfig(AppConfig):
-    """Readings, rates, dashboards and alerts."""
-
     name = "telemetry"
     verbose_name = "Telemetry"
 
     def ready(self) -> None:
-        """Connect the signals."""
         import_module("telemetry.signals")

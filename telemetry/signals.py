@@ -1,4 +1,4 @@
-"""What telemetry does when the control plane's rows appear, and when its own go with them."""
+"""Signal handlers: default alert rules for new pools, and resolved notifications for deleted rules."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from telemetry.services.alerts.rules import close_alerts, ensure_default_rules
 
 
 @receiver(post_save, sender=Pool, dispatch_uid="telemetry.default_rules")
-def give_a_new_pool_its_rules(instance: Pool, created: bool, raw: bool = False, **_: Any) -> None:
-    """Every pool starts with the default alert rules, in the transaction that makes it."""
+def create_default_rules(instance: Pool, created: bool, raw: bool = False, **_: Any) -> None:
+    """Create the default alert rules of a pool in the transaction that creates the pool."""
     if created and not raw:
         ensure_default_rules(instance)
 
 
 @receiver(pre_delete, sender=AlertRule, dispatch_uid="telemetry.last_alerts")
-def end_the_alerts_of_a_rule_that_goes(instance: AlertRule, **_: Any) -> None:
-    """A rule goes with its pool or task group: whoever was told of its alerts is told of their end first."""
-    close_alerts(instance, because="what it looked at was removed")
+def close_alerts_of_deleted_rule(instance: AlertRule, **_: Any) -> None:
+    """Resolve the alerts of a rule before it is deleted with its pool or task group, so that receivers are notified."""
+    close_alerts(instance, because="its rule was removed")

@@ -1,6 +1,6 @@
-"""What the worker does for telemetry: thin doors. Beat knocks at them; nothing imports them.
+"""Celery tasks of telemetry, scheduled by beat. Each calls one service; nothing imports this module.
 
-None is retried: each works off what the database says is due, and the next tick is seconds away.
+No task is retried: each does what the database says is due, and the next run is seconds away.
 """
 
 from celery import shared_task
@@ -20,42 +20,42 @@ from telemetry.storage import partitions, rollup
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_fleet() -> None:
-    """Scrape a fleet of one shard; have each shard of a larger one scraped by whichever worker, when it is due."""
+    """Scrape a fleet of one shard; schedule the shards of a larger fleet as tasks at their due times."""
     shards = cycle.fleet_shards()
     if len(shards) == 1:
         cycle.scrape_shard(shards[0])
         return
-    for shard, due, over in cycle.upcoming_cycles(shards, timezone.now()):
-        scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=over)
+    for shard, due, expires in cycle.upcoming_cycles(shards, timezone.now()):
+        scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=expires)
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def scrape_shard(number: int, of: int) -> None:
-    """Store one reading or one gap per replica and router of a shard. One that was told twice scrapes once."""
+    """Scrape the replicas and routers of a shard. A task that is delivered twice scrapes once."""
     cycle.scrape_shard(Shard(number, of))
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def collect_decisions() -> None:
-    """Store what routers decided since they were last asked."""
+    """Store the decisions that routers made since the last run."""
     collect.collect_decisions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def read_metrics_servers() -> None:
-    """Store one reading or one gap per replica that a metrics server scrapes for us."""
+    """Read the metrics of replicas whose pools use a metrics server."""
     metrics_servers.read_metrics_servers()
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def check_versions() -> None:
-    """Ask replicas which version of their engine they run."""
+    """Read the engine version of replicas."""
     fetch.check_versions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def compute_ladders() -> None:
-    """Replay what was decided since, and say what more room would bring."""
+    """Replay new decisions, and compute hit rate by cache size."""
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
         with item("ladders"):
             replays.replay_pools(timezone.now())
@@ -65,37 +65,37 @@ def compute_ladders() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def evaluate_alerts() -> None:
-    """Evaluate every rule, and put into the outbox what is to be told."""
+    """Evaluate all alert rules, and queue the notifications that are due."""
     explanations.evaluate_alerts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def analyze_rollouts() -> None:
-    """Judge every trial that has a guard."""
+    """Analyze every canary that has a guard."""
     guards.analyze_rollouts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def deliver_notifications() -> None:
-    """Send what is due in the outbox."""
+    """Send the notifications that are due."""
     outbox.deliver_due()
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def refresh_alerts() -> None:
-    """Tell receivers that forget what still fires."""
+    """Send alerts that still fire again to receivers that expire them."""
     refreshing.resend_firing(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def send_heartbeat() -> None:
-    """Give the sign of life that is due, while all is well."""
+    """Send the heartbeat that is due, unless telemetry is late."""
     heartbeats.beat(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def maintain_partitions() -> None:
-    """Make the days ahead, drop those whose time is over."""
+    """Create the partitions of the days ahead, and drop those beyond their retention."""
     partitions.maintain(
         timezone.now(),
         retention_days=settings.READINGS_RETENTION_DAYS,
@@ -106,5 +106,5 @@ def maintain_partitions() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def roll_up_readings() -> None:
-    """Roll up the minutes, 5 minutes and hours that are over, and repair those that were marked."""
+    """Roll up the bins that are over, and re-aggregate those with late readings."""
     rollup.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)

@@ -1,4 +1,4 @@
-"""Metrics servers: made, changed, tried out. Credentials are encrypted on the way in and opened only to ask."""
+"""Creates, changes, deletes and tests metrics servers. Credentials are stored encrypted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from telemetry.models import MetricsServer, ReadPool
 from telemetry.scraping.merge import ScrapeFailure
 from telemetry.scraping.metrics_servers import PrometheusError, read_fleet, replicas_of
 
-TRY_S = 10.0  # what a person waits for
+TRY_S = 10.0  # a person waits for it
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SHOWN = ("name", "url", "tenant", "series_label", "replica_label", "matchers", "lookback_s", "delay_s", "enabled")
+_RECORDED = ("name", "url", "tenant", "series_label", "replica_label", "matchers", "lookback_s", "delay_s", "enabled")
 
 
 def _ranged(field: str, low: float, high: float) -> Callable[[Any], float]:
@@ -81,11 +81,11 @@ def create_server(
     by: User | None = None,
     **settings: Any,
 ) -> MetricsServer:
-    """Add a server; its pools are read there from the next reading on. InvalidError, NameTakenError."""
+    """Add a server; its pools are read from it from the next cycle on. InvalidError, NameTakenError."""
     server = MetricsServer()
     _change(server, settings, credentials)
     _save(server)
-    _read_there(server, pools)
+    _set_pools(server, pools)
     _record(EventKind.METRICS_SERVER_CREATED, f"Metrics server {server.name} was added.", server, None, by)
     return server
 
@@ -99,50 +99,50 @@ def update_server(
     by: User | None = None,
     **settings: Any,
 ) -> MetricsServer:
-    """Change what is given; empty credentials forget them, and they never go to another address than before."""
+    """Change some settings. Empty credentials delete the stored ones, which are never sent to another address."""
     server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
-    before = facts(server)
+    before = recorded_settings(server)
     address = address_of(server.url)
     _change(server, settings, credentials)
     if server.encrypted is not None and credentials is None:
         check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
     _save(server)
     if pools is not None:
-        _read_there(server, pools)
+        _set_pools(server, pools)
     _record(EventKind.METRICS_SERVER_CHANGED, f"Metrics server {server.name} was changed.", server, before, by)
     return server
 
 
 @transaction.atomic
 def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
-    """Forget a server; its pools' replicas are scraped directly from then on."""
+    """Delete a server; its pools' replicas are scraped directly from then on."""
     server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
     summary = f"Metrics server {server.name} was removed; its pools are scraped directly."
-    record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": facts(server)})
+    record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": recorded_settings(server)})
     server.delete()
 
 
-def facts(server: MetricsServer) -> dict[str, Any]:
-    """What an event shows of a server; of its credentials, only whether it has any."""
-    shown = {name: getattr(server, name) for name in _SHOWN}
+def recorded_settings(server: MetricsServer) -> dict[str, Any]:
+    """The settings that an event shows; of the credentials, only whether there are any."""
+    settings = {name: getattr(server, name) for name in _RECORDED}
     pools = list(server.read_pools.order_by("pool__name").values_list("pool__name", flat=True)) if server.pk else []
-    return {**shown, "has_credentials": server.encrypted is not None, "pools": pools}
+    return {**settings, "has_credentials": server.encrypted is not None, "pools": pools}
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What a server said when it was asked on behalf of a person."""
+class TryResult:
+    """The result of testing a server."""
 
     found: list[str]  # replicas, by name
-    missing: list[tuple[str, str]]  # replicas that it does not tell of, and why
-    error: str  # why it could not be asked; "" when it was
+    missing: list[tuple[str, str]]  # replicas without metrics, and why
+    error: str  # why the query failed; "" if it did not
     elapsed_s: float
 
 
-def try_server(server: MetricsServer) -> Trial:
-    """Ask now for the replicas of its pools, and keep nothing of the answer."""
+def try_server(server: MetricsServer) -> TryResult:
+    """Query the metrics of the replicas of its pools, and store nothing."""
     replicas = list(replicas_of(server))
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     found: list[str] = []
     missing: list[tuple[str, str]] = []
     error = ""
@@ -155,37 +155,35 @@ def try_server(server: MetricsServer) -> Trial:
                     found.append(scrape.target.name)
     except PrometheusError as failure:
         error = str(failure)
-    return Trial(sorted(found), sorted(missing), error, time.monotonic() - begun_s)
+    return TryResult(sorted(found), sorted(missing), error, time.monotonic() - started_s)
 
 
 def _change(server: MetricsServer, settings: Mapping[str, Any], credentials: Mapping[str, str] | None) -> None:
     for name, value in settings.items():
         setattr(server, name, _CHECKS[name](value))
     if credentials is not None:
-        kept = _checked_credentials(credentials)
-        server.encrypted = encrypt(json.dumps(kept).encode()) if kept else None
+        present = _checked_credentials(credentials)
+        server.encrypted = encrypt(json.dumps(present).encode()) if present else None
 
 
-def _checked_credentials(given: Mapping[str, str]) -> dict[str, str]:
-    """As they are encrypted; {} for none. No error quotes them."""
-    kept = {name: value.strip() for name, value in given.items() if value.strip()}
-    if set(kept) not in ({"token"}, {"username", "password"}, set()):
+def _checked_credentials(credentials: Mapping[str, str]) -> dict[str, str]:
+    """Credentials without empty values; {} for none. No error quotes them."""
+    present = {name: value.strip() for name, value in credentials.items() if value.strip()}
+    if set(present) not in ({"token"}, {"username", "password"}, set()):
         raise InvalidError("$.credentials", "expected a token, or a username and a password")
-    if any(not value.isascii() or not value.isprintable() or len(value) > 4096 for value in kept.values()):
+    if any(not value.isascii() or not value.isprintable() or len(value) > 4096 for value in present.values()):
         raise InvalidError("$.credentials", "expected up to 4096 printable ASCII characters")
-    return kept
+    return present
 
 
-def _read_there(server: MetricsServer, pools: Iterable[Pool]) -> None:
-    """Make these its pools, and no others. One that another server reads is refused: InvalidError."""
-    wanted = {pool.pk: pool for pool in pools}
-    taken = ReadPool.objects.filter(pool__in=wanted).exclude(server=server).select_related("pool", "server").first()
-    if taken is not None:
-        raise InvalidError("$.pools", f"pool {taken.pool.name} is read from {taken.server.name}: take it from there")
-    server.read_pools.exclude(pool__in=wanted).delete()
-    ReadPool.objects.bulk_create(
-        [ReadPool(pool=pool, server=server) for pool in wanted.values()], ignore_conflicts=True
-    )
+def _set_pools(server: MetricsServer, pools: Iterable[Pool]) -> None:
+    """Make these its pools, and no others; InvalidError for a pool that another server reads."""
+    by_id = {pool.pk: pool for pool in pools}
+    other = ReadPool.objects.filter(pool__in=by_id).exclude(server=server).select_related("pool", "server").first()
+    if other is not None:
+        raise InvalidError("$.pools", f"pool {other.pool.name} is read from {other.server.name}: remove it there first")
+    server.read_pools.exclude(pool__in=by_id).delete()
+    ReadPool.objects.bulk_create([ReadPool(pool=pool, server=server) for pool in by_id.values()], ignore_conflicts=True)
 
 
 def _save(server: MetricsServer) -> None:
@@ -199,5 +197,5 @@ def _save(server: MetricsServer) -> None:
 def _record(
     kind: EventKind, summary: str, server: MetricsServer, before: dict[str, Any] | None, by: User | None
 ) -> None:
-    detail = {"after": facts(server)} if before is None else {"before": before, "after": facts(server)}
+    detail = {"after": recorded_settings(server)} | ({} if before is None else {"before": before})
     record_event(kind, summary, by=by, detail=detail)

@@ -169,8 +169,8 @@ def everything(full, operator):
     from controlplane.models import Router
     from controlplane.services.fleet.client_keys import create_client_key
     from telemetry.models import Channel, Notification
-    from telemetry.services.links import shorten
     from telemetry.services.metrics_servers import create_server
+    from telemetry.services.navigation import shorten
     from telemetry.services.notifications.channels import create_channel, disable_channel, test_send
     from telemetry.services.notifications.heartbeats import set_heartbeat
     from telemetry.services.notifications.outbox import deliver_due

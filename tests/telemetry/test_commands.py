@@ -13,7 +13,7 @@ def test_maintain_partitions_says_what_it_did(no_days):
 
     call_command("maintain_partitions", "--days-ahead", "4", stdout=out)
 
-    assert out.getvalue() == "15 tables made, 0 dropped.\n"
+    assert out.getvalue() == "15 tables created, 0 dropped.\n"
 
 
 TASKS = (

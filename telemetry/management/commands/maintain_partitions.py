@@ -1,4 +1,4 @@
-"""``manage.py maintain_partitions``: what the worker does every hour, at once."""
+"""``manage.py maintain_partitions``: runs the hourly maintenance of partitions now."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from telemetry.storage.partitions import DAYS_AHEAD, maintain
 
 
 class Command(BaseCommand):
-    """Make the tables of the days ahead, drop those older than the retention."""
-
-    help = "Make the daily tables of readings and decisions for the days ahead and drop those whose retention is over."
+    help = "Create the daily tables of readings and decisions for the days ahead and drop those beyond their retention."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """They default to the settings."""
-        parser.add_argument("--days-ahead", type=int, default=DAYS_AHEAD, help="days to make tables for, beside today")
+        parser.add_argument("--days-ahead", type=int, default=DAYS_AHEAD, help="days after today to create tables for")
         parser.add_argument(
             "--retention-days",
             type=int,
@@ -33,7 +30,6 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Do it and say what was done."""
         done = maintain(
             timezone.now(),
             retention_days=options["retention_days"],
@@ -41,4 +37,4 @@ class Command(BaseCommand):
             rollup_days=settings.ROLLUP_RETENTION_DAYS,
             days_ahead=options["days_ahead"],
         )
-        self.stdout.write(f"{len(done.created)} tables made, {len(done.dropped)} dropped.")
+        self.stdout.write(f"{len(done.created)} tables created, {len(done.dropped)} dropped.")

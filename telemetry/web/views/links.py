@@ -19,8 +19,7 @@ from controlplane.access.actor import actor_of
 from controlplane.errors import ControlPlaneError
 from controlplane.web.base import signed_in
 from telemetry.models import ShortLink
-from telemetry.services.links import follow, shorten
-from telemetry.services.search import Found, search
+from telemetry.services.navigation import SearchResult, follow, search, shorten
 from telemetry.web.ranges import asked_range
 
 
@@ -93,9 +92,9 @@ def search_page(request: HttpRequest) -> HttpResponse:
     return render(request, "telemetry/search.html", {"text": text, "found": found})
 
 
-def _name(one: Found) -> str:
+def _name(one: SearchResult) -> str:
     return f"{one.key[0]} / {one.name}" if one.kind == "task group" else one.name
 
 
-def _href(one: Found) -> str:
+def _href(one: SearchResult) -> str:
     return reverse(PAGES[one.kind], args=one.key)

@@ -284,7 +284,7 @@ def test_the_end_of_an_alert_is_told_though_what_it_looked_at_is_removed(pool, c
     connection.check_constraints()
     assert told()[:2] == [("firing", 1), ("resolved", 1)]
     assert told()[2:] == ([("firing", 1), ("resolved", 1)] if what == "pool" else [])
-    assert "because what it looked at was removed" in Event.objects.filter(kind="alert_resolved").first().summary
+    assert "because its rule was removed" in Event.objects.filter(kind="alert_resolved").first().summary
 
 
 def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(pool, channel, monkeypatch):

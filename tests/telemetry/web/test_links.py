@@ -10,7 +10,7 @@ import pytest
 import time_machine
 
 from telemetry.models import ShortLink
-from telemetry.services import links
+from telemetry.services import navigation
 from tests.telemetry.web.conftest import NOW
 
 VIEW = "/pools/chat/?range=6h&hide=hit-rate%3Agpu-1&table=ttft"
@@ -73,7 +73,7 @@ def test_a_link_waits_for_whoever_is_not_signed_in(visitor, fleet, client):
 
 
 def test_what_nobody_follows_goes_and_the_least_followed_first(visitor, operator, monkeypatch):
-    monkeypatch.setattr(links, "MOST", 2)
+    monkeypatch.setattr(navigation, "MAX_LINKS", 2)
     for seconds, view in enumerate(("/?range=1h", "/?range=2h")):
         with time_machine.travel(NOW + timedelta(seconds=seconds), tick=False):
             shorten(visitor, view)
@@ -88,9 +88,9 @@ def test_what_nobody_follows_goes_and_the_least_followed_first(visitor, operator
 
 
 def test_one_person_makes_so_many_a_day(visitor, operator, monkeypatch):
-    monkeypatch.setattr(links, "MOST_A_DAY", 1)
+    monkeypatch.setattr(navigation, "MAX_LINKS_PER_DAY", 1)
     shorten(visitor, "/?range=1h")
-    assert "You made 1 short links within a day." in shorten(visitor, "/?range=2h").text
+    assert "You created 1 short links within a day." in shorten(visitor, "/?range=2h").text
     with at(visitor, operator, days=1, seconds=1):
         shorten(visitor, "/?range=2h")
     assert ShortLink.objects.count() == 2
