@@ -20,7 +20,7 @@ from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import among
 from telemetry.lab.ladder import LOSS_TEXTS, Ladder, caveats, summary
 from telemetry.models import CapacityCurve
-from telemetry.services.figures.engine import LONGEST_S, Reconciled, reconcile
+from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
 from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
 from telemetry.storage.reachable import reachable_share
 
@@ -182,7 +182,7 @@ class ReconciliationQuery(SeriesQuery):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """A window of a day at most."""
         asked = super().validate(attrs)
-        if asked["window"].length_s > LONGEST_S:
+        if asked["window"].length_s > MAX_WINDOW_S:
             raise serializers.ValidationError({"from": "expected a day at most"})
         return asked
 

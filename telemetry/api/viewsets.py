@@ -67,7 +67,7 @@ Query = Callable[[Pools, Window], list[Series]]
 
 def _of_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
     """A chart of pages, of pools together."""
-    return lambda pools, window: query(Subject(pools), series.still_kept(window))
+    return lambda pools, window: query(Subject(pools), series.fit_window(window))
 
 
 # The first ``by`` of a metric is its default.

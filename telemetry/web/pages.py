@@ -20,7 +20,7 @@ from django.views.decorators.http import conditional_page, require_GET
 from telemetry.metrics.windows import FleetTiles
 from telemetry.models import Alert, AlertState
 from telemetry.services.alerts.alerts import open_alerts
-from telemetry.services.figures.groups import in_time
+from telemetry.services.figures.groups import share_within
 from telemetry.services.figures.overview import Kind
 from telemetry.services.figures.replicas import events_of
 from telemetry.services.self_monitoring import refused_since
@@ -101,7 +101,7 @@ def around(state: Asked) -> dict[str, Any]:
     return {
         "asked": state,
         "objective_s": objective_s,
-        "in_time": in_time(state.subject, state.range.now, objective_s),
+        "in_time": share_within(state.subject, state.range.now, objective_s),
         "events": events_of(state.subject, state.range.window, EVENTS)[::-1],
         "firing": firing(state),
         "refused_since": refused_since,  # asked by a template that says why nothing was read, and by no other

@@ -21,7 +21,7 @@ from controlplane.access.actor import actor_of, visible
 from controlplane.models import Pool, Replica
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
-from telemetry.services.figures.series import still_kept
+from telemetry.services.figures.series import fit_window
 
 CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
 MOST_POINTS = 720  # that ``?points=`` may ask for
@@ -96,7 +96,7 @@ def _points(params: QueryDict) -> int:
 def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
     seconds = length_s(key) or 0.0
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=points)
-    return TimeRange(key, still_kept(Window.last(seconds, until=timezone.now(), step_s=step)), error)
+    return TimeRange(key, fit_window(Window.last(seconds, until=timezone.now(), step_s=step)), error)
 
 
 def _fixed(params: QueryDict) -> TimeRange:
@@ -112,7 +112,7 @@ def _fixed(params: QueryDict) -> TimeRange:
     if not 0 < seconds <= LONGEST_S or start > now:
         return _last(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=_points(params))
-    return TimeRange("", still_kept(Window(start, end, step)))
+    return TimeRange("", fit_window(Window(start, end, step)))
 
 
 def _moment(text: str) -> datetime | None:

@@ -14,7 +14,7 @@ from controlplane.web.tags import percent
 from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
 from telemetry.services.figures.engine import Reconciled
-from telemetry.services.figures.replicas import CELLS, Strip
+from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.web.charts import absence, figure_words
 
 register = template.Library()
@@ -75,18 +75,18 @@ def verdict_words(verdict: dict[str, Any]) -> SafeString:
 
 
 @register.simple_tag
-def heat_strip(strips: dict[str, Strip], name: str) -> SafeString:
+def heat_strip(strips: dict[str, HeatStrip], name: str) -> SafeString:
     """A replica's strip in a table: how warm it was, step by step; what it says stands beside it for those who hear."""
     return _strip(strips[name]) if name in strips else SafeString("")
 
 
 @register.simple_tag
-def heat_strip_of(strip: Strip, name: str) -> SafeString:
+def heat_strip_of(strip: HeatStrip, name: str) -> SafeString:
     """One replica's strip by itself."""
     return format_html('<div class="strip-wide" id="strip-{}">{}</div>', name, _strip(strip))
 
 
-def _strip(strip: Strip) -> SafeString:
+def _strip(strip: HeatStrip) -> SafeString:
     said = "hit rate unknown"
     if strip.lowest_ratio is not None:
         said = f"hit rate from {percent(strip.lowest_ratio)} to {percent(strip.highest_ratio)}"

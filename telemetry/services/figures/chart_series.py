@@ -1,8 +1,8 @@
-"""Lines of charts for one subject: the fleet, a pool, a task group, a replica.
+"""Series of charts for one subject: fleet, pool, task group or replica.
 
-``series.py`` compares many (a line a replica, group or pool); here a subject is looked at from several sides (local
-and total reuse beside the reachable share, tiers, outcomes). Engines know nothing of task groups, so what is said of
-a group is what routers saw.
+``series.py`` compares several objects, with a line each; these series show different aspects of one subject (local and
+total hit rate, reachable hit rate, tiers, outcomes). Series of a task group are from router metrics, because engines do
+not know task groups.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from telemetry.storage.reachable import reachable_over_time
 
 TIERS = {"device": "device", "host": "host memory", "p2p": "other replicas", "disk": "disk", "other": "other"}
 OUTCOMES = {
-    "ok_requests": "answered",
+    "ok_requests": "OK",
     "client_error_requests": "client errors",
     "replica_error_requests": "replica errors",
     "router_error_requests": "router errors",
     "cancelled_requests": "cancelled",
 }
 QUANTILES = (0.5, 0.95)
-REUSES = {"hit": "cached", "miss": "computed"}
-NO_REPLICA = "none chosen"
-ACCOUNTED_OF = ("ok_requests", "usage_reported")  # what the share of responses comes from that a hit rate rests on
+REUSE_LABELS = {"hit": "cached", "miss": "computed"}
+NO_REPLICA = "no replica"
+ACCOUNTED_COLUMNS = ("ok_requests", "usage_reported")  # for the share of responses that a hit rate covers
 Steps = dict[datetime, list[KeyedSums]]
 
 
@@ -47,7 +47,7 @@ Steps = dict[datetime, list[KeyedSums]]
 
 
 def hit_rate(subject: Subject, window: Window) -> list[Series]:
-    """Total reuse, the local cache alone where others supplied some (H4), and the reachable share."""
+    """Total hit rate, the local cache's alone if connectors supplied tokens (H4), and the reachable hit rate."""
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
     starts = window.starts()
@@ -57,7 +57,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     lines = [line_of("Hit rate", window, {at: (hit_rate_of(row), row.state) for at, row in rows.items()}, note)]
     if any(row.external_hits for row in rows.values()):
         local = {at: (hit_rate_of(row, local=True), row.state) for at, row in rows.items()}
-        lines.append(line_of("Local cache alone", window, local))
+        lines.append(line_of("Local cache only", window, local))
     return lines + reachable
 
 
@@ -69,8 +69,8 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
 
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
-    """Of a task group: cached / prompt tokens of the answers that reported both (H16)."""
-    names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
+    """Of a task group: cached / prompt tokens of responses that report both (H16)."""
+    names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
     rows = _routed(subject, window, *names)
     reachable = _reachable(subject, window)
     note = " ".join(filter(None, [_accounted_note("Hit rate", rows), _reachable_note(subject, reachable)]))
@@ -92,14 +92,14 @@ def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) ->
 
 
 def _absent(step: sums.Coverage) -> Point:
-    """Keys without traffic leave no reading, so the scrapes tell which it was."""
+    """State of a step without a reading, by scrape coverage."""
     if step.covered_s > 0:
         return None, PointState.NO_TRAFFIC
     return None, PointState.STALE if step.stale else PointState.UNKNOWN
 
 
 def _reachable(subject: Subject, window: Window) -> list[Series]:
-    """No line where nothing is known of it, nor for one replica: reuse is possible on any replica of its pool."""
+    """The reachable line, if known. None for a replica, because any replica of the pool could reuse a prompt."""
     if subject.kind is Kind.REPLICA:
         return []
     shares = reachable_over_time(subject.pool_names(), window, group=subject.group)
@@ -111,11 +111,11 @@ def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
 
 
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
-    """A line a replica: by its engines, or for a task group by what answers of each replica reported."""
+    """A line per replica: from engine metrics, or for a task group from the responses of each replica."""
     if subject.kind is not Kind.GROUP:
         return series.hit_rate_by_replica(subject.among, window)
     covered = _covered(window)
-    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_OF)
+    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
     return [
         line_of(name, window, _delivered_points(rows, covered), _accounted_note(name, rows))
         for name, rows in sorted(by_replica.items())
@@ -124,7 +124,7 @@ def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
 
 
 def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
-    """A line a data-parallel rank of a replica (H15)."""
+    """A line per data-parallel rank of a replica (H15)."""
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     for replica in subject.replicas():
         for row in rank_sums(replica.pk, window, ("queries", "hits", "external_hits")):
@@ -135,14 +135,14 @@ def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
 
 
 def rank_name(model: str, engine: str) -> str:
-    """What a rank is called: its number, and the model."""
+    """Label of a rank."""
     return f"rank {engine} ({model})" if engine else model
 
 
 def tiers(subject: Subject, window: Window) -> list[Series]:
-    """Where cached tokens came from, each tier as a share of the queried tokens (H4), the local one first.
+    """Cached tokens by tier as a share of queried tokens (H4), the local tier first.
 
-    Of engines that name no tiers, local hits are the device's and what a connector supplied is "other".
+    For engines without tiers, local hits are "device" and those of connectors "other".
     """
     rows = _engines(subject, window)
     lines = []
@@ -169,25 +169,25 @@ def _share(rows: list[sums.EngineSums], tier: str) -> Point:
 
 
 def ttft_by_router(subject: Subject, window: Window) -> list[Series]:
-    """p50 and p95 by the routers' clock, with the bucket as a band (T1, T5); the engines' where no router saw any."""
+    """TTFT p50 and p95 of routers, with the bucket as band (T1, T5); of engines if routers observed none."""
     clock, merged = groups.by_any(subject, window)
-    return _quantiles(merged, clock, window, _rests_on(subject, window, clock, merged))
+    return _quantiles(merged, clock, window, _coverage_note(subject, window, clock, merged))
 
 
-def _rests_on(subject: Subject, window: Window, clock: str, merged: Mapping[datetime, Merged]) -> str:
-    """Of what share of responses a TTFT is; "" where it is of all. One query where routers timed it."""
+def _coverage_note(subject: Subject, window: Window, clock: str, merged: Mapping[datetime, Merged]) -> str:
+    """Text about the share of responses with a TTFT; "" for all. One query for router TTFT."""
     if clock != "router":
         return ""
     return timed_note(merged.values(), groups.plain_latency(subject, window, whole=True).values())
 
 
 def plain_latency(subject: Subject, window: Window) -> list[Series]:
-    """p50 and p95 of seconds to the last byte of responses that were not streamed, by the routers' clock."""
+    """Router latency p50 and p95 of responses that are not streamed."""
     return _quantiles(groups.plain_latency(subject, window), "router", window)
 
 
 def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
-    """The same by the engines' clock, without queueing at the router and the network."""
+    """TTFT p50 and p95 of engines, without queueing at the router and network time."""
     return _quantiles(groups.by_engine(subject, window), "engine", window)
 
 
@@ -196,38 +196,38 @@ def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, no
 
 
 def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
-    """p50 and p95 of answers of which half or more came from the cache, and of the others; by the routers' clock."""
-    merged = {reuse: groups.by_reuse(subject, window, reuse) for reuse in REUSES}
+    """Router TTFT p50 and p95 of responses whose prompt was at least half cached, and of the others."""
+    merged = {reuse: groups.by_reuse(subject, window, reuse) for reuse in REUSE_LABELS}
     note = _of_known_reuse(subject, window, [part for steps in merged.values() for part in steps.values()])
     return [
-        series.quantile_line(f"p{q * 100:g}, {words}", q, merged[reuse], window, note)
-        for reuse, words in REUSES.items()
+        series.quantile_line(f"p{q * 100:g}, {label}", q, merged[reuse], window, note)
+        for reuse, label in REUSE_LABELS.items()
         for q in QUANTILES
     ]
 
 
 def _of_known_reuse(subject: Subject, window: Window, known: list[Merged]) -> str:
-    """Of what share of responses: those that were streamed and reported their cached tokens. Two queries."""
+    """Text about the share of responses that are streamed and report cached tokens. Two queries."""
     timed = groups.by_router(subject, window, whole=True)
     plain = groups.plain_latency(subject, window, whole=True)
     return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *plain.values()]))
 
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:
-    """Requests whose first token came within an objective / all that were timed: at a bucket's edge, so exact (T6).
+    """Share of requests with a TTFT within the objective, at the largest bucket edge up to it, so it is exact (T6).
 
-    The edge is the last one up to the objective; the line's note says which it is.
+    The line's note has the edge.
     """
     clock, merged = groups.by_any(subject, window)
     edge = groups.edge_up_to(objective_s, merged.values())
-    points = {start: _in_time(part, edge) for start, part in merged.items()}
+    points = {start: _point_within(part, edge) for start, part in merged.items()}
     line = line_of(f"within {objective_s:g} s ({clock})", window, points)
     notes = [f"Counted at a bucket's edge, {edge:.3g} s."] if edge is not None else []
-    note = " ".join(filter(None, [*notes, _rests_on(subject, window, clock, merged)]))
+    note = " ".join(filter(None, [*notes, _coverage_note(subject, window, clock, merged)]))
     return [Series(line.label, line.points, line.states, line.band, note)]
 
 
-def _in_time(part: Merged, edge: float | None) -> Point:
+def _point_within(part: Merged, edge: float | None) -> Point:
     value = share_at_most(part.buckets, edge) if edge is not None else None
     return value, PointState.OK if value is not None else PointState.UNKNOWN
 
@@ -236,7 +236,7 @@ def _in_time(part: Merged, edge: float | None) -> Point:
 
 
 def gauge(subject: Subject, window: Window, what: str) -> list[Series]:
-    """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line a replica, or a rank of one."""
+    """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line per replica, or per rank of one replica."""
     if subject.replica is None:
         return series.utilization_by_replica(subject.among, window, what)
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
@@ -253,7 +253,7 @@ def gauge(subject: Subject, window: Window, what: str) -> list[Series]:
 
 
 def preemptions(subject: Subject, window: Window) -> list[Series]:
-    """Preemptions a second, a line a replica."""
+    """Preemptions per second, a line per replica."""
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
     for row in sums.engine_sums(_ids(subject), window):
         value = ratio(row.preemptions, row.covered_s)
@@ -263,7 +263,7 @@ def preemptions(subject: Subject, window: Window) -> list[Series]:
 
 
 def outcomes(subject: Subject, window: Window) -> list[Series]:
-    """Requests a second by how they ended; outcomes that never happened are left out, except for answers."""
+    """Requests per second by outcome; outcomes without requests are left out, except OK."""
     rows, covered = _routed(subject, window, *OUTCOMES), _covered(window)
     lines = []
     for name, label in OUTCOMES.items():
@@ -274,32 +274,32 @@ def outcomes(subject: Subject, window: Window) -> list[Series]:
 
 
 def _per_second(rows: list[KeyedSums], name: str, step: sums.Coverage) -> Point:
-    """0 where routers were read and counted nothing."""
+    """0 if routers were scraped and counted nothing."""
     if not step.covered_s:
         return _absent(step)
     return (total(rows, name) or 0) / step.covered_s * step.routers, PointState.OK
 
 
 def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
-    """Where its requests went: each replica's share of them."""
+    """Share of the subject's requests by replica."""
     by_replica = _per_replica(subject, window, "requests")
     whole: Steps = defaultdict(list)
     for rows in by_replica.values():
         for start, of_step in rows.items():
             whole[start] += of_step
-    asked = {start: total(of_step, "requests") for start, of_step in whole.items()}
+    totals = {start: total(of_step, "requests") for start, of_step in whole.items()}
     lines = []
     for name, rows in sorted(by_replica.items()):
-        points = {start: _share_of(rows.get(start), of_all) for start, of_all in asked.items()}
+        points = {start: _share_of(rows.get(start), of_all) for start, of_all in totals.items()}
         lines.append(line_of(name or NO_REPLICA, window, points))
     return lines
 
 
-def _share_of(rows: list[KeyedSums] | None, asked: int | None) -> Point:
-    """0 where others got requests and this one did not."""
-    if not asked:
+def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
+    """0 if only other replicas got requests."""
+    if not requests:
         return NOTHING
-    return (total(rows or [], "requests") or 0) / asked, PointState.OK
+    return (total(rows or [], "requests") or 0) / requests, PointState.OK
 
 
 # --- rows -------------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Lines of what only some engines report. A chart of what none of the subject's engines reports has no line.
+"""Series that only some engines report, notes on engines and their versions, and reconciliation of hit rates (H17).
 
-What must be known of a replica's engine before its figures are believed.
-
-Whether a replica's counters, its answers and the routers' predictions tell of the same hit rate (H17).
+A chart has no line for an engine that does not report the metric. Reconciliation compares a replica's counters, the
+usage in its responses and the routers' predictions.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from telemetry.metrics.engine_names import EXPECTED, PROMPT_SOURCES, WAITING_REA
 from telemetry.metrics.rates import Comparison, EngineCounts, RouterCounts, compare, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.models import ScrapeState
-from telemetry.services.figures.overview import Pools, Subject, names_of, replicas_of
+from telemetry.services.figures.overview import Pools, Subject, pool_names, replicas_of
 from telemetry.services.figures.series import Point, line_of
 from telemetry.storage.dimension_sums import (
     EngineTotals,
@@ -43,17 +42,17 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
 def queue_and_prefill(subject: Subject, window: Window) -> list[Series]:
-    """Mean seconds in the engines' queue and in prefill. Means, since these add up and quantiles do not."""
+    """Mean seconds in the engines' queue and in prefill. Means, because means can be added and quantiles cannot."""
     return _mean_durations(subject, window, PHASES)
 
 
 def block_times(subject: Subject, window: Window) -> list[Series]:
-    """Mean seconds of sampled KV blocks: how long they live, stay idle before eviction, and wait for reuse."""
+    """Mean seconds of sampled KV blocks: lifetime, idle time before eviction, and time between uses."""
     return _mean_durations(subject, window, BLOCK_TIMES)
 
 
 def sampled_evictions(subject: Subject, window: Window) -> list[Series]:
-    """Sampled KV blocks evicted a minute, a line a replica that samples blocks.
+    """Sampled KV blocks evicted per minute, a line per replica that samples blocks.
 
     The engine does not report its sampling rate (--kv-cache-metrics-sample), so this is not scaled to all blocks.
     """
@@ -61,7 +60,7 @@ def sampled_evictions(subject: Subject, window: Window) -> list[Series]:
 
 
 def cache_churn(subject: Subject, window: Window) -> list[Series]:
-    """Turnovers an hour, a line a replica: tokens written to the KV cache / its capacity in tokens.
+    """Turnovers per hour, a line per replica: tokens written to the KV cache / its capacity in tokens.
 
     A full cache evicts what is written. 1 / mean block lifetime would be the same for a full cache, but counts only
     the blocks that are reused while it is not full, and lags by one lifetime.
@@ -81,7 +80,7 @@ def prompt_sources(subject: Subject, window: Window) -> list[Series]:
 
 
 def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
-    """Cached / queried multimodal items, 0 to 1; no line where nothing was queried."""
+    """Cached / queried multimodal items, 0 to 1; no line without queries."""
     rows = counted(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
     if not any(row.values["mm_cache_queries"] for row in rows):
         return []
@@ -105,7 +104,7 @@ def _by_replica(
     names: Sequence[str],
     rate_of: Callable[[Replica, ReplicaTotals], float | None],
 ) -> list[Series]:
-    """A line for each replica whose rate is known at some time."""
+    """A line per replica with at least one known value."""
     replicas = {replica.pk: replica for replica in subject.replicas()}
     points: dict[int, dict[datetime, Point]] = defaultdict(dict)
     for row in counter_sums_by_replica(list(replicas), window, names):
@@ -125,7 +124,7 @@ def _evicted_per_minute(_: Replica, row: ReplicaTotals) -> float | None:
 
 
 def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
-    """By the capacity as the engine reports it now."""
+    """Uses the capacity that the engine currently reports."""
     if row.totals.values["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
         return None
     written = sum_known(row.totals.values[name] for name in WRITTEN)
@@ -168,33 +167,33 @@ def _ids(subject: Subject) -> list[int]:
 
 
 MAY_BE_SKEWED = (
-    "{} counts a request once for each time its scheduling is tried, so its hit rate may be skewed, either way, under"
-    " memory pressure or with KV connectors. Releases from 0.33 on count it once."
+    "{} counts a request each time it tries to schedule it, so under memory pressure or with KV connectors the hit"
+    " rate may be too high or too low. Releases from 0.33 on count it once."
 )
-DECODES = "A decode replica: its cache is filled by transfer, so its own hit rate is near 100 % whatever was reused."
-LATE = "{} counts requests when they end, where vLLM counts them when they are admitted."
+DECODES = "Decode replica: its cache is filled by transfer, so its own hit rate is always near 100 %."
+LATE = "{} counts requests at their end; vLLM counts them on admission."
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineNotes:
-    """One replica's engine."""
+    """Notes on the engine of one replica."""
 
     engine: str = ""  # "vLLM", "SGLang", "TensorRT-LLM"; "" while unknown
     version: str = ""  # "" while unknown
-    not_reported: tuple[str, ...] = ()  # names of figures that its newest reading says it does not have
+    not_reported: tuple[str, ...] = ()  # figures missing from its newest reading
     notes: tuple[str, ...] = ()  # sentences (H13, H19)
     decodes: bool = False
 
     def reports(self, *figures: str) -> bool:
-        """Whether it has all of some figures, by the names of ``Reading``'s columns, "ttft" and "itl"."""
+        """Whether the engine reports all of some figures: columns of ``Reading``, "ttft" or "itl"."""
         if unknown := set(figures) - EXPECTED:
-            raise ValueError(f"no figures of a reading: {', '.join(sorted(unknown))}")
+            raise ValueError(f"unknown figures: {', '.join(sorted(unknown))}")
         return not set(figures) & set(self.not_reported)
 
 
 def engine_notes(replicas: Sequence[Replica], window: Window) -> dict[int, EngineNotes]:
-    """Of each replica, by id, as of the end of a window. 2 queries."""
+    """Notes by replica id, as of the window's end. 2 queries."""
     ids = [replica.pk for replica in replicas]
     states = {state.replica_id: state for state in ScrapeState.objects.filter(replica_id__in=ids).defer("raw_counters")}
     missing = _not_reported(ids, window)
@@ -202,7 +201,7 @@ def engine_notes(replicas: Sequence[Replica], window: Window) -> dict[int, Engin
 
 
 def _not_reported(replica_ids: Sequence[int], window: Window) -> dict[int, tuple[str, ...]]:
-    """Of each replica's newest scrape of the window that succeeded: what none of its engines has."""
+    """Figures that no engine of a replica had in its newest successful scrape of the window."""
     rows = fetch_rows(
         """
         with newest as (
@@ -236,7 +235,7 @@ def _notes(replica: Replica, state: ScrapeState | None, not_reported: tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """One replica's three ratios over a window, and what comes of holding them against each other."""
+    """One replica's three hit rates over a window, and their comparison."""
 
     pool: str
     replica: str
@@ -246,28 +245,28 @@ class Reconciled:
     notes: EngineNotes
 
 
-LONGEST_S = 86_400.0  # it is read from the readings themselves
+MAX_WINDOW_S = 86_400.0  # because it reads unaggregated readings
 
 
 def newest_part(window: Window) -> Window:
-    """What of a window can be reconciled: its last day."""
-    return Window.last(min(window.length_s, LONGEST_S), until=window.end, step_s=window.step_s)
+    """The part of a window that is reconciled: at most its last day."""
+    return Window.last(min(window.length_s, MAX_WINDOW_S), until=window.end, step_s=window.step_s)
 
 
 def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> list[Reconciled]:
-    """Each replica of some pools, or of all, by pool and name; or one, which is of these. 5 queries at most."""
+    """Reconcile the replicas of some or all pools, by pool and name, or only one. At most 5 queries."""
     replicas = replicas_of(pools) if only is None else [only]
     ids = [replica.pk for replica in replicas]
     counted = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
-    answered = router_counts_by_replica(names_of(pools), window)
+    answered = router_counts_by_replica(pool_names(pools), window)
     notes = engine_notes(replicas, window)
     rows = []
     for replica in replicas:
-        of_replica = notes[replica.pk]
-        engine = _engine_side(counted.get(replica.pk), decodes=of_replica.decodes)
+        engine_note = notes[replica.pk]
+        engine = _engine_side(counted.get(replica.pk), decodes=engine_note.decodes)
         answers = answered.get((replica.pool.name, replica.name), RouterCounts())
         compared = compare(engine, answers)
-        rows.append(Reconciled(replica.pool.name, replica.name, engine, answers, compared, of_replica))
+        rows.append(Reconciled(replica.pool.name, replica.name, engine, answers, compared, engine_note))
     return rows
 
 

@@ -1,10 +1,8 @@
-"""Time to first token of one subject: its histograms by either clock, and the share that came in time (T1, T6).
+"""TTFT histograms of a subject by either clock, the share within an objective (T1, T6), and figures of a task group.
 
-Routers time streamed responses only, whose first byte is their first token (T1b); of plain ones they know the latency
-of the whole response. Every TTFT of theirs therefore goes with the share of responses that it rests on. Engines time
-all requests.
-
-The figures of one task group, as the routers saw it.
+Routers measure TTFT of streamed responses only, whose first byte is the first token (T1b); for others they measure the
+latency of the whole response. A TTFT of routers therefore comes with the share of responses that it covers. Engines
+measure all requests.
 """
 
 from __future__ import annotations
@@ -25,22 +23,22 @@ from telemetry.storage.reachable import ReachableShare, reachable_share
 
 
 @dataclass(frozen=True, slots=True)
-class InTime:
-    """The share of requests whose first token came within a bucket's edge, which is exact; all None while unknown."""
+class ShareWithin:
+    """Share of requests with a TTFT up to a bucket edge, which makes it exact; all None while unknown."""
 
     ratio: float | None = None
     edge_s: float | None = None
-    source: str | None = None  # "router" or "engine": whose clock
+    source: str | None = None  # "router" or "engine"
 
 
 def by_router(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
-    """Per step, by the routers' clock. One query."""
+    """Router TTFT by step. One query."""
     by = _BY.get(subject.kind)
     return _of(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
 
 
 def plain_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
-    """Per step, seconds to the last byte of responses that were not streamed, by the routers' clock. One query."""
+    """Router latency of non-streamed responses by step. One query."""
     by = _BY.get(subject.kind)
     return _of(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
 
@@ -49,7 +47,7 @@ _BY = {Kind.GROUP: "group", Kind.REPLICA: "replica"}
 
 
 def _of(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
-    """What is of a subject, without its key."""
+    """Histograms of the subject by step."""
     if subject.kind in _BY and subject.pool is not None:
         name = subject.group if subject.replica is None else subject.replica.name
         found = {key: part for key, part in found.items() if key[0] == (subject.pool.name, name)}
@@ -57,18 +55,18 @@ def _of(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[dat
 
 
 def by_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Merged]:
-    """Per step, of answers that came mostly from the cache ("hit") or did not ("miss"); by the routers. One query."""
+    """Router TTFT by step, of responses whose prompt was mostly cached ("hit") or not ("miss"). One query."""
     found = sums.router_ttft(subject.pool_names(), window, by="reuse")
-    wanted = {
+    matching = {
         key: part
         for key, part in found.items()
         if key[0][2] == reuse and (subject.group is None or key[0][1] == subject.group)
     }
-    return sums.merged_by_start(wanted)
+    return sums.merged_by_start(matching)
 
 
 def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
-    """Per step, by the engines' clock; nothing for a task group, of which engines know nothing. At most two queries."""
+    """Engine TTFT by step; empty for a task group, which engines do not know. At most two queries."""
     if subject.kind is Kind.GROUP:
         return {}
     if subject.replica is None:
@@ -77,26 +75,26 @@ def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[
 
 
 def by_any(subject: Subject, window: Window, *, whole: bool = False) -> tuple[str, dict[datetime, Merged]]:
-    """(whose clock, per step): the routers' where they observed anything, else the engines'."""
+    """(clock, TTFT by step): of the routers if they observed requests, else of the engines."""
     merged = by_router(subject, window, whole=whole)
     return ("router", merged) if merged else ("engine", by_engine(subject, window, whole=whole))
 
 
 def edge_up_to(objective_s: float, parts: Iterable[Merged]) -> float | None:
-    """The last edge up to an objective that all of these histograms have; None where there is none."""
+    """The largest edge up to the objective that all histograms share; None without one."""
     layouts = {part.buckets.edges for part in parts}
     common = set.intersection(*map(set, layouts)) if layouts else set()
     return max((edge for edge in common if edge <= objective_s), default=None)
 
 
-def in_time(subject: Subject, window: Window, objective_s: float) -> InTime:
-    """The share of a window's requests within the last bucket edge up to an objective."""
+def share_within(subject: Subject, window: Window, objective_s: float) -> ShareWithin:
+    """Share of requests within the largest bucket edge up to the objective."""
     source, merged = by_any(subject, window, whole=True)
-    together = sums.merge_histograms(merged.values())
+    whole = sums.merge_histograms(merged.values())
     edge = edge_up_to(objective_s, merged.values())
-    if together is None or edge is None:
-        return InTime()
-    return InTime(share_at_most(together.buckets, edge), edge, source)
+    if whole is None or edge is None:
+        return ShareWithin()
+    return ShareWithin(share_at_most(whole.buckets, edge), edge, source)
 
 
 COUNTED = (
@@ -112,14 +110,14 @@ COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class GroupTiles:
-    """A group's figures over a window. Each is None while unknown."""
+    """Figures of a task group over a window; None: unknown."""
 
     hit_rate_ratio: float | None = None
     hit_rate_state: PointState = PointState.UNKNOWN
     reachable: ReachableShare | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
-    ttft_timed_ratio: float | None = None  # responses that the two rest on / all (T1b)
+    ttft_timed_ratio: float | None = None  # share of responses with a TTFT (T1b)
     plain_p50_s: float | None = None  # latency of responses that were not streamed
     plain_p95_s: float | None = None
     requests_per_s: float | None = None
@@ -130,18 +128,18 @@ class GroupTiles:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShare:
-    """What one replica answered of a group; ``name`` is "" for requests that no replica was chosen for."""
+    """One replica's part of a task group's requests; ``name`` is "" for requests without a replica."""
 
     name: str
     share_ratio: float | None  # of the group's requests
     requests: int | None
-    hit_rate_ratio: float | None  # of the answers that reported it
+    hit_rate_ratio: float | None  # of responses that report it
     failed_ratio: float | None
     accounted_ratio: float | None  # share of its successful responses that the hit rate rests on
 
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
-    """6 queries."""
+    """Figures of a task group. 6 queries."""
     rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
     ttft = sums.merge_histograms(by_router(subject, window, whole=True).values())
@@ -163,19 +161,19 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     )
 
 
-def was_seen(subject: Subject, window: Window) -> bool:
-    """Whether a router counted anything of a group. One query."""
+def has_requests(subject: Subject, window: Window) -> bool:
+    """Whether routers counted requests of a task group. One query."""
     return bool(route_sums(subject.pool_names(), window, ("requests",), group=subject.group, whole=True))
 
 
 def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
-    """Where a group's requests went, the largest share first. One query."""
+    """Requests of a task group by replica, largest share first. One query."""
     rows = route_sums(subject.pool_names(), window, COUNTED, by=("replica",), group=subject.group, whole=True)
-    asked = total(rows, "requests")
+    requests = total(rows, "requests")
     shares = [
         ReplicaShare(
             row.key[0],
-            ratio(row.get("requests"), asked),
+            ratio(row.get("requests"), requests),
             row.get("requests"),
             ratio(row.get("cached_tokens"), row.get("prompt_tokens")),
             _failed([row]),
@@ -186,8 +184,8 @@ def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
     return sorted(shares, key=lambda share: -(share.requests or 0))
 
 
-def revisions_in_force(group: TaskGroup | None, pool_id: int) -> list[PolicyRevision]:
-    """The live revision of a group's own policy, else of its pool's, and one on trial beside it. One query."""
+def active_revisions(group: TaskGroup | None, pool_id: int) -> list[PolicyRevision]:
+    """The active revision of a group's own policy, else of its pool's, and its canary if any. One query."""
     rows = PolicyRevision.objects.filter(
         policy__pool=pool_id, state__in=(RevisionState.LIVE, RevisionState.CANARY)
     ).select_related("policy")
@@ -197,7 +195,7 @@ def revisions_in_force(group: TaskGroup | None, pool_id: int) -> list[PolicyRevi
 
 
 def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | None) -> PointState:
-    """Keys without traffic leave no reading, so the scrapes tell; answers without usage are unknown (H16)."""
+    """Groups without traffic have no readings, so coverage decides; responses without usage are unknown (H16)."""
     if prompt:
         return PointState.OK
     if requests or covered is None:

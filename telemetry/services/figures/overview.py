@@ -1,10 +1,5 @@
-"""What scraping knows of a target, in one word and a reason.
-
-Quantiles of response times, and what share of responses a TTFT of routers rests on (T1b).
-
-The figures of the overview: tiles of the fleet, rows of replicas, rows of task groups.
-
-Whose figures a page shows: everybody's, a pool's, those of one of its task groups, or a replica's.
+"""Figures of the overview (fleet tiles, rows of replicas and task groups), health of scrape targets, and the subject
+(fleet, pool, task group or replica) that pages query figures of.
 """
 
 from __future__ import annotations
@@ -27,60 +22,60 @@ from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_by_group, reachable_share
 from telemetry.storage.replica_facts import COLD_S, is_decode
 
-SILENT_INTERVALS = 3  # nothing tried for so long: it is the scraper that is away
+SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down
 
 
 @dataclass(frozen=True, slots=True)
-class HealthWord:
-    """``up``, ``starting``, ``down``, ``stale``, ``cold`` or ``unknown``, and why; ``reason`` is "" when up."""
+class TargetHealth:
+    """``up``, ``starting``, ``down``, ``stale``, ``cold`` or ``unknown``; ``reason`` is "" for ``up``."""
 
     word: str
     reason: str = ""
 
     @property
-    def answers(self) -> bool:
-        """Whether it answers requests as far as we know."""
+    def is_serving(self) -> bool:
+        """Whether the target answers requests, as far as known."""
         return self.word in {"up", "cold"}
 
 
-def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | None = None) -> HealthWord:
-    """Judge a target by its last scrape; one that was never read is starting for ``STARTING_S`` from ``added_at``."""
+def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | None = None) -> TargetHealth:
+    """Health by the last scrape. A target not yet scraped successfully starts for ``STARTING_S`` after ``added_at``."""
     if state is None:
-        return HealthWord("unknown", "not scraped yet")
+        return TargetHealth("unknown", "not scraped yet")
     if (now - state.at).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S + 1:
-        return HealthWord("stale", "no scrape was tried lately")
+        return TargetHealth("stale", "no recent scrape attempt")
     if state.ok_at is None and state.failures and added_at is not None:
         left_s = STARTING_S - (now - added_at).total_seconds()
         if left_s > 0:
-            return HealthWord("starting", f"{state.reason}; counts as down in {math.ceil(left_s / 60)} min")
+            return TargetHealth("starting", f"{state.reason}; counts as down in {math.ceil(left_s / 60)} min")
     if state.health == Health.DOWN:
-        return HealthWord("down", state.reason)
+        return TargetHealth("down", state.reason)
     if state.failures:
-        return HealthWord("stale", state.reason)
+        return TargetHealth("stale", state.reason)
     if state.asleep:
-        return HealthWord("cold", "the engine sleeps")
+        return TargetHealth("cold", "the engine is asleep")
     if state.restarted_at is not None and (now - state.restarted_at).total_seconds() < COLD_S:
-        return HealthWord("cold", "restarted a moment ago")
-    return HealthWord("up") if state.ok_at is not None else HealthWord("unknown", "not scraped yet")
+        return TargetHealth("cold", "recently restarted")
+    return TargetHealth("up") if state.ok_at is not None else TargetHealth("unknown", "not scraped yet")
 
 
 def timed_ratio(ttft: Merged | None, plain: Merged | None) -> float | None:
-    """Responses whose first token routers timed / those and the plain ones; None where there are neither."""
+    """Responses with TTFT timed by routers / all responses; None without responses."""
     timed, others = (part.buckets.total if part else 0 for part in (ttft, plain))
     return timed / (timed + others) if timed + others else None
 
 
 def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
-    """What a TTFT of routers rests on, in words; "" where that is every response, or none."""
+    """Text about the responses that a TTFT of routers covers (T1b); "" if that is all of them, or none."""
     ratio = timed_ratio(sums.merge_histograms(ttft), sums.merge_histograms(plain))
     return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
 
 
-def share_of_responses(some: Iterable[Merged], every: Iterable[Merged]) -> float | None:
-    """Responses counted in some histograms / in all of them, at most 1; None where there are none."""
-    part, whole = sums.merge_histograms(some), sums.merge_histograms(every)
-    total = whole.buckets.total if whole else 0
-    return min(1.0, (part.buckets.total if part else 0) / total) if total else None
+def share_of_responses(part: Iterable[Merged], whole: Iterable[Merged]) -> float | None:
+    """Responses in some histograms / in all, at most 1; None without responses."""
+    merged_part, merged_whole = sums.merge_histograms(part), sums.merge_histograms(whole)
+    total = merged_whole.buckets.total if merged_whole else 0
+    return min(1.0, (merged_part.buckets.total if merged_part else 0) / total) if total else None
 
 
 def quantile_s(merged: Merged | None, q: float) -> float | None:
@@ -89,28 +84,28 @@ def quantile_s(merged: Merged | None, q: float) -> float | None:
     return found.value if found else None
 
 
-Pools = Sequence[Pool] | None  # whose figures; None: all there are
-GAUGE_INTERVALS = 3  # gauges older than this are no longer now
+Pools = Sequence[Pool] | None  # None: all pools
+GAUGE_INTERVALS = 3  # older gauges are not current
 
 
 def replicas_of(pools: Pools) -> list[Replica]:
-    """The replicas of some pools, or of all, with their pool; by name."""
+    """Replicas of some or all pools, with their pool, sorted by name."""
     replicas = Replica.objects.select_related("pool").order_by("pool__name", "name")
     return list(replicas if pools is None else replicas.filter(pool__in=pools))
 
 
 def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
-    """The fleet's figures over a window; running, waiting and replicas up are as of its end. At most 11 queries."""
+    """The fleet's figures over a window; gauges and replicas up are as of its end. At most 11 queries."""
     replicas = [replica for replica in replicas_of(pools) if replica.state != ReplicaState.DISABLED]
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
     engine = sums.engine_sums(ids, window, whole=True)
-    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
+    routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
-    plain = sums.merge_histograms(sums.router_latency(names_of(pools), window, streamed=False, whole=True).values())
-    told = {pk: state.role for pk, state in states.items()}
-    decodes = {replica.pk for replica in replicas if is_decode(replica, told.get(replica.pk, ""))}
+    plain = sums.merge_histograms(sums.router_latency(pool_names(pools), window, streamed=False, whole=True).values())
+    roles = {pk: state.role for pk, state in states.items()}
+    decodes = {replica.pk for replica in replicas if is_decode(replica, roles.get(replica.pk, ""))}
     rated = [row for row in engine if row.replica_id not in decodes]  # H19
     queries = sum_known(row.queries for row in rated)
     now = timezone.now()
@@ -120,7 +115,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
             queries, sum_known(row.hits for row in rated), sum_known(row.external_hits for row in rated)
         ),
         hit_rate_state=sums.combined_state(rated),
-        reachable=reachable_share(names_of(pools), window),
+        reachable=reachable_share(pool_names(pools), window),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_source=source,
@@ -130,14 +125,14 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
         requests_per_s=_requests_per_s(routed, coverage, engine),
         running=sum_known(gauge.running for gauge in gauges),
         waiting=sum_known(gauge.waiting for gauge in gauges),
-        replicas_up=sum(health.answers for health in healths) if states else None,
+        replicas_up=sum(health.is_serving for health in healths) if states else None,
         replicas_total=len(replicas),
         read_at=max((state.ok_at for state in states.values() if state.ok_at), default=None),
     )
 
 
 def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:
-    """One row per replica, disabled ones too, by pool and name. 6 queries."""
+    """One row per replica, including disabled ones, by pool and name. 6 queries."""
     replicas = replicas_of(pools)
     ids = [replica.pk for replica in replicas]
     states = _states(ids)
@@ -160,7 +155,7 @@ def replica_rows(pools: Pools, window: Window) -> list[ReplicaRow]:
 
 def _replica_row(
     replica: Replica,
-    health: HealthWord,
+    health: TargetHealth,
     *,
     engine: sums.EngineSums | None,
     gauges: sums.Gauges,
@@ -187,15 +182,15 @@ def _replica_row(
 
 
 def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
-    """One row per task group that exists or was seen, by pool and name, as the routers saw it. 7 queries."""
-    routed, coverage = sums.router_sums(names_of(pools), window, whole=True)
-    timed = sums.router_ttft(names_of(pools), window, by="group", whole=True)
-    plain = sums.router_latency(names_of(pools), window, streamed=False, by="group", whole=True)
+    """One row per task group that exists or had requests, by pool and name, from router metrics. 7 queries."""
+    routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
+    timed = sums.router_ttft(pool_names(pools), window, by="group", whole=True)
+    plain = sums.router_latency(pool_names(pools), window, streamed=False, by="group", whole=True)
     ttft, latency = ({key: merged for (key, _), merged in found.items()} for found in (timed, plain))
     groups = TaskGroup.objects.values_list("pool__name", "name")
     seen = {(row.pool, row.group): row for row in routed}
     names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
-    reachable = reachable_by_group(names_of(pools), window)
+    reachable = reachable_by_group(pool_names(pools), window)
     return [
         _group_row(
             name, seen.get(name), ttft.get(name), latency.get(name), coverage=coverage, reachable=reachable.get(name)
@@ -232,11 +227,11 @@ def _group_row(
 
 
 def group_state(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> PointState:
-    """What a task group's hit rate of a step is worth. Keys without traffic leave no reading, so the scrapes tell."""
+    """State of a task group's hit rate in one step; without traffic there are no readings, so coverage decides."""
     if row is not None and row.prompt_tokens:
         return PointState.OK
     if row is not None and row.requests:
-        return PointState.UNKNOWN  # answers without usage: not reported (H16)
+        return PointState.UNKNOWN  # responses without usage: not reported (H16)
     if coverage is None:
         return PointState.UNKNOWN
     if coverage.covered_s > 0:
@@ -244,14 +239,13 @@ def group_state(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> 
     return PointState.STALE if coverage.stale else PointState.UNKNOWN
 
 
-def _health(replica: Replica, state: ScrapeState | None, now: datetime) -> HealthWord:
+def _health(replica: Replica, state: ScrapeState | None, now: datetime) -> TargetHealth:
     if replica.state == ReplicaState.DISABLED:
-        return HealthWord("unknown", "disabled: not scraped")
+        return TargetHealth("unknown", "disabled: not scraped")
     return health_of(state, now, added_at=replica.created_at)
 
 
-def names_of(pools: Pools) -> list[str] | None:
-    """Their names; None for all."""
+def pool_names(pools: Pools) -> list[str] | None:
     return None if pools is None else [pool.name for pool in pools]
 
 
@@ -266,8 +260,8 @@ def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
 
 
 def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
-    """(whose clock, histogram): the routers' where they observed anything, else the engines' (T1)."""
-    routed = sums.merge_histograms(sums.router_ttft(names_of(pools), window, whole=True).values())
+    """(clock, histogram): of the routers if they observed requests, else of the engines (T1)."""
+    routed = sums.merge_histograms(sums.router_ttft(pool_names(pools), window, whole=True).values())
     if routed is not None:
         return "router", routed
     engine = sums.merge_histograms(sums.engine_ttft(replica_ids, window, whole=True).values())
@@ -277,7 +271,7 @@ def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | N
 def _requests_per_s(
     routed: list[sums.RouterSums], coverage: list[sums.Coverage], engine: list[sums.EngineSums]
 ) -> float | None:
-    """By the routers where they were read, else by the engines' finished requests."""
+    """From routers if they were scraped, else from the engines' finished requests."""
     if any(step.covered_s for step in coverage):
         return _per_s(sum_known(row.requests for row in routed), coverage)
     rates = [rate for row in engine if (rate := ratio(row.finished, row.covered_s)) is not None]
@@ -285,14 +279,14 @@ def _requests_per_s(
 
 
 def _per_s(count: int | None, coverage: list[sums.Coverage]) -> float | None:
-    """Counted by all routers together, a second; 0 where they were read and counted nothing."""
+    """Count of all routers per second; 0 if they were scraped and counted nothing."""
     covered = sum(step.covered_s for step in coverage)
     routers = max((step.routers for step in coverage), default=0)
     return (count or 0) / covered * routers if covered else None
 
 
 class Kind(StrEnum):
-    """What a subject is."""
+    """Kind of a subject."""
 
     FLEET = "fleet"
     POOL = "pool"
@@ -302,7 +296,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``among`` are the pools that count (None: all there are); the rest narrows them to one object."""
+    """What figures are of: pools (``among``; None: all), narrowed to a task group or replica."""
 
     among: Pools = None
     pool: Pool | None = None
@@ -316,12 +310,11 @@ class Subject:
 
     @classmethod
     def of_replica(cls, replica: Replica) -> Subject:
-        """A replica; its pool has to be there already."""
+        """A replica, with its pool loaded."""
         return cls([replica.pool], replica.pool, None, replica)
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
         if self.replica is not None:
             return Kind.REPLICA
         if self.group is not None:
@@ -329,9 +322,9 @@ class Subject:
         return Kind.POOL if self.pool is not None else Kind.FLEET
 
     def replicas(self) -> list[Replica]:
-        """Those whose engines count: all that may serve it. At most one query."""
+        """Replicas that may serve the subject. At most one query."""
         return [self.replica] if self.replica is not None else replicas_of(self.among)
 
     def pool_names(self) -> list[str] | None:
-        """Its pools as the routers name them; None for all."""
-        return names_of(self.among)
+        """Names of its pools; None for all."""
+        return pool_names(self.among)

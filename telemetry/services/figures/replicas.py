@@ -1,9 +1,4 @@
-"""One replica: what its engine's ranks count, and how scraping it goes.
-
-How warm each replica was over a window, in a few cells: what a strip in a table shows.
-
-Events to draw on charts, and the times at which a cache was cold.
-"""
+"""Details of replicas: ranks, scraping, heat strips of the hit rate, and events and cold periods for charts."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from controlplane.services.events import OBSERVED
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import PointState, Window
 from telemetry.models import Reading, ScrapeState
-from telemetry.services.figures.overview import HealthWord, Kind, Subject, health_of
+from telemetry.services.figures.overview import Kind, Subject, TargetHealth, health_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import KeyedSums, rank_sums
 from telemetry.storage.replica_facts import cold_bands
@@ -46,28 +41,28 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Scraping:
-    """How reading a replica goes."""
+class ScrapeStatus:
+    """Scrape status of a replica."""
 
-    health: HealthWord
+    health: TargetHealth
     read_at: datetime | None = None  # the newest scrape that succeeded
     restarted_at: datetime | None = None
-    lag_s: float | None = None  # how long the last scrape took
-    failures: int = 0  # in a row
+    lag_s: float | None = None  # duration of the last scrape
+    failures: int = 0  # consecutive
     lora_adapters: list[str] | None = None  # with requests at the last scrape; None: unknown
 
 
-def scraping_of(replica: Replica) -> Scraping:
-    """One query."""
+def scraping_of(replica: Replica) -> ScrapeStatus:
+    """Scrape status of a replica. One query."""
     state = ScrapeState.objects.filter(replica=replica).defer("raw_counters").first()
     health = health_of(state, timezone.now(), added_at=replica.created_at)
     if state is None:
-        return Scraping(health)
-    return Scraping(health, state.ok_at, state.restarted_at, state.duration_s, state.failures, state.lora_adapters)
+        return ScrapeStatus(health)
+    return ScrapeStatus(health, state.ok_at, state.restarted_at, state.duration_s, state.failures, state.lora_adapters)
 
 
 def rank_rows(replica: Replica, window: Window) -> list[RankRow]:
-    """A row for each rank that was read in a window, by model and rank. Three queries."""
+    """A row for each rank scraped in the window, by model and rank. Three queries."""
     newest = _newest(replica, window)
     return [_rank(row, newest.get(row.key)) for row in rank_sums(replica.pk, window, COUNTED, whole=True)]
 
@@ -94,7 +89,7 @@ def _newest(replica: Replica, window: Window) -> dict[tuple[str, ...], Reading]:
     """The newest reading of each rank; none after a scrape that failed (H12)."""
     readings = Reading.objects.filter(replica=replica, at__gt=window.start, at__lte=window.end)
     last = readings.order_by("-at").values_list("at", flat=True).first()
-    return {(one.model, one.engine): one for one in readings.filter(at=last) if one.state != "stale"} if last else {}
+    return {(row.model, row.engine): row for row in readings.filter(at=last) if row.state != "stale"} if last else {}
 
 
 CELLS = 36
@@ -103,7 +98,7 @@ LEVELS = 10
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring cells that look the same."""
+    """Consecutive cells with the same look."""
 
     first: int  # number of the first cell, from 0
     cells: int
@@ -111,16 +106,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
-    """A replica's cells, ascending in time."""
+class HeatStrip:
+    """A replica's cells in order of time."""
 
     runs: tuple[Run, ...]
     lowest_ratio: float | None  # of the cells with traffic
     highest_ratio: float | None
 
 
-def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]:
-    """A strip a replica, by name, from its engines' hit rate. Two queries."""
+def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, HeatStrip]:
+    """The hit rate of each replica as a strip, by name. Two queries."""
     cells = Window(window.start, window.end, window.length_s / CELLS)
     rates: dict[int, dict[int, tuple[float | None, PointState]]] = defaultdict(dict)
     for row in sums.hit_sums([replica.pk for replica in replicas], cells):
@@ -131,7 +126,7 @@ def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, Strip]
 
 
 def _cold_cells(replica_ids: Sequence[int], cells: Window) -> dict[int, set[int]]:
-    """The cells in which a cache was filling anew."""
+    """Cells in which a cache was cold after a restart."""
     found: dict[int, set[int]] = defaultdict(set)
     for band in cold_bands(replica_ids, cells):
         found[band.replica_id] |= set(range(_cell(band.start, cells), _cell(band.end, cells) + 1))
@@ -142,7 +137,7 @@ def _cell(at: datetime, cells: Window) -> int:
     return int((at - cells.start).total_seconds() // cells.step_s)
 
 
-def _strip(rates: dict[int, tuple[float | None, PointState]], cold: set[int]) -> Strip:
+def _strip(rates: dict[int, tuple[float | None, PointState]], cold: set[int]) -> HeatStrip:
     runs: list[Run] = []
     for number in range(CELLS):
         look = _look(*rates.get(number, (None, PointState.UNKNOWN)), cold=number in cold)
@@ -151,7 +146,7 @@ def _strip(rates: dict[int, tuple[float | None, PointState]], cold: set[int]) ->
         else:
             runs.append(Run(number, 1, look))
     known = [value for value, _ in rates.values() if value is not None]
-    return Strip(tuple(runs), min(known, default=None), max(known, default=None))
+    return HeatStrip(tuple(runs), min(known, default=None), max(known, default=None))
 
 
 def _look(ratio: float | None, state: PointState, *, cold: bool) -> str:
@@ -160,14 +155,14 @@ def _look(ratio: float | None, state: PointState, *, cold: bool) -> str:
     return "cold" if cold else f"h{min(int(ratio * LEVELS), LEVELS - 1)}"
 
 
-LIMIT = 500  # a chart cannot show more
+LIMIT = 500  # more do not fit on a chart
 
 
 def events_of(subject: Subject, window: Window, limit: int = LIMIT) -> list[Event]:
     """The newest events of a window that concern a subject, ascending. One query.
 
-    Of a pool: its own and what was observed of routers. Of a replica: its own and those of its pool that name none.
-    Of a task group: those of its pool, because the policies and replicas that serve it are there.
+    Pool: its own events and those of routers. Replica: its own, and those of its pool without a replica. Task group:
+    those of its pool, whose policies and replicas serve it.
     """
     events = Event.objects.filter(at__gt=window.start, at__lte=window.end).select_related("pool", "replica", "router")
     if subject.among is not None:
@@ -178,11 +173,8 @@ def events_of(subject: Subject, window: Window, limit: int = LIMIT) -> list[Even
     return list(events.order_by("-at", "-pk")[:limit])[::-1]
 
 
-def cold_stretches(subject: Subject, window: Window) -> list[tuple[datetime, datetime]]:
-    """When a replica's cache was filling anew after a restart (H18), ascending; of other subjects [], without a query.
-
-    A part of a fleet that is cold is no reason to call the whole so.
-    """
+def cold_periods(subject: Subject, window: Window) -> list[tuple[datetime, datetime]]:
+    """(start, end) of a replica's cold periods after restarts (H18), ascending; [] for other subjects."""
     if subject.replica is None:
         return []
     return [(band.start, band.end) for band in cold_bands([subject.replica.pk], window)]

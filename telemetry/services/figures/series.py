@@ -1,9 +1,4 @@
-"""Lines of charts: one value per step, None for a gap, each with the reason for what it is.
-
-What routers counted, step by step: requests, errors, tokens, and how long whole responses took.
-
-Where reused tokens came from: hits by tier as shares of the queries (H4). They stack up to the total reuse.
-"""
+"""Series that compare replicas, task groups or pools: one value per step, None for a gap, each with its state."""
 
 from __future__ import annotations
 
@@ -19,26 +14,26 @@ from django.utils import timezone
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, Series, Window
-from telemetry.services.figures.overview import Pools, group_state, names_of, replicas_of, timed_note
+from telemetry.services.figures.overview import Pools, group_state, pool_names, replicas_of, timed_note
 from telemetry.storage import sums
 from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
 from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
-INEXACT = "Replicas have different histogram edges: merged on the edges they share."
+INEXACT = "Replicas have different histogram buckets: merged on shared bounds."
 NO_GROUP = "no group"
-REACHABLE = "Reachable: share of prompt tokens that one unbounded cache would have reused, over at least 30 minutes."
-NO_REACHABLE = "Reachable share: too few requests replayed yet."
-WORDS_OF_REUSE = {"hit": "mostly cached", "miss": "mostly computed"}
+REACHABLE = "Reachable: hit rate that one unbounded cache would have had, over at least 30 minutes."
+NO_REACHABLE = "Reachable hit rate: too few requests replayed yet."
+REUSE_LABELS = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
 NOTHING: Point = (None, PointState.UNKNOWN)
 
 
 def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
-    """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without what connectors supplied (H4)."""
-    window = still_kept(window)
+    """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without tokens from connectors (H4)."""
+    window = fit_window(window)
     replicas = replicas_of(pools)
     rows = sums.hit_sums([replica.pk for replica in replicas], window)
     points = ((row.key, row.step, hit_rate_of(row, local=local), row.state) for row in rows)
@@ -46,8 +41,8 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
-    """Hit rate of each pool: sums over its replicas, decode replicas left out (H19), then divided (H2)."""
-    window = still_kept(window)
+    """Hit rate of each pool: sums over its replicas, without decode replicas (H19), then divided (H2)."""
+    window = fit_window(window)
     replicas = replicas_of(pools)
     counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
     for replica in hit_rate_replicas(replicas):
@@ -62,7 +57,7 @@ def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
 
 
 def reachable_line(label: str, window: Window, shares: Mapping[datetime, ReachableShare]) -> Series:
-    """The reachable share of each step with a band of two standard errors."""
+    """The reachable hit rate of each step, with a band of two standard errors."""
     points = {start: (share.ratio, PointState.OK) for start, share in shares.items()}
     line = line_of(label, window, points)
     band = [_two_errors(shares.get(start)) for start, _ in line.points]
@@ -76,20 +71,20 @@ def _two_errors(share: ReachableShare | None) -> tuple[float, float] | None:
 
 
 def reachable_by(pools: Pools, window: Window, *, by: str) -> list[Series]:
-    """The reachable share of each ``pool``, or of each ``group`` as POOL/GROUP."""
-    found = reachable_over_time_by(names_of(pools), window, by=by)
+    """The reachable hit rate of each ``pool``, or of each ``group`` labelled POOL/GROUP."""
+    found = reachable_over_time_by(pool_names(pools), window, by=by)
     return [reachable_line(key, window, shares) for key, shares in found.items()]
 
 
 def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:
-    """Total reuse; ``local``: without what connectors supplied (H4)."""
+    """Total hit rate; ``local``: without tokens from connectors (H4)."""
     return hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
 
 
 def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
-    """Hit rate of each task group that had traffic, from the cached tokens that answers reported (H16)."""
-    window = still_kept(window)
-    routed, coverage = sums.router_sums(names_of(pools), window)
+    """Hit rate of each task group that had traffic, from the cached tokens in responses (H16)."""
+    window = fit_window(window)
+    routed, coverage = sums.router_sums(pool_names(pools), window)
     covered = {step.start: step for step in coverage}
     rows: dict[tuple[str, str], dict[datetime, sums.RouterSums]] = defaultdict(dict)
     for row in routed:
@@ -109,8 +104,8 @@ def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
 
 
 def accounted_note(label: str, share: float | None) -> str:
-    """What a reader of a task group's hit rate must know; nothing where all responses are accounted for."""
-    return "" if share is None or share >= ACCOUNTED else f"{label} rests on {share * 100:.1f} % of the responses."
+    """Text about the share of responses that a hit rate covers; "" for (almost) all."""
+    return "" if share is None or share >= ACCOUNTED else f"{label} covers {share * 100:.1f} % of the responses."
 
 
 def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> Point:
@@ -123,10 +118,10 @@ def ttft_quantiles(
 ) -> list[Series]:
     """TTFT quantiles in seconds, each with its bucket as a band (T5).
 
-    By the routers' clock, or by the engines' where no router observed anything (T1); ``source`` asks for one of them.
+    Of routers, or of engines if routers observed none (T1); ``source`` selects one of them.
     """
-    window = still_kept(window)
-    clock, names, note = "router", names_of(pools), ""
+    window = fit_window(window)
+    clock, names, note = "router", pool_names(pools), ""
     merged = sums.merged_by_start(sums.router_ttft(names, window)) if source != "engine" else {}
     if not merged and source != "router":
         clock = "engine"
@@ -138,15 +133,15 @@ def ttft_quantiles(
 
 
 def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
-    """A TTFT quantile in seconds of answers of whose prompt at least half was cached, and of the others.
+    """A TTFT quantile of routers in seconds, of responses whose prompt was at least half cached, and of the others.
 
-    By the routers' clock (T1), of answers that told their cached tokens (H16), each with its bucket as a band (T5).
+    Of responses that report cached tokens (H16), each with its bucket as band (T5).
     """
     parts: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
-    for ((_, _, reuse), start), merged in sums.router_ttft(names_of(pools), window, by="reuse").items():
+    for ((_, _, reuse), start), merged in sums.router_ttft(pool_names(pools), window, by="reuse").items():
         parts[reuse].append((start, merged))
     return [
-        quantile_line(f"p{q * 100:g} {WORDS_OF_REUSE[reuse]} (router)", q, sums.merged_by_step(found), window)
+        quantile_line(f"p{q * 100:g} {REUSE_LABELS[reuse]} (router)", q, sums.merged_by_step(found), window)
         for reuse, found in parts.items()
     ]
 
@@ -165,7 +160,7 @@ def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], windo
 
 def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage") -> list[Series]:
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
-    window = still_kept(window)
+    window = fit_window(window)
     replicas = replicas_of(pools)
     rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what])
     points = (
@@ -176,7 +171,7 @@ def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage")
 
 
 def line_of(label: str, window: Window, points: Mapping[datetime, Point], note: str = "") -> Series:
-    """Every step of the window, with a gap wherever nothing is known."""
+    """A series with every step of the window; steps without a point are gaps."""
     steps = [(start, *points.get(start, NOTHING)) for start in window.starts()]
     return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps], note=note)
 
@@ -184,7 +179,7 @@ def line_of(label: str, window: Window, points: Mapping[datetime, Point], note: 
 def _lines(
     names: Mapping[int, str], window: Window, points: Iterable[tuple[int, int, float | None, PointState]]
 ) -> list[Series]:
-    """A line for each name, of (its key, number of the step, value, state); tens of thousands where there are many."""
+    """A line per name from (key, step number, value, state); fast for tens of thousands of points."""
     starts = window.starts()
     gaps, states = [(start, None) for start in starts], [PointState.UNKNOWN] * len(starts)
     lines = {key: Series(name, [*gaps], [*states]) for key, name in names.items()}
@@ -195,11 +190,11 @@ def _lines(
     return list(lines.values())
 
 
-def still_kept(window: Window) -> Window:
-    """The window in steps that what is kept of its time can fill: readings go after days, minutes after weeks."""
+def fit_window(window: Window) -> Window:
+    """The window with a step for which data is still retained: readings for days, minute rollups for weeks."""
     day_s = 86_400.0
-    kept_s = {resolution_s: day_s * days for resolution_s, days in settings.ROLLUP_RETENTION_DAYS.items()}
-    return fit_to_retention(window, timezone.now(), kept_s, day_s * settings.READINGS_RETENTION_DAYS)
+    retention_s = {resolution_s: day_s * days for resolution_s, days in settings.ROLLUP_RETENTION_DAYS.items()}
+    return fit_to_retention(window, timezone.now(), retention_s, day_s * settings.READINGS_RETENTION_DAYS)
 
 
 QUANTILES: Final = (0.5, 0.95)
@@ -215,23 +210,23 @@ VALUES: Final[dict[str, Value]] = {
 
 
 def by_group(pools: Pools, window: Window, what: str) -> list[Series]:
-    """A line a task group: the sum of one of ``VALUES`` over each step.
+    """A line per task group: the sum of one of ``VALUES`` in each step.
 
-    Tokens are those of responses that said how many were cached (H16).
+    Tokens are of responses that report cached tokens (H16).
     """
     several = pools is None or len(pools) > 1
     return _routed_lines(pools, window, what, lambda row: _name(row, several=several))
 
 
 def by_pool(pools: Pools, window: Window, what: str) -> list[Series]:
-    """The same, a line a pool."""
+    """``by_group`` with a line per pool."""
     return _routed_lines(pools, window, what, lambda row: row.pool)
 
 
 def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
-    """p50 and p95 of seconds to the last byte of successful responses, by the routers' clock."""
-    window = still_kept(window)
-    merged = sums.merged_by_start(sums.router_latency(names_of(pools), window, streamed=streamed))
+    """Router latency p50 and p95 of successful responses."""
+    window = fit_window(window)
+    merged = sums.merged_by_start(sums.router_latency(pool_names(pools), window, streamed=streamed))
     kind = "streamed" if streamed else "plain"
     return [quantile_line(f"p{q * 100:g} {kind} (router)", q, merged, window) for q in QUANTILES]
 
@@ -242,26 +237,26 @@ def _name(row: sums.RouterSums, *, several: bool) -> str:
 
 
 def _routed_lines(pools: Pools, window: Window, what: str, key: Callable[[sums.RouterSums], Hashable]) -> list[Series]:
-    window = still_kept(window)
-    routed, coverage = sums.router_sums(names_of(pools), window)
+    window = fit_window(window)
+    routed, coverage = sums.router_sums(pool_names(pools), window)
     found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for row in routed:
         found[str(key(row))][row.start].append(row)
-    quiet = {step.start: _quiet(step) for step in coverage}
+    empty = {step.start: _without_requests(step) for step in coverage}
     return [
-        line_of(name, window, quiet | {start: _point(rows, VALUES[what]) for start, rows in steps.items()})
+        line_of(name, window, empty | {start: _point(rows, VALUES[what]) for start, rows in steps.items()})
         for name, steps in sorted(found.items())
     ]
 
 
 def _point(rows: Collection[sums.RouterSums], value: Value) -> Point:
-    """Unknown where requests ended and none of them tells the figure."""
+    """Unknown if no request reports the value."""
     known = sum_known(map(value, rows))
     return (known, PointState.OK) if known is not None else (None, PointState.UNKNOWN)
 
 
-def _quiet(step: sums.Coverage) -> Point:
-    """0 where routers were read and counted nothing."""
+def _without_requests(step: sums.Coverage) -> Point:
+    """0 if routers were scraped and counted nothing."""
     if step.covered_s > 0:
         return 0, PointState.OK
     return None, PointState.STALE if step.stale else PointState.UNKNOWN
@@ -277,9 +272,9 @@ LABELS = {
 
 
 def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
-    """A line per tier that anything came from, the device first: its tokens / queried tokens, 0 to 1.
+    """A line per tier with hits, the device first: its tokens / queried tokens, 0 to 1; they add up to the hit rate.
 
-    Of replicas that report tiers, decode replicas left out (H19).
+    Of replicas that report tiers, without decode replicas (H19).
     """
     rows: dict[datetime, list[EngineSums]] = defaultdict(list)
     for row in engine_sums([replica.pk for replica in hit_rate_replicas(replicas_of(pools))], window):
@@ -294,9 +289,9 @@ def _points(tier: str, rows: Mapping[datetime, list[EngineSums]]) -> dict[dateti
 
 
 def _share(tier: str, rows: list[EngineSums]) -> Point:
-    telling = [row for row in rows if row.queries is not None and getattr(row, tier) is not None]
-    queries = sum(row.queries or 0 for row in telling) if telling else None
-    part = sum(getattr(row, tier) for row in telling)
+    reporting = [row for row in rows if row.queries is not None and getattr(row, tier) is not None]
+    queries = sum(row.queries or 0 for row in reporting) if reporting else None
+    part = sum(getattr(row, tier) for row in reporting)
     counted = any(row.queries is not None for row in rows)
     state = point_state(queries, stale=any(row.stale for row in rows), not_reported=counted)
     return ratio(part, queries), PointState(state)

@@ -13,7 +13,7 @@ from django.views.decorators.http import conditional_page, require_GET
 
 from controlplane.web.tags import spreadsheet_safe
 from telemetry.metrics.windows import PointState, Series
-from telemetry.services.figures.replicas import cold_stretches, events_of
+from telemetry.services.figures.replicas import cold_periods, events_of
 from telemetry.web.charts import CHARTS, Chart, View, absence, figure_words, notes_of, why_empty
 from telemetry.web.figures import build_figure, markers
 from telemetry.web.ranges import Asked, asked
@@ -29,7 +29,7 @@ def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
     _, view, lines = _lines(state, slug)
     window = state.range.window
     marks = markers(events_of(state.subject, window), window)
-    return JsonResponse(build_figure(view, lines, marks, window, cold_stretches(state.subject, window)))
+    return JsonResponse(build_figure(view, lines, marks, window, cold_periods(state.subject, window)))
 
 
 @require_GET

@@ -21,7 +21,7 @@ from controlplane.models import Pool, Replica, TaskGroup
 from controlplane.web.tables import asked_sort
 from telemetry.metrics.windows import ReplicaRow
 from telemetry.services.figures.engine import newest_part, reconcile
-from telemetry.services.figures.groups import group_tiles, replica_shares, revisions_in_force, was_seen
+from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
@@ -104,7 +104,7 @@ def _live_pool(request: HttpRequest, state: Asked, pool: Pool) -> dict[str, Any]
         "replica_sort": replica_sort,
         "groups": group_sort.apply(group_rows(subject.among, state.range.table)),
         "group_sort": group_sort,
-        "revisions": revisions_in_force(None, pool.pk),
+        "revisions": active_revisions(None, pool.pk),
     }
 
 
@@ -132,7 +132,7 @@ def _asked_group(request: HttpRequest, pool_name: str, group_name: str) -> tuple
         return asked_about(request, Subject.of_pool(pool, "")), pool, None
     group = pool.groups.filter(name=group_name).first()
     state = asked_about(request, Subject.of_pool(pool, group_name))
-    if group is None and not was_seen(state.subject, state.range.window):
+    if group is None and not has_requests(state.subject, state.range.window):
         raise Http404(f"Pool {pool.name} has no task group {group_name!r}.")
     return state, pool, group
 
@@ -145,7 +145,7 @@ def _live_group(state: Asked, pool: Pool, group: TaskGroup | None) -> dict[str, 
         "group": group,
         "tiles": group_tiles(state.subject, state.range.now),
         "shares": replica_shares(state.subject, state.range.table),
-        "revisions": revisions_in_force(group, pool.pk),
+        "revisions": active_revisions(group, pool.pk),
     }
 
 

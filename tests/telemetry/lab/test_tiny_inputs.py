@@ -46,7 +46,7 @@ def requests(draw: st.DrawFn) -> Request:
     )
 
 
-def in_time(some: list[Request]) -> Requests:
+def in_order_of_time(some: list[Request]) -> Requests:
     return columns(sorted(some, key=lambda one: one.at_s))
 
 
@@ -81,7 +81,7 @@ def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, r
 def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minutes):
     replay, tally = Replay(None), BinSums()
     for some in spans:
-        told = in_time(some)
+        told = in_order_of_time(some)
         replay.resize(rooms)
         replay.learn(told, minutes)
         replay.use(told, tally)
@@ -140,7 +140,7 @@ def test_numbers_of_no_blocks():
 
 @given(st.lists(requests(), max_size=3), st.sampled_from((1.0, 0.5, 2.0**-20)))
 def test_columns_of_any_requests(some, ratio):
-    told = in_time(some)
+    told = in_order_of_time(some)
     together = Requests.concatenated([told, columns([]), told])
     assert len(together) == 2 * len(told)
     thinned = told.sampled(ratio)

@@ -13,7 +13,7 @@ from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import overview, series
 from telemetry.services.figures.overview import Subject
-from telemetry.services.figures.replicas import cold_stretches
+from telemetry.services.figures.replicas import cold_periods
 from telemetry.storage.replica_facts import COLD_S, cold_bands
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, scraped
@@ -86,7 +86,7 @@ def test_a_cold_band_reaches_from_the_restart_to_the_end_of_the_warm_up(replicas
     engine_reading(never, AT, queries=10, hits=0)
 
     bands = {band.replica_id: (band.start, band.end) for band in cold_bands([r.pk for r in replicas], MINUTE)}
-    drawn = {one.pk: cold_stretches(Subject.of_replica(one), MINUTE) for one in replicas}
+    drawn = {one.pk: cold_periods(Subject.of_replica(one), MINUTE) for one in replicas}
 
     assert bands == {
         restarted.pk: (T0 + timedelta(seconds=15), MINUTE.end),

@@ -110,4 +110,4 @@ def test_only_charts_that_may_have_a_reachable_share_are_titled_so(visitor, flee
     assert (meta("replica=gpu-1")["title"], meta("replica=gpu-1")["notes"]) == ("Hit rate", [])
     pool = meta("pool=chat")
     assert pool["title"] == "Hit rate and reachable share"
-    assert "Reachable share: too few requests replayed yet." in " ".join(pool["notes"])
+    assert "Reachable hit rate: too few requests replayed yet." in " ".join(pool["notes"])

@@ -271,5 +271,5 @@ def test_pages_say_which_share_of_the_responses_a_group_s_hit_rate_rests_on(visi
     assert "from 25.0 % of the responses" in visitor.get("/pools/chat/groups/coding/").text
     rows = visitor.get("/charts/hit-rate.csv?pool=chat&group=coding").text.splitlines()
     assert rows[0].endswith(",notes")
-    assert "Hit rate rests on 25.0 % of the responses." in rows[-1]
-    assert "Hit rate rests on 25.0 % of the responses." in visitor.get("/charts/hit-rate/?pool=chat&group=coding").text
+    assert "Hit rate covers 25.0 % of the responses." in rows[-1]
+    assert "Hit rate covers 25.0 % of the responses." in visitor.get("/charts/hit-rate/?pool=chat&group=coding").text

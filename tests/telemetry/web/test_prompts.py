@@ -29,7 +29,7 @@ def test_the_dearest_comes_first_with_its_place_its_price_and_what_to_do(visitor
     assert text.index(">coding<") < text.index(">retrieval<")
     assert "<strong>A date or time</strong> in the system prompt, about 5 tokens in, in 100.0 % of the prompts" in text
     assert "a day</strong> computed anew" in text
-    assert "Move it behind everything that stays the same" in text
+    assert "Move it after all constant text" in text
     assert "Nothing was found" in text
     assert "Too few openings" in text
     assert 'href="/pools/chat/groups/coding/"' in text

@@ -45,7 +45,7 @@ def test_a_pools_hit_rate_is_sums_over_sums_with_the_local_cache_told_apart(pool
 
     found = values(chart_series.hit_rate(Subject.of_pool(pool), WINDOW))
 
-    assert found == {"Hit rate": [0.28, None], "Local cache alone": [0.19, None]}
+    assert found == {"Hit rate": [0.28, None], "Local cache only": [0.19, None]}
 
 
 def test_tiers_are_shares_of_the_queries_and_only_those_that_are_there(pool, replicas):
@@ -119,7 +119,7 @@ def test_outcomes_are_a_second_and_zero_only_where_routers_were_read(pool, repli
 
     answered, errors = chart_series.outcomes(Subject.of_pool(pool), WINDOW)
 
-    assert values([answered, errors]) == {"answered": [3.0, None], "replica errors": [1.0, None]}
+    assert values([answered, errors]) == {"OK": [3.0, None], "replica errors": [1.0, None]}
     assert answered.states[1] == PointState.STALE
 
 
@@ -153,4 +153,4 @@ def test_ttft_by_reuse_of_a_group_says_of_what_share_of_the_responses_it_is(pool
 
     found = chart_series.ttft_by_reuse(Subject.of_pool(pool, "coding"), WINDOW)
 
-    assert {line.note for line in found} == {"TTFT by reuse rests on 50.0 % of the responses."}
+    assert {line.note for line in found} == {"TTFT by reuse covers 50.0 % of the responses."}

@@ -94,7 +94,7 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
 
     assert (notes[old.pk].not_reported, notes[old.pk].reports("itl")) == (("itl",), False)
     assert notes[old.pk].reports("external_hits", "hits")
-    assert "once for each time its scheduling is tried" in notes[old.pk].notes[0]
+    assert "each time it tries to schedule it" in notes[old.pk].notes[0]
     assert notes[new.pk] == EngineNotes("vLLM", "0.33.0")
     assert notes[decode.pk].decodes
     assert [sentence.split()[0] for sentence in notes[decode.pk].notes] == ["A", "SGLang"]

@@ -404,9 +404,9 @@ def test_a_group_s_figures_say_which_share_of_the_responses_they_rest_on(pool, r
     assert {share.name: share.accounted_ratio for share in shares} == {"r1": 0.5, "r2": 0.0}
 
     notes = {line.label: line.note for line in series.hit_rate_by_group([pool], MINUTE)}
-    assert notes["part"] == "part rests on 25.0 % of the responses."
+    assert notes["part"] == "part covers 25.0 % of the responses."
     assert notes["whole"] == notes["failed"] == ""
-    assert chart_series.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate rests on 25.0 % of the responses.")
+    assert chart_series.hit_rate(subject, MINUTE)[0].note.startswith("Hit rate covers 25.0 % of the responses.")
 
 
 @pytest.mark.parametrize(
