@@ -1,4 +1,4 @@
-"""What did happen, one noun per file. ``scraping``, ``collecting``, ``alerts`` and ``services`` write these rows."""
+"""Django models of telemetry. ``scraping``, ``storage``, ``alerts`` and ``services`` write their rows."""
 
 from telemetry.models.alert import Alert, AlertRule, AlertState, AlertStep, AlertTransition, RuleKind, Severity, Silence
 from telemetry.models.decision import CapacityCurve, Decision, DecisionCursor, LadderBin, ReplayState

@@ -1,16 +1,13 @@
-"""The edges of a histogram, kept once for all readings that have them.
+"""Readings of engines and routers, the bucket layouts of their histograms, and the state of their rollups.
 
-Readings: what was counted between two scrapes. Partitioned by day; see the migration and storage/partitions.py.
+Theory of operation. A reading is what was counted between two scrapes. Readings arrive in the order of ``at`` and are
+queried by ranges of ``at``, for many replicas at once, so the primary key begins with ``at``: it prevents duplicates,
+and a chart of N replicas over a window is one range scan over neighbouring pages. Tables are partitioned by day (see
+the migration and storage/partitions.py), and a day is dropped as a whole table. There are no foreign keys in the
+database: a removed replica's readings stay until their day is dropped.
 
-Theory of operation. Readings arrive in the order of ``at`` and are asked for by ranges of ``at``, for many replicas at
-once. The primary key therefore begins with ``at``: it keeps duplicates out, and a chart of N replicas over a window
-is one range scan over neighbouring pages. A day is dropped as a whole table. There are no foreign keys in the
-database: a removed replica's readings stay until their day goes.
-
-A histogram is a pair of arrays, the positions of the buckets that hold something and their counts, beside the id of
-its edges; NULL is unknown, empty arrays say that nothing was observed.
-
-How far readings have been rolled up, and what of that is to be done again.
+A histogram is a pair of arrays, the positions of non-empty buckets and their counts, with the id of its edges. NULL is
+unknown; empty arrays mean that nothing was observed.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from telemetry.metrics.counters import ReadingState
 
 
 class BucketLayout(models.Model):
-    """Upper edges of a histogram's buckets, in its unit, ascending, the infinite one left out (T2, T3)."""
+    """Upper edges of a histogram's buckets, in its unit, ascending, without the infinite one (T2, T3)."""
 
     edges = ArrayField(models.FloatField())
     digest = models.CharField(max_length=64, unique=True)  # SHA-256 of the edges: 275 floats are too wide for an index
@@ -37,7 +34,7 @@ STATES = [(state.value, state.name.title()) for state in ReadingState]
 
 
 def _count() -> models.BigIntegerField[int | None, int | None]:
-    """An addition over the interval; None is unknown."""
+    """An increase over the interval; None is unknown."""
     return models.BigIntegerField(null=True)
 
 
@@ -48,18 +45,18 @@ def _layout() -> models.ForeignKey[BucketLayout | None, BucketLayout | None]:
 
 
 class Reading(models.Model):
-    """One engine of a replica over one interval; with ``engine`` "" the gap that a failed scrape leaves."""
+    """One engine of a replica over one interval; ``engine`` is "" for a failed scrape."""
 
     pk = models.CompositePrimaryKey("at", "replica_id", "model", "engine")
-    at = models.DateTimeField()  # when the scrape was due; the additions are of the time before
+    at = models.DateTimeField()  # when the scrape was due; the increases are of the time before
     replica = models.ForeignKey(Replica, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
-    model = models.TextField()  # as served; "" in a gap
-    engine = models.TextField()  # data-parallel rank (H15)
+    model = models.TextField()  # as served; "" in a failed scrape
+    engine = models.TextField()  # data-parallel rank (H15); "" in a failed scrape
     state = models.TextField(choices=STATES)
-    interval_s = models.FloatField(null=True)  # what the additions cover; longer than usual after a gap (H10)
+    interval_s = models.FloatField(null=True)  # that the increases cover; longer than usual after missed scrapes (H10)
 
     queries = _count()  # tokens looked up in the prefix cache, at admission
-    hits = _count()  # tokens of those found on the device
+    hits = _count()  # tokens found on the device
     external_queries = _count()
     external_hits = _count()  # tokens that a KV connector supplied (H3)
     device_tokens = _count()  # hits by tier (H4)
@@ -67,7 +64,7 @@ class Reading(models.Model):
     p2p_tokens = _count()
     disk_tokens = _count()
     other_tokens = _count()
-    prompt_tokens = _count()  # at the first output: another moment than queries (H5)
+    prompt_tokens = _count()  # at the first output, unlike queries (H5)
     generation_tokens = _count()
     preemptions = _count()
     finished = _count()  # requests
@@ -88,15 +85,15 @@ class Reading(models.Model):
     block_reuse_gap_count = _count()
     first_tokens = _count()  # requests that got their first token: the observations of the TTFT histogram
 
-    # Names of these columns, "ttft" and "itl" that this engine does not report at all; None in a gap. What is None in a
-    # row and not named here is unknown for another reason: the first scrape, a torn histogram.
+    # Those of the columns above, "ttft" and "itl" that the engine does not report at all; None in a failed scrape. A
+    # column that is None and not listed is unknown for another reason: the first scrape, a torn histogram.
     not_reported = ArrayField(models.TextField(), null=True)
 
     running = models.FloatField(null=True)  # requests, at the scrape
     waiting = models.FloatField(null=True)
-    waiting_capacity = models.FloatField(null=True)  # of those, for room; the others for a transient constraint
+    waiting_capacity = models.FloatField(null=True)  # of those, for capacity; the others for a transient constraint
     waiting_deferred = models.FloatField(null=True)
-    kv_usage_ratio = models.FloatField(null=True)  # blocks held by running requests, 0 to 1
+    kv_usage_ratio = models.FloatField(null=True)  # blocks in use by running requests, 0 to 1
 
     ttft_layout = _layout()  # engine's clock (T1)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
@@ -112,12 +109,11 @@ class Reading(models.Model):
 
 
 class RouterReading(models.Model):
-    """What a router counted under one key over one interval.
+    """Counters of a router under one key over one interval.
 
-    Each scrape of a router leaves one row whose names are all "" (its state says whether the scrape succeeded), and
-    one row for each key under which something was counted. The rows of TTFT and latency have ``policy`` ""; those
-    by revision, which are there while a policy tries another one, have ``replica`` "". TTFT of
-    answers that told their cached tokens, split by ``reuse``, has neither: the same requests once more.
+    Each scrape of a router makes one row whose names are all "" (its state says whether the scrape succeeded), and one
+    row per key with an increase. Rows with histograms of TTFT and latency have ``policy`` "". Histograms by revision,
+    of policies with a canary, have no replica; those by ``reuse`` have neither. Both count the same requests once more.
     """
 
     pk = models.CompositePrimaryKey("at", "router_id", "pool", "group", "replica", "policy", "revision", "reuse")
@@ -128,7 +124,7 @@ class RouterReading(models.Model):
     replica = models.TextField()  # "": no replica was chosen
     policy = models.TextField()
     revision = models.IntegerField()
-    # "hit": at least half of the prompt came from the cache; "miss": less; "": all answers
+    # "hit": at least half of the prompt was cached; "miss": less; "": all responses
     reuse = models.TextField(db_default="")
     state = models.TextField(choices=STATES)
     interval_s = models.FloatField(null=True)
@@ -139,27 +135,26 @@ class RouterReading(models.Model):
     replica_error_requests = _count()
     router_error_requests = _count()
     cancelled_requests = _count()
-    usage_reported = _count()  # answers that carried cached_tokens; the next three are of those alone (H16)
-    usage_without_details = _count()  # responses whose usage did not say how many tokens were cached
+    usage_reported = _count()  # responses with cached_tokens; prompt_tokens and cached_tokens are theirs (H16)
+    usage_without_details = _count()  # responses with usage but without cached tokens
     prompt_tokens = _count()
     cached_tokens = _count()
-    spilled_requests = _count()  # placed away from a prefix's home or holder, for load; None where there is no home
-    predicted_answers = (
-        _count()
-    )  # answers of which a hit was predicted, and that told one; the next three are theirs (H17)
+    spilled_requests = _count()  # overflowed from the preferred replica; None: the strategy has none
+    # Responses with a predicted hit that reported their cached tokens; the next three columns are theirs (H17).
+    predicted_answers = _count()
     predicted_prompt_tokens = _count()
     predicted_tokens = _count()  # of those prompt tokens, predicted to be cached
-    predicted_cached_tokens = _count()  # of those prompt tokens, cached indeed
+    predicted_cached_tokens = _count()  # of those prompt tokens, reported as cached
 
     ttft_layout = _layout()  # router's clock, of streamed responses only (T1, T1b, T8)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)
-    streamed_latency_layout = _layout()  # from the request's last byte to the response's, of those that succeeded
+    streamed_latency_layout = _layout()  # request's last byte to response's last byte, successful responses
     streamed_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     streamed_latency_counts = ArrayField(models.BigIntegerField(), null=True)
     streamed_latency_sum_s = models.FloatField(null=True)
-    plain_latency_layout = _layout()  # the same of responses that were not streamed
+    plain_latency_layout = _layout()  # the same, of responses that were not streamed
     plain_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     plain_latency_counts = ArrayField(models.BigIntegerField(), null=True)
     plain_latency_sum_s = models.FloatField(null=True)
@@ -169,10 +164,10 @@ class RouterReading(models.Model):
 
 
 class RollupState(models.Model):
-    """One resolution. Bins that end at or before ``rolled_through`` are read from its tables, later ones are not."""
+    """The progress of one resolution. Bins that end at or before ``rolled_through`` are read from its tables."""
 
     resolution_s = models.PositiveIntegerField(primary_key=True)
-    closed_through = models.DateTimeField(null=True)  # who stores a reading of this time or before marks its bin
+    closed_through = models.DateTimeField(null=True)  # storing a reading of this time or before marks its bin
     rolled_through = models.DateTimeField(null=True)
 
     def __str__(self) -> str:
@@ -180,7 +175,7 @@ class RollupState(models.Model):
 
 
 class RollupRepair(models.Model):
-    """A bin that was rolled up before all its readings were there."""
+    """A bin that received readings after it was rolled up, and must be re-aggregated."""
 
     resolution_s = models.PositiveIntegerField()
     at = models.DateTimeField()  # the end of the bin

@@ -1,9 +1,4 @@
-"""How well a part of the fleet is being scraped.
-
-What the scraper remembers of a target between two scrapes.
-
-Servers that scrape replicas already, and the pools whose figures are read there instead of from the replicas.
-"""
+"""Scraping: the last cycle of each shard, the state of each target, and metrics servers with their pools."""
 
 from __future__ import annotations
 
@@ -16,36 +11,36 @@ from controlplane.models import Pool, Replica, Router
 
 
 class ScrapeShard(models.Model):
-    """The last tick of one shard. A shard that the fleet no longer needs has no row."""
+    """The last scrape cycle of one shard. A shard that the fleet no longer needs has no row."""
 
     number = models.PositiveSmallIntegerField(primary_key=True)
-    due_at = models.DateTimeField()  # the place on the shard's grid that was taken last
-    lag_s = models.FloatField()  # from then until the scrape began
-    took_s = models.FloatField(null=True)  # from its beginning until all was stored; None while it runs
-    targets = models.PositiveIntegerField(default=0)  # scraped by it
-    failures = models.PositiveIntegerField(default=0)  # of those
-    missed = models.PositiveBigIntegerField(default=0)  # ticks that never were, since the shard exists
-    refused_since = models.DateTimeField(null=True)  # the database had no room for what was scraped
+    due_at = models.DateTimeField()  # of the last cycle
+    lag_s = models.FloatField()  # from then until the cycle started
+    took_s = models.FloatField(null=True)  # until everything was stored; None while it runs
+    targets = models.PositiveIntegerField(default=0)  # scraped in the cycle
+    failures = models.PositiveIntegerField(default=0)  # failed scrapes among them
+    missed = models.PositiveBigIntegerField(default=0)  # cycles that were missed since the shard exists
+    refused_since = models.DateTimeField(null=True)  # since when the database has had no space for readings
 
     def __str__(self) -> str:
         return f"shard {self.number} at {self.due_at:%F %T}"
 
 
-# A replica that was never read is starting for so long after it was added, then down: an engine loads weights and
-# compiles for up to some ten minutes.
+# A replica that was never scraped counts as starting for so long after it was added, then as down: an engine loads
+# weights and compiles for up to ten minutes.
 STARTING_S = 900.0
 
 
 class Health(TextChoices):
-    """What scraping found out about a target."""
+    """Whether a target can be scraped."""
 
-    UNKNOWN = "unknown", "Unknown"  # never answered, never failed for sure
+    UNKNOWN = "unknown", "Unknown"  # no scrape succeeded yet, and it is not known to be down
     UP = "up", "Up"
     DOWN = "down", "Down"
 
 
 class ScrapeState(models.Model):
-    """The last scrape of a replica or a router. One row each, so that a worker may restart at any moment."""
+    """The last scrape of a replica or a router. Stored, so that a worker may restart at any time."""
 
     replica = models.OneToOneField(Replica, models.CASCADE, null=True, related_name="scrape_state")
     router = models.OneToOneField(Router, models.CASCADE, null=True, related_name="scrape_state")
@@ -53,15 +48,15 @@ class ScrapeState(models.Model):
     ok_at = models.DateTimeField(null=True)  # when the last one that succeeded was due
     health = models.CharField(max_length=8, choices=Health, default=Health.UNKNOWN)
     failures = models.PositiveIntegerField(default=0)  # in a row
-    reason = models.CharField(max_length=200, blank=True)  # why the last one failed
-    restarted_at = models.DateTimeField(null=True)  # when a restart was last noticed
+    reason = models.CharField(max_length=200, blank=True)  # why the last scrape failed
+    restarted_at = models.DateTimeField(null=True)  # when a restart was last detected
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
-    duration_s = models.FloatField(null=True)  # seconds from the beginning of the last scrape to its answer
-    engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # whose metrics it has
+    duration_s = models.FloatField(null=True)  # of the last scrape; None: it failed
+    engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # vllm, sglang, tensorrt_llm
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
     lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
-    version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last said
-    version_at = models.DateTimeField(null=True)  # when that was last asked (H13)
+    version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
+    version_at = models.DateTimeField(null=True)  # when that was last checked (H13)
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge
 
     class Meta:
@@ -77,24 +72,24 @@ class ScrapeState(models.Model):
 
 
 class MetricsServer(models.Model):
-    """A server with Prometheus' query API. Its credentials are encrypted at rest and never leave by the API (S13)."""
+    """A server with Prometheus' query API. Its credentials are encrypted at rest and never returned by REST (S13)."""
 
     name = models.CharField(max_length=100, unique=True)
     url = models.CharField(max_length=2048)  # up to what /api/v1/query follows
     encrypted = models.BinaryField(null=True, editable=False)  # {"token"} or {"username", "password"}; None: none
     tenant = models.CharField(max_length=150, blank=True)  # X-Scope-OrgID
-    series_label = models.CharField(max_length=100, default="instance")  # of the series: its value names the replica
-    replica_label = models.CharField(max_length=63, blank=True)  # of the replica; "": host and port of its URL
+    series_label = models.CharField(max_length=100, default="instance")  # of the series; its value names the replica
+    replica_label = models.CharField(max_length=63, blank=True)  # with that value; "": host and port
     matchers = models.CharField(max_length=500, blank=True)  # PromQL label matchers that narrow the series down
     lookback_s = models.FloatField(default=60)  # how old a sample may be, 5 to 600
-    delay_s = models.FloatField(default=0)  # seconds after which a scrape is whole there, 0 to 120
+    delay_s = models.FloatField(default=0)  # seconds after which a scrape is complete there, 0 to 120
     enabled = models.BooleanField(default=True)  # off: its pools are scraped directly again
     created_at = models.DateTimeField(db_default=Now(), editable=False)
 
-    asked_at = models.DateTimeField(null=True, editable=False)  # when the last reading from it ended
-    error = models.CharField(max_length=200, blank=True, editable=False)  # why it failed; "" when it did not
-    found = models.PositiveIntegerField(null=True, editable=False)  # replicas that it told of; None: never asked
-    missing = models.PositiveIntegerField(null=True, editable=False)  # replicas of its pools that it did not
+    asked_at = models.DateTimeField(null=True, editable=False)  # when it was last queried
+    error = models.CharField(max_length=200, blank=True, editable=False)  # why that failed; "" if it did not
+    found = models.PositiveIntegerField(null=True, editable=False)  # replicas with metrics; None: never queried
+    missing = models.PositiveIntegerField(null=True, editable=False)  # replicas of its pools without metrics
 
     class Meta:
         ordering = ("name",)
@@ -104,7 +99,7 @@ class MetricsServer(models.Model):
 
 
 class ReadPool(models.Model):
-    """A pool whose figures come from a metrics server. A pool has one such server at most."""
+    """A pool whose metrics are read from a metrics server instead of from its replicas."""
 
     pool = models.OneToOneField(Pool, models.CASCADE, related_name="read_from", primary_key=True)
     server = models.ForeignKey(MetricsServer, models.CASCADE, related_name="read_pools")

@@ -1,8 +1,8 @@
-"""Reading stored decisions as columns, as a replay needs them.
+"""Reads stored decisions as columns, the input of a replay.
 
-Theory of operation. Tens of thousands of rows as tuples cost more than their replay, so PostgreSQL makes arrays of them
-first: one for each column, and one of all the rows' arrays of blocks, one after the other. They come as the bytes that
-its binary protocol sends: a header of 20 bytes (12 for an array without elements), then each element's length in 4
+Theory of operation. Tens of thousands of rows as tuples would cost more than their replay, so PostgreSQL aggregates
+them into arrays: one for each column, and one with all rows' block arrays, one after the other. They arrive in
+PostgreSQL's binary format: a header of 20 bytes (12 for an array without elements), then each element's length in 4
 bytes and the element itself, all big-endian.
 """
 
@@ -20,7 +20,7 @@ from telemetry.lab.chains import Integers, Requests, coded
 
 HEADER, EMPTY_HEADER, LENGTH = 20, 12, 4  # bytes
 POSTGRES_EPOCH_S = 946_684_800  # unix
-UNKNOWN = -1  # NULL, of columns that are never below 0
+UNKNOWN = -1  # stands for NULL in columns that are never negative
 _NUMBERS = {
     "at": ">i8",  # microseconds
     "cardinality(blocks)": ">i4",
@@ -47,27 +47,27 @@ _COLUMNS = ", ".join(f"array_send(array_agg({column}))" for column in _NUMBERS)
 
 
 def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
-    """Requests that a replica answered, by the time they were placed; the first ``at_most`` of them. One query."""
+    """Requests with a successful response, by the time they were placed; the first ``at_most``. One query."""
     return _read("asc", start, end, pool, at_most)
 
 
 def latest_requests(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
-    """The same, the last ``at_most`` of them."""
+    """The same, but the last ``at_most``."""
     return _read("desc", start, end, pool, at_most)
 
 
 def first_at(pool: str, start: datetime, end: datetime) -> datetime | None:
-    """When the first of them was placed."""
+    """When the first request was placed; None if there is none. One query."""
     with connection.cursor() as cursor:
         cursor.execute(
             "select min(at) from telemetry_decision where at >= %s and at < %s and pool = %s", [start, end, pool]
         )
-        found: datetime | None = cursor.fetchone()[0]
-    return found
+        at: datetime | None = cursor.fetchone()[0]
+    return at
 
 
 def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[datetime, int]:
-    """How many such requests there are, by bin of this width."""
+    """The number of successful requests by start of the bin. One query."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -81,50 +81,50 @@ def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[
 
 def _read(order: str, *values: datetime | str | int) -> Requests:
     connection.ensure_connection()
-    with psycopg.Cursor(connection.connection) as cursor:  # Django's own asks for text
+    with psycopg.Cursor(connection.connection) as cursor:  # Django's own cursor reads the text format
         cursor.execute(_SELECT.format(order=order, columns=_COLUMNS), values, binary=True)
         groups, replicas, blocks, positions, *columns = cursor.fetchall()[0]
     numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _NUMBERS.values(), strict=True)]
-    at, lengths, placed, block_counts, *others = numbers
-    ratios, hash_tokens, estimates, *told = (column.astype(np.float64) for column in others)
+    at, lengths, position_counts, block_counts, *others = numbers
+    ratios, hash_tokens, estimates, *nullable = (column.astype(np.float64) for column in others)
     return Requests(
         at / 1e6 + POSTGRES_EPOCH_S,
         coded(groups or ()),
         coded(replicas or ()),
         _joined(blocks, lengths, ">u8").astype(np.uint64),
-        _positions(positions, lengths, placed),
+        _positions(positions, lengths, position_counts),
         np.cumsum(lengths, dtype=np.int64),
         block_counts.astype(np.float64),
         ratios,
         hash_tokens,
         estimates,
-        *(np.where(column == UNKNOWN, np.nan, column) for column in told),
+        *(np.where(column == UNKNOWN, np.nan, column) for column in nullable),
     )
 
 
 def _numbers(sent: bytes | None, kind: str) -> NDArray[Any]:
-    """The elements of an array as it is sent; none of them is NULL."""
+    """The elements of an array in the binary format; none is NULL."""
     element = np.dtype([("length", ">i4"), ("value", kind)])
-    told: NDArray[Any] = np.frombuffer((sent or b"")[HEADER:], element)["value"]
-    return told
+    values: NDArray[Any] = np.frombuffer((sent or b"")[HEADER:], element)["value"]
+    return values
 
 
 def _joined(sent: bytes | None, lengths: NDArray[Any], kind: str) -> NDArray[Any]:
-    """The elements of arrays of these lengths that are sent one after the other."""
+    """The elements of arrays with these lengths, concatenated in the binary format."""
     width = np.dtype(kind).itemsize
-    word = min(width, LENGTH)  # bytes, of which everything is a multiple
+    word = min(width, LENGTH)  # bytes; every offset is a multiple
     each = LENGTH + width
     ends = np.cumsum(np.where(lengths > 0, HEADER + each * lengths, EMPTY_HEADER))
-    behind = np.repeat(ends - each * np.cumsum(lengths), lengths)  # from where the last array's end would be
-    first = behind + each * np.arange(len(behind)) + LENGTH
+    offsets = np.repeat(ends - each * np.cumsum(lengths), lengths)  # of headers, before each element
+    first = offsets + each * np.arange(len(offsets)) + LENGTH
     words = np.frombuffer(sent or b"", f">u{word}")
     elements: NDArray[Any] = words[first[:, None] // word + np.arange(width // word)].reshape(-1).view(kind)
     return elements
 
 
-def _positions(sent: bytes | None, lengths: NDArray[Any], told: NDArray[Any]) -> Integers:
-    """Of all blocks; of a prompt of which nothing is told (UNKNOWN) all of them are there, from 0 on."""
+def _positions(sent: bytes | None, lengths: NDArray[Any], counts: NDArray[Any]) -> Integers:
+    """The positions of all blocks. A prompt without positions (UNKNOWN) has all its blocks, from 0 on."""
     ends = np.cumsum(lengths, dtype=np.int64)
     positions: Integers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-    positions[np.repeat(told != UNKNOWN, lengths)] = _joined(sent, told[told != UNKNOWN], ">u2")
+    positions[np.repeat(counts != UNKNOWN, lengths)] = _joined(sent, counts[counts != UNKNOWN], ">u2")
     return positions
