@@ -14,7 +14,7 @@ from telemetry.lab.ladder import Sums, ladder_from, reachable_error
 from telemetry.metrics.windows import Window
 from telemetry.services.lab.replays import replay_pools
 from telemetry.storage.reachable import (
-    MOST_STANDARD_ERROR,
+    MAX_STANDARD_ERROR,
     reachable_by_group,
     reachable_by_pool,
     reachable_over_time,
@@ -77,7 +77,7 @@ def test_it_is_unknown_where_its_error_is_too_large(pool):
     assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
     ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, doubt=20_000.0)
     assert reachable_share(["chat"], MINUTE) is None
-    assert MOST_STANDARD_ERROR == 0.05
+    assert MAX_STANDARD_ERROR == 0.05
 
 
 def test_a_short_window_reaches_back_half_an_hour_and_says_so(pool):
