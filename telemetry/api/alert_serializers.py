@@ -1,7 +1,4 @@
-"""A field for the settings of one of several kinds: each kind's own struct is its documentation.
-
-Rules, alerts and silences as JSON, and JSON as arguments of services.
-"""
+"""Serializers of alert rules, alerts and silences."""
 
 from __future__ import annotations
 
@@ -23,29 +20,28 @@ from telemetry.services.alerts.silences import conditions
 
 
 class RuleSettingsField(serializers.DictField):
-    """Settings of a rule; the service checks them by the rule's kind."""
+    """Settings of a rule; the service validates them by the rule's kind."""
 
 
 class RuleSettingsScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
-    """Any of the kinds' structs, as components."""
+    """OpenAPI schema of rule settings: any of the kinds' structs."""
 
     target_class = RuleSettingsField
 
     def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
-        """What the document says of the field."""
         kinds = [kind.settings for kind in KINDS.values()]
-        shown, components = json_schemas(kinds, "#/components/schemas/{name}")
+        schemas, components = json_schemas(kinds, "#/components/schemas/{name}")
         for name, body in components.items():
-            found = ResolvedComponent(name, ResolvedComponent.SCHEMA, body, name)  # type: ignore[no-untyped-call]  # as above
-            auto_schema.registry.register_on_missing(found)
-        return {"anyOf": list(shown), "description": "Of the rule's kind; what is left out takes its default."}
+            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, body, name)  # type: ignore[no-untyped-call]  # as above
+            auto_schema.registry.register_on_missing(component)
+        return {"anyOf": list(schemas), "description": "Settings of the rule's kind; omitted ones have their defaults."}
 
 
-REPEATED = "Seconds after which an alert that nobody acknowledged is told again; 0: never."
+REPEATED = "Interval in seconds of repeated notifications of an unacknowledged alert; 0: never."
 
 
 class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
-    """A rule; ``settings`` holds what it sets itself, ``effective_settings`` what is in force."""
+    """A rule; ``settings`` are set explicitly, ``effective_settings`` include defaults."""
 
     pool = ByName(read_only=True)
     group = ByName(read_only=True, allow_null=True)
@@ -73,12 +69,12 @@ class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
         )
 
     def get_effective_settings(self, rule: AlertRule) -> dict[str, Any]:
-        """With the defaults of what is not set."""
+        """Settings with defaults."""
         return effective_settings(rule)
 
 
 class AlertRuleChange(serializers.Serializer[Any]):
-    """What to change of a rule; ``settings`` replaces all of them, ``group`` null looks at the whole pool."""
+    """Changes of a rule; ``settings`` replaces all settings, ``group`` null selects the whole pool."""
 
     name = serializers.CharField(max_length=100, required=False)
     group = serializers.CharField(max_length=63, required=False, allow_null=True)
@@ -89,7 +85,7 @@ class AlertRuleChange(serializers.Serializer[Any]):
 
 
 class AlertRuleInput(AlertRuleChange):
-    """A new rule. Its pool and its kind are for good."""
+    """A new rule. Pool and kind cannot be changed later."""
 
     pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=100)
@@ -97,7 +93,7 @@ class AlertRuleInput(AlertRuleChange):
 
 
 class PreviewInput(serializers.Serializer[Any]):
-    """A rule as it might be, and how far to look back."""
+    """A rule to preview, and the length of the history."""
 
     pool = ByName(queryset=Pool.objects.all())
     group = serializers.CharField(max_length=63, required=False, allow_null=True)
@@ -107,20 +103,20 @@ class PreviewInput(serializers.Serializer[Any]):
 
 
 class EpisodeSerializer(serializers.Serializer[Any]):
-    """One time that the rule would have fired."""
+    """One episode in which the rule would have fired."""
 
     subject = serializers.CharField(help_text="A replica; empty for the pool or the task group.")
     started_at = serializers.DateTimeField()
     fired_at = serializers.DateTimeField()
-    ended_at = serializers.DateTimeField(allow_null=True, help_text="Null: it still would.")
+    ended_at = serializers.DateTimeField(allow_null=True, help_text="Null: it would still fire.")
     worst = serializers.FloatField(source="worst.value", allow_null=True)
     limit = serializers.FloatField(source="worst.limit", allow_null=True)
     unit = serializers.CharField(source="worst.unit")
-    muted = serializers.BooleanField(source="is_cold", help_text="As a restarted replica's own.")
+    muted = serializers.BooleanField(source="is_cold", help_text="Suppressed, as after a restart of the replica.")
 
 
 class PreviewPoint(serializers.Serializer[Any]):
-    """What the rule saw; null where it could not tell."""
+    """Evaluation result of the rule; null: no data."""
 
     at = serializers.DateTimeField()
     value = serializers.FloatField(allow_null=True)
@@ -128,8 +124,8 @@ class PreviewPoint(serializers.Serializer[Any]):
     unit = serializers.CharField()
 
 
-class PreviewAnswer(serializers.Serializer[Any]):
-    """What would have been. ``answers`` counts the moments that were looked at, by what they said."""
+class PreviewResponse(serializers.Serializer[Any]):
+    """Preview of a rule. ``answers`` counts evaluations by result."""
 
     sentence = serializers.CharField()
     start = serializers.DateTimeField()
@@ -141,7 +137,7 @@ class PreviewAnswer(serializers.Serializer[Any]):
 
 
 class AlertStepSerializer(serializers.ModelSerializer[AlertStep]):
-    """One move of an alert's life; ``by`` is null where the evaluator made it."""
+    """One state change of an alert; ``by`` is null for changes by the evaluator."""
 
     by = serializers.SlugRelatedField[Any](slug_field="username", read_only=True, allow_null=True)
 
@@ -151,11 +147,11 @@ class AlertStepSerializer(serializers.ModelSerializer[AlertStep]):
 
 
 class MuteSerializer(serializers.Serializer[Any]):
-    """Why an alert is not told."""
+    """Why notifications of an alert are suppressed."""
 
     why = serializers.ChoiceField(choices=["silence", "inhibited", "restart"])
     words = serializers.CharField()
-    by = serializers.IntegerField(allow_null=True, help_text="The silence's or the other alert's id.")
+    by = serializers.IntegerField(allow_null=True, help_text="Id of the silence or of the inhibiting alert.")
     until = serializers.DateTimeField(allow_null=True)
 
 
@@ -170,7 +166,9 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     causes = serializers.ListField(child=serializers.DictField(), read_only=True)
     muted = MuteSerializer(read_only=True, allow_null=True)
     reachable_ratio = serializers.FloatField(
-        read_only=True, allow_null=True, help_text="Of a drop: the pool's reachable share; detail.reachable has more."
+        read_only=True,
+        allow_null=True,
+        help_text="For a drop: the pool's reachable hit rate; details in detail.reachable.",
     )
     told_at = serializers.DateTimeField(
         source="notified_at", read_only=True, allow_null=True, help_text="Last notification that it fires."
@@ -214,7 +212,7 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
 
 
 class AlertWithSteps(AlertSerializer):
-    """The same with its life."""
+    """An alert with its timeline."""
 
     steps = AlertStepSerializer(many=True, read_only=True)
 
@@ -223,13 +221,13 @@ class AlertWithSteps(AlertSerializer):
 
 
 class Acknowledgement(serializers.Serializer[Any]):
-    """Why, or what is being done; shown to everybody."""
+    """A note, visible to all users."""
 
     note = serializers.CharField(max_length=500, required=False, allow_blank=True, default="")
 
 
 class SilenceSerializer(serializers.ModelSerializer[Silence]):
-    """A silence; ``project`` null reaches all projects."""
+    """A silence; ``project`` null: all projects."""
 
     project = ByName(read_only=True, allow_null=True)
     matchers = serializers.SerializerMethodField()
@@ -245,30 +243,30 @@ class SilenceSerializer(serializers.ModelSerializer[Silence]):
 
 
 class SilenceChange(serializers.Serializer[Any]):
-    """What to change of a silence that is not over; whom it is for stays."""
+    """Changes of an active silence; its conditions cannot change."""
 
     ends_at = serializers.DateTimeField(required=False)
     comment = serializers.CharField(max_length=500, required=False)
 
 
 class SilenceInput(SilenceChange):
-    """A new silence, of one project's alerts, or of all for those with a role in all."""
+    """A new silence for one project, or for all if the actor has the role in all."""
 
     project = ByName(queryset=Project.objects.all(), allow_null=True, required=False)
     matchers = serializers.ListField(child=MatcherField(), help_text=MATCHERS)
-    starts_at = serializers.DateTimeField(required=False, help_text="Now unless told.")
+    starts_at = serializers.DateTimeField(required=False, help_text="Default: now.")
     ends_at = serializers.DateTimeField()
     comment = serializers.CharField(max_length=500, help_text="Why.")
 
 
 class SilencePreviewInput(serializers.Serializer[Any]):
-    """Whom a silence would be for."""
+    """Conditions to preview."""
 
     project = ByName(queryset=Project.objects.all(), allow_null=True, required=False)
     matchers = serializers.ListField(child=MatcherField(), help_text=MATCHERS)
 
 
 class SilencePreview(serializers.Serializer[Any]):
-    """The alerts that a silence would be for, of those that fire or are suspected now."""
+    """Pending and firing alerts that a silence would match."""
 
     alerts = AlertSerializer(many=True)

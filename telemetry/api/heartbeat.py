@@ -1,4 +1,4 @@
-"""The door to the heartbeat. Its address goes in and never comes out whole."""
+"""REST API of the heartbeat. Its URL is write-only; only the host is returned."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ OBSERVED = ("due_at", "sent_at", "failed_at", "error", "withheld")
 
 
 class HeartbeatSerializer(serializers.ModelSerializer[Heartbeat]):
-    """The heartbeat, and how the last one went."""
+    """The heartbeat and the result of the last one."""
 
-    target = serializers.SerializerMethodField(help_text="Where it goes, as far as that may be shown.")
+    target = serializers.SerializerMethodField(help_text="Host of the URL.")
 
     class Meta:
         model = Heartbeat
         fields = ("target", "every_s", *OBSERVED)
 
-    def get_target(self, found: Heartbeat) -> str:
-        """The host that hears it."""
-        return heartbeats.target(found)
+    def get_target(self, heartbeat: Heartbeat) -> str:
+        return heartbeats.target(heartbeat)
 
 
 class HeartbeatChange(serializers.Serializer[Any]):
-    """What to change of it."""
+    """Changes of the heartbeat."""
 
     url = serializers.CharField(max_length=2048, required=False, write_only=True)
     every_s = serializers.IntegerField(
@@ -41,7 +40,7 @@ class HeartbeatChange(serializers.Serializer[Any]):
 
 
 class HeartbeatInput(HeartbeatChange):
-    """The first one."""
+    """A new heartbeat."""
 
     url = serializers.CharField(max_length=2048, write_only=True)
     every_s = serializers.IntegerField(
@@ -50,7 +49,7 @@ class HeartbeatInput(HeartbeatChange):
 
 
 class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
-    """Who outside hears that all is well, and how often: one, or none (404)."""
+    """The outgoing heartbeat (dead man's switch); 404 if there is none."""
 
     queryset = Heartbeat.objects.all()
     serializer_class = HeartbeatSerializer
@@ -58,19 +57,21 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
 
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
     def begin(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
-        """Begin to send it; 409 where one is sent already."""
-        found = heartbeats.create_heartbeat(**parsed(HeartbeatInput, request), by=signed_in_user(request))
-        return Response(HeartbeatSerializer(found).data, status.HTTP_201_CREATED, headers={"Location": request.path})
+        """Create the heartbeat; 409 if it exists."""
+        heartbeat = heartbeats.create_heartbeat(**parsed(HeartbeatInput, request), by=signed_in_user(request))
+        return Response(
+            HeartbeatSerializer(heartbeat).data, status.HTTP_201_CREATED, headers={"Location": request.path}
+        )
 
     @extend_schema(request=HeartbeatChange, responses=HeartbeatSerializer)
     def partial_update(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
-        """Change what is given."""
+        """Change the given fields."""
         changes = parsed(HeartbeatChange, request, partial=True)
-        found = heartbeats.update_heartbeat(self.get_object(), **changes, by=signed_in_user(request))
-        return Response(HeartbeatSerializer(found).data)
+        heartbeat = heartbeats.update_heartbeat(self.get_object(), **changes, by=signed_in_user(request))
+        return Response(HeartbeatSerializer(heartbeat).data)
 
     def destroy(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
-        """Send it no more: whoever listens will take that for an outage."""
+        """Stop sending the heartbeat; the receiver will report an outage."""
         self.get_object()  # 404, 403
         heartbeats.remove_heartbeat(by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)

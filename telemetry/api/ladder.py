@@ -1,7 +1,4 @@
-"""``/ladder``: how far a pool's hit rate is from the reachable share, and what is lost on the way.
-
-The door to whether engines, answers and predictions tell of the same hit rate (H17).
-"""
+"""``/ladder``: a pool's hit-rate ladder. ``/reconciliation``: three hit rates of each replica compared (H17)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from controlplane.api.fields import ByName
 from controlplane.api.middleware import Exchange
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
-from telemetry.api.viewsets import among
+from telemetry.api.viewsets import selected_pools
 from telemetry.lab.ladder import LOSS_TEXTS, Ladder, caveats, summary
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
@@ -26,23 +23,23 @@ from telemetry.storage.reachable import reachable_share
 
 
 class LadderQuery(serializers.Serializer[Any]):
-    """What ``/ladder`` is asked with. Without ``from`` the last hour; ``group`` "" asks for requests of no group."""
+    """Parameters of ``/ladder``. Default ``from``: one hour ago. ``group`` "": requests without a task group."""
 
     pool = ByName(queryset=Pool.objects.all())
     group = serializers.CharField(required=False, allow_blank=True)
     to = serializers.DateTimeField(required=False)
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """``from`` is no name that a class body could use."""
+        """Add ``from``, which is a keyword in a class body."""
         return {**super().get_fields(), "from": serializers.DateTimeField(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Make the window of it."""
+        """Add the window."""
         return {**attrs, "window": window_of(attrs)}
 
 
 class TermSerializer(serializers.Serializer[Any]):
-    """One rung: ``tokens`` of the prompts, null where unknown."""
+    """One term, in prompt tokens; null: unknown."""
 
     term = serializers.CharField()
     tokens = serializers.FloatField(allow_null=True)
@@ -50,7 +47,7 @@ class TermSerializer(serializers.Serializer[Any]):
 
 
 class LossSerializer(serializers.Serializer[Any]):
-    """One step down, with what to do about it."""
+    """Loss of one step, with advice."""
 
     key = serializers.ChoiceField(choices=list(LOSS_TEXTS))
     tokens = serializers.FloatField()
@@ -60,7 +57,7 @@ class LossSerializer(serializers.Serializer[Any]):
 
 
 class LadderSerializer(serializers.Serializer[Any]):
-    """A ladder. ``doubt_ratio`` is the standard error that sampling leaves; ``notes``: what else makes it inexact."""
+    """A ladder. ``doubt_ratio``: standard error from sampling; ``notes``: other limits of its accuracy."""
 
     group = serializers.CharField(allow_null=True)
     sentence = serializers.CharField()
@@ -75,7 +72,7 @@ class LadderSerializer(serializers.Serializer[Any]):
 
 
 class CapacityPointSerializer(serializers.Serializer[Any]):
-    """Hit rates where each replica has ``multiple`` times its room."""
+    """Hit rates if each replica's cache were ``multiple`` times its size."""
 
     multiple = serializers.FloatField()
     one = serializers.FloatField()
@@ -84,7 +81,7 @@ class CapacityPointSerializer(serializers.Serializer[Any]):
 
 
 class CurveSerializer(serializers.Serializer[Any]):
-    """Hit rate against room, of the last hour's decisions."""
+    """Hit rate by cache size, from the last hour's decisions."""
 
     at = serializers.DateTimeField()
     requests = serializers.IntegerField()
@@ -94,10 +91,10 @@ class CurveSerializer(serializers.Serializer[Any]):
 
 
 class ReachableSerializer(serializers.Serializer[Any]):
-    """The reachable share of a window, at least of its last 30 minutes; null below 100 requests or an error above 0.05.
+    """Reachable hit rate of a window, over at least 30 minutes; null below 100 requests or with an error above 0.05.
 
-    ``standard_error`` is that of ``ratio``: of block sampling and of the number of requests. ``delivered_ratio`` is
-    what responses reported as cached in the same bins.
+    ``standard_error`` of ``ratio`` is from block sampling and the number of requests. ``delivered_ratio`` is the hit
+    rate that responses reported in the same bins.
     """
 
     ratio = serializers.FloatField()
@@ -107,12 +104,12 @@ class ReachableSerializer(serializers.Serializer[Any]):
     delivered_ratio = serializers.FloatField(allow_null=True)
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """``from`` is no name that a class body could use."""
+        """Add ``from``, which is a keyword in a class body."""
         return {**super().get_fields(), "from": serializers.DateTimeField()}
 
 
-class LadderAnswer(serializers.Serializer[Any]):
-    """Null without any decision in the window; groups by their tokens."""
+class LadderResponse(serializers.Serializer[Any]):
+    """``ladder`` is null without decisions in the window; groups are sorted by tokens."""
 
     pool = serializers.CharField()
     start = serializers.DateTimeField()
@@ -126,13 +123,13 @@ class LadderAnswer(serializers.Serializer[Any]):
 class LadderView(Exchange):
     """The hit-rate ladder."""
 
-    @extend_schema(parameters=[LadderQuery], responses=LadderAnswer)
+    @extend_schema(parameters=[LadderQuery], responses=LadderResponse)
     def get(self, request: Request) -> Response:
-        """From all that was reachable down to what was delivered, in bins of five minutes, and what is lost between."""
+        """The ladder from the reachable to the delivered hit rate, in five-minute bins, with the loss of each step."""
         query = LadderQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
-        asked: dict[str, Any] = query.validated_data
-        pool, window, group = asked["pool"], asked["window"], asked.get("group")
+        params: dict[str, Any] = query.validated_data
+        pool, window, group = params["pool"], params["window"], params.get("group")
         ladder = ladder_of(pool, window, group)
         reachable = reachable_share([pool.name], window, group=group)
         return Response(
@@ -140,15 +137,15 @@ class LadderView(Exchange):
                 "pool": pool.name,
                 "start": window.start,
                 "end": window.end,
-                "ladder": ladder and _shown(group, ladder),
-                "groups": [_shown(one.group, one.ladder) for one in ladders_by_group(pool, window)],
+                "ladder": ladder and _as_json(group, ladder),
+                "groups": [_as_json(row.group, row.ladder) for row in ladders_by_group(pool, window)],
                 "curve": _curve(curve_of(pool)),
                 "reachable": reachable and reachable.as_json(),
             }
         )
 
 
-def _shown(group: str | None, ladder: Ladder) -> dict[str, Any]:
+def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
     return {
         "group": group,
         "sentence": summary(ladder),
@@ -173,45 +170,47 @@ def _curve(curve: CapacityCurve | None) -> dict[str, Any] | None:
 
 
 class ReconciliationQuery(SeriesQuery):
-    """What it is asked with. Without ``from`` the last hour."""
+    """Parameters of ``/reconciliation``. Default ``from``: one hour ago."""
 
     metric = None  # type: ignore[assignment]  # DRF's way to leave a field out
     by = None  # type: ignore[assignment]
     step = None  # type: ignore[assignment]
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """A window of a day at most."""
-        asked = super().validate(attrs)
-        if asked["window"].length_s > MAX_WINDOW_S:
-            raise serializers.ValidationError({"from": "expected a day at most"})
-        return asked
+        """Limit the window to one day."""
+        params = super().validate(attrs)
+        if params["window"].length_s > MAX_WINDOW_S:
+            raise serializers.ValidationError({"from": "expected at most one day before to"})
+        return params
 
 
 class SideSerializer(serializers.Serializer[Any]):
-    """One of the three."""
+    """One of the three hit rates."""
 
     ratio = serializers.FloatField(allow_null=True, help_text="cached / prompt tokens, 0 to 1; null: unknown")
-    requests = serializers.IntegerField(allow_null=True, help_text="that it is of")
+    requests = serializers.IntegerField(allow_null=True, help_text="requests that it covers")
 
 
 class ReconciledSerializer(serializers.Serializer[Any]):
-    """One replica."""
+    """Reconciliation of one replica."""
 
     pool = serializers.CharField()
     replica = serializers.CharField()
-    engine = SideSerializer(help_text="its counters, at admission")
-    answers = SideSerializer(help_text="what its answers told the routers")
-    prediction = SideSerializer(help_text="what routers predicted, of answers that told")
-    not_eligible_tokens = serializers.IntegerField(allow_null=True, help_text="prompt tokens that were not looked up")
-    points = serializers.FloatField(allow_null=True, help_text="the greatest difference of a pair, in points of 100")
+    engine = SideSerializer(help_text="engine counters, at admission")
+    answers = SideSerializer(help_text="usage in its responses")
+    prediction = SideSerializer(help_text="router predictions, for responses with usage")
+    not_eligible_tokens = serializers.IntegerField(allow_null=True, help_text="prompt tokens without a cache lookup")
+    points = serializers.FloatField(allow_null=True, help_text="largest difference of two of them, percentage points")
     verdict = serializers.CharField(help_text="agree, disagree, too_few or not_reported")
     reason = serializers.CharField()
-    not_reported = serializers.ListField(child=serializers.CharField(), help_text="figures that its engine has not")
-    notes = serializers.ListField(child=serializers.CharField(), help_text="what to know before believing its figures")
+    not_reported = serializers.ListField(
+        child=serializers.CharField(), help_text="figures that its engine does not report"
+    )
+    notes = serializers.ListField(child=serializers.CharField(), help_text="limits of the accuracy of its figures")
 
 
-class ReconciliationAnswer(serializers.Serializer[Any]):
-    """Every replica."""
+class ReconciliationResponse(serializers.Serializer[Any]):
+    """Reconciliation of all replicas."""
 
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
@@ -219,21 +218,21 @@ class ReconciliationAnswer(serializers.Serializer[Any]):
 
 
 class ReconciliationView(Exchange):
-    """Engines' counters, answers and predictions, held against each other."""
+    """Reconciliation of engine counters, response usage and router predictions."""
 
-    @extend_schema(parameters=[ReconciliationQuery], responses=ReconciliationAnswer)
+    @extend_schema(parameters=[ReconciliationQuery], responses=ReconciliationResponse)
     def get(self, request: Request) -> Response:
-        """Three hit rates of each replica, how far they differ, and what comes of it."""
+        """Three hit rates of each replica, their largest difference, and the verdict."""
         query = ReconciliationQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         window = query.validated_data["window"]
-        rows = reconcile(among(request, query.validated_data.get("pool")), window)
+        rows = reconcile(selected_pools(request, query.validated_data.get("pool")), window)
         return Response(
-            {"start": window.start, "end": window.end, "replicas": [_shown_reconciliation(row) for row in rows]}
+            {"start": window.start, "end": window.end, "replicas": [_reconciliation_as_json(row) for row in rows]}
         )
 
 
-def _shown_reconciliation(row: Reconciled) -> dict[str, Any]:
+def _reconciliation_as_json(row: Reconciled) -> dict[str, Any]:
     return {
         "pool": row.pool,
         "replica": row.replica,

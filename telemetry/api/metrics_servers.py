@@ -1,4 +1,4 @@
-"""Doors to metrics servers. Credentials go in and never come out."""
+"""REST API of metrics servers. Credentials are write-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBSERVED = ("asked_at", "error", "found", "missing")
 
 
 class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
-    """A server, and how the last reading from it went."""
+    """A metrics server and the result of its last query."""
 
     pools = serializers.SerializerMethodField()
     has_credentials = serializers.SerializerMethodField()
@@ -46,16 +46,16 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
         )
 
     def get_pools(self, server: MetricsServer) -> list[str]:
-        """The pools that are read there, by name."""
+        """Names of the pools that are read from it."""
         return sorted(read.pool.name for read in server.read_pools.all())
 
     def get_has_credentials(self, server: MetricsServer) -> bool:
-        """Whether credentials are kept for it."""
+        """Whether credentials are stored."""
         return server.encrypted is not None
 
 
 class Credentials(serializers.Serializer[Any]):
-    """A token, or a username and a password; none of them forgets what is kept."""
+    """A token, or username and password; an empty object removes stored credentials."""
 
     token = serializers.CharField(required=False, allow_blank=True, max_length=4096)
     username = serializers.CharField(required=False, allow_blank=True, max_length=4096)
@@ -63,7 +63,7 @@ class Credentials(serializers.Serializer[Any]):
 
 
 class MetricsServerChange(serializers.Serializer[Any]):
-    """What to change of a server; ``pools`` replaces all of them."""
+    """Changes of a server; ``pools`` replaces all pools."""
 
     name = serializers.CharField(max_length=100, required=False)
     url = serializers.CharField(max_length=2048, required=False)
@@ -85,24 +85,24 @@ class MetricsServerInput(MetricsServerChange):
     url = serializers.CharField(max_length=2048)
 
 
-class DependencyState(serializers.Serializer[Any]):
-    """A replica that a server does not tell of."""
+class MissingReplica(serializers.Serializer[Any]):
+    """A replica without series on the server."""
 
     replica = serializers.CharField()
     reason = serializers.CharField()
 
 
-class TrialSerializer(serializers.Serializer[Any]):
-    """What a server said when it was asked just now; nothing of it was stored."""
+class TestResultSerializer(serializers.Serializer[Any]):
+    """Result of a test query; nothing is stored."""
 
-    found = serializers.ListField(child=serializers.CharField(), help_text="Replicas that it tells of.")
-    missing = DependencyState(many=True)
-    error = serializers.CharField(help_text="Why it could not be asked; empty where it was.")
+    found = serializers.ListField(child=serializers.CharField(), help_text="Replicas with series.")
+    missing = MissingReplica(many=True)
+    error = serializers.CharField(help_text="Why the query failed; empty: it succeeded.")
     elapsed_s = serializers.FloatField()
 
 
 class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[MetricsServer]):
-    """Prometheus-compatible servers whose scrapes are read instead of the replicas' own /metrics."""
+    """Prometheus-compatible servers that replace scraping of replicas."""
 
     queryset = MetricsServer.objects.prefetch_related("read_pools__pool")
     serializer_class = MetricsServerSerializer
@@ -111,27 +111,27 @@ class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Bas
 
     @extend_schema(request=MetricsServerInput, responses={201: MetricsServerSerializer})
     def create(self, request: Request) -> Response:
-        """Add a server; its pools are read there from the next reading on."""
+        """Add a server; its pools are read from it from the next scrape cycle on."""
         server = metrics_servers.create_server(**parsed(MetricsServerInput, request), by=signed_in_user(request))
         return Response(MetricsServerSerializer(server).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=MetricsServerChange, responses=MetricsServerSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change what is given."""
+        """Change the given fields."""
         changes = parsed(MetricsServerChange, request, partial=True)
         server = metrics_servers.update_server(self.get_object(), **changes, by=signed_in_user(request))
         return Response(MetricsServerSerializer(server).data)
 
     def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Forget a server; its pools' replicas are scraped directly from then on."""
+        """Delete a server; the replicas of its pools are scraped directly again."""
         metrics_servers.delete_server(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(request=None, responses=TrialSerializer)
+    @extend_schema(request=None, responses=TestResultSerializer)
     @action(detail=True, methods=["post"])
     def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Ask it now for the replicas of its pools, and store nothing."""
+        """Query the server for the replicas of its pools; nothing is stored."""
         trial = metrics_servers.try_server(self.get_object())
         missing = [{"replica": name, "reason": reason} for name, reason in trial.missing]
-        answer = {"found": trial.found, "missing": missing, "error": trial.error, "elapsed_s": trial.elapsed_s}
-        return Response(answer)
+        result = {"found": trial.found, "missing": missing, "error": trial.error, "elapsed_s": trial.elapsed_s}
+        return Response(result)

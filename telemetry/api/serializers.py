@@ -1,7 +1,4 @@
-"""A condition on labels, over REST.
-
-Rows as JSON, and JSON as arguments of services. A channel's secrets go in and never come out.
-"""
+"""Serializers of channels, deliveries, series and prompt lint. Secrets of channels are write-only."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from telemetry.services.notifications.channels import public_config
 MATCHERS = "conditions that an alert's labels must all meet, such as severity=critical,warning or pool!=lab-*"
 _PARTS = {
     "type": "object",
-    "description": "The same in parts; the value is meant to the letter, or is the pattern.",
+    "description": "The condition as an object; the value is compared literally or as the pattern.",
     "required": ["label", "value"],
     "properties": {
         "label": {"type": "string", "enum": list(LABELS)},
@@ -38,21 +35,20 @@ _PARTS = {
 
 @extend_schema_field({"oneOf": [{"type": "string"}, _PARTS]})
 class MatcherField(serializers.Field[Any, Any, Any, Any]):
-    """As it is written, or its parts; what it may be is the services' to say."""
+    """A condition on labels, as text or as an object; the services validate it."""
 
     def to_internal_value(self, data: Any) -> Any:
-        """What was given, if it has the form of either."""
+        """Accept text and objects."""
         if not isinstance(data, str | dict):
             raise serializers.ValidationError("Expected a condition such as pool=chat.")
         return data
 
     def to_representation(self, value: Any) -> Any:
-        """As it is."""
         return value
 
 
 DEFAULT_LENGTH_S = 3600.0
-MOST_POINTS = 2000  # of one line
+MAX_POINTS = 2000  # of one line
 
 
 class FieldSerializer(serializers.Serializer[Any]):
@@ -62,17 +58,17 @@ class FieldSerializer(serializers.Serializer[Any]):
     label = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute is for form fields
     help = serializers.CharField()
     required = serializers.BooleanField()  # type: ignore[assignment]  # as above
-    secret = serializers.BooleanField(help_text="encrypted, and never shown again")
+    secret = serializers.BooleanField(help_text="stored encrypted and never returned")
     default = serializers.JSONField(allow_null=True)
     choices = serializers.SerializerMethodField()
 
     def get_choices(self, field: Field) -> list[str]:
-        """The words that it may be; none where it is free."""
+        """Allowed values; [] for free text."""
         return [value for value, _ in field.choices]
 
 
 class ChannelKindSerializer(serializers.Serializer[Any]):
-    """A kind of channel and what its ``config`` may hold."""
+    """A kind of channel and the settings of its ``config``."""
 
     name = serializers.CharField()
     label = serializers.CharField()  # type: ignore[assignment]  # as above
@@ -81,7 +77,7 @@ class ChannelKindSerializer(serializers.Serializer[Any]):
 
 
 class ChannelSerializer(serializers.ModelSerializer[Channel]):
-    """A channel; of its config only what is no secret."""
+    """A channel, without secrets."""
 
     config = serializers.SerializerMethodField()
     matchers = serializers.ListField(child=serializers.CharField(), read_only=True)
@@ -105,7 +101,7 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
         )
 
     def get_config(self, channel: Channel) -> dict[str, Any]:
-        """``target`` (where it leads, as far as that may be shown), what is no secret, and ``secrets`` that are set."""
+        """``target`` without secret parts, settings that are not secret, and names of the ``secrets`` that are set."""
         try:
             return public_config(channel)
         except DecryptionError:
@@ -113,7 +109,7 @@ class ChannelSerializer(serializers.ModelSerializer[Channel]):
 
 
 class CreatedChannelSerializer(ChannelSerializer):
-    """A channel just made, with the secret that signs: it is in this answer and nowhere else."""
+    """A created channel with its signing secret, which only this response has."""
 
     secret = serializers.CharField(read_only=True, allow_null=True)
 
@@ -122,13 +118,13 @@ class CreatedChannelSerializer(ChannelSerializer):
 
 
 class RotatedSecretSerializer(serializers.Serializer[Any]):
-    """The fresh secret: it is in this answer and nowhere else."""
+    """The new secret, which only this response has."""
 
     secret = serializers.CharField()
 
 
 class ChannelChange(serializers.Serializer[Any]):
-    """What to change of a channel. Of ``config`` the fields given are changed, null takes one away."""
+    """Changes of a channel. Only the given fields of ``config`` change; null removes one."""
 
     name = serializers.CharField(max_length=100, required=False)
     config = serializers.DictField(required=False, write_only=True)
@@ -137,7 +133,7 @@ class ChannelChange(serializers.Serializer[Any]):
 
 
 class ChannelInput(serializers.Serializer[Any]):
-    """A new channel. ``/channels/kinds`` says what the ``config`` of each kind may hold."""
+    """A new channel. ``/channels/kinds`` lists the ``config`` settings of each kind."""
 
     name = serializers.CharField(max_length=100)
     kind = serializers.ChoiceField(choices=[(kind.name, kind.label) for kind in KINDS.values()], required=False)
@@ -147,7 +143,7 @@ class ChannelInput(serializers.Serializer[Any]):
 
 
 class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
-    """A try; ``duration_s`` null is unfinished, or its worker was lost. ``answer`` is the text's beginning."""
+    """A delivery attempt. ``duration_s`` null: unfinished, or its worker died. ``answer``: start of the response."""
 
     class Meta:
         model = DeliveryAttempt
@@ -155,7 +151,7 @@ class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
 
 
 class DeliverySerializer(serializers.ModelSerializer[Notification]):
-    """A message to one channel and every attempt at it."""
+    """A message to one channel and its delivery attempts."""
 
     channel = ByName(read_only=True)
     alerts = serializers.ListField(source="alert_ids", child=serializers.IntegerField(), read_only=True)
@@ -185,8 +181,8 @@ class PointSerializer(serializers.Serializer[Any]):
     at = serializers.DateTimeField(help_text="start of the step")
     value = serializers.FloatField(allow_null=True)
     state = serializers.CharField(help_text="ok, no_traffic, stale, not_reported or unknown; ok alone has a value")
-    low = serializers.FloatField(allow_null=True, help_text="of a quantile: where its bucket begins")
-    high = serializers.FloatField(allow_null=True, help_text="and ends; null above the last finite edge")
+    low = serializers.FloatField(allow_null=True, help_text="lower bound of a quantile's bucket")
+    high = serializers.FloatField(allow_null=True, help_text="upper bound; null: infinite")
 
 
 class SeriesSerializer(serializers.Serializer[Any]):
@@ -197,7 +193,7 @@ class SeriesSerializer(serializers.Serializer[Any]):
     points = PointSerializer(many=True)
 
 
-class SeriesAnswer(serializers.Serializer[Any]):
+class SeriesResponse(serializers.Serializer[Any]):
     """The lines of a chart."""
 
     metric = serializers.CharField()
@@ -209,9 +205,9 @@ class SeriesAnswer(serializers.Serializer[Any]):
 
 
 class PromptFindingSerializer(serializers.Serializer[Any]):
-    """One thing that makes prompts differ before much that is the same."""
+    """One cause of differences between prompts before shared text."""
 
-    kind = serializers.ChoiceField(choices=[it.value for it in PromptKind])
+    kind = serializers.ChoiceField(choices=[kind.value for kind in PromptKind])
     segment = serializers.CharField()
     at_tokens = serializers.IntegerField()
     where = serializers.CharField()
@@ -222,7 +218,7 @@ class PromptFindingSerializer(serializers.Serializer[Any]):
 
 
 class GroupPromptsSerializer(serializers.Serializer[Any]):
-    """A task group's prompts; ``group`` is "" for requests of none."""
+    """Findings of a task group; ``group`` "": requests without one."""
 
     pool = serializers.CharField()
     group = serializers.CharField(allow_blank=True)
@@ -231,20 +227,20 @@ class GroupPromptsSerializer(serializers.Serializer[Any]):
     findings = PromptFindingSerializer(many=True)
 
 
-class PromptsAnswer(serializers.Serializer[Any]):
-    """Those that lose most first."""
+class PromptsResponse(serializers.Serializer[Any]):
+    """Task groups, largest loss first."""
 
     groups = GroupPromptsSerializer(many=True)
 
 
 class PromptsQuery(serializers.Serializer[Any]):
-    """Of which pool; without, of all."""
+    """Parameters of ``/prompts``. Default ``pool``: all."""
 
     pool = ByName(queryset=Pool.objects.all(), required=False)
 
 
 class SeriesQuery(serializers.Serializer[Any]):
-    """What ``/series`` is asked with. Without ``from`` the last hour, without ``step`` one that fits."""
+    """Parameters of ``/series``. Default ``from``: one hour ago; default ``step``: fits the window."""
 
     metric = serializers.CharField()
     by = serializers.CharField(required=False)
@@ -253,25 +249,25 @@ class SeriesQuery(serializers.Serializer[Any]):
     step = serializers.FloatField(min_value=1, max_value=86_400, required=False)
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """``from`` is no name that a class body could use."""
+        """Add ``from``, which is a keyword in a class body."""
         return {**super().get_fields(), "from": serializers.DateTimeField(required=False)}
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Make the window of it."""
+        """Add the window."""
         return {**attrs, "window": window_of(attrs)}
 
 
-def window_of(asked: dict[str, Any]) -> Window:
-    """The window of a query's ``from``, ``to`` and ``step``; ValidationError for one that makes no sense."""
-    end = asked.get("to") or timezone.now()
+def window_of(params: dict[str, Any]) -> Window:
+    """The window of ``from``, ``to`` and ``step``; ValidationError for an invalid one."""
+    end = params.get("to") or timezone.now()
     try:
-        start = asked.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
+        start = params.get("from") or end - timedelta(seconds=DEFAULT_LENGTH_S)
     except OverflowError:
         raise serializers.ValidationError({"to": "expected a later time"}) from None
     length_s = (end - start).total_seconds()
     if length_s <= 0:
         raise serializers.ValidationError({"to": "expected a time after from"})
-    step_s = asked.get("step") or choose_step(length_s, points=POINTS)
-    if length_s / step_s > MOST_POINTS:
-        raise serializers.ValidationError({"step": f"more than {MOST_POINTS} points; expected a longer step"})
+    step_s = params.get("step") or choose_step(length_s, points=POINTS)
+    if length_s / step_s > MAX_POINTS:
+        raise serializers.ValidationError({"step": f"more than {MAX_POINTS} points; expected a longer step"})
     return Window(start, end, step_s)

@@ -1,4 +1,4 @@
-"""Addresses of telemetry's REST API, below ``/api/v1/``."""
+"""URLs of telemetry's REST API, below ``/api/v1/``."""
 
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter

@@ -1,9 +1,4 @@
-"""What lists can be narrowed by.
-
-Which lines ``/series`` can draw: (metric, by) -> the query.
-
-Doors: parse, call one service, answer.
-"""
+"""Views of channels, deliveries, ``/series`` and ``/prompts``, with their filters."""
 
 from __future__ import annotations
 
@@ -66,7 +61,7 @@ Query = Callable[[Pools, Window], list[Series]]
 
 
 def _of_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
-    """A chart of pages, of pools together."""
+    """A chart query of pages, over several pools."""
     return lambda pools, window: query(Subject(pools), series.fit_window(window))
 
 
@@ -108,14 +103,14 @@ CHARTS: dict[str, dict[str, Query]] = {
 
 
 def chart(metric: str, by: str | None) -> tuple[str, Query]:
-    """The query and what it is drawn by; InvalidError for a chart that does not exist."""
+    """(by, query) of a metric; InvalidError for an unknown combination."""
     if metric not in CHARTS:
         raise InvalidError("$.metric", f"expected one of {', '.join(CHARTS)}")
-    ways = CHARTS[metric]
-    by = by or next(iter(ways))
-    if by not in ways:
-        raise InvalidError("$.by", f"{metric} is drawn by {' or '.join(ways)}")
-    return by, ways[by]
+    queries = CHARTS[metric]
+    by = by or next(iter(queries))
+    if by not in queries:
+        raise InvalidError("$.by", f"{metric} can be drawn by {' or '.join(queries)}")
+    return by, queries[by]
 
 
 UUID = "[0-9a-f-]{32,36}"
@@ -128,7 +123,7 @@ class DeliveryPages(NewestFirst):
 
 
 class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Channel]):
-    """Where alerts are sent."""
+    """Notification channels."""
 
     queryset = Channel.objects.all()
     serializer_class = s.ChannelSerializer
@@ -138,45 +133,45 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
 
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:
-        """Create a channel; the secret that signs its messages is in this answer and nowhere else."""
+        """Create a channel; only this response has the secret that signs its messages."""
         channel = channels.create_channel(**parsed(s.ChannelInput, request), by=signed_in_user(request))
         answer = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
         return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
 
     @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Change what is given."""
+        """Change the given fields."""
         changes = parsed(s.ChannelChange, request, partial=True)
         channel = channels.update_channel(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.ChannelSerializer(channel).data)
 
     def destroy(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Remove a channel with everything still to be sent to it."""
+        """Delete a channel and its pending messages."""
         channels.delete_channel(self.get_object(), by=signed_in_user(request))
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=None, responses={202: s.DeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Send a test message; 202 with the delivery to watch: its attempts tell what the receiver answered."""
+        """Send a test message; 202 with the delivery, whose attempts show the receiver's response."""
         return Response(s.DeliverySerializer(channels.test_send(self.get_object())).data, status.HTTP_202_ACCEPTED)
 
     @extend_schema(request=None, responses={200: s.RotatedSecretSerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Sign with a fresh secret, told once, and with the former one too until ``previous_secret`` is set to null."""
+        """Rotate the secret, shown once; the previous one also signs messages until ``previous_secret`` is null."""
         secret = channels.rotate_secret(self.get_object(), by=signed_in_user(request))
         return Response({"secret": secret}, headers={"Cache-Control": "no-store"})
 
     @extend_schema(responses=s.ChannelKindSerializer(many=True), filters=False)
     @action(detail=False, methods=["get"], pagination_class=None)
-    def kinds(self, request: Request) -> Response:  # noqa: ARG002 - everybody is told the same
-        """The kinds of channels that there are, each with the settings of its ``config``."""
+    def kinds(self, request: Request) -> Response:  # noqa: ARG002 - the same for all
+        """Kinds of channels with the settings of their ``config``."""
         return Response(s.ChannelKindSerializer(list(KINDS.values()), many=True).data)
 
 
 class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Notification]):
-    """Every message, with each attempt at it."""
+    """Messages with all delivery attempts."""
 
     queryset = Notification.objects.select_related("channel").prefetch_related("log")
     serializer_class = s.DeliverySerializer
@@ -187,48 +182,48 @@ class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseView
     @extend_schema(request=None, responses={202: s.DeliverySerializer})
     @action(detail=True, methods=["post"])
     def replay(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Send it again now, under the same id."""
+        """Send the message again now, with the same id."""
         notification = outbox.replay(self.get_object(), timezone.now())
         return Response(s.DeliverySerializer(notification).data, status.HTTP_202_ACCEPTED)
 
 
 class SeriesView(Exchange):
-    """The lines of charts."""
+    """Chart series."""
 
-    @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesAnswer)
+    @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesResponse)
     def get(self, request: Request) -> Response:
-        """Values per step; null is a gap, and ``state`` says why. A step holds what was read after its start."""
+        """Values by step; null is a gap with its reason in ``state``. A step has the samples read after its start."""
         query = s.SeriesQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
-        asked: dict[str, Any] = query.validated_data
-        window = asked["window"]
-        by, lines = chart(asked["metric"], asked.get("by"))
+        params: dict[str, Any] = query.validated_data
+        window = params["window"]
+        by, lines = chart(params["metric"], params.get("by"))
         answer = {
-            "metric": asked["metric"],
+            "metric": params["metric"],
             "by": by,
             "start": window.start,
             "end": window.end,
             "step_s": window.step_s,
-            "series": [_line(line) for line in lines(among(request, asked.get("pool")), window)],
+            "series": [_line(line) for line in lines(selected_pools(request, params.get("pool")), window)],
         }
         return Response(answer)
 
 
 class PromptsView(Exchange):
-    """What keeps prompts from sharing more."""
+    """Prompt lint."""
 
-    @extend_schema(parameters=[s.PromptsQuery], responses=s.PromptsAnswer)
+    @extend_schema(parameters=[s.PromptsQuery], responses=s.PromptsResponse)
     def get(self, request: Request) -> Response:
-        """Of every task group whose openings routers described, those that lose most first."""
+        """Findings of every task group with described prompts, largest loss first."""
         query = s.PromptsQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
-        pools = among(request, query.validated_data.get("pool"))
+        pools = selected_pools(request, query.validated_data.get("pool"))
         groups = lint_prompts(None if pools is None else [pool.name for pool in pools], timezone.now())
-        return Response(s.PromptsAnswer({"groups": groups}).data)
+        return Response(s.PromptsResponse({"groups": groups}).data)
 
 
-def among(request: Request, pool: Pool | None) -> Pools:
-    """The pools whose figures to show: the one that was asked for, else all that the actor may see."""
+def selected_pools(request: Request, pool: Pool | None) -> Pools:
+    """The requested pool, else all pools that the actor may see (None: all)."""
     if pool is not None:
         return [pool]
     who = actor(request)
