@@ -98,7 +98,7 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     assert notes[new.pk] == EngineNotes("vLLM", "0.33.0")
     assert notes[decode.pk].decodes
     assert [sentence.split()[0] for sentence in notes[decode.pk].notes] == ["Decode", "SGLang"]
-    with pytest.raises(ValueError, match="no figures of a reading: hit_rate"):
+    with pytest.raises(ValueError, match="unknown figures: hit_rate"):
         notes[new.pk].reports("hit_rate")
 
 
