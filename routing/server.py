@@ -28,7 +28,7 @@ from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
 from routing.process import return_large_blocks, signal_handlers, tune_garbage_collector
-from routing.proxy.config_store import NackError, NotNowError
+from routing.proxy.config_store import NackError, RetryLaterError
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.router import Router
 from routing.settings import ServeSettings, SettingsError, read_settings
@@ -51,8 +51,8 @@ class DataSide(Protocol):
         """Take the configuration that there is."""
         ...
 
-    async def open(self, host: str, port: int, *, beside_others: bool) -> None:
-        """Accept requests; OSError where the port is taken. ``beside_others``: another router may have it too."""
+    async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
+        """Accept requests; OSError where the port is taken. ``reuse_port``: another router may have it too."""
         ...
 
     def reload(self) -> None:
@@ -79,12 +79,12 @@ class Server:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take the configuration, and bind both ports; NackError, NotNowError or OSError where that fails."""
+        """Take the configuration, and bind both ports; NackError, RetryLaterError or OSError where that fails."""
         settings = self.settings
         await self.data.start(await asyncio.to_thread(_document, settings.config_file))
-        listening = self._admin_tls.listening
+        listening = self._admin_tls.server_context
         await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token, listening)
-        await self.data.open(settings.host, settings.port, beside_others=settings.reuse_port)
+        await self.data.open(settings.host, settings.port, reuse_port=settings.reuse_port)
         if settings.control_plane_url:
             self._tell(settings.control_plane_url)
 
@@ -112,7 +112,7 @@ class Server:
     @property
     def admin_url(self) -> str:
         """Where the control plane sends configurations."""
-        return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.listening else "http")
+        return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.server_context else "http")
 
     def reload(self) -> None:
         """Begin to put new processes in the place of old ones, or read certificates anew; whichever there are."""
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
         path = f"{error.path}: " if isinstance(error, NackError) else ""
         sys.stderr.write(f"warmpath router: {path}{error}\n")
         return 2
-    except (OSError, NotNowError) as error:
+    except (OSError, RetryLaterError) as error:
         sys.stderr.write(f"warmpath router: {error}\n")
         return 1
     return 0

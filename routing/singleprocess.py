@@ -7,7 +7,7 @@ import logging
 import socket
 
 from routing.admin.views import RouterView
-from routing.http.sockets import BACKLOG, bind, leave, send_newcomers_to_others
+from routing.http.sockets import BACKLOG, bind, close_listeners, divert_new_connections
 from routing.log import event
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
@@ -30,10 +30,10 @@ class SingleProcess:
         """Take the configuration that there is."""
         await self.router.store.start(document)
 
-    async def open(self, host: str, port: int, *, beside_others: bool) -> None:
+    async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
         """Accept requests; OSError where the port is taken."""
-        if beside_others:
-            [self._shared] = await bind(host, port, count=1, beside_others=True)
+        if reuse_port:
+            [self._shared] = await bind(host, port, count=1, reuse_port=True)
             for shared in self._shared:
                 self._servers.append(await self._serve(sock=shared.dup()))
         else:
@@ -48,7 +48,7 @@ class SingleProcess:
         """Accept nothing more, and let what runs finish."""
         self.router.begin_draining()  # not ready from now on, though newcomers are still taken for a moment
         event(logger, "draining", in_flight=self.router.services.in_flight, limit_s=self.router.limits.drain_timeout_s)
-        await asyncio.gather(*(send_newcomers_to_others([shared]) for shared in self._shared))
+        await asyncio.gather(*(divert_new_connections([shared]) for shared in self._shared))
         linger_s = LINGER_S if self._shared else 0.0
         self._stop_accepting()
         await drain(self.router, linger_s)
@@ -60,11 +60,11 @@ class SingleProcess:
 
     async def _serve(self, **where: object) -> asyncio.Server:
         router = self.router
-        tls = {"ssl": router.tls.listening, "ssl_handshake_timeout": router.tls.handshake_s}
+        tls = {"ssl": router.tls.server_context, "ssl_handshake_timeout": router.tls.handshake_s}
         return await router.loop.create_server(lambda: ClientConnection(router), backlog=BACKLOG, **tls, **where)  # type: ignore[call-overload,no-any-return]
 
     def _stop_accepting(self) -> None:
         for server in self._servers:
             server.close()
-        leave(self._shared)
+        close_listeners(self._shared)
         self._shared = []

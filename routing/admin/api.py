@@ -24,11 +24,11 @@ import msgspec
 from aiohttp import web
 
 from routing.health import circuit_breaker
-from routing.http.errors import RejectedRequestError
+from routing.http.response import RejectedRequestError
 from routing.http.sockets import is_loopback
 from routing.log import defect
 from routing.observability.exposition import PREFIX, header, labels
-from routing.proxy.config_store import Applied, ConfigStore, NackError, NotNowError
+from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError
 from routing.schema import without_secrets
 
 
@@ -65,7 +65,7 @@ class View(Protocol):
         ...
 
     async def apply_config(self, document: bytes) -> Applied:
-        """Put a pushed configuration into force; NackError if it is refused, NotNowError if it was not judged."""
+        """Put a pushed configuration into force; NackError if it is refused, RetryLaterError if it was not judged."""
         ...
 
     @property
@@ -195,7 +195,7 @@ class Admin:
         except NackError as nack:
             refusal = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
             return _json(refusal, status=409 if nack.is_conflict else 422)
-        except NotNowError as error:
+        except RetryLaterError as error:
             delay = {"status": "not_now", "reason": error.reason, "running_revision": store.revision}
             return _json(delay, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
         return _json({**applied.as_ack(), "signature": store.signature})

@@ -19,15 +19,15 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.rates import TokenRatios
 from routing.balancing.replicas import targets_of
 from routing.health.circuit_breaker import State
-from routing.http.errors import RejectedRequestError
 from routing.http.request import Request, RequestHead
+from routing.http.response import RejectedRequestError
 from routing.http.tasks import run_in_slices
 from routing.observability.decision_record import Record, format_hash
 from routing.observability.exposition import PREFIX, header, labels, process_lines
-from routing.proxy.active_configuration import ActiveConfiguration
-from routing.proxy.admission import PROMPT_PATHS, admitted_request, refusal_of
+from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.config_store import Applied, ConfigStore, Source
 from routing.proxy.router import Router
+from routing.proxy.services import ActiveConfiguration
 from routing.schema import ReplicaConfig
 from routing.types import PrefixHash, ReplicaId, RoutingError
 
@@ -46,30 +46,30 @@ def explain(router: Router, asked: bytes) -> dict[str, Any]:
     try:
         return _explained(router, msgspec.json.decode(asked, type=ExplainRequest))
     except RoutingError as error:
-        raise refusal_of(error) from None
+        raise rejection_of(error) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedRequestError(422, str(error)) from None
 
 
 def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
-    serving = router.serving
-    if serving is None:
+    active = router.active
+    if active is None:
         raise RejectedRequestError(503, "no configuration yet")
     path = request.path.encode()
     if path not in PROMPT_PATHS:
         raise RejectedRequestError(422, "path: not one that carries a prompt")
-    if len(memoryview(request.body)) > serving.limits.max_body_bytes:
+    if len(memoryview(request.body)) > active.limits.max_body_bytes:
         raise RejectedRequestError(413, "body: larger than a client's may be")
-    asked = _as_request(request, serving)
-    placement_request = admitted_request(asked, serving.admission)
-    decision = serving.placement.decide(placement_request, router.balancer.health)
+    asked = _as_request(request, active)
+    placement_request = admit_request(asked, active.admission)
+    decision = active.placement.decide(placement_request, router.balancer.health)
     record = Record.from_decision(decision, asked.request_id)
     return record.as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
-        "trial": serving.placement.canary_verdict(decision, placement_request),
+        "trial": active.placement.canary_verdict(decision, placement_request),
         "tokens_per_byte": decision.keys.ratio.tokens_per_byte,
-        "tier1": _tier1(decision, serving.placement.tier1_hashes(decision, placement_request)),
+        "tier1": _tier1(decision, active.placement.tier1_hashes(decision, placement_request)),
         "group_replicas": _group_replicas(decision),
         "refused": decision.choice.skipped,
         "bound": decision.choice.bound,
@@ -77,7 +77,7 @@ def _explained(router: Router, request: ExplainRequest) -> dict[str, Any]:
     }
 
 
-def _as_request(asked: ExplainRequest, serving: ActiveConfiguration) -> Request:
+def _as_request(asked: ExplainRequest, active: ActiveConfiguration) -> Request:
     """The request that a client would have sent; RejectedRequestError for a key that nobody has."""
     headers = {name.lower(): value for name, value in asked.headers.items()}
     head = RequestHead(b"POST", asked.path.encode(), http11=True)
@@ -85,7 +85,7 @@ def _as_request(asked: ExplainRequest, serving: ActiveConfiguration) -> Request:
     head.task_group = headers.get("x-task-group") or None
     request = Request(head, bytes(asked.body), headers.get("x-request-id", ""))
     if asked.key is not None:
-        request.grant = serving.access.named(asked.key) if serving.access else None
+        request.grant = active.access.grant_of(asked.key) if active.access else None
         if request.grant is None:
             raise RejectedRequestError(422, f"key: no API key is named {asked.key[:64]!r}")
     return request
@@ -178,8 +178,8 @@ class RouterView:
     def figures(self, replicas: list[dict[str, Any]], *, is_fine: bool) -> Iterator[str]:
         """What was counted, and what is now; without what tells this router from others. Take it ``run_in_slices``."""
         router = self._router
-        if router.serving is not None:
-            router.services.metrics.prune(router.serving.series)
+        if router.active is not None:
+            router.services.metrics.prune(router.active.series)
         yield from router.services.metrics.lines(is_fine=is_fine)
         yield from self._failure_lines()
         yield from router.services.all_admission_queues.lines(is_fine=is_fine)
@@ -191,8 +191,8 @@ class RouterView:
         yield from process_lines()
 
     def _replica_rows(self) -> Iterator[dict[str, Any]]:
-        router, serving = self._router, self._router.serving
-        for pool in serving.config.pools if serving else ():
+        router, active = self._router, self._router.active
+        for pool in active.config.pools if active else ():
             for replica in pool.replicas:
                 name = ReplicaId(replica.name)
                 finding, ranks = router.services.checks.status(name), _loads(router.balancer.loads, replica)
@@ -210,7 +210,7 @@ class RouterView:
                     "running": sum(running for running, _ in ranks),
                     "waiting_tokens": sum(tokens for _, tokens in ranks),
                     "ranks": [{"running": running, "waiting_tokens": tokens} for running, tokens in ranks],
-                    "connections": serving.connection_pools[replica.name].connections if serving else 0,
+                    "connections": active.connection_pools[replica.name].connections if active else 0,
                     "last_ok_at": finding.last_ok_at.isoformat() if finding.last_ok_at else None,
                 }
 
@@ -223,7 +223,7 @@ class RouterView:
         yield from header("retries_refused_total", "counter", "Further tries for which the budget had no room.")
         yield f"{PREFIX}retries_refused_total {router.balancer.retry_budget.rejected}"
         yield from header("connections_refused_total", "counter", "Connections over an address's limit.")
-        yield f"{PREFIX}connections_refused_total {router.connection_limit.refused}"
+        yield f"{PREFIX}connections_refused_total {router.connection_limit.rejected}"
 
 
 def _loads(book: LoadTracker, replica: ReplicaConfig) -> list[tuple[int, int]]:

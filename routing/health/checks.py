@@ -35,12 +35,12 @@ from msgspec import Struct
 
 from routing.balancing.health import HealthRegistry
 from routing.http.tasks import Background, run_until_cancelled
-from routing.http.tls import reason_of
+from routing.http.tls import describe_os_error
 from routing.log import event
 from routing.schema import HealthCheck
 from routing.types import ReplicaId
-from routing.upstream.address import Address
 from routing.upstream.client import send_request
+from routing.upstream.pool import Address
 
 EVERY = 5  # health checks between two questions
 MAX_BYTES = 1 << 20  # of an answer; a thousand adapters take a quarter of it
@@ -227,7 +227,7 @@ async def check_once(checked: Checked) -> str | None:
     except TimeoutError:
         return _silence(checked.check)
     except OSError as error:
-        return reason_of(error)
+        return describe_os_error(error)
     except UnicodeError:  # of a host that no resolver takes
         return "its host name cannot be resolved"
     except (EOFError, asyncio.LimitOverrunError, ValueError):

@@ -34,8 +34,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from routing.log import defect
-from routing.upstream.address import Address
 from routing.upstream.client import fetch
+from routing.upstream.pool import Address
 
 PATH = "/metrics"
 MAX_BYTES = 4 << 20  # of one exposition; vLLM 0.32 sends 64 KB

@@ -196,7 +196,7 @@ class StallDetector:
             if (seen := self._observe(name, connection_pools[name], stall_s, now)) is not None
         }
         slow = self._slowness[pool.name].judge(
-            observations, stall_s, now, held=lambda name: connection_pools[name].held_tokens / weights[name]
+            observations, stall_s, now, held=lambda name: connection_pools[name].streaming_prompt_tokens / weights[name]
         )
         for name, reason in slow:
             self._eject(connection_pools[name], reason, Cause.SLOW)
@@ -213,7 +213,7 @@ class StallDetector:
             return observation((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
         lates_s = [
-            now - upstream.sent_at - prefill_allowance_s(listener.tokens_ahead, rate)
+            now - upstream.sent_at - prefill_allowance_s(listener.queued_tokens, rate)
             for upstream in link.waiting(since)
             if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
         ]

@@ -104,7 +104,7 @@ class WarmUpCall:
         self._is_over = True
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
-            upstream.abandon()
+            upstream.abort()
 
     @property
     def refuses_priority(self) -> bool:
@@ -122,7 +122,7 @@ class WarmUpCall:
             self._send(upstream)
 
     @log_exceptions
-    def on_connect_failed(self, reason: str, *, ours: bool) -> None:  # noqa: ARG002 - health checks find out why
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find out why
         """There is no connection."""
         self._end(ok=False)
 
@@ -136,10 +136,10 @@ class WarmUpCall:
             self._end(ok=answer.status < BAD_REQUEST)
 
     @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, stale: bool) -> None:  # noqa: ARG002 - any failure is one
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:  # noqa: ARG002 - any failure is one
         """No answer will come; where a kept-alive connection had just ended, on a new one perhaps."""
         self._upstream = None
-        if stale and not self._is_over:
+        if is_stale and not self._is_over:
             self._link.connect(self, self._limits.connect_timeout_s)
         else:
             self._end(ok=False)
@@ -156,7 +156,7 @@ class WarmUpCall:
         return self.cut.tokens
 
     @property
-    def tokens_ahead(self) -> float:
+    def queued_tokens(self) -> float:
         """The same: nothing is counted ahead of it."""
         return self.cut.tokens
 

@@ -1,4 +1,4 @@
-"""What an answer's JSON says about itself, as far as it is read: its token usage, and why it ended."""
+"""The parts of a JSON response that the router reads: token usage, and why the response ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-# Tokens of one request. What is no such number would spoil a counter for good, so it counts as not said.
+# Tokens of one request. Other values would spoil a counter for good, so they count as not reported.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 
 
@@ -17,7 +17,7 @@ class PromptDetails(msgspec.Struct, gc=False):
 
 
 class Usage(msgspec.Struct, gc=False):
-    """The usage object of vLLM's answers. Tokens; None where the replica does not say."""
+    """The usage object of vLLM's responses, in tokens; None: not reported."""
 
     prompt_tokens: Count | None = None
     input_tokens: Count | None = None
@@ -28,36 +28,34 @@ class Usage(msgspec.Struct, gc=False):
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of the prompt."""
         return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
 
     @property
     def generated(self) -> int | None:
-        """Tokens of the answer."""
         return self.output_tokens if self.completion_tokens is None else self.completion_tokens
 
     @property
     def lacks_details(self) -> bool:
-        """Whether tokens were generated and nothing says how many of the prompt's were cached."""
+        """Whether tokens were generated, but the number of cached tokens is not reported."""
         details = self.prompt_tokens_details or self.input_tokens_details
         return (details is None or details.cached_tokens is None) and bool(self.generated)
 
 
 class Choice(msgspec.Struct, gc=False):
-    """One of an answer's choices."""
+    """One choice of a response."""
 
     finish_reason: Any = None
 
 
 class StreamChunk(msgspec.Struct, gc=False):
-    """One event of a stream, as far as telling the usage chunk from others needs it."""
+    """The parts of a streamed event that distinguish the usage chunk from other events."""
 
     choices: Any = None
     usage: Any = None
 
 
 class ParsedResponse(msgspec.Struct, gc=False):
-    """A whole JSON answer."""
+    """A whole JSON response."""
 
     usage: Usage | None = None
     choices: list[Choice] = []

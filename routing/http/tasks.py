@@ -1,12 +1,8 @@
-"""What goes on beside requests for as long as the process does, whatever we did wrong in one of its rounds.
+"""Background work beside requests: loops that survive errors, periodic callbacks, and long work in short slices.
 
-Theory of operation. A router does some things again and again beside its requests. A mistake of ours in one round must
-not end all later ones: it is counted, said once for each kind of error, and after a pause, which is bounded and grows
-while it fails on, the loop goes on. Being cancelled is how a loop ends. Counts are the process's, as its loops are.
-
-Something short that is done again and again on the event loop itself, whatever goes wrong in one of its rounds.
-
-Long work beside requests: a little at a time, with their turns in between.
+Theory of operation. A programming error in one round of a loop must not end later rounds: it is counted, logged once
+for each kind of error, and the loop continues after a pause, which doubles up to a limit while rounds keep failing.
+Cancelling ends a loop. Counts and logged kinds belong to the process, as the loops do.
 """
 
 from __future__ import annotations
@@ -21,107 +17,104 @@ from typing import TypeVar
 
 from routing.log import defect
 
-FIRST_PAUSE_S = 0.1  # after a failure, doubled up to LAST_PAUSE_S while there is no other end to it
+FIRST_PAUSE_S = 0.1  # after a failure; doubled after each further failure in a row, up to LAST_PAUSE_S
 LAST_PAUSE_S = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class Background(StrEnum):
-    """What goes on beside requests."""
+    """The background loops; values are labels of a metric."""
 
-    HEALTH = "health"  # asks a replica
-    UPKEEP = "upkeep"  # what the clock brings; finds replicas that hang
-    EVENTS = "events"  # notices what happens
-    ANNOUNCING = "announcing"  # tells the control plane
-    WORKERS = "workers"  # looks at workers, and replaces those that ended
-    LOADS = "loads"  # exchanges them among workers
-    LIMITS = "limits"  # lets in who waits for room that another worker has given back
+    HEALTH = "health"  # health checks
+    HOUSEKEEPING = "upkeep"  # periodic work of the router, stall detection included
+    EVENTS = "events"  # collects events
+    ANNOUNCING = "announcing"  # registers with the control plane
+    WORKERS = "workers"  # supervises workers
+    LOADS = "loads"  # exchanges loads among workers
+    LIMITS = "limits"  # admits requests to permits that another worker has released
 
 
 _failures: Counter[Background] = Counter()
-_said: set[tuple[Background, str]] = set()
+_logged: set[tuple[Background, str]] = set()
 
 
 def failures() -> Mapping[Background, int]:
-    """How often each loop has failed in this process."""
-    return {what: _failures[what] for what in Background}
+    """Failures of each loop in this process."""
+    return {loop: _failures[loop] for loop in Background}
 
 
 def pause_s(failures_in_a_row: int) -> float:
-    """Seconds to wait after so many."""
     return min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures_in_a_row - 1, 20))
 
 
-async def run_until_cancelled(what: Background, work: Callable[[], Awaitable[None]]) -> None:
-    """Do work that has no end, or has none yet: whenever a mistake of ours ends it, anew."""
+async def run_until_cancelled(loop: Background, work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work`` until it returns; start it again after an error."""
     time, in_a_row = asyncio.get_running_loop().time, 0
     while True:
-        began_at = time()
+        started_at = time()
         try:
             await work()
-        except Exception as error:  # noqa: BLE001 - the next round must come
-            in_a_row = 1 if time() - began_at > LAST_PAUSE_S else in_a_row + 1
-            note_failure(what, error)
+        except Exception as error:  # noqa: BLE001 - the next round must run
+            in_a_row = 1 if time() - started_at > LAST_PAUSE_S else in_a_row + 1
+            _record_failure(loop, error)
         else:
             return
         await asyncio.sleep(pause_s(in_a_row))
 
 
-def note_failure(what: Background, error: Exception) -> None:
-    """Count it, and say it once for each kind of error."""
-    _failures[what] += 1
-    kind = (what, type(error).__name__)
-    if kind not in _said:
-        _said.add(kind)
-        defect(logger, error, f"{what} loop")
+def _record_failure(loop: Background, error: Exception) -> None:
+    _failures[loop] += 1
+    kind = (loop, type(error).__name__)
+    if kind not in _logged:
+        _logged.add(kind)
+        defect(logger, error, f"{loop} loop")
 
 
 class Periodic:
-    """Something short that is done every ``period_s``, on the event loop itself."""
+    """Calls ``work``, which must be short, every ``period_s`` on the event loop."""
 
-    def __init__(self, what: Background, period_s: float, work: Callable[[], None]) -> None:
-        self._what = what
+    def __init__(self, loop: Background, period_s: float, work: Callable[[], None]) -> None:
+        self._loop = loop
         self._period_s = period_s
         self._work = work
         self._in_a_row = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Do it now, and from now on; once it has begun this changes nothing."""
+        """Call ``work`` now and periodically from now on; without effect if it was started before."""
         if self._timer is None:
             self._tick()
 
     def stop(self) -> None:
-        """Do it no more."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _tick(self) -> None:
         running = asyncio.get_running_loop()
-        began_at = running.time()
+        started_at = running.time()
         try:
             self._work()
             self._in_a_row = 0
-        except Exception as error:  # noqa: BLE001 - the next tick must come
+        except Exception as error:  # noqa: BLE001 - the next tick must run
             self._in_a_row += 1
-            note_failure(self._what, error)
+            _record_failure(self._loop, error)
         delay_s = max(self._period_s, pause_s(self._in_a_row) if self._in_a_row else 0.0)
-        self._timer = running.call_at(began_at + delay_s, self._tick)
+        self._timer = running.call_at(started_at + delay_s, self._tick)
 
 
-SLICE_S = 0.0005  # of work at a stretch, which a request may wait for twice; an item that takes longer is not cut
+SLICE_S = 0.0005  # of uninterrupted work; a request may wait for two slices. One item is never interrupted
 
 T = TypeVar("T")
 
 
 async def run_in_slices(items: Iterable[T]) -> list[T]:
-    """All items. What they are made from may change between any two of them."""
-    made: list[T] = []
+    """Collect all items, and let other tasks run after each slice; what the items depend on may change then."""
+    collected: list[T] = []
     until = perf_counter() + SLICE_S
     for item in items:
-        made.append(item)
+        collected.append(item)
         if perf_counter() > until:
             await asyncio.sleep(0)
             until = perf_counter() + SLICE_S
-    return made
+    return collected

@@ -1,7 +1,7 @@
-"""TLS on both sides: the certificate that clients see, and the authorities that replicas are checked against.
+"""TLS on both sides: the router's certificate, and the authorities that sign the certificates of replicas.
 
-A certificate that was renewed is read anew on SIGHUP, for connections from then on; one that cannot be used leaves the
-one before in place. Replicas with an https URL are always verified, name included: there is no setting to turn it off.
+SIGHUP reads a renewed certificate for new connections; files that cannot be used leave the current certificate in
+place. The certificate of a replica with an https URL is always verified, host name included; no setting disables that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from routing.log import event
 
-HANDSHAKE_S = 10.0  # that a client has for it; the same as for a request's head by default
+HANDSHAKE_S = 10.0  # for a client's handshake; equals the default time for a request's head
 
 logger = logging.getLogger(__name__)
 
@@ -26,54 +26,54 @@ class TlsError(OSError):
 class TlsFiles(Struct, frozen=True):
     """Paths of PEM files."""
 
-    certificate: str | None = None  # of a port, its chain included; None: it speaks plain HTTP
-    key: str | None = None  # of the certificate, not encrypted
-    upstream_ca: str | None = None  # who signs for replicas; None: the system's authorities
+    certificate: str | None = None  # of a port, with its chain; None: the port speaks plain HTTP
+    key: str | None = None  # private key of the certificate, not encrypted
+    upstream_ca: str | None = None  # authorities of replicas; None: the system's authorities
 
 
 class Tls:
-    """The contexts of one process."""
+    """The TLS contexts of one process."""
 
     def __init__(self, files: TlsFiles | None = None) -> None:
         self._files = files or TlsFiles()
-        self.listening = _listening(self._files) if self._files.certificate else None
-        self._newest = self.listening
-        if self.listening is not None:
-            self.listening.sni_callback = self._show_newest
+        self.server_context = _server_context(self._files) if self._files.certificate else None
+        self._newest = self.server_context
+        if self.server_context is not None:
+            self.server_context.sni_callback = self._use_newest
 
     @cached_property
-    def upstream(self) -> ssl.SSLContext:
-        """For connections to replicas; made when the first one asks, because it reads hundreds of certificates."""
+    def upstream_context(self) -> ssl.SSLContext:
+        """For connections to replicas. Made on first use, because it reads hundreds of certificates."""
         path = self._files.upstream_ca
         try:
             return ssl.create_default_context(cafile=path)
         except OSError as error:
-            raise TlsError(f"the authorities in {path} cannot be read: {reason_of(error)}") from None
+            raise TlsError(f"the authorities in {path} cannot be read: {describe_os_error(error)}") from None
 
     @property
     def handshake_s(self) -> float | None:
-        """What a client has for its handshake; None where there is none."""
-        return HANDSHAKE_S if self.listening else None
+        """Seconds for a client's handshake; None without TLS."""
+        return HANDSHAKE_S if self.server_context else None
 
     def reload(self) -> None:
-        """Read the certificate and its key anew."""
-        if self.listening is None:
+        """Read the certificate and its key again."""
+        if self.server_context is None:
             return
         try:
-            self._newest = _listening(self._files)  # whole and matching, or the one before stays
+            self._newest = _server_context(self._files)
         except TlsError as error:
-            event(logger, "certificate_refused", level=logging.ERROR, reason=str(error))
+            event(logger, "certificate_rejected", level=logging.ERROR, reason=str(error))
         else:
             event(logger, "certificate_loaded")
 
-    def _show_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Called in each handshake: the sockets that listen hold the first context, whatever was read since."""
+    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called in each handshake, because listening sockets keep the first context."""
         if self._newest is not None:
             connection.context = self._newest
 
 
-def reason_of(error: OSError) -> str:
-    """What to tell people about a connection or a file that failed."""
+def describe_os_error(error: OSError) -> str:
+    """Describe why a connection or a file failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -81,18 +81,15 @@ def reason_of(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-def _listening(files: TlsFiles) -> ssl.SSLContext:
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Handshakes are dear, and a client gets one; OpenSSL 1.1 would give it any number.
+    # Handshakes are expensive. OpenSSL 1.1 would let a client repeat them on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
-    _load(context, files)
-    return context
-
-
-def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
-        context.load_cert_chain(files.certificate or "", files.key, password=lambda: "")  # never ask the terminal
+        context.load_cert_chain(files.certificate or "", files.key, password=lambda: "")  # never ask on the terminal
     except OSError as error:
-        raise TlsError(f"{files.certificate} with the key {files.key} cannot be used: {reason_of(error)}") from None
+        problem = f"{files.certificate} with the key {files.key} cannot be used: {describe_os_error(error)}"
+        raise TlsError(problem) from None
+    return context

@@ -1,9 +1,9 @@
-"""The configuration in force, and the only way to another one.
+"""The active configuration of a router, and the only way to replace it.
 
-Theory of operation. A document is checked, made ready to serve and written to disk; only then is one reference
-swapped, between two requests. Whatever fails before that leaves everything as it was. Requests under way keep the
-configuration they began with. Documents are taken one at a time, and an older revision never replaces a newer one.
-The one in force may come again with a later signature, which is kept with it.
+Theory of operation. A document is checked, prepared and written to disk; only then one reference is swapped, between
+two requests. A failure before that leaves everything unchanged. Running requests keep the configuration that they began
+with. Documents are applied one at a time, and an older revision never replaces a newer one. The active configuration
+may arrive again with a later signature, which is stored with it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,20 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A configuration in force."""
+    """An active configuration."""
 
     snapshot: LoadedSnapshot
     source: Source
     at: datetime
 
     def as_ack(self) -> dict[str, Any]:
-        """The acknowledgement that the control plane waits for."""
-        snapshot = self.snapshot
-        return {
-            "status": "ack",
-            "revision": snapshot.revision,
-            "sha256": snapshot.sha256,
-            "applied_at": self.at.isoformat(),
-        }
+        """The acknowledgement for the control plane."""
+        revision, sha256 = self.snapshot.revision, self.snapshot.sha256
+        return {"status": "ack", "revision": revision, "sha256": sha256, "applied_at": self.at.isoformat()}
 
 
 class NackError(Exception):
-    """A document that was not taken. ``is_conflict``: it is valid, but another one stands before it."""
+    """A document that is rejected. ``is_conflict``: it is valid, but the active configuration precedes it."""
 
     def __init__(self, reason: str, *, path: str = "$", revision: int | None = None, is_conflict: bool = False) -> None:
         super().__init__(reason)
@@ -63,12 +58,11 @@ class NackError(Exception):
         self.at = datetime.now(UTC)
 
     def as_json(self) -> dict[str, Any]:
-        """What was refused and why."""
         return {"revision": self.revision, "path": self.path, "reason": self.reason, "at": self.at.isoformat()}
 
 
-class NotNowError(Exception):
-    """A document that was not judged, or not by everybody who has to: it may come again as it is."""
+class RetryLaterError(Exception):
+    """A document that could not be checked, or not by all workers; the same document may be sent again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -80,9 +74,9 @@ Prepare = Callable[[LoadedSnapshot], Awaitable[Swap]]
 
 
 class ConfigStore:
-    """Takes documents. ``prepare`` makes one ready and returns the swap, which cannot fail; NotNowError passes through.
+    """Applies documents. ``prepare`` returns the swap, which cannot fail; its RetryLaterError is passed on.
 
-    ``lock`` is held while one is taken: whoever holds it knows that the one in force stays so.
+    ``lock`` is held while a document is applied: its holder can rely on the active configuration.
     """
 
     def __init__(self, prepare: Prepare, files: LastKnownGood | None, signatures: Signatures | None = None) -> None:
@@ -95,74 +89,70 @@ class ConfigStore:
 
     @property
     def revision(self) -> int | None:
-        """The number in force."""
         return self.applied.snapshot.revision if self.applied else None
 
     @property
     def signature(self) -> dict[str, Any] | None:
-        """What is known of the signature of what is in force; None where nothing is."""
-        return self._signatures.told(self.applied.snapshot) if self.applied else None
+        """State, key and expiry of the active configuration's signature; None without a configuration."""
+        return self._signatures.as_json(self.applied.snapshot) if self.applied else None
 
     async def apply(self, document: bytes, source: Source) -> Applied:
-        """Check, prepare, write down and swap; NackError if it is refused, NotNowError if nobody judged it."""
+        """Check, prepare, write and swap; NackError if rejected, RetryLaterError if it could not be checked."""
         async with self.lock:
             try:
                 return await self._apply(document, source)
             except NackError as nack:
-                self.last_nack = nack
-                event(logger, "config_refused", level=logging.WARNING, **nack.as_json())
+                self._record(nack, logging.WARNING)
                 raise
 
     async def start(self, document: bytes | None) -> None:
-        """Begin with a file's document or with what was kept, whichever has the highest revision and can be run.
+        """Apply the document of a file or one on disk, whichever has the highest revision and can be applied.
 
-        Of two equal numbers the file wins: it is what an operator edits by hand. NackError if there is a file, and
-        nothing that can be run; without a file a router waits for what it is pushed.
+        The file wins a tie, because operators edit it by hand. NackError if there is a file and nothing can be applied;
+        without a file a router waits for a push.
         """
-        candidates = [(snapshot, Source.LAST_KNOWN_GOOD) for snapshot in await asyncio.to_thread(self._kept)]
+        candidates = [(snapshot, Source.LAST_KNOWN_GOOD) for snapshot in await asyncio.to_thread(self._load)]
         if document is not None:
-            candidates += self._named(document)
-        for snapshot, source in sorted(candidates, key=_rank, reverse=True):
+            try:
+                candidates.append((load_snapshot(document), Source.FILE))
+            except ConfigError as error:
+                self._record(NackError(error.reason, path=error.path), logging.ERROR)
+        candidates.sort(key=lambda candidate: (candidate[0].revision, candidate[1] is Source.FILE), reverse=True)
+        for snapshot, source in candidates:
             with suppress(NackError):
                 await self.apply(snapshot.document, source)
                 if document is not None and source is not Source.FILE:
-                    event(logger, "config_file_passed_over", level=logging.WARNING, kept_revision=snapshot.revision)
+                    event(logger, "config_file_skipped", level=logging.WARNING, stored_revision=snapshot.revision)
                 break
         if self.applied is None and self.last_nack is not None and document is not None:
             raise self.last_nack
 
-    def _named(self, document: bytes) -> list[tuple[LoadedSnapshot, Source]]:
-        """What is in a file, if that is a configuration."""
-        try:
-            return [(load_snapshot(document), Source.FILE)]
-        except ConfigError as error:
-            self.last_nack = nack = NackError(error.reason, path=error.path)
-            event(logger, "config_refused", level=logging.ERROR, **nack.as_json())
-            return []
+    def _record(self, nack: NackError, level: int) -> None:
+        self.last_nack = nack
+        event(logger, "config_rejected", level=level, **nack.as_json())
 
-    def _kept(self) -> list[LoadedSnapshot]:
-        """What is on disk; the current file is older than the previous one where two routers wrote to one folder."""
-        documents = self._files.load() if self._files else ()
-        return list(filter(None, map(self._readable, documents)))
-
-    def _readable(self, document: bytes) -> LoadedSnapshot | None:
-        try:
-            snapshot = load_snapshot(document)
-            self._signatures.check_kept(snapshot)
-        except ConfigError as error:
-            event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
-            return None
-        return snapshot
+    def _load(self) -> list[LoadedSnapshot]:
+        """Valid documents on disk. Both are loaded: two routers in one folder may have written an older one last."""
+        snapshots = []
+        for document in self._files.load() if self._files else ():
+            try:
+                snapshot = load_snapshot(document)
+                self._signatures.check_stored(snapshot)
+            except ConfigError as error:
+                event(logger, "last_known_good_unreadable", level=logging.WARNING, path=error.path, reason=error.reason)
+            else:
+                snapshots.append(snapshot)
+        return snapshots
 
     async def _apply(self, document: bytes, source: Source) -> Applied:
         snapshot = await asyncio.to_thread(self._checked, document, source)
-        if self.applied is not None and (repeated := _compare(snapshot, self.applied)):
-            return await self._repeated(snapshot, repeated)
+        if self.applied is not None and _is_active(snapshot, self.applied.snapshot):
+            return await self._renew_signature(snapshot, self.applied)
         try:
             swap = await self._prepare(snapshot)
         except (ValueError, OSError) as error:
             raise NackError(str(error), revision=snapshot.revision) from error
-        await self._keep(snapshot, source)
+        await self._save(snapshot, source)
         await swap()
         self.applied = Applied(snapshot, source, datetime.now(UTC))
         event(logger, "config_applied", revision=snapshot.revision, sha256=snapshot.sha256, source=source)
@@ -177,20 +167,20 @@ class ConfigStore:
             raise NackError(error.reason, path=error.path) from None
         return snapshot
 
-    async def _repeated(self, snapshot: LoadedSnapshot, running: Applied) -> Applied:
-        """What runs, with a later signature where it came with one."""
-        given, known = snapshot.signature, self._signatures.believed(running.snapshot)
-        if given is None or (known is not None and (known == given or known.issued_at > given.issued_at)):
-            return running
-        await self._keep(snapshot, Source.PUSH)
-        self.applied = replace(running, snapshot=snapshot)
-        event(logger, "config_signature_renewed", revision=snapshot.revision, expires_at=given.expires_at)
+    async def _renew_signature(self, snapshot: LoadedSnapshot, active: Applied) -> Applied:
+        """Store the signature of a document that is active already, if it is later than the stored one."""
+        new, stored = snapshot.signature, self._signatures.valid_signature(active.snapshot)
+        if new is None or (stored is not None and (stored == new or stored.issued_at > new.issued_at)):
+            return active
+        await self._save(snapshot, Source.PUSH)
+        self.applied = replace(active, snapshot=snapshot)
+        event(logger, "config_signature_renewed", revision=snapshot.revision, expires_at=new.expires_at)
         return self.applied
 
-    async def _keep(self, snapshot: LoadedSnapshot, source: Source) -> None:
-        """Write the document down before it counts: what was acknowledged survives a restart.
+    async def _save(self, snapshot: LoadedSnapshot, source: Source) -> None:
+        """Write the document before it is acknowledged, so that it survives a restart.
 
-        A file that an operator names is there at the next start, too, and is served though the disk refuses.
+        The document of a file is applied even if the disk fails: the file is there at the next start.
         """
         if self._files is None or source is Source.LAST_KNOWN_GOOD:
             return
@@ -204,21 +194,14 @@ class ConfigStore:
             raise NackError(reason, revision=snapshot.revision) from error
 
 
-def _rank(candidate: tuple[LoadedSnapshot, Source]) -> tuple[int, bool]:
-    """The higher, the sooner it is begun with."""
-    snapshot, source = candidate
-    return snapshot.revision, source is Source.FILE
-
-
-def _compare(snapshot: LoadedSnapshot, applied: Applied) -> Applied | None:
-    """What runs already, if this is it; NackError if this is older, or another one under the same number."""
-    running = applied.snapshot
-    if snapshot.revision > running.revision:
-        return None
-    if (snapshot.revision, snapshot.sha256) == (running.revision, running.sha256):
-        return applied
-    if snapshot.revision == running.revision:
-        reason = f"revision {running.revision} is running with another digest, {running.sha256}"
+def _is_active(snapshot: LoadedSnapshot, active: LoadedSnapshot) -> bool:
+    """Whether a snapshot is the active one; NackError if it is older, or different with the same revision."""
+    if snapshot.revision > active.revision:
+        return False
+    if (snapshot.revision, snapshot.sha256) == (active.revision, active.sha256):
+        return True
+    if snapshot.revision == active.revision:
+        reason = f"revision {active.revision} is running with another digest, {active.sha256}"
     else:
-        reason = f"revision {snapshot.revision} is older than the running one, {running.revision}"
+        reason = f"revision {snapshot.revision} is older than the running one, {active.revision}"
     raise NackError(reason, path="$.revision", revision=snapshot.revision, is_conflict=True)

@@ -1,53 +1,30 @@
-"""One request on its way: placed, sent, perhaps sent elsewhere, answered, accounted for.
+"""State machine of one proxied request: place, send, retry, relay the response, account for it.
 
-Theory of operation. An exchange is in one state at a time; ``response_relay.py`` lists them and which may follow which.
-Up to STREAMING a failure means the next replica, as long as one is eligible and the limit allows; after it, the
-delivery says or shows that the answer is incomplete. A mistake of ours on the way is logged and ends the exchange too,
-so that it leaves no client waiting and no load behind.
+Theory of operation. An exchange is in one state at a time; ``TRANSITIONS`` lists what may follow. Before STREAMING a
+failure leads to the next replica, while one is eligible and the limit allows; from then on the relay shows the client
+that the response is incomplete. A programming error is logged and ends the exchange too, so that no client waits and no
+load remains.
 """
 
 from __future__ import annotations
 
 import logging
+from enum import IntEnum
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from routing.http.errors import RejectedRequestError
 from routing.http.loop import log_exceptions
-from routing.http.response import ResponseHead
-from routing.http.usage import ends_aborted, has_token_event, parse_response, text_ends_aborted
+from routing.http.response import RejectedRequestError, ResponseHead
+from routing.http.usage import has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.decision_record import Record
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES
 from routing.prompt.rewrite import with_usage_requested
-from routing.proxy.admission import PROMPT_PATHS, admitted_request, refusal_of
-from routing.proxy.response_relay import (
-    AWAITING,
-    CONNECTING,
-    DONE,
-    JUDGING,
-    NEXT,
-    PLACING,
-    QUEUED,
-    READING,
-    REPLICA_ERROR,
-    STREAMING,
-    Downstream,
-    ResponseRelay,
-    State,
-    record_completion,
-)
-from routing.proxy.retries import (
-    INVALID_STATUSES,
-    TOO_MANY,
-    RetryState,
-    names_usage_request,
-    no_response_error,
-    outcome_of,
-    unreachable_error,
-)
+from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
+from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
+from routing.proxy.retries import TOO_MANY, RetryState, failure_error
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import Failure, UpstreamConnection
 
@@ -57,34 +34,68 @@ if TYPE_CHECKING:
     from routing.balancing.request import BodyReading, PlacementRequest
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
-    from routing.proxy.active_configuration import ActiveConfiguration
-    from routing.proxy.admission_queues import AdmissionQueues, QueuePermit
+    from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
-    from routing.proxy.services import Services
-    from routing.upstream.pool import ConnectionPool
+    from routing.proxy.services import ActiveConfiguration, Services
 
 
-RESPONSES: Final = b"/v1/responses"  # whose streams begin with events that come before the first token
+RESPONSES: Final = b"/v1/responses"  # its streams begin with events before the first token
 POST: Final = b"POST"
+INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
 logger = logging.getLogger(__name__)
 
 
+class State(IntEnum):
+    """The state of an exchange."""
+
+    READING = 0  # another process reads the large body
+    PLACING = 1  # a replica is being chosen; synchronous
+    QUEUED = 2  # the pool or task group is at its concurrency limit
+    CONNECTING = 3  # no idle connection was available
+    AWAITING = 4  # sent; the head may have arrived, but is held until the first byte of the body
+    CLASSIFYING = 5  # an error response is being buffered, because another replica may do better
+    STREAMING = 6  # bytes of the response have been sent to the client: no retry from here on
+    DONE = 7  # reached exactly once; the load is always released
+
+
+READING: Final = State.READING  # attributes of an enum are slow to look up
+PLACING: Final = State.PLACING
+QUEUED: Final = State.QUEUED
+CONNECTING: Final = State.CONNECTING
+AWAITING: Final = State.AWAITING
+CLASSIFYING: Final = State.CLASSIFYING
+STREAMING: Final = State.STREAMING
+DONE: Final = State.DONE
+
+TRANSITIONS: Final = {
+    READING: {PLACING, DONE},
+    PLACING: {READING, QUEUED, CONNECTING, AWAITING, DONE},
+    QUEUED: {PLACING, DONE},
+    CONNECTING: {PLACING, AWAITING, DONE},
+    AWAITING: {PLACING, CONNECTING, CLASSIFYING, STREAMING, DONE},
+    CLASSIFYING: {PLACING, CONNECTING, STREAMING, DONE},
+    STREAMING: {DONE},
+    DONE: set[State](),
+}
+
+
 class Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     __slots__ = (
         "_client",
+        "_configuration",
         "_decision",
         "_group",
+        "_has_probe_result",
         "_is_placed",
         "_is_plain",
         "_is_probe",
-        "_is_probe_over",
+        "_pending_body",
         "_permit",
         "_placement_request",
         "_pool",
-        "_reading",
         "_record",
         "_relay",
         "_removes_usage",
@@ -92,7 +103,6 @@ class Exchange:
         "_retry_state",
         "_sends_unmodified",
         "_services",
-        "_serving",
         "_state",
         "_ticket",
         "_upstream",
@@ -105,129 +115,113 @@ class Exchange:
     _ticket: Ticket
     _relay: ResponseRelay  # from the first byte on
 
-    def __init__(self, services: Services, serving: ActiveConfiguration, client: Downstream, request: Request) -> None:
+    def __init__(
+        self, services: Services, configuration: ActiveConfiguration, client: Downstream, request: Request
+    ) -> None:
         self._services = services
-        self._serving = serving
+        self._configuration = configuration
         self._client = client
         self._request = request
         self._state = PLACING
         self._is_placed = False
-        self._is_plain = True  # the client asked for no events
+        self._is_plain = True  # the client did not ask for a stream
         self._removes_usage = False  # the replica was asked for usage that the client did not ask for
-        self._sends_unmodified = False  # the replica refused the request with it
-        self._is_probe = False  # of a replica that was out
-        self._is_probe_over = False  # what comes of the request now is no success more
-        self._reading: PendingBody | None = None  # of a large body
-        self._permit: QueuePermit | None = None  # through the gates, where there are any
-        self._pool = self._group = ""  # where no replica was found
+        self._sends_unmodified = False  # because the replica rejected the usage request
+        self._is_probe = False  # the replica is ejected
+        self._has_probe_result = False  # the breaker counts no success of this probe any more
+        self._pending_body: PendingBody | None = None  # a large one
+        self._permit: QueuePermit | None = None  # None: no admission queues
+        self._pool = self._group = ""  # set where no replica was available
         self._upstream: UpstreamConnection | None = None
-        self._retry_state: RetryState | None = None  # once one has failed
+        self._retry_state: RetryState | None = None  # since the first failure
 
-    # --- what the client's connection does ---
+    # --- called by the client's connection ---
 
     def start(self) -> None:
-        """Place the request and send it; whatever is wrong with it is answered at once."""
-        if len(self._request.body) > LARGE_BYTES:
-            self._parse_in_other_process(self._request)
+        """Place and send the request, or reject it."""
+        if len(self._request.body) > LARGE_BYTES and self._request.head.path in PROMPT_PATHS:
+            self._read_large_body()
         else:
             self._admit(None)
 
     @log_exceptions
-    def _parse_in_other_process(self, request: Request) -> None:
-        """Have the body read by another process."""
-        path = PROMPT_PATHS.get(request.head.path)
-        if path is None:
-            self._admit(None)
-            return
+    def _read_large_body(self) -> None:
         self._enter(READING)
+        path, body = PROMPT_PATHS[self._request.head.path], self._request.body
         try:
-            self._reading = self._services.large_bodies.read(self, path, request.body)
-        except RejectedRequestError as refusal:
-            self._reject(refusal)
+            self._pending_body = self._services.large_bodies.read(path, body, self.on_body_read, self.on_body_rejected)
+        except RejectedRequestError as rejection:
+            self._reject(rejection)
 
     @log_exceptions
-    def on_body_parsed(self, reading: BodyReading) -> None:
-        """The large body is read: place the request."""
-        self._reading = None
+    def on_body_read(self, reading: BodyReading) -> None:
+        """Called when another process has read the large body."""
+        self._pending_body = None
         self._enter(PLACING)
         self._admit(reading)
 
     @log_exceptions
-    def on_body_rejected(self, why: BodyError | RejectedRequestError) -> None:
-        """The large body cannot be placed."""
-        self._reading = None
-        self._reject(why if isinstance(why, RejectedRequestError) else refusal_of(why))
+    def on_body_rejected(self, error: BodyError | RejectedRequestError) -> None:
+        """Called when the large body is invalid or could not be read."""
+        self._pending_body = None
+        self._reject(error if isinstance(error, RejectedRequestError) else rejection_of(error))
 
     def _admit(self, reading: BodyReading | None) -> None:
-        request = self._request
         try:
-            self._placement_request = admitted_request(request, self._serving.admission, reading)
+            self._placement_request = admit_request(self._request, self._configuration.admission, reading)
             self._is_plain = self._placement_request.is_plain
-            decision = self._serving.placement.decide(self._placement_request, self._services.health)
-            if self._services.admission_queues is None or self._try_admit(self._services.admission_queues, decision):
-                self._dispatch(decision)
+            self._place()
+        except RoutingError as error:
+            self._reject(rejection_of(error))
+        except RejectedRequestError as rejection:
+            self._reject(rejection)
+        except Exception as unexpected:  # noqa: BLE001 - as log_exceptions, without a call
+            self.abort_on_error(unexpected)
+
+    def _place(self) -> None:
+        """Choose a replica and send the request, or wait in an admission queue."""
+        try:
+            decision = self._configuration.placement.decide(self._placement_request, self._services.health)
         except NoReplicaError as missing:
             self._pool, self._group = missing.pool, missing.group
-            self._on_no_replica(missing)
-        except RoutingError as error:
-            self._reject(refusal_of(error))
-        except RejectedRequestError as refusal:
-            self._reject(refusal)
-        except Exception as mistake:  # noqa: BLE001 - as in never_raises, but without its frame
-            self.abort_on_error(mistake)
-
-    def _try_admit(self, admission_queues: AdmissionQueues, decision: Decision) -> bool:
-        """Whether the request need not wait in line."""
-        self._pool, self._group = decision.pool, decision.group
-        self._permit = admission_queues.permit(self, decision.pool, decision.group, self._request.head.priority)
-        if self._permit.go():
-            return True
-        self._enter(QUEUED)
-        return False
+            if self._services.end_warm_up_early(missing):
+                self._place()
+            else:
+                self._reject(rejection_of(missing))
+            return
+        queues = self._services.admission_queues
+        if queues is not None and self._permit is None:
+            self._pool, self._group = decision.pool, decision.group
+            priority = self._request.head.priority
+            self._permit = queues.permit(
+                decision.pool, decision.group, priority, self.on_admitted, self.on_queue_rejected
+            )
+            if not self._permit.acquire():
+                self._enter(QUEUED)
+                return
+        self._dispatch(decision)
 
     @log_exceptions
     def on_admitted(self) -> None:
-        """Its turn has come: choose by what the loads are now."""
+        """Called when a queued request may be sent: place it again by the current loads."""
         self._enter(PLACING)
         self._place()
 
-    def _place(self) -> None:
-        try:
-            decision = self._serving.placement.decide(self._placement_request, self._services.health)
-        except NoReplicaError as missing:
-            self._on_no_replica(missing)
-            return
-        if (
-            self._permit is not None
-            or self._services.admission_queues is None
-            or self._try_admit(self._services.admission_queues, decision)
-        ):
-            self._dispatch(decision)
-
     @log_exceptions
-    def _on_no_replica(self, missing: NoReplicaError) -> None:
-        """Place it at a replica that was to warm up first, if there is one; the request is as it was admitted."""
-        if self._services.cut_warm_up_short(missing):
-            self._place()
-        else:
-            self._reject(refusal_of(missing))
-
-    @log_exceptions
-    def on_rejected(self, refusal: RejectedRequestError) -> None:
-        """The line is too long."""
-        self._reject(refusal)
+    def on_queue_rejected(self, rejection: RejectedRequestError) -> None:
+        """Called when the admission queue is full, or when the request has waited for too long."""
+        self._reject(rejection)
 
     def cancel(self) -> None:
-        """The client has gone: stop the replica's work at once."""
+        """The client has disconnected: stop the replica's work at once."""
         self._finish(Outcome.CANCELLED)
 
     def pause(self) -> None:
-        """Take nothing more from the replica until the client has taken what there is."""
+        """Stop reading from the replica until the client has read what was written."""
         if self._upstream and self._state is STREAMING:
             self._upstream.pause()
 
     def resume(self) -> None:
-        """Go on."""
         if self._upstream and self._state is STREAMING:
             self._upstream.resume()
 
@@ -244,11 +238,11 @@ class Exchange:
             self._record = Record.from_decision(decision, request.request_id, with_costs=is_described)
             self._services.on_placed(decision, request, prompt)
         is_retry, is_plain = self._is_placed, self._is_plain
-        self._ticket = self._serving.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
+        self._ticket = self._configuration.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
         self._is_placed = True
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(ReplicaId(decision.replica.name))
-        upstream = self._serving.connection_pools[decision.target.replica.name].take_idle()
+        upstream = self._configuration.connection_pools[decision.target.replica.name].take_idle()
         if upstream is None:
             self._connect()
         else:
@@ -258,12 +252,12 @@ class Exchange:
 
     def _connect(self) -> None:
         self._enter(CONNECTING)
-        link = self._serving.connection_pools[self._decision.replica.name]
-        link.connect(self, self._serving.limits.connect_timeout_s)
+        pool = self._configuration.connection_pools[self._decision.replica.name]
+        pool.connect(self, self._configuration.limits.connect_timeout_s)
 
     @log_exceptions
     def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Send the request on a connection of the chosen replica."""
+        """Called with a new connection to the chosen replica."""
         if self._state is DONE:
             upstream.release()
         else:
@@ -272,125 +266,117 @@ class Exchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         self._enter(AWAITING)
         self._upstream = upstream
-        request, limits = self._request, self._serving.limits
-        body = self._body_for(upstream.link)
-        is_whole = self._is_plain and request.head.method == POST  # generated to its end before the first byte comes
+        request, limits = self._request, self._configuration.limits
+        self._removes_usage = (
+            request.omits_usage
+            and self._decision.pool in self._configuration.usage_pools
+            and not self._sends_unmodified
+            and upstream.pool.accepts_usage_requests
+        )
+        body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
+        is_whole = self._is_plain and request.head.method == POST  # generated to its end before the first byte
         upstream.send(
             self,
-            upstream.link.address.head(request, self._decision.target.rank, body_bytes=len(body)),
+            upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body)),
             body,
             first_byte_s=limits.response_timeout_s if is_whole else limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
 
-    def _body_for(self, link: ConnectionPool) -> bytes:
-        """The body as the replica gets it: with an ask for usage where the client has none and the pool wants it."""
-        request = self._request
-        self._removes_usage = (
-            request.omits_usage
-            and self._decision.pool in self._serving.usage_pools
-            and not self._sends_unmodified
-            and link.takes_usage_requests
-        )
-        return with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
-
     @log_exceptions
-    def on_connect_failed(self, reason: str, *, ours: bool) -> None:
-        """The chosen replica cannot be reached. ``ours``: for a shortage of the router's own."""
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+        """Called when no connection was made. ``is_local``: the router lacks a resource."""
         if self._state is DONE:
             return
-        if not self._retry_on_other_replica(
-            self._failed().after_connect_failure(reason, ours=ours, was_probe=self._is_probe)
-        ):
-            self._reject(unreachable_error(self._record.replica, reason))
+        decision = self._retries().on_connect_failed(reason, is_local=is_local, was_probe=self._is_probe)
+        if not self._retry_on_other_replica(decision):
+            replica = self._record.replica
+            self._reject(RejectedRequestError(502, f"replica {replica!r} cannot be reached: {reason}"))
 
     # --- from a replica ---
 
-    def on_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
-        """Bytes of the answer: pass them on, or judge an error."""
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Called with the first and the last body bytes: relay them, or classify an error."""
         if last:
-            self._upstream = None  # it has gone back to its pool
+            self._upstream = None  # it has returned to its pool
         try:
             if self._state is STREAMING:
                 if self._awaits_token() and has_token_event(data):
                     self._on_first_token()
-                self._relay.finish(data)  # the middle went straight to its sink
+                self._relay.finish(data)  # earlier bytes went straight to its sink
                 self._complete()
-            elif answer.status >= TOO_MANY:
-                self._on_error_response(answer, data, last)
-            elif self._removes_usage and answer.status in INVALID_STATUSES:
-                self._check_usage_refusal(answer, data, last)
+            elif head.status >= TOO_MANY or (self._removes_usage and head.status in INVALID_STATUSES):
+                self._on_error_response(head, data, last)
             elif last:
-                self._on_whole_response(answer, data)
+                self._on_whole_response(head, data)
             else:
-                self._start_response(answer, data, last=False)
-        except Exception as error:  # noqa: BLE001 - as in never_raises, but without its frame
+                self._start_response(head, data, last=False)
+        except Exception as error:  # noqa: BLE001 - as log_exceptions, without a call
             self.abort_on_error(error)
 
-    def _on_whole_response(self, answer: ResponseHead, data: bytes) -> None:
-        """Pass it on; of one that its engine gave up to stop, another replica is asked first."""
-        parsed = None if answer.is_stream else parse_response(data)
-        is_aborted = text_ends_aborted(data) if parsed is None else ends_aborted(parsed)
-        if not (is_aborted and self._retry_on_other_replica(self._failed().after_abort())):
-            self._start_response(answer, data, parsed, last=True, is_aborted=is_aborted)
+    def _on_whole_response(self, head: ResponseHead, data: bytes) -> None:
+        """Relay the response, unless its engine aborted it and another replica gets the request."""
+        parsed = None if head.is_stream else parse_response(data)
+        aborted = has_abort(data) if parsed is None else is_aborted(parsed)
+        if not (aborted and self._retry_on_other_replica(self._retries().on_aborted())):
+            self._start_response(head, data, parsed, last=True, aborted=aborted)
 
     @log_exceptions
-    def on_upstream_failed(self, failure: Failure, *, stale: bool) -> None:
-        """The answer ends here, though it is not complete."""
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+        """Called when the response failed before its end."""
         self._upstream = None
+        replica = self._record.replica
         if self._state is STREAMING:
-            self._services.stall_detector.record_failed_response(
-                self._record.replica, failure, was_probe=self._is_probe
-            )
+            self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
             self._finish(REPLICA_ERROR)
-            self._relay.abort(no_response_error(self._record.replica, failure))
-        elif stale and self._failed().may_reconnect():
-            self._connect()
-        elif not self._retry_on_other_replica(self._failed().after_broken_response(failure, was_probe=self._is_probe)):
-            self._reject(no_response_error(self._record.replica, failure))
-
-    def _on_error_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
-        """Hold an error until it is whole, then try elsewhere if that may help; else the client gets it."""
-        if self._state is AWAITING:
-            self._enter(JUDGING)
-        attempts = self._failed()
-        if attempts.hold(data, last=last) and not self._retry_on_other_replica(
-            attempts.answered(answer, was_probe=self._is_probe)
-        ):
-            self._start_response(answer, attempts.held, last=last)
-
-    def _check_usage_refusal(self, answer: ResponseHead, data: bytes, last: bool) -> None:
-        """Send the client's own request to the same replica if the error may be about the router's ask for usage."""
-        if self._state is AWAITING:
-            self._enter(JUDGING)
-        attempts = self._failed()
-        if not attempts.hold(data, last=last):
+            self._relay.abort(failure_error(replica, failure))
             return
-        if names_usage_request(attempts.held):
-            attempts.held = b""
-            self._sends_unmodified = True
-            if self._upstream is not None:
-                self._upstream.abandon()
-                self._upstream = None
+        retries = self._retries()
+        if is_stale and not retries.reconnected:
+            retries.reconnected = True
             self._connect()
-        else:
-            self._start_response(answer, attempts.held, last=last)
+        elif not self._retry_on_other_replica(retries.on_response_failed(failure, was_probe=self._is_probe)):
+            self._reject(failure_error(replica, failure))
 
-    # --- from whoever watches the replica ---
+    def _on_error_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Buffer an error; then retry if that may help, or relay it."""
+        if self._state is AWAITING:
+            self._enter(CLASSIFYING)
+        retries = self._retries()
+        if not retries.buffer(data, last=last):
+            return
+        if head.status < TOO_MANY:
+            if b"stream_options" in retries.body or b"include_usage" in retries.body:
+                self._send_unmodified(retries)
+                return
+        elif self._retry_on_other_replica(retries.on_error_response(head, was_probe=self._is_probe)):
+            return
+        self._start_response(head, retries.body, last=last)
+
+    def _send_unmodified(self, retries: RetryState) -> None:
+        """Send the client's own request to the same replica, which rejected the usage request."""
+        retries.body = b""
+        self._sends_unmodified = True
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        self._connect()
+
+    # --- called by the stall detector ---
 
     def is_stream(self) -> bool:
-        """Whether the client asked for events, so that the first byte must come with the first token."""
+        """Whether the first byte arrives with the first token."""
         return not self._is_plain
 
     @property
     def waiting_tokens(self) -> int:
-        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
+        """Estimated tokens of its prompt that the replica has to prefill before the first byte."""
         return self._ticket.waiting_tokens
 
     @property
-    def tokens_ahead(self) -> float:
-        """Those, and what the replica had to prefill before them."""
+    def queued_tokens(self) -> float:
+        """These tokens, and those that the replica had to prefill before them."""
         return self._ticket.queued_tokens + self._ticket.waiting_tokens
 
     @property
@@ -400,84 +386,81 @@ class Exchange:
 
     @log_exceptions
     def on_stalled(self) -> None:
-        """The replica hangs: go elsewhere, if that is allowed, else wait on."""
-        if self._state is AWAITING or self._state is JUDGING:
-            self._retry_on_other_replica(self._failed().stalled())
+        """Retry on another replica if that is allowed, or keep waiting."""
+        if self._state is AWAITING or self._state is CLASSIFYING:
+            self._retry_on_other_replica(self._retries().on_stalled())
 
-    # --- when a try has failed ---
+    # --- retries ---
 
-    def _failed(self) -> RetryState:
-        """What has failed so far, from now on at least something."""
+    def _retries(self) -> RetryState:
         if self._retry_state is None:
-            self._retry_state = RetryState(self._services, self._serving, self._placement_request, self._record)
+            self._retry_state = RetryState(self._services, self._configuration, self._placement_request, self._record)
         return self._retry_state
 
-    def _retry_on_other_replica(self, elsewhere: Decision | None) -> bool:
-        """Leave the replica for another one; False if there is none."""
-        if elsewhere is None:
+    def _retry_on_other_replica(self, decision: Decision | None) -> bool:
+        """Send the request to another replica; False if there is no decision for one."""
+        if decision is None:
             return False
         self._release_replica()
         self._enter(PLACING)
-        self._dispatch(elsewhere)
+        self._dispatch(decision)
         return True
 
     # --- to the client ---
 
     def _start_response(
         self,
-        answer: ResponseHead,
+        head: ResponseHead,
         data: bytes,
         parsed: ParsedResponse | None = None,
         *,
         last: bool,
-        is_aborted: bool = False,
+        aborted: bool = False,
     ) -> None:
-        """The first byte is here: pass it on, and let go of what only a retry would need."""
+        """Relay the first bytes, and drop what only a retry would need."""
         self._enter(STREAMING)
-        request = self._request
-        if self._sends_unmodified and answer.status < 300:
-            self._usage_refused()
-        self._record.on_first_byte(answer.status, is_streamed=answer.is_stream)
-        is_first_token = answer.is_stream and (request.head.path != RESPONSES or has_token_event(data))
-        if is_first_token:
+        request, record = self._request, self._record
+        if self._sends_unmodified and head.status < 300:
+            self._on_usage_rejected()
+        record.on_first_byte(head.status, is_streamed=head.is_stream)
+        if head.is_stream and (request.head.path != RESPONSES or has_token_event(data)):
             self._on_first_token()
-        elif not (last or answer.is_stream):
-            self._ticket.first_byte()  # its end implies it
-        if self._is_probe and answer.status < TOO_MANY:
-            self._is_probe_over = self._services.breakers.record_first_byte(ReplicaId(self._record.replica))
+        elif not (last or head.is_stream):
+            self._ticket.first_byte()  # at the end, ``answered`` implies it
+        if self._is_probe and head.status < TOO_MANY:
+            self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
         self._relay = relay = ResponseRelay(
-            self._client, answer, parsed, is_aborted=is_aborted, hides_usage=self._removes_usage
+            self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
         del self._placement_request, self._decision
         request.body = b""
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
-        relay.begin(request, self._record, data, last=last, keep_alive=keep_alive)
+        relay.begin(request, record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
         elif self._upstream is not None:
-            self._upstream.pipe_to(self._pass_before_token if self._awaits_token() else relay.sink)
-            if self._client.is_full:  # since before this answer: with one that went out ahead of it
+            self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else relay.sink)
+            if self._client.is_full:  # because of an earlier response
                 self._upstream.pause()
 
-    def _usage_refused(self) -> None:
-        """The replica took the request only as the client had sent it: do not ask it for usage for a while."""
+    def _on_usage_rejected(self) -> None:
+        """The replica accepted the request only without a usage request: send none for a while."""
         replica = self._record.replica
-        if self._serving.connection_pools[replica].usage_refused():
-            logger.warning("usage_request_refused", extra={"replica": replica})
+        if self._configuration.connection_pools[replica].on_usage_rejected():
+            logger.warning("usage_request_rejected", extra={"replica": replica})
 
     def _awaits_token(self) -> bool:
-        """Whether the response is a stream of which no token has come: only events that tell of the request."""
+        """Whether the response is a stream whose events so far came before the first token."""
         return self._record.is_streamed is True and self._record.ttft_s is None
 
     def _on_first_token(self) -> None:
-        """The prompt is prefilled."""
         self._record.ttft_s = monotonic() - self._request.arrived_at
         self._ticket.first_byte()
 
     @log_exceptions
-    def _pass_before_token(self, data: bytes, start: int) -> None:
-        """Pass events on until one has a token; from then on they go straight to the delivery."""
+    def _relay_before_token(self, data: bytes, start: int) -> None:
+        """Relay events up to the first token; later events go straight to the relay."""
         self._relay.sink(data, start)
         if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
             self._on_first_token()
@@ -491,28 +474,31 @@ class Exchange:
             self._services, self._request.grant, self._record, self._ticket, self._relay, was_probe=self._is_probe
         )
         self._finish(outcome)
-        self._relay.end()
+        self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
 
-    def _reject(self, refusal: RejectedRequestError) -> None:
-        """No answer of a replica will come: give the router's own."""
-        keep_alive = self._request.head.keep_alive and not self._services.is_draining and not refusal.must_close
+    def _reject(self, rejection: RejectedRequestError) -> None:
+        """Respond with an error of the router's own."""
+        keep_alive = self._request.head.keep_alive and not self._services.is_draining and not rejection.must_close
+        outcome = REPLICA_ERROR if self._is_placed else Outcome.ROUTER_ERROR
         if self._is_placed:
-            self._record.status = refusal.status
-        self._finish(outcome_of(refusal.status, placed=self._is_placed))
-        self._client.answer(self._request, refusal.answer(), keep_alive=keep_alive)
+            self._record.status = rejection.status
+        self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
+        self._client.respond(self._request, rejection.response(), keep_alive=keep_alive)
         self._client.on_exchange_ended(keep_alive=keep_alive)
 
     # --- the end ---
 
     def abort_on_error(self, error: Exception) -> None:
-        """A mistake of ours: say so, or cut an answer that has begun."""
+        """Log a programming error and respond with 500, or cut a response that has begun."""
         defect(logger, error, "exchange")
         has_begun = self._state >= STREAMING
         self._finish(Outcome.ROUTER_ERROR)
         if has_begun:
             self._client.reset()
         else:
-            self._client.answer(self._request, RejectedRequestError(500, "internal error").answer(), keep_alive=False)
+            self._client.respond(
+                self._request, RejectedRequestError(500, "internal error").response(), keep_alive=False
+            )
             self._client.on_exchange_ended(keep_alive=False)
 
     def _finish(self, outcome: Outcome) -> None:
@@ -523,28 +509,28 @@ class Exchange:
             self._services.on_ended(
                 self._record if self._is_placed else None, outcome, pool=self._pool, group=self._group
             )
-        except Exception as error:  # noqa: BLE001 - a count that fails is no reason to fail a client
+        except Exception as error:  # noqa: BLE001 - an error in accounting must not fail a client
             defect(logger, error, "accounting")
         finally:
-            if self._reading is not None:
-                self._reading.cancel()
+            if self._pending_body is not None:
+                self._pending_body.cancel()
             if self._permit is not None:
-                self._permit.leave()
+                self._permit.release()
             if self._is_placed:
                 self._release_replica()
 
     def _release_replica(self) -> None:
-        """Nothing of it is left at the replica that was chosen; a probe that has shown nothing may be another's."""
+        """Release the connection and the load; a probe without a result lets another request probe."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
-            upstream.abandon()
+            upstream.abort()
         self._ticket.end()
         if self._is_probe:
-            if not self._is_probe_over:
+            if not self._has_probe_result:
                 self._services.breakers.record_cancelled(ReplicaId(self._record.replica))
-            self._is_probe = self._is_probe_over = False
+            self._is_probe = self._has_probe_result = False
 
     def _enter(self, state: State) -> None:
-        if state not in NEXT[self._state]:
+        if state not in TRANSITIONS[self._state]:
             raise RuntimeError(f"an exchange cannot go from {self._state.name} to {state.name}")
         self._state = state

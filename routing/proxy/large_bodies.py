@@ -1,142 +1,155 @@
-"""One router's way to the process that reads its large bodies.
+"""Reads large request bodies in another process: ``python -m routing.proxy.large_bodies``, started by its router.
 
-Theory of operation. Decoding a body holds Python's lock to its end, in whatever thread: 8 MiB of numbers take 0.3 s, in
-which no other request would be answered. So bodies of more than ``LARGE_BYTES`` wait here, in order, for another
-process, which starts with the first of them. It is killed if one takes more than ``READ_S``. Whoever's body it was
-reading when it ended is refused, and is not read again; the others go to the process that follows.
+Theory of operation. Decoding a body holds Python's global lock to its end, in whatever thread: 8 MiB of numbers take
+0.3 s, in which no other request would be served. So bodies of more than ``LARGE_BYTES`` wait here, in order, for
+another process, which starts with the first of them. It is killed if one body takes more than ``READ_S``. The body that
+it was reading when it ended is rejected and not read again; the others go to the next process.
+
+The process reads requests from its standard input and writes results to its standard output, one after the other, until
+its input ends. A request is the index of the path and the body, a result is a pickled part and the canonical prompt;
+lengths come first. Only the router has the other end of these sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import pickle
+import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections import deque
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import BinaryIO, Final
 
-from routing.balancing.request import BodyReading
-from routing.http.errors import RejectedRequestError
+from routing.balancing.request import BodyReading, read_body, reduce_body
+from routing.http.response import RejectedRequestError
 from routing.log import defect, event
-from routing.proxy.large_body_process import ANSWER, packed, unpacked
+from routing.prompt.bodies import BODIES
+from routing.prompt.canonical import CanonicalPrompt
+from routing.prompt.rewrite import Layout, layout_of
 from routing.types import BodyError
 
 MAX_WAITING: Final = 64  # bodies
-READ_S: Final = 10.0  # one body; for the first one the process starts as well
+READ_S: Final = 10.0  # for one body; the first one waits for the process to start, too
 RETRY_AFTER_S: Final = 1
-_BUFFER_BYTES: Final = 1 << 20  # of an answer, before the socket is no longer read
+NICENESS: Final = 5  # of the process: the event loop goes first if there are few cores
+_BUFFER_BYTES: Final = 1 << 20  # of a result, before the socket is no longer read
 
+_REQUEST: Final = struct.Struct("!BQ")  # index of the path, bytes of the body
+_RESULT: Final = struct.Struct("!QQ")  # bytes of the pickled part, bytes of the canonical prompt
+_PATHS: Final = tuple(BODIES)
 _ended: Final = (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError)
 
 logger = logging.getLogger(__name__)
 
 
-class BodyListener(Protocol):
-    """Whoever has a body read."""
-
-    def on_body_parsed(self, reading: BodyReading) -> None:
-        """It is read."""
-        ...
-
-    def on_body_rejected(self, why: BodyError | RejectedRequestError) -> None:
-        """It cannot be placed, or could not be read."""
-        ...
-
-
 class PendingBody:
-    """One body that is to be read."""
+    """A body that is to be read. One of the two callbacks gets the result, unless the body is cancelled."""
 
-    __slots__ = ("body", "path", "who")
+    __slots__ = ("body", "is_cancelled", "on_read", "on_rejected", "path")
 
-    def __init__(self, who: BodyListener, path: str, body: bytes) -> None:
-        self.who: BodyListener | None = who
+    def __init__(
+        self,
+        path: str,
+        body: bytes,
+        on_read: Callable[[BodyReading], None],
+        on_rejected: Callable[[BodyError | RejectedRequestError], None],
+    ) -> None:
         self.path = path
         self.body = body
+        self.on_read = on_read
+        self.on_rejected = on_rejected
+        self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
-        self.who = None
+        self.is_cancelled = True
         self.body = b""
 
 
 class LargeBodies:
-    """The bodies that wait, and the process."""
+    """The queue of large bodies, and the process that reads them."""
 
     def __init__(self) -> None:
         self._waiting: deque[PendingBody] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def read(self, who: BodyListener, path: str, body: bytes) -> PendingBody:
-        """Have a body read; RejectedRequestError where too many wait."""
+    def read(
+        self,
+        path: str,
+        body: bytes,
+        on_read: Callable[[BodyReading], None],
+        on_rejected: Callable[[BodyError | RejectedRequestError], None],
+    ) -> PendingBody:
+        """Queue a body; RejectedRequestError if too many wait."""
         if len(self._waiting) >= MAX_WAITING:
             raise RejectedRequestError(503, "too many large bodies wait to be read", retry_after_s=RETRY_AFTER_S)
-        reading = PendingBody(who, path, body)
-        self._waiting.append(reading)
-        if self._work is None:
-            self._work = asyncio.get_running_loop().create_task(self._read_all())
-        return reading
+        pending = PendingBody(path, body, on_read, on_rejected)
+        self._waiting.append(pending)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._read_all())
+        return pending
 
     def close(self) -> None:
-        """Read no more."""
         self._waiting.clear()
-        if self._work is not None:
-            self._work.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self._kill()
 
     async def _read_all(self) -> None:
         try:
             while self._waiting:
-                reading = self._waiting.popleft()
-                if reading.who is not None:
-                    await self._read(reading)
+                pending = self._waiting.popleft()
+                if not pending.is_cancelled:
+                    await self._read(pending)
         finally:
-            self._work = None
+            self._task = None
 
-    async def _read(self, reading: PendingBody) -> None:
+    async def _read(self, pending: PendingBody) -> None:
+        result: BodyReading | BodyError | RejectedRequestError
         try:
-            answer = await self._asked(reading)
+            result = unpack_result(*await self._exchange(pending))
         except _ended as error:
             event(logger, "large_body_process_ended", level=logging.WARNING, reason=type(error).__name__)
             self._kill()
-            self._refuse(reading, RejectedRequestError(503, "the body could not be read", retry_after_s=RETRY_AFTER_S))
-            return
-        try:
-            found = unpacked(*answer)
+            result = RejectedRequestError(503, "the body could not be read", retry_after_s=RETRY_AFTER_S)
         except BodyError as error:
-            self._refuse(reading, error)
-            return
-        except Exception as error:  # noqa: BLE001 - the next body is read all the same
+            result = error
+        except Exception as error:  # noqa: BLE001 - the next body is read in any case
             defect(logger, error, "large body")
-            self._refuse(reading, RejectedRequestError(500, "internal error"))
+            result = RejectedRequestError(500, "internal error")
+        if pending.is_cancelled:
             return
-        if reading.who is not None:
-            reading.who.on_body_parsed(found)
+        if isinstance(result, BodyReading):
+            pending.on_read(result)
+        else:
+            pending.on_rejected(result)
 
-    async def _asked(self, reading: PendingBody) -> tuple[bytes, bytes]:
-        answers, requests = await self._running()
-        async with asyncio.timeout(READ_S):
-            requests.writelines(packed(reading.path, reading.body))
-            await requests.drain()
-            rest_bytes, data_bytes = ANSWER.unpack(await answers.readexactly(ANSWER.size))
-            return await answers.readexactly(rest_bytes), await answers.readexactly(data_bytes)
-
-    async def _running(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _exchange(self, pending: PendingBody) -> tuple[bytes, bytes]:
+        """Send a body to the process, and receive its result."""
         if self._process is not None and self._process.poll() is not None:
             self._kill()
         if self._streams is None:
-            self._streams = await asyncio.open_unix_connection(sock=self._started(), limit=_BUFFER_BYTES)
-        return self._streams
+            self._streams = await asyncio.open_unix_connection(sock=self._start_process(), limit=_BUFFER_BYTES)
+        results, requests = self._streams
+        async with asyncio.timeout(READ_S):
+            requests.writelines((_REQUEST.pack(_PATHS.index(pending.path), len(pending.body)), pending.body))
+            await requests.drain()
+            pickled_bytes, prompt_bytes = _RESULT.unpack(await results.readexactly(_RESULT.size))
+            return await results.readexactly(pickled_bytes), await results.readexactly(prompt_bytes)
 
-    def _started(self) -> socket.socket:
-        """Start the process, in about 2 ms; our end of the way to it."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "routing.proxy.large_body_process"]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())  # noqa: S603 - our own
-        return ours
+    def _start_process(self) -> socket.socket:
+        """Start the process, in about 2 ms; returns the router's end of the socket pair."""
+        own_end, other_end = socket.socketpair()
+        with other_end:
+            command = [sys.executable, "-m", "routing.proxy.large_bodies"]
+            self._process = subprocess.Popen(command, stdin=other_end.fileno(), stdout=other_end.fileno())  # noqa: S603 - fixed command
+        return own_end
 
     def _kill(self) -> None:
         if self._streams is not None:
@@ -147,6 +160,52 @@ class LargeBodies:
             self._process.wait()  # some milliseconds
             self._process = None
 
-    def _refuse(self, reading: PendingBody, why: BodyError | RejectedRequestError) -> None:
-        if reading.who is not None:
-            reading.who.on_body_rejected(why)
+
+# --- in the other process ---
+
+
+def read_in_process(path: str, body: bytes) -> tuple[bytes, bytes]:
+    """Read a body: the pickled part of the result, and the canonical prompt."""
+    try:
+        reading = read_body(path, body)
+        layout = layout_of(body)
+    except BodyError as error:
+        return pickle.dumps((error.param, error.reason)), b""
+    prompt = reading.prompt
+    parts = prompt.tools_end, prompt.system_end, prompt.message_ends, prompt.ids, prompt.salt, prompt.rendering
+    flags = reading.session_key, reading.is_plain, reading.omits_usage
+    return pickle.dumps(
+        (parts, prompt.is_text, reduce_body(reading.body), flags, layout.spans, layout.end)
+    ), prompt.data
+
+
+def unpack_result(pickled: bytes, prompt_data: bytes) -> BodyReading:
+    """The result of ``read_in_process``; raises its BodyError."""
+    result = pickle.loads(pickled)  # noqa: S301 - from the router's own process
+    if len(result) == 2:
+        raise BodyError(*result)
+    parts, is_text, body, (session_key, is_plain, omits_usage), *layout = result
+    prompt = CanonicalPrompt(prompt_data, *parts, is_text=is_text)
+    reading = BodyReading(body, prompt, session_key, is_plain=is_plain, omits_usage=omits_usage)
+    reading.layout = Layout(*layout)
+    return reading
+
+
+def serve(requests: BinaryIO, results: BinaryIO) -> None:
+    while head := requests.read(_REQUEST.size):
+        path_index, size = _REQUEST.unpack(head)
+        pickled, prompt_data = read_in_process(_PATHS[path_index], requests.read(size))
+        results.write(_RESULT.pack(len(pickled), len(prompt_data)))
+        results.write(pickled)
+        results.write(prompt_data)
+        results.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the router
+    os.nice(NICENESS)
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,46 +1,101 @@
-"""What all connections of a router share: the configuration in force, the links to replicas, loads, health, counts."""
+"""What all connections of a router share: the active configuration, its activation, and the limit of connections."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from routing.balancing.placement import Placement
 from routing.balancing.rates import models_of
 from routing.health.balancer import ActiveFleet, Balancer, joined_replicas
 from routing.http.auth import AccessControl
-from routing.http.errors import RejectedRequestError
-from routing.http.headers import ANSWER_NAMES, REQUEST_NAMES, HeaderCache
+from routing.http.headers import VARYING_REQUEST_HEADERS, VARYING_RESPONSE_HEADERS, HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
 from routing.http.request import Request, RequestHead
-from routing.http.response import LocalResponse, ResponseHead
+from routing.http.response import LocalResponse, RejectedRequestError, ResponseHead
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
-from routing.observability.metrics import ConfiguredSeries
-from routing.proxy.active_configuration import ActiveConfiguration, checked_replicas, target_ids, usage_pools
-from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, Admission, models_answer
+from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, models_response
 from routing.proxy.config_store import ConfigStore, Swap
-from routing.proxy.connection_limit import ConnectionLimit
 from routing.proxy.exchange import Exchange
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.response_relay import Downstream
-from routing.proxy.services import Services
+from routing.proxy.services import ActiveConfiguration, Services, target_ids
 from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
 from routing.types import ReplicaId
-from routing.upstream.address import Address
-from routing.upstream.pool import ConnectionPool
+from routing.upstream.pool import Address, ConnectionPool
 
 HOUSEKEEPING_S: Final = 0.25
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
 _METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
+IPV6_NETWORK_BITS: Final = 64  # a client can choose its addresses within a /64
+
+
+class ConnectionLimit:
+    """Counts the connections of each client address; nothing is counted without a limit."""
+
+    def __init__(self) -> None:
+        self.max_per_address: int | None = None  # None: no limit
+        self.rejected = 0  # since the process started
+        self._counts: Counter[str] = Counter()
+
+    def configure(self, max_per_address: int | None, clients: Iterable[Downstream]) -> None:
+        """Apply a limit to new connections; the existing ones stay, and count."""
+        if max_per_address == self.max_per_address:
+            return
+        self.max_per_address = max_per_address
+        self._counts.clear()
+        for client in clients:
+            self._count(client, "" if max_per_address is None else address_of(client.transport))
+
+    def enter(self, client: Downstream) -> bool:
+        """Count a new connection; False if its address has reached the limit."""
+        address = address_of(client.transport)
+        if self.max_per_address is not None and address and self._counts[address] >= self.max_per_address:
+            self.rejected += 1
+            return False
+        self._count(client, address)
+        return True
+
+    def leave(self, client: Downstream) -> None:
+        """Stop counting a connection, if it was counted."""
+        address, client.counted_address = client.counted_address, ""
+        if address:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
+
+    def __len__(self) -> int:
+        """Addresses with counted connections."""
+        return len(self._counts)
+
+    def _count(self, client: Downstream, address: str) -> None:
+        client.counted_address = address
+        if address:
+            self._counts[address] += 1
+
+
+def address_of(transport: asyncio.Transport) -> str:
+    """The peer's IPv4 address or IPv6 network; empty if it has none."""
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple) or not peer:
+        return ""
+    address = ip_address(str(peer[0]).partition("%")[0])
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{int(address) >> (128 - IPV6_NETWORK_BITS):x}/{IPV6_NETWORK_BITS}"
 
 
 class Router:
-    """One router process, apart from its listening sockets: the active configuration, and the parts that use it."""
+    """One router process without its listening sockets."""
 
     def __init__(
         self,
@@ -51,57 +106,57 @@ class Router:
     ) -> None:
         self.name = name
         self.tls = tls or Tls()
-        self.boot = secrets.token_hex(8)  # tells one life of the process from the next
+        self.boot = secrets.token_hex(8)  # different in each life of the process
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.write_buffer = WriteBuffer(self.loop)
-        self.request_head_cache = HeaderCache[RequestHead](REQUEST_NAMES)
-        self.response_head_cache = HeaderCache[ResponseHead](ANSWER_NAMES)
+        self.request_head_cache = HeaderCache[RequestHead](VARYING_REQUEST_HEADERS)
+        self.response_head_cache = HeaderCache[ResponseHead](VARYING_RESPONSE_HEADERS)
         self.limits = Limits()
-        self.shared_limits: SharedLimits | None = None  # with other processes; None: there are none
+        self.shared_limits: SharedLimits | None = None  # with other workers; None: there are none
         self.balancer = Balancer(self.loop)
         self.services = Services(self.balancer, self.boot)
         self.store = ConfigStore(self.prepare, files, signatures)
-        self.serving: ActiveConfiguration | None = None
+        self.active: ActiveConfiguration | None = None
         self.clients: set[Downstream] = set()
         self.connection_limit = ConnectionLimit()
-        self.unfinished_bytes = 0  # of bodies that are still coming
-        self.requests = 0  # taken, ever
-        self.in_flight_elsewhere = 0  # in other processes that share the port
+        self.unfinished_body_bytes = 0  # of bodies that are still being received
+        self.requests = 0  # accepted since the process started
+        self.other_workers_in_flight = 0  # requests in flight in workers that share the port
         self._retired: set[ConnectionPool] = set()
-        self._named = 0  # requests whose clients gave them no id
-        self._housekeeping = Periodic(Background.UPKEEP, HOUSEKEEPING_S, self._run_housekeeping)
+        self._generated_ids = 0
+        self._housekeeping = Periodic(Background.HOUSEKEEPING, HOUSEKEEPING_S, self._run_housekeeping)
 
     @property
     def is_draining(self) -> bool:
-        """Whether the router takes no new connections, and answers what it has."""
+        """Whether the router accepts no new connections and finishes the requests that it has."""
         return self.services.is_draining
 
     # --- requests ---
 
     def request(self, head: RequestHead, body: bytes, values: list[bytes] | None = None) -> Request:
-        """A request that is here whole. One whose client gave it no id gets one.
+        """Make a request, with an id of the router's own if its client sent none.
 
-        ``values``: of its head, where that was recognised.
+        ``values``: of the varying headers, if the head was cached.
         """
-        name = head.request_id_with(values)
-        if not name:
-            self._named += 1
-            name = f"{self.boot}-{self._named}"
-        return Request(head, body, name, values)
+        request_id = head.request_id_with(values)
+        if not request_id:
+            self._generated_ids += 1
+            request_id = f"{self.boot}-{self._generated_ids}"
+        return Request(head, body, request_id, values)
 
-    def body_refusal(self, head: RequestHead) -> RejectedRequestError | None:
-        """Why a body is not waited for that is still coming: whose it is nobody knows. None if it may come."""
+    def reject_before_body(self, head: RequestHead) -> RejectedRequestError | None:
+        """Reject a request without a valid API key before its body is received; None if the body may come."""
         try:
-            if self.serving is not None and self.serving.access is not None:
-                self.serving.access.known(head)
-        except RejectedRequestError as refusal:
-            refusal.must_close = True
-            return refusal
+            if self.active is not None and self.active.access is not None:
+                self.active.access.authenticate(head)
+        except RejectedRequestError as rejection:
+            rejection.must_close = True
+            return rejection
         return None
 
     def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
-        """Take a request: for a replica, or answered here. RejectedRequestError for what no path or limit allows."""
+        """Start an exchange, or respond without a replica; RejectedRequestError by path, method, key or limit."""
         head = request.head
         methods = _METHODS.get(head.path)
         if methods is None:
@@ -109,130 +164,109 @@ class Router:
         if head.method not in methods:
             raise RejectedRequestError(405, "no such method here", headers=((b"Allow", b", ".join(methods)),))
         if head.path == HEALTH:
-            return self._health_answer()
-        serving = self.serving
-        if serving is None:
+            return LocalResponse(200 if self.not_ready_reason is None else 503)
+        active = self.active
+        if active is None:
             raise RejectedRequestError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
-        if serving.access is not None:
-            request.grant = serving.access.admit(head)
-        if head.path == MODELS and (models := models_answer(serving.config, request.grant)) is not None:
+        if active.access is not None:
+            request.grant = active.access.admit(head)
+        if head.path == MODELS and (models := models_response(active.config, request.grant)) is not None:
             return models
-        if self.services.in_flight + self.in_flight_elsewhere >= serving.limits.max_in_flight:
+        if self.services.in_flight + self.other_workers_in_flight >= active.limits.max_in_flight:
             raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self.services.in_flight += 1
         self.requests += 1
-        return Exchange(self.services, serving, client, request)
+        return Exchange(self.services, active, client, request)
 
     # --- configuration ---
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why no traffic should come here; None when it may."""
+        """Why the router should get no traffic; None if it is ready."""
         if self.is_draining:
             return "draining"
-        return "no configuration yet" if self.serving is None else None
+        return "no configuration yet" if self.active is None else None
 
     async def prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Build everything a configuration needs, in a thread or in turns with requests; the swap cannot fail."""
-        serving = await asyncio.to_thread(self._build, snapshot.config)
+        """Build everything that a configuration needs, in a thread or in slices between requests.
+
+        The returned swap cannot fail.
+        """
+        new = await asyncio.to_thread(self._build, snapshot.config)
 
         async def swap() -> None:
-            await run_in_slices(serving.placement.prepare(self.balancer.health))
-            self._swap(serving)
-            await run_in_slices(
-                serving.placement.prepare(self.balancer.health)
-            )  # anew where replicas joined, else nothing is left
+            await run_in_slices(new.placement.prepare(self.balancer.health))
+            self._activate(new)
+            await run_in_slices(new.placement.prepare(self.balancer.health))  # again, if replicas joined
 
         return swap
 
     def _build(self, config: RouterConfig) -> ActiveConfiguration:
         state = self.balancer
         placement = Placement(config, state.loads, int(self.boot, 16), state.residency, self.name, state.token_ratios)
-        before = self.serving.connection_pools if self.serving else {}
-        connection_pools = {
-            replica.name: old
-            if (old := before.get(replica.name)) and old.address == address
-            else self._link(replica.name, address)
-            for replica, address in self._replica_addresses(config)
-        }
-        access = AccessControl(config, self.shared_limits) if config.access is not None else None
-        admission = Admission(config, placement.models, placement.matcher)
-        return ActiveConfiguration(
-            config,
-            placement,
-            connection_pools,
-            access,
-            admission,
-            ConfiguredSeries(config),
-            config.limits,
-            targets=frozenset(target_ids(config)),
-            checked=[one for pool in config.pools for one in checked_replicas(pool, connection_pools)],
-            usage_pools=usage_pools(config),
-        )
-
-    def _replica_addresses(self, config: RouterConfig) -> Iterator[tuple[ReplicaConfig, Address]]:
-        hides_keys, networks = config.access is not None, config.replica_networks
-        for pool in config.pools:
-            for replica in pool.replicas:
-                tls = self.tls.upstream if replica.url.startswith("https:") else None
-                yield (
-                    replica,
-                    Address(replica.url, api_key=replica.api_key, hides_keys=hides_keys, tls=tls, networks=networks),
+        current = self.active.connection_pools if self.active else {}
+        connection_pools: dict[str, ConnectionPool] = {}
+        for replica in (replica for pool in config.pools for replica in pool.replicas):
+            address = self._address(config, replica)
+            pool = current.get(replica.name)
+            if pool is None or pool.address != address:
+                pool = ConnectionPool(
+                    replica.name,
+                    address,
+                    deadlines=self.deadlines,
+                    write_buffer=self.write_buffer,
+                    header_cache=self.response_head_cache,
+                    loop=self.loop,
                 )
+            connection_pools[replica.name] = pool
+        access = AccessControl(config, self.shared_limits) if config.access is not None else None
+        return ActiveConfiguration(config, placement, connection_pools, access)
 
-    def _link(self, name: str, address: Address) -> ConnectionPool:
-        return ConnectionPool(
-            name,
-            address,
-            deadlines=self.deadlines,
-            write_buffer=self.write_buffer,
-            header_cache=self.response_head_cache,
-            loop=self.loop,
+    def _address(self, config: RouterConfig, replica: ReplicaConfig) -> Address:
+        return Address(
+            replica.url,
+            api_key=replica.api_key,
+            hides_keys=config.access is not None,
+            tls=self.tls.upstream_context if replica.url.startswith("https:") else None,
+            networks=config.replica_networks,
         )
 
-    def _swap(self, serving: ActiveConfiguration) -> None:
-        before, self.serving, self.limits = self.serving, serving, serving.limits
-        self.balancer.fleet = ActiveFleet(serving.config, serving.placement, serving.connection_pools)
-        self.connection_limit.limit(serving.limits.max_connections_per_address, self.clients)
-        self.request_head_cache.forget(serving.limits.max_header_bytes)  # they were read by the limits before
-        if before is not None:
-            self._carry_over(before, serving)
-        self._configure_balancer(serving)
-        self._configure_services(serving)
-        for name in joined_replicas(serving.config, before.config) if before is not None else ():
-            self.services.join(name)
+    def _activate(self, new: ActiveConfiguration) -> None:
+        """Swap the configuration between two requests."""
+        previous, self.active, self.limits = self.active, new, new.limits
+        self.balancer.fleet = ActiveFleet(new.config, new.placement, new.connection_pools)
+        self.connection_limit.configure(new.limits.max_connections_per_address, self.clients)
+        self.request_head_cache.reset(new.limits.max_header_bytes)  # heads were checked by the previous limits
+        if previous is not None:
+            new.placement.carry_over(previous.placement)
+            if previous.access is not None and new.access is not None:
+                new.access.carry_over(previous.access)
+            for pool in set(previous.connection_pools.values()) - set(new.connection_pools.values()):
+                pool.retire()
+                self._retired.add(pool)
+            self._retired = {pool for pool in self._retired if pool.is_in_use}
+        self._configure_balancer(new)
+        self._configure_services(new)
+        for name in joined_replicas(new.config, previous.config) if previous is not None else ():
+            self.services.begin_warm_up(name)
         self._housekeeping.start()
 
-    def _carry_over(self, before: ActiveConfiguration, serving: ActiveConfiguration) -> None:
-        """Keep what the configuration before had learned, and close its connections as they become idle."""
-        serving.placement.carry_over(before.placement)
-        if before.access is not None and serving.access is not None:
-            serving.access.carry_over(before.access)
-        for link in set(before.connection_pools.values()) - set(serving.connection_pools.values()):
-            link.retire()
-            self._retired.add(link)
-        self._retired = {link for link in self._retired if link.is_in_use}
-
-    def _configure_balancer(self, serving: ActiveConfiguration) -> None:
-        state, pools = self.balancer, serving.config.pools
-        state.loads.forget_all_but(serving.targets)
-        state.residency.forget_all_but(serving.targets)
+    def _configure_balancer(self, new: ActiveConfiguration) -> None:
+        state, pools, targets = self.balancer, new.config.pools, frozenset(target_ids(new.config))
+        state.loads.forget_all_but(targets)
+        state.residency.forget_all_but(targets)
         state.token_ratios.forget_all_but((pool.name, model) for pool in pools for model in models_of(pool))
         state.breakers.configure(pools)
-        state.slow_starts.forget_all_but({ReplicaId(name) for name in serving.connection_pools})
-        state.retry_budget.ratio = serving.limits.retry_ratio
-        state.retry_budget.floor_per_s = serving.limits.retry_floor_per_s
+        state.slow_starts.forget_all_but({ReplicaId(name) for name in new.connection_pools})
+        state.retry_budget.ratio = new.limits.retry_ratio
+        state.retry_budget.floor_per_s = new.limits.retry_floor_per_s
 
-    def _configure_services(self, serving: ActiveConfiguration) -> None:
-        services, config = self.services, serving.config
-        services.metrics.prune(serving.series)  # at each scrape too, but there may be none
-        services.checks.configure(serving.checked)
-        services.warm_ups = services.all_warm_ups if services.all_warm_ups.configure(config) else None
-        services.admission_queues = (
-            services.all_admission_queues
-            if services.all_admission_queues.configure(config, self.shared_limits)
-            else None
-        )
+    def _configure_services(self, new: ActiveConfiguration) -> None:
+        services, queues, warm_ups = self.services, self.services.all_admission_queues, self.services.all_warm_ups
+        services.metrics.prune(new.series)  # also at each scrape, but there may be none
+        services.checks.configure(new.health_checked())
+        services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
+        services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
 
     def _run_housekeeping(self) -> None:
         """Refill the retry budget, advance breakers, slow starts and warm-ups, and look for stalled replicas."""
@@ -251,20 +285,16 @@ class Router:
     # --- the end ---
 
     def begin_draining(self) -> None:
-        """Take no more requests than what has come; ``shutdown.drain`` waits for the responses."""
+        """Accept no new requests; ``shutdown.drain`` waits for the responses."""
         self.services.is_draining = self.services.all_warm_ups.is_draining = True
 
     def close(self) -> None:
-        """End everything at once."""
+        """Close all connections and stop everything at once."""
         self.begin_draining()
         for client in list(self.clients):
             client.reset()
         self.services.close()
         self._housekeeping.stop()
-        for link in {*self._retired, *(self.serving.connection_pools.values() if self.serving else ())}:
-            link.close()
+        for pool in {*self._retired, *(self.active.connection_pools.values() if self.active else ())}:
+            pool.close()
         self.deadlines.close()
-
-    def _health_answer(self) -> LocalResponse:
-        reason = self.not_ready_reason
-        return LocalResponse(200 if reason is None else 503)

@@ -1,17 +1,24 @@
-"""What all exchanges of a router share: balancer, health, admission queues, warm-ups, metrics, decision records."""
+"""What exchanges use: the active configuration, and the services that all exchanges of a router share."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from routing.health.checks import HealthChecks
+from routing.balancing.placement import Placement
+from routing.balancing.replicas import targets_of
+from routing.health.checks import Checked, HealthChecks
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
+from routing.http.auth import AccessControl
 from routing.observability.decision_log import DecisionRing, StructureSampler
-from routing.observability.metrics import Metrics, Outcome
+from routing.observability.metrics import ConfiguredSeries, Metrics, Outcome
+from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
+from routing.schema import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig, StreamUsage
+from routing.types import ReplicaId, TargetId
+from routing.upstream.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from routing.balancing.decision import Decision
@@ -19,11 +26,49 @@ if TYPE_CHECKING:
     from routing.http.request import Request
     from routing.observability.decision_record import Record
     from routing.prompt.canonical import CanonicalPrompt
-    from routing.types import NoReplicaError, ReplicaId
+    from routing.types import NoReplicaError
+
+
+class ActiveConfiguration:
+    """A configuration and the objects built from it. A request uses the same one from start to end."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        placement: Placement,
+        connection_pools: dict[str, ConnectionPool],
+        access: AccessControl | None,
+    ) -> None:
+        self.config = config
+        self.limits = config.limits
+        self.placement = placement
+        self.connection_pools = connection_pools  # by replica name
+        self.access = access  # None: no API key is required
+        self.admission = Admission(config, placement.models, placement.matcher)
+        self.series = ConfiguredSeries(config)
+        self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
+
+    def health_checked(self) -> list[Checked]:
+        return [
+            Checked(replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
+            for pool in self.config.pools
+            for replica in pool.replicas
+            if replica.state is not ReplicaState.DISABLED
+        ]
+
+
+def target_ids(config: RouterConfig) -> list[TargetId]:
+    """The targets of all pools: replicas, or their data-parallel ranks."""
+    return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
+
+
+def _unlisted(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
+    """The adapters of a pool, if the configuration does not list which of them the replica serves."""
+    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()
 
 
 class Services:
-    """One router's. ``boot`` tells one life of the process from the next."""
+    """The shared services of one router. ``boot`` is different in each life of the process."""
 
     def __init__(self, balancer: Balancer, boot: str) -> None:
         self.balancer = balancer
@@ -42,12 +87,12 @@ class Services:
         self.structure_sampler = StructureSampler()
         self.is_draining = False
         self.in_flight = 0  # requests that have not ended
-        self._idle = asyncio.Event()  # set by the last request of a draining router
+        self._idle = asyncio.Event()  # set at the end of the last request of a draining router
 
     def on_placed(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
-        """Count a request's prompt when it goes to its first replica: for its API key's rates, and for warm-ups."""
+        """Count a request's prompt when it is sent to its first replica: for its API key's rates, and for warm-ups."""
         if request.grant is not None:
-            request.grant.began(decision.keys.prompt_tokens)
+            request.grant.charge_prompt(decision.keys.prompt_tokens)
         if self.warm_ups is not None:
             self.warm_ups.record_request(decision, request, prompt)
 
@@ -62,27 +107,26 @@ class Services:
             self.metrics.count_placed(record, outcome)
             self.decisions.add(record)
 
-    async def no_requests(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no request is in flight, in a router that is draining."""
         while self.in_flight:
             self._idle.clear()
             await self._idle.wait()
 
-    def cut_warm_up_short(self, missing: NoReplicaError) -> bool:
-        """Let replicas take traffic that were still warming up, if no other can serve; False if there are none."""
+    def end_warm_up_early(self, missing: NoReplicaError) -> bool:
+        """Let replicas that are warming up take traffic because no other can serve; False if there are none."""
         return self.warm_ups is not None and self.warm_ups.end_needed(missing)
 
-    def join(self, replica: ReplicaId) -> None:
-        """Begin the warm-up of a replica whose cache is empty, where its pool warms up; else its slow start."""
+    def begin_warm_up(self, replica: ReplicaId) -> None:
+        """Begin the warm-up of a replica whose cache is empty, or its slow start if its pool does not warm up."""
         if self.warm_ups is None or not self.warm_ups.begin(replica):
             self.balancer.begin_slow_start(replica)
 
     def _on_up(self, replica: ReplicaId) -> None:
         self.breakers.on_health_check_passed(replica)
-        self.join(replica)
+        self.begin_warm_up(replica)
 
     def close(self) -> None:
-        """End health checks, stall detection, warm-ups and the process that reads large bodies."""
         self.checks.close()
         self.stall_detector.close()
         self.large_bodies.close()

@@ -1,18 +1,18 @@
-"""One connection to a replica, carrying one exchange at a time.
+"""One connection to a replica, which carries one exchange at a time.
 
-Theory of operation. httptools calls back while it parses; ``on_body`` is a list's own ``append``, so a chunk costs no
-Python frame. What came is judged once, after the whole read is parsed, because only then is it known whether bytes
-follow a complete answer. An answer goes to the listener in at most one call a read. The connection goes back to its
-pool before the listener hears of the end, unless anything about it was odd: then it is closed, and whatever else the
-replica sent on it is never read.
+Theory of operation. httptools calls back while it parses; ``on_body`` is the ``append`` method of a list, so a chunk
+costs no Python frame. A read is evaluated once, after all of it is parsed, because only then it is known whether bytes
+follow a complete response. The listener is called at most once for each read. The connection returns to its pool before
+the listener learns of the end of the response. If anything about the response was irregular, the connection is closed
+instead, and nothing more is read from it.
 
-Engines write each event of a stream as one chunk. Once a read was one, by its bytes and by the parser's word, the
-parser stands between chunks; the next read that is one by its bytes is passed on as it is, and the parser, none the
-wiser, still stands there.
+Engines write each event of a stream as one chunk. After a read that was exactly one chunk, by its bytes and by the
+parser, the parser is between two chunks. The next read that is exactly one chunk by its bytes is passed on without
+parsing it, and the parser is still between two chunks.
 
-A kept-alive connection may end while the next request is on its way. It was stale, and the request may be sent again as
-if it had never been, only if the replica cannot have seen it: when its kernel acknowledged nothing of the request. A
-replica that took it and broke over it is not to be asked the same again.
+An idle connection may end while the next request is on its way. Such a connection is stale: the request may be sent
+again as if for the first time, but only if the replica cannot have seen it, because its kernel acknowledged none of the
+request's bytes. A replica that received the request and then failed must not get the same request again.
 """
 
 from __future__ import annotations
@@ -25,54 +25,60 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from routing.http.headers import CachedHead, Header, HeaderCache, template_of
-from routing.http.loop import NEVER, NOWHERE, Deadlines, WriteBuffer
+from routing.http.loop import NEVER, NO_BUCKET, Deadlines, WriteBuffer
 from routing.http.response import (
+    CLOSE,
+    LENGTH,
     BadResponseError,
-    Framing,
     ResponseHead,
     chunk_start,
-    describes_body,
+    has_framing_headers,
     parse_response_head,
 )
-from routing.http.sockets import taken_bytes
+from routing.http.sockets import acknowledged_bytes
 
 if TYPE_CHECKING:
     from routing.upstream.pool import ConnectionPool
 
 
-SYN_BYTES: Final = 1  # of what a kernel acknowledges, before all others
-MAX_HEAD_BYTES: Final = 64 << 10  # of a replica's answer, 1xx included
-JOINED_BYTES: Final = 16 << 10  # a shorter body is copied behind its head, which costs less than a write of its own
+SYN_BYTES: Final = 1  # that a kernel acknowledges before all others
+MAX_HEAD_BYTES: Final = 64 << 10  # of a response, interim responses included
+JOINED_BYTES: Final = 16 << 10  # a shorter body is appended to its head, which costs less than a second write
 
 
 class Failure(StrEnum):
-    """How an answer failed to come, and the cause that a retry is counted under."""
+    """How a response failed; also the cause under which a retry is counted."""
 
     CONNECT = "connect"  # refused, unreachable, or too slow to accept
-    RESET = "reset"  # the connection ended before the answer did
-    TIMEOUT = "timeout"  # nothing came for too long
-    BAD_RESPONSE = "bad_answer"  # what came is not HTTP
+    RESET = "reset"  # the connection ended before the response
+    TIMEOUT = "timeout"  # no byte arrived in time
+    BAD_RESPONSE = "bad_answer"  # not HTTP
 
 
 class Listener(Protocol):
-    """Who an answer is for."""
+    """The receiver of a response."""
 
-    def on_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
-        """Body bytes came (perhaps none), for the first time or again; ``last`` ends the answer."""
-        ...
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Body bytes arrived (perhaps none), the first or further ones; ``last``: the response is complete."""
+
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+        """The response failed. ``is_stale``: an idle connection had ended, and the replica has not seen the request."""
+
+    def on_stalled(self) -> None:
+        """The replica is stalled: another replica may respond earlier."""
 
     def is_stream(self) -> bool:
-        """Whether the first byte must come as soon as the prompt is prefilled."""
+        """Whether the first byte arrives as soon as the prompt is prefilled."""
         ...
 
     @property
     def waiting_tokens(self) -> int:
-        """Of its prompt, estimated tokens that the replica has to prefill before the first byte."""
+        """Estimated tokens of its prompt that the replica has to prefill before the first byte."""
         ...
 
     @property
-    def tokens_ahead(self) -> float:
-        """Those, and what the replica had to prefill before them."""
+    def queued_tokens(self) -> float:
+        """These tokens, and those that the replica had to prefill before them."""
         ...
 
     @property
@@ -80,24 +86,16 @@ class Listener(Protocol):
         """Estimated length of its prompt."""
         ...
 
-    def on_stalled(self) -> None:
-        """The replica hangs: better to wait for another one."""
-        ...
 
-    def on_upstream_failed(self, failure: Failure, *, stale: bool) -> None:
-        """No more will come. ``stale``: a kept-alive connection had ended, and the replica has not seen the request."""
-        ...
+BodySink = Callable[[bytes, int], None]  # gets body bytes and 0, or one whole chunk and the offset of its body bytes
 
-
-BodySink = Callable[[bytes, int], None]  # body bytes, or one whole chunk and where its bytes begin
-
-# Body bytes of the read that is being parsed, of whichever connection: parsing is not interrupted, and every read ends
-# with none left. One list for all stays in the core's cache, where a list for each stream would not.
+# Body bytes of the read that is being parsed, on any connection: parsing is not interrupted, and the list is empty
+# after each read. One list for all connections stays in the core's cache.
 _parts: Final[list[bytes]] = []
 
 
 def _joined() -> bytes:
-    """The body bytes of this read, which is over."""
+    """Take the body bytes of the read that was just parsed."""
     data = _parts[0] if len(_parts) == 1 else b"".join(_parts)
     _parts.clear()
     return data
@@ -107,87 +105,84 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection to one replica."""
 
     __slots__ = (
-        "_answer",
         "_bodyless",
         "_complete",
         "_deadlines",
+        "_head",
         "_head_bytes",
         "_header_cache",
         "_headers",
         "_idle_s",
         "_is_between_chunks",
         "_is_unusable",
-        "_known",
+        "_latest",
         "_listener",
         "_loop_time",
         "_parser",
         "_reason",
+        "_sent_before",
         "_sink",
-        "_speaks_tls",
-        "_taken_before",
         "_transport",
         "_uses",
+        "_uses_tls",
         "_write_buffer",
         "_written",
+        "bucket",
         "deadline",
-        "due",
-        "link",
         "on_body",
+        "pool",
         "sent_at",
     )
 
     def __init__(
         self,
-        link: ConnectionPool,
+        pool: ConnectionPool,
         deadlines: Deadlines,
         write_buffer: WriteBuffer,
         header_cache: HeaderCache[ResponseHead],
     ) -> None:
-        self.deadline, self.due = NEVER, NOWHERE
-        self.link = link
+        self.deadline, self.bucket = NEVER, NO_BUCKET
+        self.pool = pool
+        self.sent_at = 0.0  # loop time of the latest request
+        self.on_body = _parts.append
         self._deadlines = deadlines
         self._write_buffer = write_buffer
         self._header_cache = header_cache
-        self._known: CachedHead[ResponseHead] | None = None  # of its latest answer that was recognised
+        self._latest: CachedHead[ResponseHead] | None = None  # of the latest response whose head was cached
         self._listener: Listener | None = None
-        self._sink: BodySink | None = None  # where the middle of an answer goes
-        self._is_between_chunks = False  # the parser surely is
+        self._sink: BodySink | None = None  # gets the response's body between its first and its last read
+        self._is_between_chunks = False  # the parser is known to be
         self._loop_time = deadlines.time
-        self.on_body = _parts.append
         self._parser = HttpResponseParser(self)
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[Header] = []
         self._reason = b""
-        self._answer: ResponseHead | None = None
-        self._complete = False  # the answer is, whole
-        self._is_unusable = False  # this connection carries nothing more after this answer
+        self._head: ResponseHead | None = None
+        self._complete = False  # the response
+        self._is_unusable = False  # the connection must close after this response
         self._bodyless = False
         self._head_bytes = 0
         self._idle_s = 0.0
-        self._speaks_tls = link.address.ssl_context is not None  # then nobody knows what goes over the wire
+        self._uses_tls = pool.address.ssl_context is not None  # then the number of bytes sent is not known
         self._written = SYN_BYTES
-        self._taken_before: int | None = None  # bytes before this request
+        self._sent_before: int | None = None  # bytes before this request
         self._uses = 0
-        self.sent_at = 0.0  # when the latest request was, in loop time
 
-    def __repr__(self) -> str:
-        return f"<Upstream {self.link.name} uses={self._uses} busy={self._listener is not None}>"
-
-    # --- what an exchange does ---
+    # --- called by exchanges ---
 
     def send(
         self, listener: Listener, request: bytes, body: bytes, *, first_byte_s: float, idle_s: float, bodyless: bool
     ) -> None:
-        """Send a request, head and body, and let ``listener`` hear what comes of it."""
+        """Send a request head and body; ``listener`` gets the response."""
         self._listener = listener
         self._sink = None
         self._is_between_chunks = False
         self._bodyless = bodyless
         self._idle_s = idle_s
-        self._answer = None
+        self._head = None
         self._complete = self._is_unusable = False
         self._head_bytes = 0
         self._uses += 1
-        self._taken_before = taken_bytes(self._transport) if self._speaks_tls else self._written
+        self._sent_before = acknowledged_bytes(self._transport) if self._uses_tls else self._written
         self._written += len(request) + len(body)
         if len(body) < JOINED_BYTES:
             self._write_buffer.write(self._transport, request + body)
@@ -198,52 +193,50 @@ class UpstreamConnection(asyncio.Protocol):
         self.sent_at = self.deadline - first_byte_s
 
     def pipe_to(self, sink: BodySink) -> None:
-        """Give what is neither the beginning nor the end of the answer to ``sink``: the hot path of streams."""
+        """Send the body between its first and its last read to ``sink``: the hot path of streams."""
         self._sink = sink
         self._deadlines.arm(self, self._idle_s)
 
     def pause(self) -> None:
-        """Read no more until resume: the client does not keep up. Its own deadline is running."""
+        """Stop reading because the client does not keep up; the client's own deadline applies."""
         self._transport.pause_reading()
         self.deadline = NEVER
 
     def resume(self) -> None:
-        """Read on."""
         self._transport.resume_reading()
         self._deadlines.arm(self, self._idle_s)
 
     @property
     def waiting(self) -> Listener | None:
-        """Who waits for a first byte on it."""
+        """The listener that waits for a first byte."""
         return self._listener if self._sink is None else None
 
     @property
     def streaming(self) -> Listener | None:
-        """Whose answer is under way on it."""
+        """The listener whose response is being streamed."""
         return None if self._sink is None else self._listener
 
     @property
     def last_byte_at(self) -> float:
-        """When the latest byte of a stream came that is under way, in loop time; 0 where none is or it is paused."""
+        """Loop time of the latest byte of the response being streamed; 0 if there is none or it is paused."""
         return 0.0 if self._sink is None or self.deadline == NEVER else self.deadline - self._idle_s
 
-    def abandon(self) -> None:
-        """End the connection at once, whatever it carries; the listener hears nothing more."""
+    def abort(self) -> None:
+        """Close the connection at once; the listener is not called any more."""
         self._listener = self._sink = None
-        self._deadlines.forget(self)
-        self.link.closed(self)
+        self._deadlines.disarm(self)
+        self.pool.on_closed(self)
         self._transport.abort()
 
     def release(self) -> None:
-        """Go back to the pool: nothing is under way."""
+        """Return to the pool; there is no response to wait for."""
         self._listener = None
-        self.link.return_idle(self)
+        self.pool.return_idle(self)
 
     def is_usable(self) -> bool:
-        """Whether a request may still be sent on it."""
         return not self._transport.is_closing()
 
-    # --- what the event loop does ---
+    # --- called by the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -251,7 +244,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         sink = self._sink
         if sink is None:
-            self._beginning_received(data)
+            self._on_first_read(data)
             return
         start = chunk_start(data)
         if start and self._is_between_chunks:
@@ -259,46 +252,49 @@ class UpstreamConnection(asyncio.Protocol):
             sink(data, start)
             return
         self._is_between_chunks = False
-        try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade, BadResponseError):
-            self._is_unusable = True
+        self._parse(data)
         if self._complete or self._is_unusable:
-            self._deliver(cast("ResponseHead", self._answer))
+            self._deliver(cast("ResponseHead", self._head))
         elif _parts:
-            self.deadline = self._loop_time() + self._idle_s  # later than it was, so the wheel need not know
+            self.deadline = self._loop_time() + self._idle_s  # later than before, so the wheel need not know
             body = _parts.pop() if len(_parts) == 1 else _joined()
             self._is_between_chunks = start > 0 and len(body) == len(data) - start - 2
             sink(body, 0)
 
-    def _beginning_received(self, data: bytes) -> None:
+    def _on_first_read(self, data: bytes) -> None:
+        """Read up to the first body byte, in one or more reads."""
         listener = self._listener
         if listener is None:
-            self.abandon()  # bytes that nobody asked for
+            self.abort()  # bytes without a request
             return
-        is_fresh = self._answer is None and not (self._head_bytes or self._bodyless)
-        if is_fresh and (found := self._header_cache.find(data, self._known)) is not None:
-            self._known, body, values = found
+        is_start = self._head is None and not (self._head_bytes or self._bodyless)
+        if is_start and (match := self._header_cache.find(data, self._latest)) is not None:
+            self._latest, body, values = match
             self._end()
-            listener.on_response(self._known.head.with_values(values), body, True)
+            listener.on_response(self._latest.head.with_values(values), body, True)
             return
+        self._parse(data)
+        if self._head is None:
+            self._head_bytes += len(data)
+            if self._is_unusable or self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(Failure.BAD_RESPONSE)
+            return
+        headers, self._headers = self._headers, []
+        if is_start and self._complete and not self._is_unusable:
+            self._learn(data, self._head, headers)
+        if _parts or self._complete or self._is_unusable:
+            self._deliver(self._head)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade, BadResponseError):
             self._is_unusable = True
-        if self._answer is None:
-            self._head_continues(len(data))
-            return
-        headers, self._headers = self._headers, []
-        if is_fresh and self._complete and not self._is_unusable:
-            self._learn(data, self._answer, headers)
-        if _parts or self._complete or self._is_unusable:
-            self._deliver(self._answer)
 
     def eof_received(self) -> None:
-        if self._answer is not None and self._answer.framing is Framing.CLOSE and not self._is_unusable:
+        if self._head is not None and self._head.framing is CLOSE and not self._is_unusable:
             self._complete = self._is_unusable = True
-            self._deliver(self._answer)
+            self._deliver(self._head)
         self._fail(Failure.RESET)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -307,95 +303,90 @@ class UpstreamConnection(asyncio.Protocol):
     def on_deadline(self) -> None:
         self._fail(Failure.TIMEOUT)
 
-    # --- what httptools does ---
+    # --- called by httptools ---
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise BadResponseError("a second answer")  # so that no byte of its body is taken for the first one's
+            raise BadResponseError("a second response")  # before its body could be read as the first response's
 
     def on_status(self, reason: bytes) -> None:
         self._reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._answer is None:  # else it is a trailer, of which there is no end
+        if self._head is None:  # else it is a trailer, whose number is not limited
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        headers = self._headers  # kept until the end of the read, for whoever learns the head
+        headers = self._headers  # kept until the end of the read, for the header cache
         reason, self._reason = self._reason, b""
         status = self._parser.get_status_code()
         if self._complete:
             return
         if 100 <= status < 200:
-            if status == 101 or describes_body(headers):
-                raise BadResponseError("an interim answer with more behind it than the answer")
+            if status == 101 or has_framing_headers(headers):
+                raise BadResponseError("an interim response with a body or an upgrade")
             self._headers = []
             return
-        self._answer = parse_response_head(
+        self._head = parse_response_head(
             status, reason, self._parser.get_http_version(), headers, bodyless=self._bodyless
         )
-        if status == 204 and describes_body(headers):
-            self._is_unusable = True  # whoever says so may send one
+        if status == 204 and has_framing_headers(headers):
+            self._is_unusable = True  # the replica may send the body that it announces
         if self._bodyless:
-            self._complete = self._is_unusable = True  # the parser would wait for the body that the head describes
+            self._complete = self._is_unusable = True  # the parser would wait for the body that the head announces
 
     def on_message_complete(self) -> None:
-        if self._answer is not None:
+        if self._head is not None:
             self._complete = True
             self._is_unusable |= not self._parser.should_keep_alive()
 
     # --- the end of a read ---
 
-    def _head_continues(self, size: int) -> None:
-        self._head_bytes += size
-        if self._is_unusable or self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(Failure.BAD_RESPONSE)
-
-    def _deliver(self, answer: ResponseHead) -> None:
+    def _deliver(self, head: ResponseHead) -> None:
         listener, data = self._listener, _joined()
         if listener is None:
             return
         if self._complete:
             self._end()
-            listener.on_response(answer, b"" if self._bodyless else data, True)
+            listener.on_response(head, b"" if self._bodyless else data, True)
             return
         if data:
             if self._sink is None:
-                listener.on_response(answer, data, False)
+                listener.on_response(head, data, False)
             else:
                 self._sink(data, 0)
         if self._is_unusable and self._listener is listener:
             self._fail(Failure.BAD_RESPONSE)
 
-    def _learn(self, data: bytes, answer: ResponseHead, headers: list[Header]) -> None:
-        """Remember the head of an answer that came whole in one read."""
-        if answer.framing is Framing.LENGTH:
-            cut = self._header_cache.learn(data, answer, sum(map(len, _parts)), headers)
-            if cut is not None and len(cut) > 1:  # a length alone does not go on
-                answer.template = template_of(answer.lines, cut)
+    def _learn(self, data: bytes, head: ResponseHead, headers: list[Header]) -> None:
+        """Cache the head of a response that arrived in one read."""
+        if head.framing is LENGTH:
+            varying = self._header_cache.learn(data, head, sum(map(len, _parts)), headers)
+            if varying is not None and len(varying) > 1:  # the length is not among the head's lines
+                head.template = template_of(head.lines, varying)
 
     def _end(self) -> None:
-        """The answer is complete: back to the pool, or gone."""
-        self.link.last_end_at = self._loop_time()
-        self._answer = self._sink = None
+        """Return to the pool after a complete response, or close."""
+        self.pool.last_end_at = self._loop_time()
+        self._head = self._sink = None
         self._complete = False
         if self._is_unusable:
-            self.abandon()
+            self.abort()
         else:
             self._listener = None
-            self.link.return_idle(self)
+            self.pool.return_idle(self)
 
     def _is_stale(self) -> bool:
-        """Whether it has ended without the replica's having seen the request."""
-        before = self._taken_before
-        if self._uses < 2 or self._answer is not None or self._head_bytes or before is None:
+        """Whether the connection ended before the replica saw the request."""
+        before = self._sent_before
+        if self._uses < 2 or self._head is not None or self._head_bytes or before is None:
             return False
-        taken = taken_bytes(self._transport)
-        return taken is not None and taken <= before
+        acknowledged = acknowledged_bytes(self._transport)
+        return acknowledged is not None and acknowledged <= before
 
     def _fail(self, failure: Failure) -> None:
         listener = self._listener
-        stale = listener is not None and failure is Failure.RESET and self._is_stale()
-        self.abandon()
+        is_stale = listener is not None and failure is Failure.RESET and self._is_stale()
+        self.abort()
         if listener is not None:
-            listener.on_upstream_failed(failure, stale=stale)
+            listener.on_upstream_failed(failure, is_stale=is_stale)

@@ -1,40 +1,145 @@
-"""The way to one replica: its kept-alive connections, and the making of new ones."""
+"""The address of one replica, the rules for connecting to it, and the pool of connections to it.
+
+Theory of operation of permitted addresses. A host name is resolved for each new connection. All its addresses are
+checked before the router connects to one of them by number, so that nothing is resolved again in between. A name with
+one address that is not permitted is rejected. Reusing an idle connection costs no check.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
+import logging
+import socket
+import ssl
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 from routing.http.headers import HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
+from routing.http.request import Request
 from routing.http.response import ResponseHead
-from routing.http.tls import reason_of
-from routing.upstream.address import Address
-from routing.upstream.client import permitted_hosts
+from routing.http.tls import describe_os_error
+from routing.log import event
+from routing.schema import AddressRules, ReplicaNetworks
 from routing.upstream.connection import UpstreamConnection
 
+logger = logging.getLogger(__name__)
+
 IDLE_S: Final = 4.0  # seconds; below the 5 s after which vLLM's server closes an idle connection
-MAX_IDLE: Final = 512  # kept-alive connections
-USAGE_REFUSED_S: Final = 600.0  # before an engine that refused to report usage is asked for it again
+MAX_IDLE: Final = 512  # idle connections
+USAGE_REJECTED_S: Final = 600.0  # before an engine that rejected a usage request gets another one
 
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 
 
+class Address:
+    """The address of a replica, from its base URL, and the request heads that the replica gets.
+
+    ``api_key``: sent to the replica in place of the client's credentials. ``hides_keys``: clients' keys are for this
+    router and are not forwarded. ``tls``: used for an https URL. ``networks``: where the router may connect to.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        hides_keys: bool = False,
+        tls: ssl.SSLContext | None = None,
+        networks: ReplicaNetworks | None = None,
+    ) -> None:
+        self._identity = (url, api_key, hides_keys, tls, networks)
+        self.rules = None if networks is None else AddressRules(networks)  # None: every address is permitted
+        self.last_rejected = ""  # the resolved address that was logged last
+        parts = urlsplit(url)
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.base = parts.path.rstrip("/").encode()
+        self.host_header = parts.netloc.encode()
+        self.ssl_context = tls
+        self.authorization = b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
+        self._hides_keys = hides_keys or api_key is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Address) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def head(self, request: Request, rank: int | None = None, *, body_bytes: int) -> bytes:
+        """The head of a request for this replica, with the router's framing and request id. ``rank``: data-parallel."""
+        head = request.head
+        lines = head.lines_with(request.values, anonymous=self._hides_keys)
+        if self._hides_keys:
+            lines += self.authorization
+        if rank is not None:
+            others = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
+            lines = b"%bX-data-parallel-rank: %d\r\n" % (b"".join(others), rank)
+        length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""
+        return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
+            head.method,
+            self.base,
+            head.target,
+            self.host_header,
+            lines,
+            request.request_id.encode(),
+            length,
+        )
+
+
+def _is_rank(line: bytes) -> bool:
+    return line.partition(b":")[0].lower().replace(b"_", b"-") == b"x-data-parallel-rank"
+
+
+async def permitted_hosts(address: Address) -> list[str]:
+    """The addresses to connect to, in order; the host itself if the configuration has no rules.
+
+    PermissionError if an address is not permitted, OSError if there is none. A name is resolved once.
+    """
+    if address.rules is None:
+        return [address.host]
+    hosts = [address.host] if _is_ip(address.host) else await _resolve(address.host, address.port)
+    for host in hosts:
+        if reason := address.rules.rejection_reason(host):
+            if address.last_rejected != host:  # logged once for each address
+                address.last_rejected = host
+                facts = {"host": address.host, "address": host, "reason": reason}
+                event(logger, "replica_address_rejected", level=logging.WARNING, **facts)
+            raise PermissionError(errno.EACCES, f"its address is not permitted: {reason}")
+    address.last_rejected = ""
+    return hosts
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if not addresses:
+        raise OSError(errno.ENOENT, "its host name has no address")
+    return addresses
+
+
 class Caller(Protocol):
-    """Who wants a connection."""
+    """Something that needs a connection."""
 
-    def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Here it is."""
-        ...
+    def on_connected(self, upstream: UpstreamConnection) -> None: ...
 
-    def on_connect_failed(self, reason: str, *, ours: bool) -> None:
-        """There is none. ``ours``: for a shortage of the router's own, which says nothing about the replica."""
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+        """``is_local``: the router lacks a resource, which says nothing about the replica."""
         ...
 
 
 class ConnectionPool:
-    """One replica as this router reaches it. Retired when its replica left the configuration or moved."""
+    """The connections to one replica. Retired when the replica left the configuration or got another address."""
 
     def __init__(
         self,
@@ -49,19 +154,19 @@ class ConnectionPool:
         self.name = name
         self.address = address
         self.is_retired = False
+        self.last_end_at = 0.0  # of a complete response, in loop time
         self._deadlines = deadlines
         self._write_buffer = write_buffer
         self._header_cache = header_cache
         self._loop = loop
-        self._idle: dict[UpstreamConnection, None] = {}  # insertion order; the latest is used first
+        self._idle: dict[UpstreamConnection, None] = {}  # in insertion order; the latest is used first
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.last_end_at = 0.0  # of a complete answer, in loop time
-        self._usage_refused_at: float | None = None  # in loop time
+        self._usage_rejected_at: float | None = None  # in loop time
 
     @property
     def connections(self) -> int:
-        """How many connections are open, idle ones included."""
+        """Open connections, idle ones included."""
         return len(self._open)
 
     @property
@@ -71,39 +176,39 @@ class ConnectionPool:
 
     @property
     def progress_at(self) -> float:
-        """When the latest body byte of any answer came, in loop time; 0 if none ever did. O(connections)."""
+        """Loop time of the latest body byte of any response; 0 if there was none. O(connections)."""
         return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)
 
     def waiting(self, since: float = 0.0) -> list[UpstreamConnection]:
-        """Connections on which somebody waits for a first byte, the longest waiting first. O(connections).
+        """Connections that wait for a first byte, of requests sent since then in loop time; the oldest request first.
 
-        ``since``: of those whose requests were sent after that, in loop time.
+        O(connections).
         """
         waiting = (it for it in self._open if it.waiting is not None and it.sent_at >= since)
         return sorted(waiting, key=lambda upstream: upstream.sent_at)
 
     def silences(self, now: float, since: float = 0.0) -> list[float]:
-        """The same of streams under way: for how many seconds each has had no byte, where its client keeps up."""
+        """Seconds since the last byte of each stream whose client keeps up, of requests sent since then."""
         return [now - at for it in self._open if (at := it.last_byte_at) and it.sent_at >= since]
 
     @property
-    def held_tokens(self) -> int:
-        """Of prompts that are being answered. O(connections)."""
+    def streaming_prompt_tokens(self) -> int:
+        """Tokens of the prompts whose responses are being streamed. O(connections)."""
         return sum(listener.prompt_tokens for it in self._open if (listener := it.streaming) is not None)
 
     @property
-    def takes_usage_requests(self) -> bool:
-        """Whether the engine may be asked for usage: it has not refused that within ``USAGE_REFUSED_S``."""
-        at = self._usage_refused_at
-        return at is None or self._loop.time() - at > USAGE_REFUSED_S
+    def accepts_usage_requests(self) -> bool:
+        """Whether the engine has not rejected a usage request within ``USAGE_REJECTED_S``."""
+        at = self._usage_rejected_at
+        return at is None or self._loop.time() - at > USAGE_REJECTED_S
 
-    def usage_refused(self) -> bool:
-        """Remember that the engine took a request only without the router's ask for usage; True for the first time."""
-        is_first, self._usage_refused_at = self._usage_refused_at is None, self._loop.time()
+    def on_usage_rejected(self) -> bool:
+        """Remember that the engine accepted a request only without a usage request; True for the first time."""
+        is_first, self._usage_rejected_at = self._usage_rejected_at is None, self._loop.time()
         return is_first
 
     def take_idle(self) -> UpstreamConnection | None:
-        """A kept-alive connection, if there is one."""
+        """Take an idle connection, if there is one that is still open."""
         while self._idle:
             upstream = self._idle.popitem()[0]
             if upstream.is_usable():
@@ -111,53 +216,47 @@ class ConnectionPool:
         return None
 
     def connect(self, caller: Caller, timeout_s: float) -> None:
-        """Make a new connection, and tell ``caller``."""
+        """Open a connection and notify ``caller``."""
         task = self._loop.create_task(self._connect(caller, timeout_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def return_idle(self, upstream: UpstreamConnection) -> None:
-        """Take a connection back after use."""
         if self.is_retired or len(self._idle) >= MAX_IDLE:
-            upstream.abandon()
+            upstream.abort()
             return
         self._idle[upstream] = None
         self._deadlines.arm(upstream, IDLE_S)
 
-    def new_upstream(self) -> UpstreamConnection:
-        """A connection to be, before it is made."""
-        return UpstreamConnection(self, self._deadlines, self._write_buffer, self._header_cache)
-
-    def closed(self, upstream: UpstreamConnection) -> None:
-        """Forget a connection that has ended."""
+    def on_closed(self, upstream: UpstreamConnection) -> None:
         self._idle.pop(upstream, None)
         self._open.discard(upstream)
 
     def retire(self) -> None:
-        """Close what is idle now, and what is busy after its answer."""
+        """Close idle connections now, and each busy connection after its response."""
         self.is_retired = True
         for upstream in list(self._idle):
-            upstream.abandon()
+            upstream.abort()
 
     def close(self) -> None:
-        """Close everything at once."""
+        """Close all connections at once."""
         self.is_retired = True
         for task in list(self._tasks):
             task.cancel()
         for upstream in list(self._open):
-            upstream.abandon()
+            upstream.abort()
 
-    async def _connected(self) -> UpstreamConnection:
-        """A connection to the first of the replica's addresses that accepts one; OSError where none does."""
+    def new_upstream(self) -> UpstreamConnection:
+        return UpstreamConnection(self, self._deadlines, self._write_buffer, self._header_cache)
+
+    async def _open_connection(self) -> UpstreamConnection:
+        """Connect to the first of the replica's addresses that accepts; OSError if none does."""
         address, failure = self.address, OSError("no address")
+        server_hostname = address.host if address.ssl_context else None
         for host in await permitted_hosts(address):
             try:
                 _, upstream = await self._loop.create_connection(
-                    self.new_upstream,
-                    host,
-                    address.port,
-                    ssl=address.ssl_context,
-                    server_hostname=address.host if address.ssl_context else None,
+                    self.new_upstream, host, address.port, ssl=address.ssl_context, server_hostname=server_hostname
                 )
             except OSError as error:
                 failure = error
@@ -168,15 +267,15 @@ class ConnectionPool:
     async def _connect(self, caller: Caller, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                upstream = await self._connected()
+                upstream = await self._open_connection()
         except TimeoutError:
-            caller.on_connect_failed(f"no connection within {timeout_s:g} s", ours=False)
+            caller.on_connect_failed(f"no connection within {timeout_s:g} s", is_local=False)
             return
         except OSError as error:
-            caller.on_connect_failed(reason_of(error), ours=error.errno in SHORTAGES)
+            caller.on_connect_failed(describe_os_error(error), is_local=error.errno in SHORTAGES)
             return
-        except ValueError:  # a host that no resolver takes, such as one with an empty label
-            caller.on_connect_failed("its host name cannot be resolved", ours=False)
+        except ValueError:  # a host name that cannot be encoded, such as one with an empty label
+            caller.on_connect_failed("its host name cannot be resolved", is_local=False)
             return
         self._open.add(upstream)
         caller.on_connected(upstream)

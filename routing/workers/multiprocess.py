@@ -15,11 +15,11 @@ from typing import Any
 
 from routing.admin.api import about_lines
 from routing.health.circuit_breaker import State
-from routing.http.errors import RejectedRequestError
+from routing.http.response import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
 from routing.observability.exposition import PREFIX, header, process_lines
-from routing.proxy.config_store import Applied, ConfigStore, NotNowError, Source
+from routing.proxy.config_store import Applied, ConfigStore, RetryLaterError, Source
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.workers.metrics import lines, parse
 from routing.workers.process import GONE
@@ -53,9 +53,9 @@ class WorkersView:
         return self._supervisor.store
 
     async def apply_config(self, document: bytes) -> Applied:
-        """Put a pushed configuration into force in all workers; NackError if one refuses, NotNowError without any."""
+        """Put a pushed configuration into force in all workers; NackError if one refuses, else RetryLaterError."""
         if not await self._supervisor.is_serving(TAKE_S):
-            raise NotNowError(NO_WORKER)
+            raise RetryLaterError(NO_WORKER)
         return await self.store.apply(document, Source.PUSH)
 
     @property
@@ -169,18 +169,18 @@ class MultiProcess:
         self._supervisor = Supervisor(name, files, workers, tls, signatures=signatures)
         self.view = WorkersView(self._supervisor, version)
         self.port = 0  # the real one, once open
-        self._is_beside_others = False
+        self._reuses_port = False
         self._document: bytes | None = None
 
     async def start(self, document: bytes | None) -> None:
         """Keep the configuration for the workers."""
         self._document = document
 
-    async def open(self, host: str, port: int, *, beside_others: bool) -> None:
+    async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
         """Start workers that accept requests; OSError where the port is taken or a worker does not start."""
-        slots = await bind(host, port, count=self._supervisor.workers, beside_others=beside_others)
+        slots = await bind(host, port, count=self._supervisor.workers, reuse_port=reuse_port)
         self.port = slots[0][0].getsockname()[1]
-        self._is_beside_others = beside_others
+        self._reuses_port = reuse_port
         await self._supervisor.open(slots, self._document)
 
     def reload(self) -> None:
@@ -189,7 +189,7 @@ class MultiProcess:
 
     async def drain(self) -> None:
         """Accept nothing more, and let what runs finish."""
-        await self._supervisor.drain(to_others=self._is_beside_others)
+        await self._supervisor.drain(to_others=self._reuses_port)
 
     async def close(self) -> None:
         """End everything that is left."""

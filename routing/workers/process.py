@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from routing.http.errors import RejectedRequestError
+from routing.http.response import RejectedRequestError
 from routing.log import event
 from routing.workers.messages import (
     Channel,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from routing.observability.metrics import ConfiguredSeries
-from routing.proxy.active_configuration import target_ids
-from routing.proxy.config_store import ConfigStore, NackError, NotNowError, Swap
+from routing.proxy.config_store import ConfigStore, NackError, RetryLaterError, Swap
 from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.services import target_ids
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.messages import DeclinedError, Preparation
 from routing.workers.process import WorkerProcess, or_kill
@@ -53,7 +53,7 @@ class SharedConfiguration:
             await worker.commit()
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Let every worker make it ready; NackError if one refuses, NotNowError if one is silent or there is none."""
+        """Let every worker make it ready; NackError if one refuses, RetryLaterError if one is silent or none is."""
         columns = assign_columns(target_ids(snapshot.config), self._columns, self._board)
         rates = assign_rates(snapshot.config, self._rates, self._board.limits)
         gates = assign_gates(snapshot.config, self._gates, self._board.limits)
@@ -65,17 +65,17 @@ class SharedConfiguration:
         """The workers that have it ready; one that dies over it is none of them, and its successor gets it later."""
         processes = self._ready()
         if any(worker.is_silent for worker in processes):
-            raise NotNowError("a worker does not answer")
+            raise RetryLaterError("a worker does not answer")
         results = await asyncio.gather(*(worker.prepare(preparation) for worker in processes), return_exceptions=True)
         for result in results:
             if isinstance(result, DeclinedError):
                 reason, path = result.facts.get("reason", "refused by a worker"), result.facts.get("path", "$")
                 raise NackError(reason, path=path, revision=snapshot.revision)
             if isinstance(result, TimeoutError):
-                raise NotNowError("a worker does not answer")
+                raise RetryLaterError("a worker does not answer")
         prepared = [worker for worker, result in zip(processes, results, strict=True) if result is None]
         if not prepared:
-            raise NotNowError(NO_WORKER)
+            raise RetryLaterError(NO_WORKER)
         return prepared
 
     async def _swap(self, snapshot: LoadedSnapshot, preparation: Preparation, prepared: list[WorkerProcess]) -> None:

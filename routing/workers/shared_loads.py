@@ -99,7 +99,7 @@ class SharedLoads:
 
     def _tell(self, cells: set[int]) -> None:
         sums = self._sums
-        self._router.in_flight_elsewhere = sums[0]
+        self._router.other_workers_in_flight = sums[0]
         for column in {(cell - 1) // 2 for cell in cells if cell}:
             target = self._names.get(column)
             if target is not None:

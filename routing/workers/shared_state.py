@@ -180,13 +180,13 @@ def assign_rates(config: RouterConfig, before: Mapping[str, int], memory: Limits
     rates = {rate.name: rate for key in (config.access.keys if config.access else ()) for rate in rates_of(key)}
     slots = _assigned(rates, before, range(RATES))
     levels = {
-        (old.digest, old.what): (old, slot) for old, slot in ((Rate.named(name), n) for name, n in before.items())
+        (old.digest, old.unit): (old, slot) for old, slot in ((Rate.parse(name), n) for name, n in before.items())
     }
     now = monotonic()
     for name in slots.keys() - before.keys():
         rate = rates[name]
         level = rate.capacity
-        if (old := levels.get((rate.digest, rate.what))) is not None:
+        if (old := levels.get((rate.digest, rate.unit))) is not None:
             level = old[0].capacity - max(0.0, memory.rates[old[1]] - now) * old[0].per_s
         memory.rates[slots[name]] = full_at(level, rate.per_s, rate.capacity, now)
     return slots

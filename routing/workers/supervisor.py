@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from routing.http.sockets import BACKLOG, leave, send_newcomers_to_others
+from routing.http.sockets import BACKLOG, close_listeners, divert_new_connections
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import TlsFiles
 from routing.log import defect, event
@@ -162,7 +162,7 @@ class Supervisor:
         event(logger, "draining", in_flight=self.in_flight, limit_s=self.configuration.drain_timeout_s)
         if to_others:
             for sockets in zip(*self._sockets, strict=True):
-                await send_newcomers_to_others(sockets)
+                await divert_new_connections(sockets)
         self.is_draining = True
         for worker in self._processes:
             if not worker.is_ready:
@@ -187,7 +187,7 @@ class Supervisor:
         await asyncio.gather(*(worker.end() for worker in processes))
 
     def _leave(self) -> None:
-        leave(list(chain(*self._sockets)))
+        close_listeners(list(chain(*self._sockets)))
         self._sockets = [[] for _ in self._sockets]
 
     # --- workers ---

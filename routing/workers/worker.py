@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from routing.admin.views import RouterView
-from routing.http.errors import RejectedRequestError
+from routing.http.response import RejectedRequestError
 from routing.http.sockets import BACKLOG
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
@@ -133,7 +133,7 @@ class Worker:
             lambda: ClientConnection(router),
             sock=copy,
             backlog=BACKLOG,
-            ssl=tls.listening,
+            ssl=tls.server_context,
             ssl_handshake_timeout=tls.handshake_s,
         )
 

@@ -64,7 +64,7 @@ class Bench:
 
     def __init__(self, router: Router) -> None:
         self.clients = [Wire(ClientConnection(router)).protocol for _ in range(CLIENTS)]
-        for link in router.serving.connection_pools.values() if router.serving else ():
+        for link in router.active.connection_pools.values() if router.active else ():
             for _ in range(CLIENTS):
                 link.return_idle(cast("UpstreamConnection", Wire(link.new_upstream()).protocol))
         self._flush = router.write_buffer.flush

@@ -29,7 +29,7 @@ from tests.pace import slowdown
 
 STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
 START_S = 90  # of any process, on a machine that does other things too
-NOWHERE = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
+NO_BUCKET = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
 PASSWORD = "correct-horse-battery-staple"
 
 
@@ -209,7 +209,7 @@ class Stand:
         self.valkey.start(wait=False)
         self.postgres.until_ready()
         self.valkey.until_ready()
-        self.manage("prepare_stack", "--demo", "--replica", NOWHERE)
+        self.manage("prepare_stack", "--demo", "--replica", NO_BUCKET)
         self.web.start(wait=False)
         self.worker.start(wait=False)
         self.web.until_ready()

@@ -22,7 +22,7 @@ from tests.conftest import wait_until
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--port", "0", "--admin-port", "0"]
 LIVES = 6
-NOWHERE = "http://127.0.0.1:9"
+NO_BUCKET = "http://127.0.0.1:9"
 
 
 @contextmanager
@@ -44,10 +44,10 @@ def lives() -> int:
 
 def test_every_event_of_every_life_is_stored_once(live_server, tmp_path, settings):
     pool = create_pool("default")
-    add_replica(pool, name="r1", url=NOWHERE)  # nobody is there: each life finds that out
+    add_replica(pool, name="r1", url=NO_BUCKET)  # nobody is there: each life finds that out
     for life in range(1, LIVES + 1):
         away, before = life % 3 == 0, kept(tmp_path)
-        with router(NOWHERE if away else live_server.url, tmp_path, settings.ROUTER_ADMIN_TOKEN) as process:
+        with router(NO_BUCKET if away else live_server.url, tmp_path, settings.ROUTER_ADMIN_TOKEN) as process:
             if away:
                 wait_until(lambda least=before: kept(tmp_path) > least, 30, "its finding to be kept", alive=process)
             else:

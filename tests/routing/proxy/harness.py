@@ -118,7 +118,7 @@ class Harness:
         """Wait until no request is under way, and check that nothing of them is left in the books."""
         await self.until(lambda: self.router.services.in_flight == 0, "all requests to end")
         assert self.router.balancer.loads.audit() == {}
-        serving = self.router.serving
+        serving = self.router.active
         for name in serving.connection_pools if serving else ():
             load = self.router.balancer.loads.load(name)
             assert (load.running, load.waiting_tokens) == (0, 0)

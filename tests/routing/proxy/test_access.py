@@ -12,8 +12,8 @@ import pytest
 
 from routing.http import auth as access_module
 from routing.http.auth import AccessControl
-from routing.http.errors import RejectedRequestError
 from routing.http.request import RequestHead
+from routing.http.response import RejectedRequestError
 from routing.schema import (
     ApiKey,
     ConfigError,

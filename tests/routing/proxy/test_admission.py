@@ -16,7 +16,7 @@ from routing.balancing.rates import TokenRatio
 from routing.http.auth import Grant
 from routing.http.request import Request, RequestHead
 from routing.prompt.hashing import PrefixHasher
-from routing.proxy.admission import Admission, admitted_request
+from routing.proxy.admission import Admission, admit_request
 from routing.schema import (
     ApiKey,
     Caps,
@@ -225,7 +225,7 @@ def test_one_session_id_is_another_session_for_every_tenant() -> None:
     for key in snapshot.access.keys if snapshot.access else ():
         request = Request(RequestHead(b"POST", CHAT, http11=True), asking(user="alice"), "id")
         request.grant = Grant(key, snapshot.hash_secret, shared=None)
-        wanted = admitted_request(request, admission)
+        wanted = admit_request(request, admission)
         served = placement.models.resolve(wanted.model)
         sessions.append(RequestKeys(wanted, served, PrefixHasher(SECRET), Tier1(), TokenRatio()).session)
     assert None not in sessions

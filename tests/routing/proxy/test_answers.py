@@ -28,7 +28,7 @@ async def test_bytes_that_nobody_asked_for_close_the_connection(replica: FakeRep
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT))
         assert (await client.answer()).body == b"one"
-        link = harness.router.serving.connection_pools["replica-0"]
+        link = harness.router.active.connection_pools["replica-0"]
         await harness.until(lambda: link.connections == 0, "the connection to be closed")
         await client.send(post(CHAT))
         assert (await client.answer()).body == b"one"
@@ -240,7 +240,7 @@ async def test_trailers_without_end_are_not_kept(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=Limits(idle_timeout_s=0.3))) as harness, harness.connect() as client:
         await client.send(post(CHAT))
         await client.read_until(b"hello")
-        (upstream,) = harness.router.serving.connection_pools["replica-0"]._open
+        (upstream,) = harness.router.active.connection_pools["replica-0"]._open
         await client.read_all()  # a trailer is no progress
         await harness.at_rest()
     assert len(upstream._headers) == 0

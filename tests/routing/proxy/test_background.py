@@ -30,7 +30,7 @@ SECRET_TEXT = "what the client wrote"
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(tasks, "_said", set())
+    monkeypatch.setattr(tasks, "_logged", set())
 
 
 class Failing:

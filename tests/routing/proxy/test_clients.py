@@ -51,7 +51,7 @@ async def test_a_thousand_clients_that_go_away_leave_nothing_behind(replica: Fak
             await asyncio.gather(*(come_and_go(start + number) for number in range(50)))
         await harness.at_rest()
         await harness.until(lambda: not harness.router.clients, "all connections to be forgotten")
-        link = harness.router.serving.connection_pools["replica-0"]
+        link = harness.router.active.connection_pools["replica-0"]
         await harness.until(lambda: link.connections == 0, "all upstream connections to be closed")
         assert len(harness.router.deadlines) == 0
 

@@ -67,7 +67,7 @@ async def test_a_pushed_configuration_is_acknowledged_and_in_force(two: list[Fak
 async def test_what_the_first_request_needs_is_made_before_a_configuration_is_in_force(two: list[FakeReplica]) -> None:
     async with routed(config(two[:1])) as harness:
         await harness.push(config(two, settings=PrefixHashSettings()), 4)  # which asks for less than is made
-        serving, health = harness.router.serving, harness.router.balancer.health
+        serving, health = harness.router.active, harness.router.balancer.health
         assert serving is not None
         asked = PlacementRequest("tiny", None, None, CanonicalPrompt(b"Hello", 0, 0, [5]))
         candidates = serving.placement.decide(asked, health).candidates
@@ -140,7 +140,7 @@ async def test_random_damage_leaves_the_old_or_the_new_one_never_a_mix(two: list
             assert status in {200, 409, 422}
             _, shown = await harness.admin("GET", "/admin/config")
             assert shown["config"]["pools"][0]["replicas"][0]["name"] in {"replica-0", "replica-1"}
-            running = harness.router.serving.config
+            running = harness.router.active.config
             assert running in (old, new) or status == 200
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routing.proxy.connection_limit import address_of
+from routing.proxy.router import address_of
 
 
 class Peer:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from routing.http.loop import NEVER, NOWHERE, TICK_S, Deadlines
+from routing.http.loop import NEVER, NO_BUCKET, TICK_S, Deadlines
 
 
 class Waiter:
     def __init__(self) -> None:
-        self.deadline, self.due = NEVER, NOWHERE
+        self.deadline, self.bucket = NEVER, NO_BUCKET
         self.passed = asyncio.Event()
         self.at = 0.0
 
@@ -26,7 +26,7 @@ async def test_a_deadline_passes_in_time() -> None:
     async with asyncio.timeout(5):
         await waiter.passed.wait()
     assert waiter.at >= begun + 0.12
-    assert (waiter.deadline, waiter.due, len(wheel)) == (NEVER, NOWHERE, 0)
+    assert (waiter.deadline, waiter.bucket, len(wheel)) == (NEVER, NO_BUCKET, 0)
     wheel.close()
 
 
@@ -34,9 +34,9 @@ async def test_a_later_deadline_costs_nothing_and_holds() -> None:
     loop = asyncio.get_running_loop()
     wheel, waiter = Deadlines(loop), Waiter()
     wheel.arm(waiter, 0.06)
-    due = waiter.due
+    due = waiter.bucket
     waiter.deadline = later = loop.time() + 0.2
-    assert waiter.due == due
+    assert waiter.bucket == due
     async with asyncio.timeout(5):
         await waiter.passed.wait()
     assert waiter.at >= later
@@ -58,7 +58,7 @@ async def test_who_ended_is_forgotten() -> None:
     for number, waiter in enumerate(waiters):
         wheel.arm(waiter, 0.01 + number)
         wheel.arm(waiter, 500 - number)
-        wheel.forget(waiter)
+        wheel.disarm(waiter)
     assert len(wheel) == 0
     waiters[0].deadline = NEVER
     wheel.arm(waiters[1], 0.01)
@@ -75,7 +75,7 @@ async def test_no_bucket_is_kept_of_those_who_were_forgotten_or_filed_anew() -> 
         waiter = Waiter()
         wheel.arm(waiter, 86_400 - number)
         wheel.arm(waiter, 43_200 - number)
-        wheel.forget(waiter)
+        wheel.disarm(waiter)
     assert len(wheel._buckets) == 0
     wheel.close()
 
@@ -84,7 +84,7 @@ async def test_one_that_ends_another_as_it_passes_is_not_followed_by_it() -> Non
     wheel, first, second = Deadlines(asyncio.get_running_loop()), Waiter(), Waiter()
     for waiter, other in ((first, second), (second, first)):
         wheel.arm(waiter, 0.01)
-        waiter.on_deadline = lambda waiter=waiter, other=other: (wheel.forget(other), waiter.passed.set())
+        waiter.on_deadline = lambda waiter=waiter, other=other: (wheel.disarm(other), waiter.passed.set())
     await asyncio.sleep(4 * TICK_S)
     assert first.passed.is_set() != second.passed.is_set()
     wheel.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from routing.balancing.placement import Placement
-from routing.http.loop import NEVER, NOWHERE, Deadlines
+from routing.http.loop import NEVER, NO_BUCKET, Deadlines
 from routing.proxy.response_relay import ResponseRelay
 from routing.proxy.router import Router
 from routing.schema import HealthCheck
@@ -80,7 +80,7 @@ async def test_a_failure_after_a_reset_is_answered_with_a_500(
         await harness.at_rest()
 
 
-@pytest.mark.parametrize("step", ["begin", "usage", "end"])
+@pytest.mark.parametrize("step", ["begin", "usage", "outcome"])
 async def test_a_failure_after_the_first_byte_cuts_the_connection(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -130,7 +130,7 @@ async def test_a_host_name_that_no_resolver_takes_counts_as_unreachable(host: st
 async def test_a_deadline_that_fails_stops_no_other_one() -> None:
     class Waiter:
         def __init__(self, action: object) -> None:
-            self.deadline, self.due = NEVER, NOWHERE
+            self.deadline, self.bucket = NEVER, NO_BUCKET
             self.on_deadline = action
 
     wheel = Deadlines(asyncio.get_running_loop())

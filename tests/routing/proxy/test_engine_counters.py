@@ -17,8 +17,8 @@ from routing.health.engine_probe import (
     parse_counters,
     read_counters,
 )
-from routing.upstream.address import Address
 from routing.upstream.client import ResponseError, fetch
+from routing.upstream.pool import Address
 from tests.fakes.replica import FakeReplica, Script, fake_replicas, raw
 
 DATA = Path(__file__).resolve().parents[2] / "data/vllm"

@@ -125,7 +125,7 @@ async def test_other_statuses_are_passed_on(status: int, two: list[FakeReplica])
 async def test_a_stale_connection_is_replaced_by_a_fresh_one_to_the_same_replica(replica: FakeReplica) -> None:
     async with routed(config([replica], limits=Limits(retries=0), health=NEVER_DOWN)) as harness:
         assert (await harness.chat()).status == 200
-        (upstream,) = harness.router.serving.connection_pools["replica-0"]._idle
+        (upstream,) = harness.router.active.connection_pools["replica-0"]._idle
         upstream._transport.pause_reading()  # so that the router has not heard of it yet
         replica.calls[0].close()
         await replica.calls[0].writer.wait_closed()
@@ -262,7 +262,7 @@ async def test_a_router_out_of_sockets_does_not_blame_the_replica(
 
         finding = harness.router.services.checks.status("replica-0")
         await harness.until(lambda: finding.is_up, "the first probe")
-        link = harness.router.serving.connection_pools["replica-0"]
+        link = harness.router.active.connection_pools["replica-0"]
         monkeypatch.setattr(
             link,
             "_loop",

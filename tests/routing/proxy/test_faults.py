@@ -231,7 +231,7 @@ async def test_nothing_is_left_of_torn_connections() -> None:
         for first in range(0, 500, 100):
             await streams.play(harness, 100, first)
             await harness.at_rest()
-            open_ones = sum(link.connections for link in harness.router.serving.connection_pools.values())
+            open_ones = sum(link.connections for link in harness.router.active.connection_pools.values())
             assert open_ones <= 3 * 16, "kept alive, of 16 at once"
             await harness.until(lambda: sum(proxy.open for proxy in sick) <= 3 * 16 + 3, "relays to end")
             assert len(harness.router.deadlines) <= 3 * 16 + 16 + len(harness.router.clients)

@@ -237,8 +237,8 @@ async def test_who_waits_is_not_read_again_with_each_look(two: list[FakeReplica]
     prompt = {**json.loads(STREAM), "messages": [{"role": "user", "content": "word " * ((2 << 20) // 5)}]}
     body = json.dumps(prompt).encode()
     async with routed(config(two, breaker=BreakerConfig(stall_s=0.2, max_out_ratio=0.0))) as harness:
-        assert harness.router.serving is not None
-        loop, connection_pools = harness.router.loop, harness.router.serving.connection_pools.values()
+        assert harness.router.active is not None
+        loop, connection_pools = harness.router.loop, harness.router.active.connection_pools.values()
         waiting = [asyncio.create_task(harness.chat(body)) for _ in range(8)]
 
         def all_are_looked_at() -> bool:
@@ -270,11 +270,11 @@ async def test_an_error_that_comes_in_pieces_is_no_silence(two: list[FakeReplica
     for replica in two:
         replica.script = halting
     async with routed(config(two)) as harness:
-        assert harness.router.serving is not None
-        connection_pools = harness.router.serving.connection_pools.values()
+        assert harness.router.active is not None
+        connection_pools = harness.router.active.connection_pools.values()
         asked = asyncio.create_task(harness.chat(STREAM))
         await harness.until(
-            lambda: any(upstream._answer for it in connection_pools for upstream in it._open), "half an error"
+            lambda: any(upstream._head for it in connection_pools for upstream in it._open), "half an error"
         )
         harness.router._run_housekeeping()
         goes_on.set()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.http.headers import MAX_HEAD_BYTES, MAX_HEADS, REQUEST_NAMES, Header, HeaderCache
+from routing.http.headers import MAX_HEAD_BYTES, MAX_HEADS, VARYING_REQUEST_HEADERS, Header, HeaderCache
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 
@@ -29,7 +29,7 @@ def learn(heads: HeaderCache[object], data: bytes, length: int = 5) -> None:
 
 
 def taught(data: bytes = message(b"5", b"hello")) -> HeaderCache[object]:
-    heads = HeaderCache[object](REQUEST_NAMES)
+    heads = HeaderCache[object](VARYING_REQUEST_HEADERS)
     learn(heads, data)
     return heads
 
@@ -58,15 +58,15 @@ def test_one_that_is_laid_out_as_the_connections_last_is_found_by_that_alone() -
 
     for length in (*range(1_020), *range(9_990, 10_020), *range(99_995, 100_010)):
         data = message(b"%d" % length, b"x" * length)
-        assert heads._alike(data, latest) == (latest, b"x" * length, [b"%d" % length])
-        assert heads._alike(data + b"y", latest) is None
-        assert length == 0 or heads._alike(data[:-1], latest) is None
+        assert heads._match_latest(data, latest) == (latest, b"x" * length, [b"%d" % length])
+        assert heads._match_latest(data + b"y", latest) is None
+        assert length == 0 or heads._match_latest(data[:-1], latest) is None
 
 
 def test_what_a_connection_had_last_is_forgotten_with_the_rest() -> None:
     heads = taught()
     latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
-    heads.forget()
+    heads.reset()
 
     assert heads.find(message(b"5", b"hello"), latest) is None
 
@@ -134,14 +134,14 @@ def test_only_the_digits_may_differ(body: bytes, at: int, junk: bytes) -> None:
     ],
 )
 def test_what_cannot_be_told_apart_by_its_length_alone_is_not_remembered(data: bytes, length: int) -> None:
-    heads = HeaderCache[object](REQUEST_NAMES)
+    heads = HeaderCache[object](VARYING_REQUEST_HEADERS)
     learn(heads, data, length)
 
     assert len(heads) == 0
 
 
 def test_the_number_of_heads_is_bounded() -> None:
-    heads = HeaderCache[object](REQUEST_NAMES)
+    heads = HeaderCache[object](VARYING_REQUEST_HEADERS)
     for number in range(3 * MAX_HEADS):
         learn(heads, b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello" % number)
         assert len(heads) <= MAX_HEADS
@@ -211,14 +211,14 @@ def test_a_gap_in_what_came_is_not_taken_for_a_value_that_was_cut_out() -> None:
 
 def test_a_head_beyond_the_limit_is_left_to_the_parser_whatever_made_it_long() -> None:
     first = TRACED % (b"00-1-2-03", b"one", 5, b"hello")
-    heads = HeaderCache[object](REQUEST_NAMES)
-    heads.forget(1024)
+    heads = HeaderCache[object](VARYING_REQUEST_HEADERS)
+    heads.reset(1024)
     learn(heads, first)
     latest, _, _ = heads.find(first) or pytest.fail("it is known")
     long = TRACED % (b"0" * 500, b"1" * 500, 5, b"hello")
 
     assert heads.find(long) is heads.find(long, latest) is None
-    heads.forget(MAX_HEAD_BYTES)
+    heads.reset(MAX_HEAD_BYTES)
     learn(heads, first)
     assert heads.find(long) is not None
 

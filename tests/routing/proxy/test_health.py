@@ -13,7 +13,7 @@ from routing.balancing.health import HealthRegistry
 from routing.health.checks import AGAIN_S, Checked, HealthChecks, check_once
 from routing.schema import HealthCheck
 from routing.types import ReplicaId
-from routing.upstream.address import Address
+from routing.upstream.pool import Address
 from tests.fakes.replica import FakeReplica
 
 

@@ -19,7 +19,7 @@ from routing.prompt.bodies import BODIES
 from routing.prompt.parsing import LARGE_BYTES
 from routing.proxy import large_bodies
 from routing.proxy.client_connection import READ_BYTES, ClientConnection
-from routing.proxy.large_body_process import answered, unpacked
+from routing.proxy.large_bodies import read_in_process, unpack_result
 from routing.schema import Alias, Caps, LowestCostSettings
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
 from tests.routing.proxy.api_keys import api_key, bearer, guarded
@@ -51,7 +51,7 @@ def decisions(harness: Harness) -> list[dict[str, Any]]:
 def test_what_the_process_answers_is_what_was_read(path: str) -> None:
     members = {"prompt": [1, 2], "input": "a", "instructions": "b", "tools": [{"name": "f"}], "cache_salt": "salt"}
     body = large("text ", 10, stream=True, session_id="s", reasoning_effort="high", **members)
-    here, there = read_body(path, body), unpacked(*answered(path, body))
+    here, there = read_body(path, body), unpack_result(*read_in_process(path, body))
 
     assert (there.session_key, there.is_plain, there.omits_usage) == ("s", False, here.omits_usage)
     assert {name: getattr(there.prompt, name) for name in FACTS} == {name: getattr(here.prompt, name) for name in FACTS}

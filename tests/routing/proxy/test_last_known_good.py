@@ -140,4 +140,4 @@ def test_a_torn_file_is_passed_over_with_a_word_in_the_log(tmp_path: Path, caplo
     assert caplog.text == ""
     (tmp_path / "config").write_bytes((tmp_path / "config").read_bytes()[:-1])
     assert files.load() == [b"one"]
-    assert "last_known_good_torn file=config" in caplog.text
+    assert "last_known_good_corrupt file=config" in caplog.text

@@ -133,7 +133,7 @@ async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two:
     async with routed(config(two), revision=1) as harness:
 
         def is_configured(*key: Any) -> bool:
-            serving = harness.router.serving
+            serving = harness.router.active
             return serving is not None and serving.series.contains(key)  # type: ignore[arg-type]
 
         assert is_configured("chat", "", "replica-1", "everyday", 1)

@@ -42,7 +42,7 @@ def body(name: str) -> bytes:
 
 async def waiting(harness: Harness, count: int, key: tuple[str, str] = ("chat", "")) -> None:
     await harness.until(
-        lambda: harness.router.services.all_admission_queues._gates[key][0].waiting == count, f"{count} to wait"
+        lambda: harness.router.services.all_admission_queues._queues[key][0].waiting == count, f"{count} to wait"
     )
 
 
@@ -148,7 +148,7 @@ async def test_who_waits_too_long_is_told_so(replica: FakeReplica) -> None:
         assert (answer.status, "retry-after" in answer.headers) == (503, True)
         first.cancel()
         await harness.until(lambda: harness.router.services.in_flight == 0, "the first to be cancelled")
-        gate = harness.router.services.all_admission_queues._gates["chat", ""][0]
+        gate = harness.router.services.all_admission_queues._queues["chat", ""][0]
         assert (gate.running, gate.waiting) == (0, 0)
 
 

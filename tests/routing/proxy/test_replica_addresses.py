@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from routing.schema import HealthCheck, ReplicaNetworks, RouterConfig
-from routing.upstream.address import Address
-from routing.upstream.client import ForbiddenAddressError, permitted_hosts
+from routing.upstream.pool import Address, permitted_hosts
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import config, routed
 
@@ -76,7 +75,7 @@ async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
         _, shown = await harness.admin("GET", "/admin/replicas")
         assert "its address is not permitted" in shown["replicas"][0]["reason"]
     assert (replica.calls, replica.connections, replica.probes) == ([], 0, 0)
-    (line,) = [record.getMessage() for record in caplog.records if "replica_address_refused" in record.getMessage()]
+    (line,) = [record.getMessage() for record in caplog.records if "replica_address_rejected" in record.getMessage()]
     assert f"host={host} address=127.0.0.1" in line or f"host={host} address=::1" in line
 
 
@@ -92,8 +91,8 @@ def test_a_name_is_judged_anew_at_each_connection(names: dict[str, list[str]]) -
             assert (await harness.chat()).status == 200
             names["engine.example"] = [METADATA]
             assert (await harness.chat()).status == 200, "on the connection that is kept alive"
-            (idle,) = harness.router.serving.connection_pools["replica-0"]._idle
-            idle.abandon()
+            (idle,) = harness.router.active.connection_pools["replica-0"]._idle
+            idle.abort()
             answer = await harness.chat()
             assert (answer.status, "not permitted" in answer.error["message"]) == (502, True)
             assert METADATA not in answer.error["message"]
@@ -120,7 +119,7 @@ def test_one_address_that_is_not_permitted_refuses_the_whole_name(
 ) -> None:
     names["engine.example"] = found
     address = Address("http://engine.example:8000", networks=LOOPBACK)
-    with pytest.raises(ForbiddenAddressError):
+    with pytest.raises(PermissionError):
         asyncio.run(permitted_hosts(address))
 
 

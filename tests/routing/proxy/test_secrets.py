@@ -196,7 +196,7 @@ async def test_keys_of_clients_and_replicas_are_told_to_nobody(
         shown += [str(await harness.admin("GET", page)) for page in ("/admin/config", "/admin/replicas", "/metrics")]
         shown += [
             repr(snapshot),
-            repr(harness.router.serving),
+            repr(harness.router.active),
             str(told(harness.router.services.decisions, 0, 9)),
             caplog.text,
         ]

@@ -112,7 +112,7 @@ async def test_what_is_refused_is_refused_with_where_and_why() -> None:
         "$.signature": (unsigned, "not signed"),
         "$.signature.key": (document(9, key=STRANGER), f"this router accepts {key_id(public(OURS))}"),
         "$.signature.value": (changed(document(9), revision=10), "altered"),
-        "$.signature.expires_at": (document(9, issued_at=NOW - HOUR_S - SKEW_S - 1), "sent again"),
+        "$.signature.expires_at": (document(9, issued_at=NOW - HOUR_S - SKEW_S - 1), "expired"),
         "$.revision": (document(6), "older than the running one, 7"),
     }
     taker = store()

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from routing.http.loop import BURST_BYTES, BURST_PIECES, WriteBuffer
+from routing.http.loop import BURST_BYTES, BURST_WRITES, WriteBuffer
 from routing.http.tls import TlsFiles
-from routing.proxy.client_connection import AHEAD_BYTES
+from routing.proxy.client_connection import MAX_PIPELINED_BYTES
 from routing.schema import Limits
 from tests.fakes.certificates import Authority
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, config, get, narrow, post, routed
 
-HELD_BYTES = 2 << 20  # of one client: some reads of a replica, or some answers of the router's own
+MAX_EVENT_BYTES = 2 << 20  # of one client: some reads of a replica, or some answers of the router's own
 READ_BYTES = 256 << 10  # that a read of the event loop's brings at most
 ASKED = 30_000
 PIECE = chunk(b"x" * 65_536)
@@ -100,7 +100,7 @@ async def test_a_client_that_was_full_before_the_answer_began_holds_up_its_repli
     async with routed(config([replica])) as harness, narrow(harness) as client:
         client.writer.write(post(CHAT) * 40)
         await harness.until(lambda: any(one.is_full for one in harness.router.clients), "the client to be full")
-        assert await at_a_standstill(lambda: held_bytes(harness)) < HELD_BYTES
+        assert await at_a_standstill(lambda: held_bytes(harness)) < MAX_EVENT_BYTES
 
         asked = len(replica.calls)
         assert asked < 40
@@ -109,7 +109,7 @@ async def test_a_client_that_was_full_before_the_answer_began_holds_up_its_repli
             assert len((await client.answer()).body) == 60_000
         await client.read_until(b"\r\n\r\n")
         async with asyncio.timeout(10):
-            await client.reader.readexactly(2 * HELD_BYTES)  # and the replica is read on
+            await client.reader.readexactly(2 * MAX_EVENT_BYTES)  # and the replica is read on
 
 
 async def test_a_client_that_asks_on_and_reads_nothing_is_read_no_more(replica: FakeReplica) -> None:
@@ -119,8 +119,8 @@ async def test_a_client_that_asks_on_and_reads_nothing_is_read_no_more(replica: 
         await harness.until(lambda: any(one.is_full for one in harness.router.clients), "the client to be full")
         (connection,) = harness.router.clients
         waiting = await at_a_standstill(lambda: len(connection._reader.queue))
-        assert 0 < waiting * len(request) <= AHEAD_BYTES + READ_BYTES
-        assert held_bytes(harness) < HELD_BYTES
+        assert 0 < waiting * len(request) <= MAX_PIPELINED_BYTES + READ_BYTES
+        assert held_bytes(harness) < MAX_EVENT_BYTES
 
         client.writer.transport.resume_reading()
         assert (await client.read_all()).count(b"HTTP/1.1 ") == ASKED + 1
@@ -139,7 +139,7 @@ async def test_a_client_behind_tls_that_does_not_read_holds_up_its_replica(
         client.writer.transport.pause_reading()
         await client.send(post(CHAT))
         await harness.until(lambda: any(one.is_full for one in harness.router.clients), "the client to be full")
-        assert await at_a_standstill(lambda: held_bytes(harness)) < HELD_BYTES
+        assert await at_a_standstill(lambda: held_bytes(harness)) < MAX_EVENT_BYTES
         client.writer.transport.resume_reading()
         assert len((await client.answer()).body) == PIECES * 65_536
 
@@ -155,9 +155,9 @@ class Wire(asyncio.Transport):
 
 async def test_what_one_turn_writes_does_not_pile_up() -> None:
     write_buffer, wire, written = WriteBuffer(asyncio.get_running_loop()), Wire(), 0
-    for _ in range(10 * BURST_PIECES):
+    for _ in range(10 * BURST_WRITES):
         write_buffer.write(wire, bytes(BURST_BYTES))
         written += BURST_BYTES
-        assert written - wire.took < BURST_PIECES * BURST_BYTES
+        assert written - wire.took < BURST_WRITES * BURST_BYTES
     write_buffer.flush()
     assert wire.took == written

@@ -14,7 +14,7 @@ import pytest
 
 from routing.http.tls import TlsFiles
 from routing.proxy import shutdown
-from routing.proxy.shutdown import LAST_WORDS_S, LOOK_S, drain
+from routing.proxy.shutdown import CLOSE_S, POLL_S, drain
 from routing.schema import Limits
 from routing.server import serve
 from routing.settings import read_settings
@@ -103,7 +103,7 @@ async def test_a_connection_that_brings_nothing_holds_nobody_up(replica: FakeRep
 async def goes_on(draining: asyncio.Task[None]) -> None:
     """Check that a drain has not ended when what closes in an orderly way would have."""
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2 * (LAST_WORDS_S + LOOK_S)):
+        async with asyncio.timeout(2 * (CLOSE_S + POLL_S)):
             await asyncio.shield(draining)
 
 
@@ -165,7 +165,7 @@ async def test_a_client_that_never_takes_its_answer_is_not_waited_for_for_ever(r
 
 
 async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "OWED_S", 0.1)
+    monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 0.1)
     async with routed(config([replica])) as harness, harness.connect() as half, harness.connect() as silent:
         await half.send(post(CHAT)[:-5])
         await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "half a request")
@@ -181,7 +181,7 @@ async def test_a_body_that_stops_coming_is_turned_away(replica: FakeReplica, mon
 async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
     uploads_s: float, status: int, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "OWED_S", 0.4)
+    monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 0.4)
     monkeypatch.setattr(shutdown, "UPLOADS_S", uploads_s)
     whole = post(CHAT)
     async with routed(config([replica])) as harness, harness.connect() as client:
@@ -200,7 +200,7 @@ async def test_a_body_that_goes_on_coming_is_waited_for_so_long(
 async def test_half_a_request_behind_one_that_is_answered_holds_nobody_up(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "OWED_S", 60.0)
+    monkeypatch.setattr(shutdown, "FIRST_BYTE_S", 60.0)
     monkeypatch.setattr(shutdown, "UPLOADS_S", 60.0)
     go = asyncio.Event()
 

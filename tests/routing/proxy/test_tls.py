@@ -127,7 +127,7 @@ async def test_who_speaks_no_tls_gets_nothing(said: bytes, authority: Authority,
 
 def test_a_connection_has_one_handshake(authority: Authority) -> None:
     """A client that may ask for more makes the router work at little cost to itself. Read off, since no client asks."""
-    listening = Tls(files(authority.issue("router"))).listening
+    listening = Tls(files(authority.issue("router"))).server_context
     assert listening is not None
     assert listening.options & ssl.OP_NO_RENEGOTIATION
 
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, authority: Authorit
         with pytest.raises(TlsError, match=certificate.path.name):
             Tls(files(certificate))
     with pytest.raises(TlsError, match="nothing"):
-        assert Tls(TlsFiles(upstream_ca=str(missing.path))).upstream
+        assert Tls(TlsFiles(upstream_ca=str(missing.path))).upstream_context
 
 
 async def test_a_router_does_not_start_without_the_certificate_it_was_told_of(tmp_path: Path) -> None:

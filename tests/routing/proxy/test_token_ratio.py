@@ -140,9 +140,9 @@ async def test_a_budget_of_tokens_counts_prompts_by_what_was_learnt(
     async with routed(guarded([replica], api_key(tokens_per_min=1_000_000))) as harness:
         for number in range(40):
             await harness.chat(asking(text=passage(f"prompt {number}", TEXT_BYTES)), [bearer()])
-        assert harness.router.serving is not None
-        assert harness.router.serving.access is not None
-        budget = harness.router.serving.access.named("team").tokens
+        assert harness.router.active is not None
+        assert harness.router.active.access is not None
+        budget = harness.router.active.access.grant_of("team").tokens
         left = budget.available(1000.0)
         replica.script = answering(b'{"error":{}}', status=400)
         await harness.chat(asking(text=passage("last", TEXT_BYTES)), [bearer()])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.http.usage import HELD_BYTES, UsageFilter
+from routing.http.usage import MAX_EVENT_BYTES, UsageFilter
 from tests.fakes.replica import sse
 
 CAPTURES = Path(__file__).parents[2] / "data" / "vllm"
@@ -34,7 +34,7 @@ streams = st.lists(st.sampled_from((*EVENTS, USAGE)), max_size=8)
 def passed(reads: list[bytes]) -> bytes:
     """All that a filter passes on of these reads."""
     usage_filter = UsageFilter()
-    return b"".join(map(usage_filter.feed, reads)) + usage_filter.rest()
+    return b"".join(map(usage_filter.feed, reads)) + usage_filter.flush()
 
 
 def cut(stream: bytes, seed: int) -> list[bytes]:
@@ -72,10 +72,10 @@ def test_reads_of_whole_events_are_passed_as_they_are() -> None:
 
 def test_what_is_held_is_bounded() -> None:
     usage_filter = UsageFilter()
-    endless = b"data: " + b"x" * (HELD_BYTES + 1)
+    endless = b"data: " + b"x" * (MAX_EVENT_BYTES + 1)
 
-    assert usage_filter.feed(endless[:HELD_BYTES]) == b""
-    assert usage_filter.feed(endless[HELD_BYTES:]) == endless
+    assert usage_filter.feed(endless[:MAX_EVENT_BYTES]) == b""
+    assert usage_filter.feed(endless[MAX_EVENT_BYTES:]) == endless
     assert usage_filter.is_inside_event
     assert usage_filter.feed(b"y") == b"y"
     assert usage_filter.feed(b"\n") == b"\n"

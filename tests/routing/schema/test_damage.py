@@ -15,7 +15,7 @@ from routing.balancing.placement import Placement
 from routing.http.auth import AccessControl
 from routing.proxy.admission import Admission
 from routing.schema import ConfigError, RouterConfig, load_settings, load_snapshot
-from routing.upstream.address import Address
+from routing.upstream.pool import Address
 from tests.routing.schema.damage import CONFIG, damage, encrypted
 
 ROUNDS = 150  # for each seed

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from routing.admin.events import EventSpool, StateObserver
 from routing.http.sockets import bind
-from routing.proxy.config_store import NackError, NotNowError, Source
+from routing.proxy.config_store import NackError, RetryLaterError, Source
 from routing.proxy.last_known_good import LastKnownGood
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.messages import DeclinedError, Preparation
@@ -55,7 +55,7 @@ def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_min
 async def supervised(folder: Path, document: bytes | None, workers: int = 2) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor("tested", LastKnownGood(folder), workers)
     try:
-        await supervisor.open(await bind("127.0.0.1", 0, count=workers, beside_others=False), document)
+        await supervisor.open(await bind("127.0.0.1", 0, count=workers, reuse_port=False), document)
         yield supervisor
     finally:
         await supervisor.close()
@@ -93,7 +93,7 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
                 async with connect(port) as client:
                     await client.send(post(CHAT))
                     assert (await client.answer()).status == 200
-            with pytest.raises(NotNowError, match="does not answer"):
+            with pytest.raises(RetryLaterError, match="does not answer"):
                 await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
             assert "warmpath_router_workers 1" in await WorkersView(supervisor, "1.0").metrics()
         finally:
@@ -214,10 +214,10 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
         monkeypatch.setattr(WorkerProcess, "start", fails)
         supervisor.ready[0].kill()
         await until(lambda: not supervisor.ready, "the worker's end")
-        with pytest.raises(NotNowError, match="no worker is running"):
+        with pytest.raises(RetryLaterError, match="no worker is running"):
             await supervisor.store.apply(document, Source.PUSH)
         monkeypatch.setattr("routing.workers.multiprocess.TAKE_S", 0.05)
-        with pytest.raises(NotNowError, match="no worker is running"):
+        with pytest.raises(RetryLaterError, match="no worker is running"):
             await view.apply_config(document)
         assert supervisor.store.last_nack is None
         monkeypatch.undo()
@@ -231,7 +231,7 @@ async def test_a_configuration_that_comes_while_workers_start_is_taken_after_tha
     supervisor = Supervisor("tested", LastKnownGood(tmp_path), 2)
     taking = asyncio.create_task(WorkersView(supervisor, "1.0").apply_config(new))
     try:
-        await supervisor.open(await bind("127.0.0.1", 0, count=2, beside_others=False), old)
+        await supervisor.open(await bind("127.0.0.1", 0, count=2, reuse_port=False), old)
         assert (await taking).snapshot.revision == 6
     finally:
         await supervisor.close()
@@ -243,7 +243,7 @@ async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
     async with supervised(tmp_path, None) as supervisor:
         os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
         monkeypatch.setattr("routing.workers.process.PREPARE_S", 0.2)
-        with pytest.raises(NotNowError, match="does not answer"):
+        with pytest.raises(RetryLaterError, match="does not answer"):
             await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
         assert supervisor.store.last_nack is None
 

@@ -11,7 +11,7 @@ from typing import Any
 import h11
 import pytest
 
-from routing.http.headers import ANSWER_NAMES, HeaderCache
+from routing.http.headers import VARYING_RESPONSE_HEADERS, HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
 from routing.http.response import ResponseHead
 from routing.upstream.connection import Failure, UpstreamConnection
@@ -36,7 +36,7 @@ class Link:
     def return_idle(self, upstream: UpstreamConnection) -> None:
         """Take a connection back."""
 
-    closed = return_idle
+    on_closed = return_idle
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Listening:
     def pour(self, data: bytes, start: int) -> None:
         self.body += data[start:-2] if start else data
 
-    def on_upstream_failed(self, failure: Failure, *, stale: bool) -> None:  # noqa: ARG002 - a listener's signature
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:  # noqa: ARG002 - a listener's signature
         assert not self.is_complete
 
 
@@ -69,7 +69,7 @@ class RequestReader:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.write_buffer = WriteBuffer(loop)
-        self.known: HeaderCache[ResponseHead] = HeaderCache(ANSWER_NAMES)
+        self.known: HeaderCache[ResponseHead] = HeaderCache(VARYING_RESPONSE_HEADERS)
 
     def read(self, *pieces: bytes) -> Read:
         link: Any = Link()

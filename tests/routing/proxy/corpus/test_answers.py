@@ -42,7 +42,7 @@ def sending(pieces: list[bytes], *, ends: bool) -> Script:
 
 
 async def no_connections(harness: Harness) -> None:
-    connection_pools = harness.router.serving.connection_pools.values()
+    connection_pools = harness.router.active.connection_pools.values()
     await harness.until(lambda: not any(link.connections for link in connection_pools), "the connection to be closed")
 
 

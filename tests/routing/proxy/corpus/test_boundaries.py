@@ -55,7 +55,7 @@ async def test_a_body_in_tiny_reads_and_chunks_is_kept_in_few_pieces(size: int) 
     most = 0
     for start in range(0, len(sent), size):
         client.data_received(sent[start : start + size])
-        most = max(most, len(client._reader._parts))
+        most = max(most, len(client._reader._pieces))
     client.connection_lost(None)
     assert [heard[3] for heard in router.heard] == [body]
     assert most <= 2 + len(body) // 2048

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from routing.http.headers import REQUEST_NAMES, CachedHead, HeaderCache
+from routing.http.headers import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache
 from routing.http.request import Request, RequestHead
 from routing.http.response import LocalResponse
 from routing.proxy.client_connection import ClientConnection
@@ -90,8 +90,8 @@ def variants(chance: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(10))
 async def test_what_is_recognised_is_what_would_be_read(seed: int) -> None:
     chance, warm, cold = random.Random(seed), Hearing(), Hearing()
-    warm.request_head_cache.forget(MAX_HEADER_BYTES)
-    cold.request_head_cache = Forgetful(REQUEST_NAMES)
+    warm.request_head_cache.reset(MAX_HEADER_BYTES)
+    cold.request_head_cache = Forgetful(VARYING_REQUEST_HEADERS)
     for _ in range(ROUNDS):
         together = variants(chance)
         for raw in together:
