@@ -426,7 +426,7 @@ class Exchange:
         if head.is_stream and (request.head.path != RESPONSES or has_token_event(data)):
             self._on_first_token()
         elif not (last or head.is_stream):
-            self._ticket.first_byte()  # at the end, ``answered`` implies it
+            self._ticket.first_byte()  # at the end, ``record_response`` implies it
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
         self._relay = relay = ResponseRelay(

@@ -124,7 +124,7 @@ def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = N
     for row in range(count):
         limits = WorkerLimits(board.limits, row)
         limits.use(slots, {})
-        found.append(AccessControl(snapshot, limits).named(key.name))
+        found.append(AccessControl(snapshot, limits).grant_of(key.name))
     return [grant for grant in found if grant is not None]
 
 
