@@ -14,33 +14,33 @@ PROMPT = list(range(1000, 1010))  # ten blocks
 
 
 class Fleet:
-    """Replicas with loads and with openings of one prompt of ten blocks."""
+    """Replicas with loads and with prefixes of one prompt of ten blocks."""
 
     def __init__(self, count: int, weights: dict[str, float] | None = None, block_tokens: int = 10) -> None:
         self.names = names(count)
-        self.book = LoadTracker(lambda: 0.0)
+        self.tracker = LoadTracker(lambda: 0.0)
         self.residency = Residency(block_tokens=block_tokens)
         self.weights = {name: (weights or {}).get(name, 1.0) for name in self.names}
         bits = {name: self.residency.add_replica(name).bit for name in self.names}
-        self.candidates = Candidates(self.weights, self.book, bits=bits)
+        self.candidates = Candidates(self.weights, self.tracker, bits=bits)
         self.ring = HashRing(self.weights)
 
     def hold(self, replica: ReplicaId, blocks: int) -> None:
         self.residency.insert(replica, PROMPT[:blocks], 0.0)
 
     def wait(self, replica: ReplicaId, tokens: int) -> None:
-        self.book.dispatch(replica, tokens)
+        self.tracker.dispatch(replica, tokens)
 
     def had(self, replica: ReplicaId, requests: int) -> None:
         for _ in range(requests):
-            self.book.dispatch(replica, 0).end()
+            self.tracker.dispatch(replica, 0).end()
 
     def choose(self, tokens: int = 100, alpha: float = 2.0, *, by_rate: bool = False):
         match, rule = self.residency.match(PROMPT), CostRule(self.ring, alpha, by_rate=by_rate)
         sole = rule.sole_holder(match, tokens, self.candidates)
         return sole or rule.choose(match, preferred_key(PROMPT, match, None), tokens, self.candidates)
 
-    def home_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
+    def preferred_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
         """Where a prompt that nobody holds goes while all are idle."""
         match, rule = self.residency.match([key]), CostRule(self.ring, 2.0, by_rate=False)
         return rule.choose(match, key, 100, candidates or self.candidates).target

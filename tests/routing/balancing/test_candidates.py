@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.load_tracker import JOURNAL_ENTRIES, LoadTracker
 from tests.routing.building import names
 
 A, B, C = names(3)
@@ -11,24 +13,104 @@ WEIGHTS = {A: 1.0, B: 2.0, C: 0.5}
 
 
 @pytest.fixture
-def book() -> LoadTracker:
-    book = LoadTracker()
+def tracker() -> LoadTracker:
+    tracker = LoadTracker()
     for name in (A, A, B):
-        book.dispatch(name, 1)
-    return book
+        tracker.dispatch(name, 1)
+    return tracker
 
 
-def test_without_counts_only_who_is_left(book) -> None:
-    whole = Candidates(WEIGHTS, book)
+def test_sums_after_exclusion_cover_the_remaining_candidates(tracker) -> None:
+    whole = Candidates(WEIGHTS, tracker)
     left = whole.without({A})
 
     assert (set(left), left.order.running, left.weight) == ({B, C}, 1, 2.5)
     assert left.without({B}).unfiltered is whole
 
 
-def test_some_keep_their_order_weights_and_bits(book) -> None:
-    some = Candidates(WEIGHTS, book, bits={A: 1, B: 2, C: 4}, shares={C: 0.25}).subset([C, A])
+def test_a_subset_keeps_order_weights_and_bits(tracker) -> None:
+    some = Candidates(WEIGHTS, tracker, bits={A: 1, B: 2, C: 4}, shares={C: 0.25}).subset([C, A])
 
     assert [(it.target, it.weight, it.bit, it.share) for it in some.members] == [(C, 0.5, 4, 0.25), (A, 1.0, 1, 1.0)]
     assert (some.mask, some.greatest_weight, some.is_even) == (5, 1.0, False)
     assert some.by_bit[4] is some.by_name[C]
+
+
+A, B, C, D = names(4)
+
+
+def all_of(tracker: LoadTracker, seed: int = 0) -> Candidates:
+    return Candidates(dict.fromkeys(names(4), 1.0), tracker, seed)
+
+
+def test_replicas_with_prompts_to_prefill_count_as_busy() -> None:
+    tracker = LoadTracker()
+    ticket = tracker.dispatch(A, 5)
+    candidates = all_of(tracker)
+    tracker.dispatch(A, 5)
+    others = [tracker.dispatch(name, tokens) for name, tokens in ((B, 5), (C, 0))]
+    assert candidates.order.busy_ratio == 0.5
+
+    others[0].first_byte()
+    ticket.end()
+    assert candidates.order.busy_ratio == 0.25
+
+
+def test_sums_are_correct_after_more_changes_than_the_journal_keeps() -> None:
+    tracker = LoadTracker()
+    candidates = all_of(tracker)
+    for _ in range(3 * JOURNAL_ENTRIES):
+        tracker.dispatch(A, 1).end()
+    tracker.dispatch(B, 1)
+
+    assert candidates.order.running == 1
+
+
+@pytest.mark.parametrize("weight", [1e-20, 5e-324])
+def test_a_replica_of_tiny_weight_has_the_most_work(weight: float) -> None:
+    tracker = LoadTracker()
+    candidates = Candidates({A: weight, B: 1.0}, tracker, bits={A: 1, B: 2})
+    for name in (A, B, B):
+        tracker.dispatch(name, 100)
+
+    assert candidates.order.least_loaded() == B
+    assert candidates.order.work_classes()[-1] == 1
+
+
+def test_equally_loaded_replicas_take_turns() -> None:
+    tracker = LoadTracker()
+    candidates = all_of(tracker)
+    met = Counter()
+    for _ in range(400):
+        chosen = candidates.order.least_loaded()
+        met[chosen] += 1
+        tracker.dispatch(chosen, 50).end()  # refused at once, or answered before the next one comes
+
+    assert set(met.values()) == {100}
+
+
+def test_equally_loaded_replicas_take_turns_with_many_changes_in_between() -> None:
+    tracker = LoadTracker()
+    candidates = all_of(tracker)
+    met = Counter()
+    for _ in range(400):
+        chosen = candidates.order.least_loaded()
+        met[chosen] += 1
+        tracker.dispatch(chosen, 50).end()
+        for name in names(4) * 20:  # others of the same pool come and go, in the order of the configuration
+            tracker.dispatch(name, 10).end()
+
+    assert max(met.values()) < 160
+
+
+def test_routers_with_different_seeds_start_at_different_replicas() -> None:
+    assert len({all_of(LoadTracker(), seed).order.least_loaded() for seed in range(40)}) == 4
+
+
+def test_the_heap_stays_small() -> None:
+    tracker = LoadTracker()
+    candidates = all_of(tracker)
+    for _ in range(5000):
+        tracker.dispatch(candidates.order.least_loaded(), 10)
+
+    assert len(candidates.order._heap) < 100

@@ -63,7 +63,7 @@ class Rig:
         ({"a": 1 / 3, "b": 1 / 3}, {"a": 5, "b": 5, OWN: 5}),
     ],
 )
-def test_a_groups_number_follows_its_share(parts: dict[str, float], sizes: dict[str, int]) -> None:
+def test_a_groups_size_follows_its_share(parts: dict[str, float], sizes: dict[str, int]) -> None:
     rig = Rig(16)
     rig.traffic(6000, **parts)
 
@@ -71,11 +71,11 @@ def test_a_groups_number_follows_its_share(parts: dict[str, float], sizes: dict[
     assert rig.overlap() == 0
 
 
-def test_before_any_traffic_all_have_as_much() -> None:
+def test_all_groups_have_equal_sizes_before_any_traffic() -> None:
     assert Rig(9).sizes() == {"a": 3, "b": 3, OWN: 3}
 
 
-def test_a_share_that_wavers_moves_nothing() -> None:
+def test_a_fluctuating_share_moves_nothing() -> None:
     rig = Rig(8, share_half_life=2000)
     rig.traffic(8000, a=0.5, b=0.25)
     before = {name: list(rig.shares.replicas(name)) for name in rig.sizes()}
@@ -85,7 +85,7 @@ def test_a_share_that_wavers_moves_nothing() -> None:
         assert {name: list(rig.shares.replicas(name)) for name in rig.sizes()} == before
 
 
-def test_growing_adds_one_at_a_time_and_shrinking_drops_the_last() -> None:
+def test_growth_adds_one_replica_at_a_time_and_shrinking_removes_the_last() -> None:
     rig = Rig(12, share_half_life=1000)
     rig.traffic(5000, a=0.1, b=0.1)
     seen = [list(rig.shares.replicas("a"))]
@@ -108,7 +108,7 @@ def test_routers_that_see_the_same_traffic_agree() -> None:
     assert all(one.shares.replicas(name) == other.shares.replicas(name) for name in one.sizes())
 
 
-def test_routers_that_see_samples_of_it_nearly_agree() -> None:
+def test_routers_that_see_samples_of_the_traffic_nearly_agree() -> None:
     one, other = Rig(10, seed=1, share_half_life=2000), Rig(10, seed=2, share_half_life=2000)
     for rig in (one, other):
         rig.traffic(10_000, a=0.6, b=0.2)
@@ -118,7 +118,7 @@ def test_routers_that_see_samples_of_it_nearly_agree() -> None:
         assert len(mine ^ theirs) <= 3
 
 
-def test_a_flood_of_one_group_leaves_the_others_theirs() -> None:
+def test_a_flood_in_one_group_leaves_others_their_replicas() -> None:
     rig = Rig(8, groups=("a", "b", "c"))
     rig.traffic(3000, a=0.3, b=0.3, c=0.3)
     rig.traffic(1500, a=0.94, b=0.02, c=0.02)
@@ -130,7 +130,7 @@ def test_a_flood_of_one_group_leaves_the_others_theirs() -> None:
         assert flooded.isdisjoint(rig.shares.replicas(name))
 
 
-def test_who_sends_hardly_anything_is_a_guest_and_blocks_nothing() -> None:
+def test_a_group_with_hardly_any_traffic_is_a_guest() -> None:
     rig = Rig(4, groups=[f"idle-{number}" for number in range(10)] + [follows("a")])
     rig.traffic(8000, a=1.0)
 
@@ -138,7 +138,7 @@ def test_who_sends_hardly_anything_is_a_guest_and_blocks_nothing() -> None:
     assert all(len(rig.eligible(f"idle-{number}")) == 1 for number in range(10))
 
 
-def test_what_is_reserved_stays_and_what_is_bounded_ends() -> None:
+def test_reserved_and_max_bound_the_size() -> None:
     groups = [
         TaskGroupConfig(name="quiet", auto_replicas=AutoReplicas(reserved=2)),
         TaskGroupConfig(name="loud", auto_replicas=AutoReplicas(max=3)),
@@ -150,7 +150,7 @@ def test_what_is_reserved_stays_and_what_is_bounded_ends() -> None:
     assert set(rig.shares.replicas("quiet")).isdisjoint(rig.shares.replicas("loud"))
 
 
-def test_replicas_that_a_group_names_are_taken_last_by_others() -> None:
+def test_replicas_named_by_a_group_are_used_last_by_others() -> None:
     groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), follows("a")]
     rig = Rig(8, groups=groups)
     for _ in range(4000):
@@ -161,7 +161,7 @@ def test_replicas_that_a_group_names_are_taken_last_by_others() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 8), st.sets(st.integers(0, 5)), st.integers(0, 3000))
-def test_nobody_is_without_a_replica_while_one_is_up(count: int, many: int, down: set[int], requests: int) -> None:
+def test_every_group_has_a_replica_while_any_is_up(count: int, many: int, down: set[int], requests: int) -> None:
     rig = Rig(count, groups=[f"g{number}" for number in range(many)] or ["a"])
     rig.traffic(requests % 300, g0=0.8)
     for number in down:
@@ -174,7 +174,7 @@ def test_nobody_is_without_a_replica_while_one_is_up(count: int, many: int, down
         assert len(eligible) == min(len(rig.shares.replicas(name)), len(up))
 
 
-def test_a_replica_that_is_down_is_stood_in_for_and_nobody_else_moves() -> None:
+def test_a_replica_that_is_down_is_replaced_and_no_other_set_changes() -> None:
     rig = Rig(8)
     rig.traffic(3000, a=0.4, b=0.3)
     before = {name: rig.eligible(name) for name in rig.sizes()}
@@ -189,7 +189,7 @@ def test_a_replica_that_is_down_is_stood_in_for_and_nobody_else_moves() -> None:
     assert {name: rig.eligible(name) for name in rig.sizes()} == before
 
 
-def test_a_replica_that_drains_is_in_no_set() -> None:
+def test_a_draining_replica_is_in_no_set() -> None:
     members = (replace(replicas(1)[0], state=ReplicaState.DRAINING), *replicas(8)[1:])
     rig = Rig(8, replicas=members)
     rig.traffic(3000, a=0.5, b=0.2)
@@ -197,7 +197,7 @@ def test_a_replica_that_drains_is_in_no_set() -> None:
     assert all(names(1)[0] not in rig.shares.replicas(name) for name in rig.sizes())
 
 
-def test_a_new_configuration_moves_nobody_whose_share_it_leaves() -> None:
+def test_a_new_configuration_keeps_the_sets_of_unchanged_shares() -> None:
     rig, after = Rig(8), Rig(8)
     rig.traffic(5000, a=0.7, b=0.1)
     after.shares.carry_over(rig.shares)
@@ -210,7 +210,7 @@ def test_a_new_configuration_moves_nobody_whose_share_it_leaves() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_the_mixture_sets_stay_apart_and_move_with_their_numbers_alone(seed: int) -> None:
+def test_sets_stay_disjoint_and_change_only_with_their_sizes(seed: int) -> None:
     rng = random.Random(seed)
     weighted = [replace(it, weight=rng.choice([1.0, 1.0, 2.0, 4.0])) for it in replicas(rng.randrange(6, 24))]
     groups = [f"g{number}" for number in range(rng.randrange(2, 20))]
@@ -236,7 +236,7 @@ def test_whatever_the_mixture_sets_stay_apart_and_move_with_their_numbers_alone(
 
 
 @pytest.mark.parametrize("half_life", [200, 5000])
-def test_another_half_life_forgets_nothing(half_life: int) -> None:
+def test_another_half_life_keeps_the_counts(half_life: int) -> None:
     rig, after = Rig(8), Rig(8, share_half_life=half_life)
     rig.traffic(5000, a=0.7, b=0.1)
     after.shares.carry_over(rig.shares)
@@ -246,7 +246,7 @@ def test_another_half_life_forgets_nothing(half_life: int) -> None:
     assert after.shares.share("b") == pytest.approx(0.7, abs=0.1)
 
 
-def test_a_pool_without_replicas_divides_nothing() -> None:
+def test_a_pool_without_replicas_has_empty_sets() -> None:
     rig = Rig(0)
     rig.traffic(200, a=0.5)
 
@@ -260,11 +260,11 @@ def test_a_pool_without_replicas_divides_nothing() -> None:
         (TaskGroupConfig(name="a", auto_replicas=AutoReplicas(reserved=9)), "9 replicas are reserved"),
     ],
 )
-def test_sets_that_cannot_be_are_refused(group: TaskGroupConfig, reason: str) -> None:
+def test_impossible_auto_replicas_are_rejected(group: TaskGroupConfig, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_config(config(pool(members=replicas(8), groups=[group])))
 
 
-def test_more_may_not_be_reserved_than_a_group_may_have() -> None:
+def test_max_must_not_be_less_than_reserved() -> None:
     with pytest.raises(ValueError, match="less than reserved"):
         AutoReplicas(reserved=3, max=2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.matching import Models, TaskGroupMatcher
+from routing.balancing.matching import MAX_UNKNOWN, Models, ServedModel, TaskGroupMatcher
 from routing.balancing.request import PlacementRequest
 from routing.prompt.hashing import PrefixHasher
 from routing.schema import (
@@ -26,7 +26,7 @@ from routing.schema import (
     Tier1,
     check_config,
 )
-from routing.types import MatchedBy
+from routing.types import MatchedBy, UnknownModelError
 from tests.routing.building import SECRET, chat, config, pool, replicas, request
 
 HASHER = PrefixHasher(SECRET)
@@ -54,7 +54,7 @@ EVERY_RULE = {
 }
 
 
-def test_rules_are_asked_from_the_header_down_to_the_model() -> None:
+def test_rules_apply_from_the_header_to_the_model() -> None:
     wanted = request(group="by-header", session="agent-7", prompt=HANDBOOK, key="team-red")
     rules = dict(EVERY_RULE)
     while rules:
@@ -65,13 +65,7 @@ def test_rules_are_asked_from_the_header_down_to_the_model() -> None:
     assert matched([], wanted) == ("", MatchedBy.UNMATCHED)
 
 
-def test_the_order_of_the_groups_decides_nothing_between_rules() -> None:
-    wanted = request(session="agent-7", prompt=HANDBOOK, key="team-red")
-
-    assert matched(list(reversed(EVERY_RULE.values())), wanted) == ("by-key", MatchedBy.API_KEY)
-
-
-def test_a_task_group_is_known_by_name_within_its_pool() -> None:
+def test_a_task_group_is_found_by_name_in_its_pool() -> None:
     support = TaskGroupConfig(name="support")
     one = pool(models=("llama",), groups=[support])
     whole = config(one, pool(models=("mistral",), name="other", members=replicas(0)))
@@ -86,7 +80,7 @@ def test_a_task_group_is_known_by_name_within_its_pool() -> None:
     assert found("llama", "") is found("llama", None) is None
 
 
-def test_a_header_that_names_no_group_leaves_it_to_the_other_rules() -> None:
+def test_a_header_that_names_no_group_is_ignored() -> None:
     assert matched([EVERY_RULE[MatchedBy.MODEL]], request(group="no-such")) == ("by-model", MatchedBy.MODEL)
 
 
@@ -94,20 +88,20 @@ def test_a_header_that_names_no_group_leaves_it_to_the_other_rules() -> None:
     ("session", "name"),
     [("agent-", "agents"), ("agent-7", "agents"), ("agent-code-7", "coding"), ("Agent-7", ""), ("x-agent-7", "")],
 )
-def test_the_longest_beginning_of_a_session_key_decides(session: str, name: str) -> None:
+def test_the_longest_session_prefix_wins(session: str, name: str) -> None:
     groups = [group("agents", session_prefixes=("agent-",)), group("coding", session_prefixes=("agent-code-",))]
 
     assert matched(groups, request(session=session))[0] == name
 
 
 @pytest.mark.parametrize(("key", "name"), [("red", "exact"), ("red-2", "any-red"), ("redder", "any-red"), ("blue", "")])
-def test_a_key_is_claimed_by_its_name_or_by_how_that_begins(key: str, name: str) -> None:
+def test_an_api_key_is_claimed_by_name_or_by_prefix(key: str, name: str) -> None:
     groups = [group("exact", api_keys=("red",)), group("any-red", api_key_prefixes=("red",))]
 
     assert matched(groups, request(key=key))[0] == name
 
 
-def test_a_key_for_some_groups_is_asked_by_no_other_rule() -> None:
+def test_no_other_rule_applies_to_a_key_limited_to_some_groups() -> None:
     groups = [TaskGroupConfig(name="coding"), TaskGroupConfig(name="chat"), *EVERY_RULE.values()]
     good_for = ("gone", "chat", "coding")
     wanted = request(session="agent-7", key="team-red", key_groups=good_for)
@@ -119,7 +113,7 @@ def test_a_key_for_some_groups_is_asked_by_no_other_rule() -> None:
 
 
 @pytest.mark.parametrize("name", ["fast", "llama", "sql"])
-def test_a_model_is_claimed_under_the_name_that_it_was_asked_for(name: str) -> None:
+def test_a_model_is_claimed_by_the_requested_name(name: str) -> None:
     groups = [group("named", models=(name,))]
     names = {"aliases": (Alias("fast", "llama"),), "adapters": (Adapter("sql", "llama"),)}
     asked = {it: matched(groups, request(model=it), **names)[0] for it in ("fast", "llama", "sql")}
@@ -129,7 +123,7 @@ def test_a_model_is_claimed_under_the_name_that_it_was_asked_for(name: str) -> N
     assert asked["sql"] == ("named" if name == "sql" else "")  # an adapter is not
 
 
-def test_a_groups_hash_is_taken_at_its_own_boundary() -> None:
+def test_a_groups_hash_is_computed_at_its_own_boundary() -> None:
     rule = Tier1(boundary=Boundary.MARKER, boundary_marker="<q>")
     prompt = chat(("user", "The handbook. <q> What is it?"))
     claimed = f"{HASHER.tier1(prompt, 'llama', rule):016x}"
@@ -140,7 +134,7 @@ def test_a_groups_hash_is_taken_at_its_own_boundary() -> None:
 
 
 @pytest.mark.parametrize("where", ["group", "pool", "policy"])
-def test_tier_1_ends_where_the_group_says_else_the_pool_else_the_policy(where: str) -> None:
+def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where: str) -> None:
     wanted, other = Tier1(boundary=Boundary.MESSAGES, boundary_messages=2), Tier1(boundary=Boundary.SYSTEM)
     policy = PolicyConfig(
         name="own",
@@ -160,7 +154,7 @@ def test_tier_1_ends_where_the_group_says_else_the_pool_else_the_policy(where: s
     assert matched([claimed], request(prompt=HANDBOOK), tier1=of_pool)[0] == "claimed"
 
 
-def test_the_hash_that_would_claim_a_request_is_told_for_every_group() -> None:
+def test_the_claiming_hash_is_computed_for_every_group() -> None:
     system = Tier1(boundary=Boundary.SYSTEM)
     whole = config(pool(models=("llama",), groups=[group("a"), TaskGroupConfig(name="b", tier1=system), group("c")]))
     wanted = request()
@@ -182,7 +176,7 @@ def test_the_hash_that_would_claim_a_request_is_told_for_every_group() -> None:
         ("models", "llama"),
     ],
 )
-def test_what_two_groups_claim_is_refused_with_both_names(field: str, value: str) -> None:
+def test_two_groups_with_the_same_claim_are_rejected_with_both_names(field: str, value: str) -> None:
     keys = Access(keys=(ApiKey(name="red", digest=hashlib.sha256(b"red").hexdigest()),))
     one, two = (group(name, **{field: (value,)}) for name in ("one", "two"))
 
@@ -196,22 +190,17 @@ def test_what_two_groups_claim_is_refused_with_both_names(field: str, value: str
     assert refused.value.path == f"$.pools[0].groups[1].match.{field}[0]"
 
 
-def test_two_pools_may_claim_the_same() -> None:
-    groups = [group("agents", session_prefixes=("agent-",))]
-    check_config(config(pool(models=("llama",), groups=groups), other_pool(groups)))
-
-
 def other_pool(groups: list[TaskGroupConfig]) -> PoolConfig:
     return pool(models=("mistral",), name="other", members=replicas(0), groups=groups)
 
 
 @pytest.mark.parametrize(("field", "value"), [("api_keys", "nobody"), ("models", "mistral")])
-def test_a_claim_to_what_is_not_there_is_refused(field: str, value: str) -> None:
+def test_a_claim_of_an_unknown_key_or_model_is_rejected(field: str, value: str) -> None:
     with pytest.raises(ConfigError, match=value):
         check_config(config(pool(models=("llama",), groups=[group("one", **{field: (value,)})])))
 
 
-def test_a_marker_must_be_said() -> None:
+def test_a_marker_boundary_needs_a_text() -> None:
     with pytest.raises(ValueError, match="boundary_marker"):
         Tier1(boundary=Boundary.MARKER)
 
@@ -219,10 +208,88 @@ def test_a_marker_must_be_said() -> None:
 @given(
     st.sets(st.text("ab", min_size=1, max_size=4), max_size=6), st.text("abc", max_size=6), st.none() | st.just("red")
 )
-def test_a_request_is_of_one_group_at_most_and_routers_agree(prefixes: set[str], session: str, key: str | None) -> None:
+def test_a_request_matches_at_most_one_group_whatever_the_order(
+    prefixes: set[str], session: str, key: str | None
+) -> None:
     groups = [group(f"g{number}", session_prefixes=(prefix,)) for number, prefix in enumerate(sorted(prefixes))]
     wanted = request(session=session, key=key)
     longest = max((prefix for prefix in prefixes if session.startswith(prefix)), key=len, default=None)
     expected = f"g{sorted(prefixes).index(longest)}" if longest else ""
 
     assert {matched(order, wanted)[0] for order in (groups, groups[::-1])} == {expected}
+
+
+EMPTY = replicas(0)
+LLAMA = replace(
+    pool(models=("llama",)),
+    aliases=(Alias("gpt-4o", "llama"), Alias("text-to-sql", "sql-v3")),
+    adapters=(Adapter("sql-v3", "llama"),),
+)
+OTHER = pool(models=("mistral",), name="other", members=EMPTY)
+
+
+def test_a_model_belongs_to_the_pool_that_serves_it() -> None:
+    models = Models(config(pool(models=("llama", "lora-a")), OTHER))
+
+    assert models.resolve("llama").pool.name == models.resolve("lora-a").pool.name == "chat"
+    assert models.resolve("mistral").pool.name == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("llama", ("llama", "llama", "")),
+        ("gpt-4o", ("llama", "llama", "")),
+        ("sql-v3", ("sql-v3", "llama", "sql-v3")),
+        ("text-to-sql", ("sql-v3", "llama", "sql-v3")),
+        (None, ("llama", "llama", "")),
+    ],
+)
+def test_a_name_stands_for_a_model_and_perhaps_an_adapter(name: str | None, served: tuple[str, str, str]) -> None:
+    assert Models(config(LLAMA)).resolve(name) == ServedModel(LLAMA, *served)
+
+
+def test_an_unknown_model_is_rejected_by_name() -> None:
+    with pytest.raises(UnknownModelError, match="`gpt`") as refused:
+        Models(config(LLAMA)).resolve("gpt")
+
+    assert refused.value.model == "gpt"
+
+
+def test_a_pool_for_any_model_serves_unknown_models() -> None:
+    models = Models(config(pool(models=("llama",)), pool(name="rest", members=EMPTY)))
+
+    assert models.resolve("llama").pool.name == "chat"
+    assert models.resolve("gpt") == ServedModel(models.resolve(None).pool, "gpt", "gpt")
+    assert models.resolve(None).pool.name == "rest"
+
+
+def test_the_cache_of_unknown_names_is_bounded() -> None:
+    models = Models(config(pool()))
+    for number in range(3 * MAX_UNKNOWN):
+        assert models.resolve(f"m{number}").model == models.resolve(f"m{number}").name == f"m{number}"
+        assert len(models._unknown) <= MAX_UNKNOWN
+
+
+def test_a_missing_model_is_rejected_if_several_pools_are_possible() -> None:
+    with pytest.raises(UnknownModelError, match="No model was named"):
+        Models(config(LLAMA, OTHER)).resolve(None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"aliases": (Alias("llama", "llama"),)}, "$.pools[0].aliases[0].name"),
+        ({"aliases": (Alias("mistral", "llama"),)}, "$.pools[1].models[0]"),
+        ({"aliases": (Alias("a", "no-such"),)}, "$.pools[0].aliases[0].model"),
+        ({"aliases": (Alias("a", "llama"), Alias("b", "a"))}, "$.pools[0].aliases[1].model"),
+        ({"adapters": (Adapter("sql", "no-such"),)}, "$.pools[0].adapters[0].model"),
+        ({"adapters": (Adapter("sql", "llama"), Adapter("sql", "llama"))}, "$.pools[0].adapters[1].name"),
+        ({"replicas": replicas(2, adapters=("no-such",))}, "$.pools[0].replicas[0].adapters[0]"),
+    ],
+)
+def test_contradicting_model_names_are_rejected_with_their_path(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_config(config(replace(pool(models=("llama",)), **fields), OTHER))
+
+    assert refused.value.path == path

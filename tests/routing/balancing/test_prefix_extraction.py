@@ -45,7 +45,9 @@ messages = st.lists(
 
 
 @given(messages, st.booleans(), st.integers(1, 400))
-def test_a_cut_chat_begins_as_the_whole_one(listed: list[dict[str, str]], has_tools: bool, end: int) -> None:
+def test_an_extracted_chat_has_the_prefix_of_the_original(
+    listed: list[dict[str, str]], has_tools: bool, end: int
+) -> None:
     body = {"model": "m", "messages": listed} | ({"tools": TOOLS} if has_tools else {})
     prompt = canonical(CHAT, body)
     end = min(end, len(prompt.data))
@@ -63,7 +65,7 @@ def test_a_cut_chat_begins_as_the_whole_one(listed: list[dict[str, str]], has_to
 
 
 @given(st.text(min_size=1, max_size=100), st.integers(3, 200))
-def test_a_cut_text_begins_as_the_whole_one(text: str, end: int) -> None:
+def test_an_extracted_text_has_the_prefix_of_the_original(text: str, end: int) -> None:
     body = {"model": "m", "prompt": text}
     prompt = canonical(COMPLETIONS, body)
     end = min(end, len(prompt.data))
@@ -80,7 +82,7 @@ def test_token_ids_are_cut_at_a_token(ids: list[int], count: int) -> None:
     assert (kept and kept["prompt"]) == (ids[:count] or None)
 
 
-def test_only_what_is_rendered_is_taken_over() -> None:
+def test_only_rendered_members_are_retained() -> None:
     private = {
         "user": "ann",
         "metadata": {"session_id": "s"},
@@ -105,7 +107,7 @@ def test_only_what_is_rendered_is_taken_over() -> None:
 
 
 @pytest.mark.parametrize("name", RENDERING_FIELDS)
-def test_what_changes_how_a_prompt_is_rendered_is_taken_over(name: str) -> None:
+def test_rendering_parameters_are_retained(name: str) -> None:
     said = {"add_special_tokens": False, "chat_template": "{{ messages }}", "reasoning_effort": "low"}
     value = said.get(name, {"effort": "low"})
     kept = cut(CHAT, {"messages": [SYSTEM, QUESTION], name: value})
@@ -114,7 +116,7 @@ def test_what_changes_how_a_prompt_is_rendered_is_taken_over(name: str) -> None:
     assert kept[name] == value
 
 
-def test_a_prompt_without_an_opening_of_its_own_is_cut_within_its_text() -> None:
+def test_a_prompt_without_system_prompt_is_cut_within_its_text() -> None:
     kept = cut(CHAT, {"messages": [{"role": "user", "content": "é" * 2000, "name": "ann"}]})
 
     assert kept is not None
@@ -124,7 +126,7 @@ def test_a_prompt_without_an_opening_of_its_own_is_cut_within_its_text() -> None
     assert 1010 < len(message["content"].encode()) <= 1024
 
 
-def test_instructions_are_an_opening() -> None:
+def test_instructions_are_a_prefix() -> None:
     body = {"instructions": SYSTEM["content"], "input": "What did Ann Canary buy?", "tools": TOOLS, "store": True}
     kept = cut(RESPONSES, body)
 
@@ -152,11 +154,11 @@ def test_instructions_are_an_opening() -> None:
         ("/v1/embeddings", {"input": "text " * 300}, 1024),
     ],
 )
-def test_what_cannot_be_cut_is_left(path: str, body: dict[str, Any], end: int) -> None:
+def test_no_prefix_is_extracted_if_it_is_not_possible(path: str, body: dict[str, Any], end: int) -> None:
     assert cut(path, body, end) is None
 
 
-def test_documents_stay_whole_or_go() -> None:
+def test_documents_are_kept_whole_or_left_out() -> None:
     documents = [{"title": "Receipts", "text": "Ann Canary: bread, milk."}]
     body = {"messages": [SYSTEM, QUESTION], "documents": documents}
     prompt = canonical(CHAT, body)
@@ -171,7 +173,7 @@ def test_documents_stay_whole_or_go() -> None:
     assert reaches(CHAT, body, of_question, prompt, len(prompt.data) - 4)
 
 
-def test_a_system_prompt_is_cut_behind_the_line_that_engines_leave_out() -> None:
+def test_a_system_prompt_is_cut_without_its_attribution_line() -> None:
     text = "You are a clerk. " * 200
     kept = cut(CHAT, {"messages": [{"role": "system", "content": f"x-anthropic-billing-header: a\n{text}"}]}, 1024)
 
@@ -179,7 +181,7 @@ def test_a_system_prompt_is_cut_behind_the_line_that_engines_leave_out() -> None
     assert kept["messages"][0] == {"role": "system", "content": text[: 1024 - len("system") - 2]}
 
 
-def test_messages_in_parts_stay_whole_where_they_are_before_the_cut() -> None:
+def test_messages_in_parts_are_kept_whole_before_the_cut() -> None:
     parts = {"role": "system", "content": [{"type": "text", "text": "You are a clerk. " * 30}]}
     kept = cut(CHAT, {"messages": [parts, QUESTION]})
 
@@ -187,7 +189,7 @@ def test_messages_in_parts_stay_whole_where_they_are_before_the_cut() -> None:
     assert kept["messages"][0] == parts
 
 
-def test_boundaries_by_messages_keep_these_messages() -> None:
+def test_a_message_boundary_keeps_its_messages() -> None:
     body = {"messages": [SYSTEM, QUESTION, {"role": "assistant", "content": "Bread."}, QUESTION]}
     prompt = canonical(CHAT, body)
     kept = cut(CHAT, body, boundary_end(prompt, Tier1(boundary=Boundary.MESSAGES, boundary_messages=3)))

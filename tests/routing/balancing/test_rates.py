@@ -1,14 +1,27 @@
+"""Tokens per byte, learnt from reported usage: soon, robustly, within bounds, and anew for another tokenizer."""
+
 from __future__ import annotations
 
 import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from routing.balancing.rates import DEFAULT_RATE, PrefillRate
+from routing.balancing.rates import (
+    CLIP,
+    DEFAULT_RATE,
+    LEAST_TOKENS,
+    MIN_RATIO_BYTES,
+    MOST_TOKENS,
+    PrefillRate,
+    TokenRatio,
+    TokenRatios,
+)
 
 
-def test_a_replica_nobody_measured_has_the_default_rate() -> None:
+def test_an_unmeasured_replica_has_the_default_rate() -> None:
     assert (PrefillRate().tokens_per_s, PrefillRate().samples) == (DEFAULT_RATE, 0)
 
 
@@ -19,7 +32,7 @@ def test_a_rate_is_learnt() -> None:
     assert rate.tokens_per_s == pytest.approx(20_000)
 
 
-def test_noise_is_averaged_and_stalls_hardly_count() -> None:
+def test_noise_is_averaged_and_stalls_count_little() -> None:
     rate, rng = PrefillRate(), random.Random(3)
     for number in range(500):
         stall_s = 30.0 if number % 20 == 7 else 0.0
@@ -40,7 +53,7 @@ def test_a_change_is_followed() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "ttft_s"), [(511, 1.0), (0, 1.0), (-5, 1.0), (10_000, 0.0), (10_000, -1.0)])
-def test_what_says_nothing_about_the_rate_is_passed_over(tokens: int, ttft_s: float) -> None:
+def test_unusable_samples_are_ignored(tokens: int, ttft_s: float) -> None:
     rate = PrefillRate()
     rate.learn(tokens, ttft_s)
 
@@ -48,14 +61,14 @@ def test_what_says_nothing_about_the_rate_is_passed_over(tokens: int, ttft_s: fl
 
 
 @pytest.mark.parametrize(("tokens", "ttft_s", "learnt"), [(1_000_000, 1e-9, 5_000_000), (1000, 1e9, 50)])
-def test_a_rate_stays_within_reason(tokens: int, ttft_s: float, learnt: float) -> None:
+def test_rates_are_bounded(tokens: int, ttft_s: float, learnt: float) -> None:
     rate = PrefillRate()
     rate.learn(tokens, ttft_s)
 
     assert rate.tokens_per_s == pytest.approx(learnt)
 
 
-def test_a_replica_that_answered_nothing_is_taken_to_be_as_fast_as_the_others() -> None:
+def test_a_replica_without_samples_has_the_fleets_rate() -> None:
     fleet = PrefillRate()
     measured, unmeasured = PrefillRate(fleet), PrefillRate(fleet)
     for _ in range(100):
@@ -66,14 +79,7 @@ def test_a_replica_that_answered_nothing_is_taken_to_be_as_fast_as_the_others() 
     assert unmeasured.is_measured
 
 
-def test_without_any_answer_nothing_is_measured() -> None:
-    fleet = PrefillRate()
-
-    assert not PrefillRate(fleet).is_measured
-    assert not fleet.is_measured
-
-
-def test_few_answers_move_a_replica_little_from_the_others_and_many_all_the_way() -> None:
+def test_few_samples_move_a_rate_little_from_the_fleets_and_many_all_the_way() -> None:
     fleet = PrefillRate()
     slow, others = PrefillRate(fleet), [PrefillRate(fleet) for _ in range(9)]
     for number in range(900):
@@ -85,3 +91,89 @@ def test_few_answers_move_a_replica_little_from_the_others_and_many_all_the_way(
         others[number % 9].learn(8000, 0.2)
         slow.learn(8000, 0.8)
     assert slow.tokens_per_s < 13_000
+
+
+PROMPT_BYTES = 4096
+
+
+def taught(ratio: TokenRatio, prompts: int, tokens_per_byte: float, seed: int = 1) -> TokenRatio:
+    """After so many prompts, each up to a fifth off."""
+    chance = random.Random(seed)
+    for _ in range(prompts):
+        ratio.learn(PROMPT_BYTES, round(PROMPT_BYTES * tokens_per_byte * chance.uniform(0.8, 1.2)))
+    return ratio
+
+
+def test_until_there_are_samples_four_bytes_are_a_token() -> None:
+    ratio = TokenRatio()
+
+    assert (ratio.block_tokens, ratio.tokens(4000), ratio.tokens(0), ratio.tokens(1)) == (64, 1000, 0, 1)
+    assert ratio.tokens_per_byte == 0.25
+
+
+@pytest.mark.parametrize("tokens_per_byte", [0.18, 0.23, 0.28, 0.42])
+def test_a_tokenizer_is_learnt_from_few_prompts(tokens_per_byte: float) -> None:
+    ratio = taught(TokenRatio(), 60, tokens_per_byte)
+
+    assert ratio.tokens(100_000) == pytest.approx(100_000 * tokens_per_byte, rel=0.06)
+
+
+def test_another_tokenizer_is_learnt_after_a_long_time_with_the_first() -> None:
+    ratio = taught(TokenRatio(), 20_000, 0.25)
+    taught(ratio, 4000, 0.42)
+
+    assert ratio.tokens_per_byte == pytest.approx(0.42, rel=0.06)
+
+
+def test_odd_text_of_one_client_in_ten_moves_the_ratio_little() -> None:
+    ratio = taught(TokenRatio(), 2000, 0.25)
+    for number in range(4000):
+        taught(ratio, 9, 0.25, seed=number)
+        ratio.learn(PROMPT_BYTES, 8 * PROMPT_BYTES)
+
+    assert ratio.tokens_per_byte < 0.25 * (1 + 0.13)
+
+
+def test_one_enormous_prompt_counts_no_more_than_a_few() -> None:
+    ratio = taught(TokenRatio(), 200, 0.25)
+    ratio.learn(8 << 20, 8 << 20)
+
+    assert ratio.tokens_per_byte == pytest.approx(0.25, rel=0.03)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 1 << 30)), max_size=60))
+def test_no_usage_brings_it_out_of_its_bounds(samples: list[tuple[int, int]]) -> None:
+    ratio = TokenRatio()
+    for size, tokens in samples:
+        before = ratio.tokens_per_byte
+        ratio.learn(size, tokens)
+        assert before / CLIP <= ratio.tokens_per_byte <= before * CLIP
+        assert LEAST_TOKENS <= ratio.block_tokens <= MOST_TOKENS
+
+
+def test_short_prompts_teach_nothing_for_they_are_mostly_the_template() -> None:
+    ratio = TokenRatio()
+    for _ in range(100):
+        ratio.learn(MIN_RATIO_BYTES - 1, MIN_RATIO_BYTES)
+
+    assert (ratio.samples, ratio.block_tokens) == (0, 64)
+
+
+def test_the_tokens_of_a_block_stay_while_the_ratio_wavers() -> None:
+    ratio = taught(TokenRatio(), 3000, 0.30)
+    seen = set()
+    for number in range(300):
+        taught(ratio, 1, 0.30, seed=number)
+        seen.add(ratio.block_tokens)
+
+    assert len(seen) == 1
+
+
+def test_each_model_of_each_pool_has_its_own_and_what_leaves_is_forgotten() -> None:
+    ratios = TokenRatios()
+    taught(ratios.of("chat", "small"), 100, 0.42)
+
+    assert ratios.of("chat", "large").samples == ratios.of("code", "small").samples == 0
+    ratios.forget_all_but([("chat", "small")])
+    assert [name for name, _ in ratios.items()] == [("chat", "small")]
+    assert ratios.of("chat", "small").samples == 100

@@ -18,7 +18,7 @@ COSTS = pool(LowestCostSettings())
 
 
 class Rig:
-    """A placement with its book and residency, and a clock."""
+    """A placement with its tracker and residency, and a clock."""
 
     def __init__(self, *pools) -> None:
         self.now_s = 0.0
@@ -51,7 +51,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
     assert ticket.load.waiting_tokens == prompt_tokens - second.choice.hit_tokens < 64
 
 
-def test_what_had_its_first_byte_stays_though_the_client_left() -> None:
+def test_a_prompt_with_a_first_byte_stays_cached_after_cancellation() -> None:
     rig = Rig(COSTS)
     ticket = rig.send()[1]
     ticket.first_byte()
@@ -60,7 +60,7 @@ def test_what_had_its_first_byte_stays_though_the_client_left() -> None:
     assert rig.decide().choice.hit_tokens > 4000
 
 
-def test_answers_teach_how_fast_a_replica_prefills() -> None:
+def test_responses_teach_the_prefill_rate() -> None:
     rig = Rig(COSTS)
     decision, ticket = rig.send()
     ticket.record_response(0.5, 5000, 1000)
@@ -69,7 +69,7 @@ def test_answers_teach_how_fast_a_replica_prefills() -> None:
 
 
 @pytest.mark.parametrize("said", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
-def test_an_answer_that_leaves_something_out_teaches_nothing(said) -> None:
+def test_an_incomplete_response_teaches_nothing(said) -> None:
     rig = Rig(COSTS)
     ticket = rig.send()[1]
     ticket.record_response(*said)
@@ -77,14 +77,14 @@ def test_an_answer_that_leaves_something_out_teaches_nothing(said) -> None:
     assert ticket.load.prefill.samples == 0
 
 
-def test_nothing_is_kept_where_no_policy_asks() -> None:
+def test_prompts_are_not_recorded_if_no_policy_uses_the_residency() -> None:
     rig = Rig(pool(LeastLoadSettings()))
     rig.send()
 
     assert len(rig.residency) == 0
 
 
-def test_everybodys_prompts_are_kept_where_one_task_group_asks() -> None:
+def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency() -> None:
     own = PolicyConfig(name="batch", revision=1, settings=LowestCostSettings())
     rig = Rig(pool(LeastLoadSettings(), groups=[TaskGroupConfig(name="batch", policy=own)]))
     decision, ticket = rig.send()
@@ -96,7 +96,7 @@ def test_everybodys_prompts_are_kept_where_one_task_group_asks() -> None:
     assert (again.reason, again.choice.target) == (Reason.HIT, decision.choice.target)
 
 
-def test_what_is_held_outlives_a_configuration() -> None:
+def test_the_residency_survives_a_new_configuration() -> None:
     rig = Rig(COSTS)
     decision, ticket = rig.send()
     ticket.first_byte()
@@ -107,7 +107,7 @@ def test_what_is_held_outlives_a_configuration() -> None:
     assert rig.decide().choice.hit_tokens > 4000
 
 
-def test_a_burst_of_one_cold_prefix_stays_together_until_it_costs_too_much() -> None:
+def test_a_burst_with_one_uncached_prefix_stays_on_one_replica() -> None:
     rig = Rig(COSTS)
     sent = [rig.send(LONG_TOKENS + str(number))[0].choice.target for number in range(20)]
 

@@ -45,15 +45,15 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.chains: set[tuple[int, ...]] = set()
         self.now_s = 0.0
         for replica in REPLICAS:
-            self.joins(replica)
+            self.is_added(replica)
 
     @rule(replica=st.sampled_from(REPLICAS))
-    def joins(self, replica: ReplicaId) -> None:
+    def is_added(self, replica: ReplicaId) -> None:
         self.residency.add_replica(replica)
         self.held.setdefault(replica, {})
 
     @rule(replica=st.sampled_from(REPLICAS))
-    def leaves(self, replica: ReplicaId) -> None:
+    def is_removed(self, replica: ReplicaId) -> None:
         self.held.pop(replica, None)
         self.residency.forget_all_but(self.held)
 
@@ -70,14 +70,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         return Sent(stay, held, fresh, self.now_s)
 
     @rule(one=consumes(sent))
-    def comes_to_nothing(self, one: Sent) -> None:
+    def is_rolled_back(self, one: Sent) -> None:
         one.stay.roll_back()
         for block in one.fresh:
             if one.held.get(block) == one.at_s:
                 del one.held[block]
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
-    def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
+    def is_evicted(self, replica: ReplicaId, ago_s: int) -> None:
         holding, held = self.residency.replica(replica), self.held.get(replica, {})
         if holding is not None:
             holding.evict_until(self.now_s - ago_s)
@@ -85,7 +85,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             del held[block]
 
     @invariant()
-    def everybody_holds_what_the_model_says(self) -> None:
+    def matches_agree_with_the_model(self) -> None:
         for hashes in self.chains:
             match = self.residency.match(hashes)
             for replica, held in self.held.items():
@@ -95,7 +95,7 @@ class ResidencyMachine(RuleBasedStateMachine):
                 assert match.tokens(holding.bit, 1_000_000) == expected, (replica, hashes)
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_counts_agree(self) -> None:
         holdings = [self.residency.replica(replica) for replica in self.held]
         assert len(self.residency) == sum(len(holding.runs) for holding in holdings if holding)
         assert len({holding.bit for holding in holdings if holding}) == len(self.held)
@@ -116,14 +116,14 @@ class CrowdedMachine(RuleBasedStateMachine):
         self.parents: dict[int, int | None] = {}  # by block, as all prompts have them
         self.now_s = 0.0
         for replica in REPLICAS:
-            self.joins(replica, 12)
+            self.is_added(replica, 12)
 
     @rule(replica=st.sampled_from(REPLICAS), capacity=st.integers(1, 20))
-    def joins(self, replica: ReplicaId, capacity: int) -> None:
+    def is_added(self, replica: ReplicaId, capacity: int) -> None:
         self.residency.add_replica(replica, capacity)
 
     @rule(replica=st.sampled_from(REPLICAS))
-    def leaves(self, replica: ReplicaId) -> None:
+    def is_removed(self, replica: ReplicaId) -> None:
         self.residency.forget_all_but(set(REPLICAS) - {replica})
 
     @rule(
@@ -145,20 +145,20 @@ class CrowdedMachine(RuleBasedStateMachine):
         return self.residency.insert(replica, hashes, self.now_s, len(hashes))
 
     @rule(one=consumes(sent))
-    def comes_to_nothing(self, one: RequestResidency) -> None:
+    def is_rolled_back(self, one: RequestResidency) -> None:
         one.roll_back()
 
     @rule(one=consumes(sent), cached=st.integers(0, 12), generated=st.integers(0, 6) | st.none())
-    def is_answered(self, one: RequestResidency, cached: int, generated: int | None) -> None:
+    def is_confirmed(self, one: RequestResidency, cached: int, generated: int | None) -> None:
         one.confirm(12, cached, generated)
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
-    def is_disproved(self, replica: ReplicaId, ago_s: int) -> None:
+    def is_evicted(self, replica: ReplicaId, ago_s: int) -> None:
         if holding := self.residency.replica(replica):
             holding.evict_until(self.now_s - ago_s)
 
     @invariant()
-    def no_block_outlives_the_one_before_it(self) -> None:
+    def no_block_outlives_its_predecessor(self) -> None:
         for holding in self.holdings():
             runs = [run for run in holding.runs if not isinstance(run, Tail)]
             held = {block for run in runs for block in run.hashes}

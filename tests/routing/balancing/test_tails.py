@@ -36,7 +36,7 @@ def predicted(residency: Residency, blocks: int, salt: int = 0, replica: str = A
     return match.tokens(residency.replica(replica).bit, BLOCK * blocks)
 
 
-def balanced(residency: Residency) -> bool:
+def counts_agree(residency: Residency) -> bool:
     holdings = [residency.replica(replica) for replica in (A, B)]
     in_runs = all(holding.blocks == sum(run.length for run in holding.runs) for holding in holdings)
     return in_runs and len(residency) == sum(len(holding.runs) for holding in holdings)
@@ -49,7 +49,7 @@ def grown(residency: Residency, turns: int, *, finds: bool) -> None:
         turn(residency, 10, 10.0 * number + 5, cached=80 if finds else 40, generated=35, salt=100 + number)
 
 
-def test_generated_tokens_take_room_of_other_prompts() -> None:
+def test_generated_tokens_take_cache_capacity() -> None:
     residency = residency_of(400)
     turn(residency, 4, 0.0, cached=0, generated=0, salt=7)
     for number in range(5):
@@ -57,10 +57,10 @@ def test_generated_tokens_take_room_of_other_prompts() -> None:
 
     assert predicted(residency, 4, salt=7) == 0
     assert [predicted(residency, 4, salt=number) for number in range(1, 5)] == [40] * 4
-    assert balanced(residency)
+    assert counts_agree(residency)
 
 
-def test_once_next_turns_were_seen_to_find_what_was_generated_it_is_predicted() -> None:
+def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
     residency = residency_of(100_000)
     grown(residency, 8, finds=True)
     turn(residency, 4, 1000.0, cached=0, generated=35)
@@ -69,7 +69,7 @@ def test_once_next_turns_were_seen_to_find_what_was_generated_it_is_predicted() 
     assert predicted(residency, 12, replica=B) == 0
 
 
-def test_where_next_turns_do_not_find_what_was_generated_it_is_not_predicted() -> None:
+def test_generated_tokens_are_not_predicted_if_next_turns_do_not_find_them() -> None:
     residency = residency_of(100_000)
     grown(residency, 8, finds=False)
     turn(residency, 4, 1000.0, cached=0, generated=35)
@@ -77,40 +77,40 @@ def test_where_next_turns_do_not_find_what_was_generated_it_is_not_predicted() -
     assert predicted(residency, 12) == 40
 
 
-def test_what_the_longer_prompt_stands_for_takes_no_room_twice() -> None:
+def test_a_tail_is_dropped_when_a_longer_prompt_includes_it() -> None:
     found, lost = residency_of(100_000), residency_of(100_000)
     grown(found, 8, finds=True)
     grown(lost, 8, finds=False)
 
     assert lost.replica(A).blocks - found.replica(A).blocks >= 7 * 4
-    assert balanced(found)
-    assert balanced(lost)
+    assert counts_agree(found)
+    assert counts_agree(lost)
 
 
-def test_a_request_that_came_to_nothing_leaves_no_tail() -> None:
+def test_a_rolled_back_request_leaves_no_tail() -> None:
     residency = residency_of(100_000)
     turn(residency, 4, 0.0, cached=0, generated=35)
     before = len(residency)
     sent(residency, 6, 1.0, salt=9).roll_back()
 
     assert len(residency) == before
-    assert balanced(residency)
+    assert counts_agree(residency)
 
 
-def test_two_replicas_hold_the_same_tail_and_either_may_lose_it() -> None:
+def test_two_replicas_may_have_the_same_tail() -> None:
     residency = residency_of(100_000)
     for replica in (A, B):
         for at_s in (0.0, 1.0):
             residency.insert(replica, chain(4), at_s, 45).confirm(45, 0, 35)
-    assert balanced(residency)
+    assert counts_agree(residency)
     residency.forget_all_but([B])
     residency.add_replica(A, 100_000)
 
     assert predicted(residency, 6) == 0
-    assert balanced(residency)
+    assert counts_agree(residency)
 
 
-def test_what_prompts_share_of_the_block_where_they_part_is_predicted_of_the_next() -> None:
+def test_shared_tokens_after_a_branch_are_predicted_for_the_next_prompt() -> None:
     residency = residency_of(100_000)
     residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
     assert residency.match([*chain(4), 3, 4]).tokens(residency.replica(A).bit, 65) == 40
@@ -120,7 +120,7 @@ def test_what_prompts_share_of_the_block_where_they_part_is_predicted_of_the_nex
 
 
 @pytest.mark.parametrize("cached", [0, 65])
-def test_a_prefix_that_was_evicted_or_is_longer_than_believed_says_nothing_of_where_prompts_part(cached: int) -> None:
+def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> None:
     residency = residency_of(100_000)
     residency.insert(A, [*chain(1), 1, 2], 0.0, 65).confirm(65, 0)
     residency.insert(A, [*chain(1), 3, 4], 1.0, 65).confirm(65, cached)

@@ -43,14 +43,14 @@ def test_moving_a_letter_over_a_boundary_changes_the_bytes(one: Any, other: Any)
 
 
 @given(opening=messages, first=messages, second=messages)
-def test_a_shared_opening_is_a_shared_prefix(opening: Any, first: Any, second: Any) -> None:
+def test_prompts_that_begin_alike_have_a_common_prefix(opening: Any, first: Any, second: Any) -> None:
     shared = chat(*opening).data
 
     assert chat(*opening, *first).data.startswith(shared)
     assert chat(*opening, *second).data.startswith(shared)
 
 
-def test_texts_that_differ_at_their_end_share_their_beginning() -> None:
+def test_texts_that_differ_at_the_end_have_a_common_prefix() -> None:
     document = "A long document. " * 100
 
     one = canonical(COMPLETIONS, {"prompt": document + "What does it say?"}).data
@@ -77,11 +77,11 @@ def test_texts_that_differ_at_their_end_share_their_beginning() -> None:
          {"messages": [{"role": "user", "content": [{"type": "image_url", "uuid": "a", "image_url": None}]}]}),
     ],
 )  # fmt: skip
-def test_what_an_engine_renders_alike_has_the_same_bytes(one: Any, other: Any) -> None:
+def test_prompts_that_engines_render_alike_have_the_same_bytes(one: Any, other: Any) -> None:
     assert canonical("/v1/chat/completions", one).data == canonical("/v1/chat/completions", other).data
 
 
-def test_segment_ends_are_kept() -> None:
+def test_segment_ends_are_recorded() -> None:
     prompt = chat(
         ("system", "Be brief."), ("developer", "Use metric units."), ("user", "Hi"), ("system", "Go on."), tools=[{}]
     )
@@ -93,17 +93,17 @@ def test_segment_ends_are_kept() -> None:
     assert prompt.message_ends[-1] == len(prompt.data)
 
 
-def test_tools_alone_are_an_opening() -> None:
+def test_tools_alone_are_a_prefix() -> None:
     prompt = chat(("user", "Hi"), tools=[{"name": "search"}])
 
     assert prompt.system_end == prompt.tools_end > 0
 
 
-def test_a_prompt_without_tools_and_system_has_no_opening() -> None:
+def test_a_prompt_without_tools_and_system_has_no_system_end() -> None:
     assert chat(("user", "Hi"), ("system", "late")).system_end == 0
 
 
-def test_an_image_counts_by_its_digest() -> None:
+def test_an_image_is_represented_by_its_digest() -> None:
     def image(url: str) -> Any:
         return ("user", [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": url}}])
 
@@ -131,11 +131,11 @@ def in_parts(*texts: str) -> list[dict[str, str]]:
         [BILLED % "d4", "Be brief."],
     ],
 )
-def test_a_line_that_engines_leave_out_and_that_is_new_in_each_request_does_not_count(content: Any) -> None:
+def test_the_attribution_line_is_left_out(content: Any) -> None:
     assert chat(("system", content), ("user", "Hi")).data == chat(("system", "Be brief."), ("user", "Hi")).data
 
 
-def test_the_same_line_counts_where_engines_keep_it() -> None:
+def test_the_attribution_line_counts_where_engines_keep_it() -> None:
     one, other = (chat(("user", BILLED % value + "\nHi")).data for value in ("a", "b"))
 
     assert one != other
@@ -145,7 +145,7 @@ def test_the_same_line_counts_where_engines_keep_it() -> None:
 @pytest.mark.parametrize(
     "field", ["name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "task", "tools"]
 )
-def test_fields_that_templates_render_count(field: str) -> None:
+def test_rendered_fields_count(field: str) -> None:
     def message(value: str) -> bytes:
         body = {"messages": [{"role": "assistant", "content": None, field: value}]}
         return canonical("/v1/chat/completions", body).data
@@ -172,7 +172,7 @@ def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], 
     assert same_bytes == (one == other)
 
 
-def test_ids_that_look_like_framing_are_told_apart() -> None:
+def test_ids_that_look_like_framing_are_distinguished() -> None:
     several: list[list[int]] = [[], [1], [2], [3], [4]]
     data = canonical(COMPLETIONS, {"prompt": several}).data
     forged = array("I", data[3:-4]).tolist()  # what one list would have to hold to be written the same
@@ -187,7 +187,7 @@ def test_a_cache_mark_on_an_image_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[-1], [2**40], [1.5], [1, "a"], [True, None], 7, {"a": 1}, [[1], "a"], [[[1]]]])
-def test_what_is_no_prompt_is_placed_as_it_stands(prompt: Any) -> None:
+def test_values_of_unknown_types_are_placed_by_their_json(prompt: Any) -> None:
     assert canonical(COMPLETIONS, {"prompt": prompt}).data
 
 
@@ -202,7 +202,7 @@ def test_embeddings_read_inputs_or_messages() -> None:
     assert canonical(EMBEDDINGS, body).data == chat(("user", "a")).data
 
 
-def test_responses_are_read_as_the_chat_that_they_are() -> None:
+def test_the_responses_api_gives_the_prompt_of_the_same_chat() -> None:
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
     as_chat = chat(("system", "Be brief."), ("user", "Hi"))
 
@@ -211,7 +211,7 @@ def test_responses_are_read_as_the_chat_that_they_are() -> None:
         assert (prompt.data, prompt.system_end) == (as_chat.data, as_chat.system_end)
 
 
-def test_documents_stand_behind_the_opening_and_before_the_conversation() -> None:
+def test_documents_follow_the_system_messages() -> None:
     said = [("system", "Be brief."), ("user", "Hi")]
     plain, informed = chat(*said), chat(*said, documents=[{"title": "a", "text": "What is known."}])
 
@@ -226,27 +226,27 @@ def test_documents_stand_behind_the_opening_and_before_the_conversation() -> Non
     one=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
     other=st.tuples(messages, st.lists(st.fixed_dictionaries({"text": texts}), max_size=2)),
 )
-def test_other_documents_are_another_prompt(one: Any, other: Any) -> None:
+def test_other_documents_give_another_prompt(one: Any, other: Any) -> None:
     same_bytes = chat(*one[0], documents=one[1]).data == chat(*other[0], documents=other[1]).data
 
     assert same_bytes == (one == other)
 
 
 @pytest.mark.parametrize("messages", [None, "a text", [5, {"role": ["odd"]}], []])
-def test_documents_count_beside_whatever_else_is_sent(messages: Any) -> None:
+def test_documents_count_with_messages_of_any_type(messages: Any) -> None:
     one, other = (canonical("/v1/chat/completions", {"messages": messages, "documents": [it]}).data for it in "ab")
 
     assert one != other
 
 
-def test_what_follows_a_gap_counts_behind_what_comes_before_it() -> None:
+def test_a_suffix_counts_after_the_prompt() -> None:
     one, other = (canonical(COMPLETIONS, {"prompt": "def f", "suffix": suffix}).data for suffix in ("a", "b"))
 
     assert one != other
     assert one.startswith(canonical(COMPLETIONS, {"prompt": "def f"}).data)
 
 
-def test_prompts_that_come_embedded_count_each_by_its_digest() -> None:
+def test_embedded_prompts_are_represented_by_their_digests() -> None:
     def embedded(*said: str) -> bytes:
         return canonical(COMPLETIONS, {"prompt_embeds": list(said)}).data
 
@@ -256,7 +256,7 @@ def test_prompts_that_come_embedded_count_each_by_its_digest() -> None:
 
 
 @pytest.mark.parametrize("member", ["previous_response_id", "previous_input_messages"])
-def test_what_a_response_goes_on_from_stands_between_instructions_and_input(member: str) -> None:
+def test_earlier_turns_are_between_instructions_and_input(member: str) -> None:
     def response(**said: Any) -> Any:
         return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **said})
 
@@ -292,7 +292,7 @@ def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
         (RESPONSES, {"input": [{}]}),
     ],
 )
-def test_a_body_of_nothing_but_parts_is_refused_before_they_are_read(path: str, body: dict[str, Any]) -> None:
+def test_a_body_with_too_many_parts_is_rejected_before_they_are_read(path: str, body: dict[str, Any]) -> None:
     """Millions of them fit into a body, and would hold all other requests up for seconds."""
     parts = next(iter(body.values()))
     parts = parts[0]["content"] if parts[0] and "content" in parts[0] else parts
@@ -303,19 +303,19 @@ def test_a_body_of_nothing_but_parts_is_refused_before_they_are_read(path: str, 
         canonical(path, body)
 
 
-def test_a_body_of_more_token_ids_than_it_has_room_for_is_refused() -> None:
+def test_a_body_with_too_many_token_ids_is_rejected() -> None:
     ids = [1] * (MAX_IDS // 2)
     assert canonical(COMPLETIONS, {"prompt": [ids, ids]}).ids == MAX_IDS
     with pytest.raises(BodyError, match="more than 2,097,152 token ids"):
         canonical(COMPLETIONS, {"prompt": [ids, ids, [1]]})
 
 
-def test_the_salt_is_kept_beside_the_text() -> None:
+def test_the_salt_is_kept_apart_from_the_text() -> None:
     assert chat(("user", "Hi"), cache_salt="team-a").salt == "team-a"
     assert chat(("user", "Hi"), cache_salt="team-a").data == chat(("user", "Hi")).data
 
 
-def test_these_bytes_never_change() -> None:
+def test_canonical_bytes_never_change() -> None:
     prompt = chat(
         ("system", "Be brief."),
         (

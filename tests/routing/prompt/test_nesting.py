@@ -31,14 +31,14 @@ def depth(value: Any) -> int:
 
 
 @given(json_with(words), st.integers(0, 6), st.booleans())
-def test_depth_is_told_exactly_where_no_text_holds_brackets(value: Any, most: int, spaced: bool) -> None:
+def test_depth_is_exact_if_no_text_has_brackets(value: Any, most: int, spaced: bool) -> None:
     body = json.dumps(value, indent=1 if spaced else None).encode()
 
     assert is_shallow(body, most) == (depth(value) <= most)
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_no_text_makes_a_body_deeper(value: Any, most: int) -> None:
+def test_brackets_in_texts_never_add_depth(value: Any, most: int) -> None:
     if depth(value) <= most:
         assert is_shallow(json.dumps(value).encode(), most)
 
@@ -61,13 +61,13 @@ def test_a_body_may_have_64_levels_and_no_more(member: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 500, "]" * 500, "{[" * 300 + '"\\' * 9, "]}" * 300])
-def test_texts_may_hold_what_they_like(text: str) -> None:
+def test_texts_may_contain_brackets(text: str) -> None:
     messages = [{"role": "user", "content": text, "name": "\\"}, *SIBLINGS]
 
     parse_body(CHAT, json.dumps({"messages": messages}).encode())
 
 
-def test_the_largest_body_is_told_in_a_time_that_is_bounded() -> None:
+def test_the_largest_body_is_checked_in_bounded_time() -> None:
     chain = b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
     body = b'{"x":[' + b",".join([chain] * (8 << 20 >> 7)) + b"]}"
     begun = time.process_time()
@@ -104,7 +104,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_no_body_takes_longer_than_its_length_allows(what: str) -> None:
+def test_checking_time_is_linear_in_the_length(what: str) -> None:
     """64 rounds over all brackets of a text of brackets had taken 1.3 s, which no other connection was served in."""
     body = HOSTILE[what]
     assert cpu_s(lambda: is_shallow(body)) < MOST_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
@@ -124,7 +124,7 @@ def cpu_s(work: Any) -> float:
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_levels_outside_texts_are_counted_exactly_where_texts_hide_none(value: Any, most: int) -> None:
+def test_levels_outside_texts_are_exact_if_texts_hide_none(value: Any, most: int) -> None:
     body = json.dumps(value).encode()
     structure = json.dumps(without_texts(value)).encode()
     if is_shallow(body, most) != is_shallow(structure, most):
@@ -153,9 +153,7 @@ MANY = {
 
 @pytest.mark.parametrize("kind", MANY)
 @pytest.mark.plain_python(reason="It replaces what would read them.")
-def test_bodies_of_more_values_than_anybody_sends_are_refused_unread(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bodies_with_too_many_values_are_rejected_unparsed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.prompt.parsing._decoded", lambda *_: pytest.fail("it was read"))
     with pytest.raises(BodyError, match="more than 524,288 texts and keys, or 262,144 lists and objects"):
         parse_body(CHAT, MANY[kind])
@@ -164,13 +162,13 @@ def test_bodies_of_more_values_than_anybody_sends_are_refused_unread(
 @pytest.mark.parametrize(
     "text", ["[" * (MAX_CONTAINERS + 9), '"' * 2 * (MAX_TEXTS + 9), '["{' * MAX_CONTAINERS, "\\" * 9_999_999]
 )
-def test_whatever_stands_in_a_text_is_one_value(text: str) -> None:
+def test_a_text_is_one_value_whatever_its_content(text: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
     assert has_few_values(body)
 
 
-def test_a_million_token_ids_are_read() -> None:
+def test_a_million_token_ids_are_accepted() -> None:
     body = json.dumps({"prompt": [7] * 1_000_000}).encode()
 
     assert parse_body("/v1/completions", body)

@@ -20,7 +20,7 @@ ANY_JSON = st.recursive(
 )
 
 
-def test_a_chat_body_is_read_and_everything_else_is_skipped() -> None:
+def test_a_chat_body_is_parsed_and_other_fields_are_skipped() -> None:
     body = parse_body(
         CHAT, b'{"model":"llama","messages":[{"role":"user","content":"Hi"}],"stream":true,"new":{"a":[1]}}'
     )
@@ -32,7 +32,7 @@ def test_a_chat_body_is_read_and_everything_else_is_skipped() -> None:
     assert [(message.role, message.content) for message in body.messages] == [("user", "Hi")]
 
 
-def test_a_model_may_be_left_out_for_the_engine_to_choose() -> None:
+def test_a_model_may_be_missing() -> None:
     assert parse_body(CHAT, b'{"messages":[]}').model is None
 
 
@@ -53,21 +53,21 @@ def test_a_model_may_be_left_out_for_the_engine_to_choose() -> None:
         (b'{"unknown":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", None, "nested too deeply"),
     ],
 )
-def test_a_body_that_leaves_nothing_to_place_is_refused(body: bytes, param: str | None, reason: str) -> None:
+def test_a_body_that_cannot_be_placed_is_rejected(body: bytes, param: str | None, reason: str) -> None:
     with pytest.raises(BodyError, match=reason) as refused:
         parse_body(CHAT, body)
 
     assert refused.value.param == param
 
 
-def test_no_error_repeats_what_the_body_says() -> None:
+def test_no_error_quotes_the_body() -> None:
     with pytest.raises(BodyError) as refused:
         parse_body(CHAT, b'{"model":{"secret":"hunter2"}}')
 
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_path_without_a_prompt_is_refused() -> None:
+def test_a_path_without_a_prompt_is_rejected() -> None:
     with pytest.raises(BodyError, match="/v1/models"):
         parse_body("/v1/models", b"{}")
 
@@ -83,7 +83,7 @@ def test_a_path_without_a_prompt_is_refused() -> None:
         {"messages": [{}], "tools": "none", "metadata": [], "user": 5, "cache_salt": 7},
     ],
 )
-def test_an_odd_body_is_placed_all_the_same(body: dict[str, Any]) -> None:
+def test_a_body_with_unexpected_types_is_placed(body: dict[str, Any]) -> None:
     prompt = canonical_prompt(parse_body(CHAT, json.dumps(body).encode()))
 
     assert prompt.data
@@ -95,7 +95,7 @@ def test_an_odd_body_is_placed_all_the_same(body: dict[str, Any]) -> None:
     field=st.sampled_from(["messages", "prompt", "input", "tools"]),
     value=ANY_JSON,
 )
-def test_whatever_a_field_holds_it_has_a_canonical_prompt(path: str, field: str, value: Any) -> None:
+def test_any_field_value_has_a_canonical_prompt(path: str, field: str, value: Any) -> None:
     prompt = canonical_prompt(parse_body(path, json.dumps({"model": "llama", field: value}).encode()))
 
     assert prompt.tools_end <= prompt.system_end <= len(prompt.data)
@@ -104,7 +104,7 @@ def test_whatever_a_field_holds_it_has_a_canonical_prompt(path: str, field: str,
 
 
 @pytest.mark.parametrize("depth", [60, 61, 62, 500, 900, 980, 990, 1000, 5000])
-def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
+def test_nesting_is_placed_or_rejected(depth: int) -> None:
     body = b'{"messages":[{"role":"user","content":' + b"[" * depth + b"]" * depth + b"}]}"
     try:
         canonical_prompt(parse_body(CHAT, body))
@@ -125,7 +125,7 @@ def test_nesting_is_placed_or_refused_but_never_breaks(depth: int) -> None:
         ({}, None),
     ],
 )
-def test_the_session_key_is_the_first_that_the_body_names(fields: dict[str, Any], key: str | None) -> None:
+def test_the_session_key_is_the_first_one_in_the_body(fields: dict[str, Any], key: str | None) -> None:
     assert session_key(parse_body(CHAT, json.dumps({"messages": [], **fields}).encode())) == key
 
 

@@ -46,9 +46,7 @@ def chain(path: str, **said: Any) -> list[int]:
         (RESPONSES, {"mm_processor_kwargs": {"num_crops": 4}}),
     ],
 )
-def test_what_changes_a_prompt_from_its_first_token_on_leaves_it_no_block_of_another(
-    path: str, said: dict[str, Any]
-) -> None:
+def test_other_rendering_parameters_share_no_block(path: str, said: dict[str, Any]) -> None:
     assert set(chain(path, **said)).isdisjoint(chain(path))
 
 
@@ -70,7 +68,7 @@ def test_what_changes_a_prompt_from_its_first_token_on_leaves_it_no_block_of_ano
         (RESPONSES, {"reasoning": {"summary": "auto"}, "reasoning_effort": "low", "truncation": "auto"}),
     ],
 )
-def test_what_changes_nothing_or_only_the_end_shares_every_block(path: str, said: dict[str, Any]) -> None:
+def test_parameters_that_change_only_the_end_share_every_block(path: str, said: dict[str, Any]) -> None:
     assert chain(path, **said) == chain(path)
 
 
@@ -81,21 +79,21 @@ def test_an_effort_is_the_same_in_both_apis() -> None:
     assert as_response.rendering == as_chat.rendering != 0
 
 
-def test_prompts_that_lose_their_beginning_share_nothing_with_one_another() -> None:
+def test_left_truncated_prompts_share_no_block() -> None:
     one = canonical(COMPLETIONS, {"prompt": LONG + "one", "truncate_prompt_tokens": 20})
     other = canonical(COMPLETIONS, {"prompt": LONG + "two", "truncate_prompt_tokens": 20})
 
     assert one.rendering != other.rendering
 
 
-def test_the_key_of_an_opening_names_what_is_asked_however_it_is_rendered() -> None:
+def test_the_tier1_key_does_not_depend_on_the_rendering() -> None:
     plain, rendered = (canonical(CHAT, BODIES[CHAT] | said) for said in ({}, {"reasoning_effort": "high"}))
 
     assert HASHER.tier1(plain, "llama") == HASHER.tier1(rendered, "llama")
     assert HASHER.tier2(plain, "llama") == HASHER.tier2(rendered, "llama")
 
 
-def test_a_tenants_salt_leaves_the_rendering_alone() -> None:
+def test_a_tenants_salt_does_not_change_the_rendering() -> None:
     rendered = canonical(CHAT, BODIES[CHAT] | {"reasoning_effort": "high"})
 
     assert rendered.salted("red").rendering == rendered.rendering
@@ -105,12 +103,12 @@ def test_a_tenants_salt_leaves_the_rendering_alone() -> None:
 @pytest.mark.parametrize(
     "member", ["chat_template_kwargs", "reasoning", "truncate_prompt_tokens", "documents", "suffix", "prompt_embeds"]
 )
-def test_an_odd_member_is_placed_all_the_same(member: str, odd: Any) -> None:
+def test_a_rendering_parameter_of_any_type_is_placed(member: str, odd: Any) -> None:
     for path, body in BODIES.items():
         assert canonical(path, body | {member: odd}).data
 
 
-def test_these_renderings_never_change() -> None:
+def test_rendering_hashes_never_change() -> None:
     said = {"reasoning_effort": "high", "chat_template_kwargs": {"b": 1, "a": "é"}}
 
     assert canonical(CHAT, BODIES[CHAT] | said).rendering == 1497514143276042049

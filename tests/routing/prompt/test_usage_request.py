@@ -22,7 +22,7 @@ def omits(body: dict[str, Any], path: str = CHAT) -> bool:
     "options",
     [None, {}, {"include_usage": False}, {"include_usage": None}, {"include_obfuscation": False}],
 )
-def test_a_stream_without_include_usage_may_be_asked_for_it(options: Any) -> None:
+def test_usage_is_requested_for_a_stream_without_it(options: Any) -> None:
     assert omits({**STREAM, "stream_options": options})
     assert omits(STREAM)
     assert omits({"prompt": "x", "stream": True}, COMPLETIONS)
@@ -40,11 +40,11 @@ def test_a_stream_without_include_usage_may_be_asked_for_it(options: Any) -> Non
         {"model": "m", "messages": []},
     ],
 )
-def test_every_other_request_is_left_alone(body: dict[str, Any]) -> None:
+def test_other_requests_are_unchanged(body: dict[str, Any]) -> None:
     assert not omits(body)
 
 
-def test_streams_of_the_responses_api_are_left_alone() -> None:
+def test_streams_of_the_responses_api_are_unchanged() -> None:
     assert not omits({"input": "x", "stream": True}, "/v1/responses")
 
 
@@ -66,16 +66,16 @@ def test_streams_of_the_responses_api_are_left_alone() -> None:
         ),
     ],
 )
-def test_other_members_stay_as_they_stand(given: bytes, sent: bytes) -> None:
+def test_other_members_are_unchanged(given: bytes, sent: bytes) -> None:
     assert with_usage_requested(given) == sent
     assert json.loads(with_usage_requested(given, layout_of(given))) == json.loads(sent)
 
 
-def test_by_a_layout_options_of_an_unusual_length_stay_as_they_are() -> None:
+def test_long_options_in_a_layout_are_unchanged() -> None:
     body = json.dumps({"stream_options": {"x": "y" * 5000}}).encode()
     assert with_usage_requested(body, layout_of(body)) is body
 
 
-def test_a_body_whose_names_are_no_text_goes_as_it_is() -> None:
+def test_a_body_with_names_that_are_not_utf8_is_unchanged() -> None:
     body = b'{"\xff":1,"x":"stream_options","stream":true}'
     assert with_usage_requested(body) is body

@@ -45,12 +45,12 @@ def can_be_run(config: RouterConfig) -> bool:
     return True
 
 
-def test_the_sound_one_is_read() -> None:
+def test_the_undamaged_configuration_is_accepted() -> None:
     assert read(encrypted(CONFIG))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_configuration_with_changed_values_is_read_or_refused(seed: int) -> None:
+def test_changed_values_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
     chance = random.Random(seed)
     read_ones = 0
     for _ in range(ROUNDS):
@@ -62,7 +62,7 @@ def test_a_configuration_with_changed_values_is_read_or_refused(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_configuration_with_changed_bytes_is_read_or_refused(seed: int) -> None:
+def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
     chance = random.Random(seed)
     sound = encrypted(CONFIG)
     for _ in range(ROUNDS):
@@ -74,7 +74,7 @@ def test_a_configuration_with_changed_bytes_is_read_or_refused(seed: int) -> Non
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.binary(max_size=100))
-def test_any_bytes_are_refused(document: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(document: bytes) -> None:
     assert not read(document)
 
 
@@ -87,7 +87,7 @@ json_values = st.recursive(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(json_values, json_values, json_values, json_values)
-def test_any_json_is_refused(schema: Any, revision: Any, sha256: Any, config: Any) -> None:
+def test_arbitrary_json_is_rejected(schema: Any, revision: Any, sha256: Any, config: Any) -> None:
     assert not read(encrypted(config, schema=schema, revision=revision, sha256=sha256))
     assert not read(encrypted(config))
     with pytest.raises(ConfigError):
@@ -95,7 +95,7 @@ def test_any_json_is_refused(schema: Any, revision: Any, sha256: Any, config: An
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"schema":1,"revision":1,"config":[', b'{"config":{"pools":['])
-def test_nesting_without_end_is_refused(opening: bytes) -> None:
+def test_deep_nesting_is_rejected(opening: bytes) -> None:
     assert not read(opening * 100_000)
 
 
@@ -115,7 +115,7 @@ def test_nesting_without_end_is_refused(opening: bytes) -> None:
     ],
     ids=str,
 )
-def test_a_text_of_a_form_has_no_line_s_end_behind_it(keys: tuple[str | int, ...]) -> None:
+def test_patterns_allow_no_trailing_newline(keys: tuple[str | int, ...]) -> None:
     tree = json.loads(json.dumps(CONFIG))
     pool = tree["pools"][0]
     pool |= {"health": {"path": "/health"}, "caps": {"media_hosts": ["media.example"]}}

@@ -15,7 +15,7 @@ def dumped(networks: ReplicaNetworks | None) -> bytes:
     return dump_snapshot(RouterConfig(hash_secret=SECRET, pools=(), replica_networks=networks), 1).document
 
 
-def test_it_is_read_as_it_was_written_and_left_out_where_there_is_none() -> None:
+def test_replica_networks_round_trip_and_are_omitted_if_none() -> None:
     networks = ReplicaNetworks(allowed=("10.0.0.0/8",), forbidden=("10.1.0.0/16",))
     assert load_snapshot(dumped(networks)).config.replica_networks == networks
     assert b"replica_networks" not in dumped(None)
@@ -23,7 +23,7 @@ def test_it_is_read_as_it_was_written_and_left_out_where_there_is_none() -> None
 
 @pytest.mark.parametrize("field", ["allowed", "forbidden"])
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "here", "", "10.0.0.0/33"])
-def test_what_is_no_network_is_refused_where_it_stands(field: str, wrong: str) -> None:
+def test_an_invalid_network_is_rejected_with_its_path(field: str, wrong: str) -> None:
     document = json.loads(dumped(ReplicaNetworks()))
     document["config"]["replica_networks"][field] = ["10.0.0.0/8", wrong]
     del document["sha256"]
@@ -45,12 +45,12 @@ def test_what_is_no_network_is_refused_where_it_stands(field: str, wrong: str) -
         ("no address", False),
     ],
 )
-def test_forbidden_networks_outweigh_allowed_ones(address: str, is_permitted: bool) -> None:
+def test_forbidden_networks_take_precedence(address: str, is_permitted: bool) -> None:
     rules = AddressRules(ReplicaNetworks(allowed=("10.0.0.0/8",), forbidden=("10.1.0.0/16",)))
     assert (rules.rejection_reason(address) is None) is is_permitted
 
 
-def test_metadata_services_and_link_local_addresses_are_forbidden_unless_somebody_says_otherwise() -> None:
+def test_metadata_services_and_link_local_addresses_are_forbidden_by_default() -> None:
     rules = AddressRules(ReplicaNetworks())
     for address in ("169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "224.0.0.1"):
         assert rules.rejection_reason(address) is not None

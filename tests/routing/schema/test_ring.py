@@ -29,7 +29,7 @@ def homes(weights: dict[ReplicaId, float], salt: int) -> list[ReplicaId]:
 
 @settings(deadline=None)
 @given(before=fleets, after=fleets)
-def test_the_ratio_that_moves_is_what_rings_move(before: dict[ReplicaId, float], after: dict[ReplicaId, float]) -> None:
+def test_the_moved_ratio_agrees_with_rings(before: dict[ReplicaId, float], after: dict[ReplicaId, float]) -> None:
     rings = range(12)  # one ring's shares differ from the weights by chance; many together hardly do
     pairs = [pair for salt in rings for pair in zip(homes(before, salt), homes(after, salt), strict=True)]
 
@@ -39,29 +39,29 @@ def test_the_ratio_that_moves_is_what_rings_move(before: dict[ReplicaId, float],
 
 
 @given(fleet=fleets)
-def test_nothing_moves_where_nothing_changes(fleet: dict[ReplicaId, float]) -> None:
+def test_nothing_moves_without_a_change(fleet: dict[ReplicaId, float]) -> None:
     assert moved_ratio(points_of(fleet), points_of(fleet)) == 0.0
 
 
-def test_one_of_eight_that_leaves_moves_its_eighth() -> None:
+def test_one_of_eight_replicas_that_leaves_moves_an_eighth() -> None:
     eight = points_of(dict.fromkeys("abcdefgh", 1.0))
 
     assert moved_ratio(eight, {name: eight[name] for name in "bcdefgh"}) == pytest.approx(1 / 8)
     assert moved_ratio(eight, {name: eight[name] for name in "ab"}) == pytest.approx(3 / 4)
 
 
-def test_keys_that_are_hashed_anew_keep_their_home_by_chance_alone() -> None:
+def test_rehashed_keys_keep_their_replica_by_chance() -> None:
     assert moved_by_chance(points_of(dict.fromkeys("abcd", 1.0))) == pytest.approx(3 / 4)
     assert moved_by_chance(points_of({"a": 1.0})) == 0.0
 
 
-def test_without_a_home_before_or_after_nothing_can_be_said() -> None:
+def test_the_moved_ratio_of_an_empty_ring_is_none() -> None:
     assert moved_ratio({}, points_of({"a": 1.0})) is None
     assert moved_ratio(points_of({"a": 1.0}), {}) is None
 
 
 @pytest.mark.parametrize(("more", "is_refused"), [(0, False), (1, True)])
-def test_a_pool_has_no_more_ranks_than_a_ring_can_tell_apart(more: int, is_refused: bool) -> None:
+def test_the_number_of_ranks_of_a_pool_is_bounded(more: int, is_refused: bool) -> None:
     wide = [ReplicaConfig(name=f"wide-{at}", url="http://a", data_parallel_size=1024) for at in range(63)]
     rest = [ReplicaConfig(name="rest", url="http://a", data_parallel_size=1023 + more)]
     full = config(pool(members=(*wide, *rest, ReplicaConfig(name="last", url="http://a"))))

@@ -30,14 +30,14 @@ def key(strategy: Strategy, value: int) -> FixedKeys:
 
 @both
 @given(value=st.integers(0, 2**64 - 1))
-def test_a_key_goes_home(strategy: Strategy, value: int) -> None:
+def test_a_key_goes_to_its_preferred_replica(strategy: Strategy, value: int) -> None:
     choice = strategy.choose(key(strategy, value), Candidates(WEIGHTS, LoadTracker()))
 
     assert (choice.target, choice.reason) == (next(RING.walk(PrefixHash(value))), Reason.AFFINITY)
 
 
 @both
-def test_a_home_that_is_away_is_stood_in_for_by_the_next(strategy: Strategy) -> None:
+def test_an_unavailable_replica_is_replaced_by_the_next_in_ring_order(strategy: Strategy) -> None:
     first, second, *_ = RING.walk(PrefixHash(17))
     choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, LoadTracker()).without({first}))
 
@@ -45,21 +45,21 @@ def test_a_home_that_is_away_is_stood_in_for_by_the_next(strategy: Strategy) -> 
 
 
 @both
-def test_a_full_home_spills(strategy: Strategy) -> None:
+def test_a_full_replica_overflows_to_the_next(strategy: Strategy) -> None:
     first, second, *_ = RING.walk(PrefixHash(17))
-    book = LoadTracker()
+    tracker = LoadTracker()
     for _ in range(4):
-        book.dispatch(first, 10)
-    choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, book))
+        tracker.dispatch(first, 10)
+    choice = strategy.choose(key(strategy, 17), Candidates(WEIGHTS, tracker))
 
     assert (choice.target, choice.reason, choice.skipped) == (second, Reason.SPILL, (first,))
 
 
 @both
 def test_a_request_without_a_key_goes_to_the_least_loaded(strategy: Strategy) -> None:
-    book = LoadTracker()
+    tracker = LoadTracker()
     for name in names(4):
-        book.dispatch(name, 10)
-    choice = strategy.choose(FixedKeys(), Candidates(WEIGHTS, book))
+        tracker.dispatch(name, 10)
+    choice = strategy.choose(FixedKeys(), Candidates(WEIGHTS, tracker))
 
     assert (choice.target, choice.reason) == ("replica-4", Reason.NO_KEY)

@@ -18,11 +18,11 @@ class Rig:
     """Four replicas, ten tokens a block."""
 
     def __init__(self, min_hit_ratio: float = 0.3, load_factor: float = 1.0) -> None:
-        self.book = LoadTracker(lambda: 0.0)
+        self.tracker = LoadTracker(lambda: 0.0)
         self.residency = Residency(block_tokens=10)
         weights = dict.fromkeys((A, B, C, D), 1.0)
         bits = {name: self.residency.add_replica(name).bit for name in weights}
-        self.candidates = Candidates(weights, self.book, bits=bits)
+        self.candidates = Candidates(weights, self.tracker, bits=bits)
         settings = CacheAwareSettings(min_hit_ratio=min_hit_ratio, load_factor=load_factor, min_bound=2)
         self.strategy = CacheAware(HashRing(weights), self.residency, settings)
 
@@ -32,13 +32,13 @@ class Rig:
 
     def run(self, replica: str, requests: int) -> None:
         for _ in range(requests):
-            self.book.dispatch(replica, 10)
+            self.tracker.dispatch(replica, 10)
 
     def choose(self):
         return self.strategy.choose(KEYS, self.candidates)
 
 
-def test_the_longest_opening_is_followed_and_of_several_holders_the_least_loaded() -> None:
+def test_the_least_loaded_replica_with_the_longest_cached_prefix_is_chosen() -> None:
     rig = Rig()
     rig.hold(5, A)
     rig.hold(8, B, C)
@@ -47,7 +47,7 @@ def test_the_longest_opening_is_followed_and_of_several_holders_the_least_loaded
     assert (rig.choose().target, rig.choose().reason, rig.choose().hit_tokens) == (C, Reason.HIT, 80)
 
 
-def test_where_the_preferred_is_full_the_next_shorter_opening_follows_then_the_least_loaded() -> None:
+def test_if_the_preferred_replica_is_full_the_next_shorter_prefix_follows_then_the_least_loaded() -> None:
     rig = Rig()
     rig.hold(8, A)
     rig.hold(5, B)
@@ -60,7 +60,7 @@ def test_where_the_preferred_is_full_the_next_shorter_opening_follows_then_the_l
     assert (spilled.target, spilled.reason, spilled.skipped, spilled.hit_tokens) == (D, Reason.SPILL, (A, B), 0)
 
 
-def test_one_hot_replica_does_not_turn_affinity_off_for_others() -> None:
+def test_one_hot_replica_does_not_disable_affinity_for_others() -> None:
     rig = Rig()
     rig.run(A, 1000)
     rig.hold(8, B)
@@ -68,7 +68,7 @@ def test_one_hot_replica_does_not_turn_affinity_off_for_others() -> None:
     assert (rig.choose().target, rig.choose().reason) == (B, Reason.HIT)
 
 
-def test_an_opening_that_is_too_short_does_not_count() -> None:
+def test_a_short_cached_prefix_does_not_count() -> None:
     rig = Rig(min_hit_ratio=0.5)
     rig.hold(4, A)
     rig.run(A, 1)
@@ -78,7 +78,7 @@ def test_an_opening_that_is_too_short_does_not_count() -> None:
     assert choice.target != A
 
 
-def test_a_cold_prompt_goes_to_an_idle_replica_and_two_routers_agree_on_which() -> None:
+def test_routers_send_an_uncached_prompt_to_the_same_idle_replica() -> None:
     preferred_replicas = {Rig().choose().target for _ in range(5)}
 
     assert len(preferred_replicas) == 1

@@ -23,7 +23,7 @@ def routers(settings, count: int = 2, size: int = 5) -> list[Placement]:
 
 @costs
 @given(text=st.text(max_size=2000), size=st.sampled_from([1, 4, 40]))
-def test_routers_send_the_same_cold_prompt_to_the_same_home(settings, text: str, size: int) -> None:
+def test_routers_send_an_uncached_prompt_to_the_same_replica(settings, text: str, size: int) -> None:
     chosen = [router.decide(request(text), HealthRegistry()).choice for router in routers(settings, size=size)]
 
     assert told(chosen[0]) == told(chosen[1])
@@ -31,7 +31,7 @@ def test_routers_send_the_same_cold_prompt_to_the_same_home(settings, text: str,
 
 
 @costs
-def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings) -> None:
+def test_routers_agree_even_if_only_one_knows_the_system_prompt(settings) -> None:
     one, other = routers(settings)
     system = "You are of help. " * 300
     for router, texts in ((one, ["first"]), (other, ["second", "third"])):
@@ -47,7 +47,7 @@ def test_they_also_agree_where_only_one_of_them_knows_the_system_prompt(settings
 
 
 @costs
-def test_cold_prompts_of_an_idle_fleet_reach_every_replica(settings) -> None:
+def test_uncached_prompts_reach_every_idle_replica(settings) -> None:
     (router,) = routers(settings, 1, 8)
     chosen = {router.decide(request(f"{number} " * 200), HealthRegistry()).choice.target for number in range(100)}
 
@@ -55,7 +55,7 @@ def test_cold_prompts_of_an_idle_fleet_reach_every_replica(settings) -> None:
 
 
 @costs
-def test_a_conversation_comes_back_to_where_it_was(settings) -> None:
+def test_a_conversation_returns_to_its_replica(settings) -> None:
     (router,) = routers(settings, 1, 6)
     text = "How are caches warmed? " * 50
     preferred_replicas = set()
@@ -73,7 +73,7 @@ def test_a_conversation_comes_back_to_where_it_was(settings) -> None:
 
 
 @costs
-def test_an_explanation_shows_what_was_compared_and_agrees_with_the_choice(settings) -> None:
+def test_the_explained_costs_agree_with_the_choice(settings) -> None:
     (router,) = routers(settings, 1, 4)
     text = "A shared document. " * 400
     home = router.decide(request(text), HealthRegistry())
@@ -92,7 +92,7 @@ def test_an_explanation_shows_what_was_compared_and_agrees_with_the_choice(setti
         assert chosen.cost < min(candidate.cost for candidate in shown.values())
 
 
-def test_a_smaller_cache_is_forgotten_sooner() -> None:
+def test_a_smaller_cache_evicts_sooner() -> None:
     small = (ReplicaConfig(name="small", url="http://small", block_tokens=16, capacity_blocks=200),)
     router = Placement(config(pool(LowestCostSettings(), small)), LoadTracker())
     for number in range(20):

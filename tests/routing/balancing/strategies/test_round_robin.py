@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from routing.balancing.candidates import Candidates
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.strategies.baselines import RoundRobin
-from routing.types import Reason, ReplicaId
+from routing.types import ReplicaId
 from tests.routing.building import FixedKeys, names
 
 KEYS = FixedKeys()
@@ -23,29 +23,25 @@ def turns(strategy: RoundRobin, candidates: Candidates, count: int) -> list[Repl
     return [strategy.choose(KEYS, candidates).target for _ in range(count)]
 
 
-def test_every_replica_has_its_turn_before_any_has_another() -> None:
+def test_every_replica_gets_a_turn_before_any_gets_a_second() -> None:
     met = turns(RoundRobin(), among(A, B, C, D), 12)
 
     assert set(met[:4]) == {A, B, C, D}
     assert met[:4] == met[4:8] == met[8:]
 
 
-def test_the_reason_is_the_strategy() -> None:
-    assert RoundRobin().choose(KEYS, among(A)).reason is Reason.ROUND_ROBIN
-
-
-def test_routers_with_other_seeds_begin_elsewhere() -> None:
+def test_routers_with_different_seeds_start_at_different_replicas() -> None:
     assert len({turns(RoundRobin(seed), among(A, B, C, D), 1)[0] for seed in range(40)}) == 4
 
 
-def test_a_replica_that_goes_leaves_its_turns_to_all_others_alike() -> None:
+def test_the_turns_of_a_replica_that_leaves_are_shared_evenly() -> None:
     strategy = RoundRobin()
     turns(strategy, among(A, B, C, D), 6)
 
     assert set(Counter(turns(strategy, among(A, B, C), 300)).values()) == {100}
 
 
-def test_a_replica_that_comes_back_makes_up_for_nothing() -> None:
+def test_a_replica_that_returns_does_not_catch_up() -> None:
     strategy = RoundRobin()
     turns(strategy, among(A, B), 4)
     turns(strategy, among(A), 1000)
@@ -53,7 +49,7 @@ def test_a_replica_that_comes_back_makes_up_for_nothing() -> None:
     assert set(Counter(turns(strategy, among(A, B), 100)).values()) == {50}
 
 
-def test_a_new_configuration_goes_on_with_the_turns_of_those_that_stay_and_remembers_no_others() -> None:
+def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas() -> None:
     before = RoundRobin(0, (A, B, C))
     met = turns(before, among(A, B, C), 4)
     after = RoundRobin(0, (A, B, D))
@@ -65,7 +61,7 @@ def test_a_new_configuration_goes_on_with_the_turns_of_those_that_stay_and_remem
     assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
 
 
-def test_refusals_that_change_the_candidates_at_every_request_leave_it_fair() -> None:
+def test_turns_stay_fair_if_retries_change_the_candidates_of_every_request() -> None:
     strategy = RoundRobin()
     everybody = among(A, B, C)
     met = Counter()
@@ -76,7 +72,7 @@ def test_refusals_that_change_the_candidates_at_every_request_leave_it_fair() ->
     assert max(met.values()) - min(met.values()) <= 2
 
 
-def test_turns_come_by_weight_and_evenly_spread() -> None:
+def test_turns_follow_the_weights_and_are_evenly_spread() -> None:
     weighted = Candidates({A: 3.0, B: 1.0}, LoadTracker())
     met = turns(RoundRobin(), weighted, 400)
 
@@ -85,7 +81,7 @@ def test_turns_come_by_weight_and_evenly_spread() -> None:
 
 
 @given(sets=st.lists(st.sets(st.sampled_from(names(4)), min_size=1), min_size=1, max_size=8))
-def test_whoever_is_there_all_the_time_gets_no_less_than_the_others(sets: list[set[ReplicaId]]) -> None:
+def test_a_replica_that_is_always_available_gets_no_less_than_others(sets: list[set[ReplicaId]]) -> None:
     strategy = RoundRobin()
     met = Counter()
     for present in sets:

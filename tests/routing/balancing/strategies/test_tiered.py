@@ -21,7 +21,7 @@ def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
 
 
 @given(opening=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
-def test_an_opening_has_its_own_replicas_and_a_conversation_one_of_them(opening, conversations, size: int) -> None:
+def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(opening, conversations, size: int) -> None:
     candidates = Candidates(WEIGHTS, LoadTracker())
     chosen = {tiered(size).choose(FixedKeys(tier1=opening, tier2=key), candidates).target for key in conversations}
     preferred_replicas = [replica for replica, _ in zip(RING.walk(opening), range(size), strict=False)]
@@ -31,22 +31,20 @@ def test_an_opening_has_its_own_replicas_and_a_conversation_one_of_them(opening,
 
 
 @given(opening=hashes, conversation=hashes)
-def test_where_all_of_them_are_full_the_openings_next_home_follows(opening: int, conversation: int) -> None:
-    book = LoadTracker()
+def test_if_all_replicas_of_a_prefix_are_full_the_next_in_ring_order_follows(opening: int, conversation: int) -> None:
+    tracker = LoadTracker()
     preferred_replicas = list(RING.walk(opening))
     for replica in preferred_replicas[:3]:
         for _ in range(20):
-            book.dispatch(replica, 10)
-    choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, book))
+            tracker.dispatch(replica, 10)
+    choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, tracker))
 
     assert (choice.target, choice.reason) == (preferred_replicas[3], Reason.SPILL)
     assert set(choice.skipped) == set(preferred_replicas[:3])
 
 
 @given(opening=hashes, conversation=hashes)
-def test_where_one_leaves_a_conversation_stays_or_goes_to_the_one_that_takes_its_place(
-    opening: int, conversation: int
-) -> None:
+def test_if_a_replica_leaves_only_its_conversations_move_to_its_replacement(opening: int, conversation: int) -> None:
     candidates = Candidates(WEIGHTS, LoadTracker())
     keys = FixedKeys(tier1=opening, tier2=conversation)
     home, newcomer = tiered().choose(keys, candidates).target, list(RING.walk(opening))[3]
@@ -55,11 +53,11 @@ def test_where_one_leaves_a_conversation_stays_or_goes_to_the_one_that_takes_its
         assert tiered().choose(keys, candidates.without({other})).target in {home, newcomer}
 
 
-def test_without_an_opening_the_least_loaded_and_without_a_conversation_the_openings_home() -> None:
-    book = LoadTracker()
+def test_without_a_prefix_the_least_loaded_without_a_conversation_the_first_of_the_prefix() -> None:
+    tracker = LoadTracker()
     for replica in names(7):
-        book.dispatch(replica, 10)
-    candidates = Candidates(WEIGHTS, book)
+        tracker.dispatch(replica, 10)
+    candidates = Candidates(WEIGHTS, tracker)
 
     assert tiered().choose(FixedKeys(), candidates).reason is Reason.NO_KEY
     assert tiered().choose(FixedKeys(), candidates).target == names(8)[7]

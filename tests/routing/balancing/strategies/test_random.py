@@ -29,7 +29,7 @@ KEYS = FixedKeys()
 
 
 @pytest.mark.parametrize("strategy", [Random, PowerOfTwo])
-def test_an_idle_fleet_is_drawn_from_by_weight(strategy) -> None:
+def test_random_choices_follow_the_weights(strategy) -> None:
     candidates = Candidates({A: 1.0, B: 2.0, C: 1.0}, LoadTracker())
     drawn = strategy(random.Random(1))
     counts = Counter(drawn.choose(KEYS, candidates).target for _ in range(4000))
@@ -38,36 +38,36 @@ def test_an_idle_fleet_is_drawn_from_by_weight(strategy) -> None:
     assert counts[A] == pytest.approx(1000, rel=0.15)
 
 
-def test_of_two_the_less_loaded_is_taken() -> None:
-    book = LoadTracker()
-    candidates = Candidates(dict.fromkeys((A, B), 1.0), book)
-    book.dispatch(A, 1000)
+def test_the_less_loaded_of_two_is_chosen() -> None:
+    tracker = LoadTracker()
+    candidates = Candidates(dict.fromkeys((A, B), 1.0), tracker)
+    tracker.dispatch(A, 1000)
     choices = [PowerOfTwo(random.Random(seed)).choose(KEYS, candidates) for seed in range(400)]
 
     assert {choice.reason for choice in choices} == {Reason.LESS_OF_TWO}
     assert Counter(choice.target for choice in choices)[B] > 370  # the second is another than the first, nearly always
 
 
-def test_where_one_has_nearly_all_weight_or_is_alone_the_second_is_not_looked_for_forever() -> None:
+def test_the_second_draw_ends_even_if_one_replica_has_nearly_all_weight() -> None:
     for weights in ({A: 1000.0, B: 0.001}, {A: 1.0}):
         candidates = Candidates(weights, LoadTracker())
 
         assert PowerOfTwo(random.Random(1)).choose(KEYS, candidates).target == A
 
 
-def test_two_choices_keep_loads_closer_than_chance() -> None:
+def test_two_choices_balance_better_than_random() -> None:
     def spread(strategy) -> int:
-        book = LoadTracker()
-        candidates = Candidates(dict.fromkeys(names(50), 1.0), book)
+        tracker = LoadTracker()
+        candidates = Candidates(dict.fromkeys(names(50), 1.0), tracker)
         for _ in range(5000):
-            book.dispatch(strategy.choose(KEYS, candidates).target, 10)
+            tracker.dispatch(strategy.choose(KEYS, candidates).target, 10)
         running = [load.running for load in candidates.loads.values()]
         return max(running) - min(running)
 
     assert spread(PowerOfTwo(random.Random(2))) < 0.3 * spread(Random(random.Random(2)))
 
 
-def test_seeds_set_routers_apart() -> None:
+def test_routers_with_different_seeds_choose_differently() -> None:
     candidates = Candidates(dict.fromkeys(names(20), 1.0), LoadTracker())
     sequences = {tuple(one.choose(KEYS, candidates).target for _ in range(5)) for one in map(
         Random, map(random.Random, range(10)))}  # fmt: skip
@@ -87,7 +87,7 @@ def of_groups(settings: Settings, seed: int = 7, count: int = 30) -> list[list[s
 
 
 @pytest.mark.parametrize("settings", [RandomSettings(), PowerOfTwoSettings(), RoundRobinSettings()])
-def test_groups_draw_and_take_turns_apart_and_the_same_again(settings: Settings) -> None:
+def test_groups_use_different_reproducible_random_sequences(settings: Settings) -> None:
     chosen = of_groups(settings)
     together = max(max(Counter(at_once).values()) for at_once in zip(*chosen, strict=True))
 
@@ -97,7 +97,7 @@ def test_groups_draw_and_take_turns_apart_and_the_same_again(settings: Settings)
     assert chosen != of_groups(settings, seed=8)
 
 
-def test_a_revision_on_trial_draws_apart_from_the_one_in_force() -> None:
+def test_a_canary_uses_another_random_sequence_than_the_active_revision() -> None:
     trial = Canary(revision=4, settings=RandomSettings(), share=0.5)
     policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), trial=trial)
     members = pool(members=replicas(12))
@@ -110,7 +110,7 @@ def test_a_revision_on_trial_draws_apart_from_the_one_in_force() -> None:
     assert chosen[3][:20] != chosen[4][:20]
 
 
-def test_groups_with_other_replicas_begin_elsewhere_among_idle_ones() -> None:
+def test_groups_with_different_replicas_order_idle_replicas_differently() -> None:
     shared = [it.name for it in replicas(12)]
     groups = [TaskGroupConfig(name=f"g{n}", replicas=(*shared[:n], *shared[n + 1 :])) for n in range(8)]
     placement = Placement(config(pool(LeastLoadSettings(), replicas(12), groups)), LoadTracker(), seed=7)

@@ -36,7 +36,7 @@ def test_requests_that_share_a_long_system_prompt_share_the_key() -> None:
     assert HASHER.tier1(one, "llama") == HASHER.tier1(other, "llama")
 
 
-def test_a_system_prompt_below_one_block_is_joined_by_what_follows() -> None:
+def test_a_system_prompt_below_one_block_is_extended() -> None:
     one, other = chat(SHORT_SYSTEM, ("user", "a" * 5000)), chat(SHORT_SYSTEM, ("user", "b"))
 
     assert HASHER.tier1(one, "llama") != HASHER.tier1(other, "llama")
@@ -49,17 +49,17 @@ def test_without_a_system_prompt_the_first_kibibyte_is_the_key() -> None:
     assert HASHER.tier1(one, "llama") == HASHER.tier1(other, "llama") != HASHER.tier1(earlier, "llama")
 
 
-def test_a_system_boundary_takes_even_a_short_system_prompt() -> None:
+def test_a_system_boundary_includes_a_short_system_prompt() -> None:
     one, other = (chat(SHORT_SYSTEM, ("user", text)) for text in ("a", "b"))
 
     assert HASHER.tier1(one, "llama", at(Boundary.SYSTEM)) == HASHER.tier1(other, "llama", at(Boundary.SYSTEM))
 
 
-def test_a_system_boundary_without_a_system_prompt_is_no_key() -> None:
+def test_a_system_boundary_without_a_system_prompt_has_no_key() -> None:
     assert HASHER.tier1(chat(("user", "a")), "llama", at(Boundary.SYSTEM)) is None
 
 
-def test_a_byte_boundary_reads_so_many_bytes() -> None:
+def test_a_byte_boundary_ends_after_its_bytes() -> None:
     one, other = (chat(("user", "a" * 90 + text)) for text in ("b", "c"))
 
     assert HASHER.tier1(one, "llama", at(Boundary.BYTES, boundary_bytes=64)) == HASHER.tier1(
@@ -70,7 +70,7 @@ def test_a_byte_boundary_reads_so_many_bytes() -> None:
     )
 
 
-def test_a_message_boundary_reads_so_many_messages() -> None:
+def test_a_message_boundary_ends_after_its_messages() -> None:
     turns = [SHORT_SYSTEM, ("user", "a"), ("assistant", "b")]
     one, other = chat(*turns, ("user", "c")), chat(*turns, ("user", "d"))
     third, fourth = at(Boundary.MESSAGES, boundary_messages=3), at(Boundary.MESSAGES, boundary_messages=4)
@@ -87,11 +87,11 @@ def test_a_message_boundary_past_the_last_message_ends_with_it() -> None:
     )
 
 
-def test_a_message_boundary_without_messages_reads_the_tools() -> None:
+def test_a_message_boundary_without_messages_ends_after_the_tools() -> None:
     assert HASHER.tier1(chat(tools=[{"name": "a"}]), "llama", at(Boundary.MESSAGES)) is not None
 
 
-def test_a_marker_ends_the_opening_before_it() -> None:
+def test_the_prefix_ends_before_the_marker() -> None:
     one, other = (chat(("user", f"The handbook. ### Question {text}")) for text in ("a", "b"))
     edited = chat(("user", "The Handbook. ### Question a"))
     rule = at(Boundary.MARKER)
@@ -102,7 +102,7 @@ def test_a_marker_ends_the_opening_before_it() -> None:
 
 
 @pytest.mark.parametrize("prompt", [chat(LONG_SYSTEM, ("user", "a")), chat(("user", "a" * 5000)), chat()])
-def test_without_its_marker_a_prompt_ends_its_opening_as_by_default(prompt: CanonicalPrompt) -> None:
+def test_a_prompt_without_the_marker_uses_the_default_boundary(prompt: CanonicalPrompt) -> None:
     assert boundary_end(prompt, at(Boundary.MARKER)) == boundary_end(prompt, Tier1())
 
 
@@ -118,7 +118,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://a/b.png"}}
         chat(("user", [{"type": "image_url", "image_url": {"url": "http://a/### Question"}}]), ("user", "a" * 2000)),
     ],
 )
-def test_a_marker_that_stands_in_no_one_text_does_not_stand(prompt: CanonicalPrompt) -> None:
+def test_a_marker_must_be_within_one_text(prompt: CanonicalPrompt) -> None:
     assert boundary_end(prompt, at(Boundary.MARKER)) == boundary_end(prompt, Tier1()) == 1024
 
 
@@ -131,21 +131,19 @@ def test_a_marker_that_stands_in_no_one_text_does_not_stand(prompt: CanonicalPro
         (b"}]\xffuser\xfe", chat(("user", "### Question"), tools=[{"name": "a"}])),
     ],
 )
-def test_an_opening_ends_right_before_the_first_marker(before: bytes, prompt: CanonicalPrompt) -> None:
+def test_the_prefix_ends_right_before_the_first_marker(before: bytes, prompt: CanonicalPrompt) -> None:
     assert prompt.data[: boundary_end(prompt, at(Boundary.MARKER))].endswith(before)
 
 
 @pytest.mark.parametrize(
     "prompt", [chat(("user", "### Question a")), of_bytes(b"\xff\xfe### Question a"), chat(("### Question", "a"))]
 )
-def test_a_prompt_that_begins_with_the_marker_has_no_opening(prompt: CanonicalPrompt) -> None:
+def test_a_prompt_that_begins_with_the_marker_has_no_prefix(prompt: CanonicalPrompt) -> None:
     assert HASHER.tier1(prompt, "llama", at(Boundary.MARKER)) is None
 
 
 @given(text=st.text("aé漢🙂", max_size=60), other=st.text("aé漢🙂", max_size=60), length=st.integers(64, 120))
-def test_openings_that_end_within_a_character_are_the_same_for_the_same_bytes(
-    text: str, other: str, length: int
-) -> None:
+def test_a_prefix_may_end_within_a_character(text: str, other: str, length: int) -> None:
     rule = at(Boundary.BYTES, boundary_bytes=length)
     one, second = chat(("user", text)), chat(("user", other))
     same_key = HASHER.tier1(one, "llama", rule) == HASHER.tier1(second, "llama", rule)
@@ -153,7 +151,7 @@ def test_openings_that_end_within_a_character_are_the_same_for_the_same_bytes(
     assert same_key == (one.data[:length] == second.data[:length])
 
 
-def test_a_policys_marker_that_is_not_said_comes_to_the_default() -> None:
+def test_a_policys_marker_without_text_means_the_default() -> None:
     assert PrefixHashSettings(boundary=Boundary.MARKER).tier1 == Tier1()
 
 
@@ -178,7 +176,7 @@ OPENINGS = {
 
 
 @pytest.mark.parametrize("name", OPENINGS)
-def test_conversations_are_told_apart_by_what_follows_the_opening_and_keep_their_key(name: str) -> None:
+def test_the_tier2_key_identifies_a_conversation(name: str) -> None:
     rule, opening = OPENINGS[name]
     turns = [("assistant", "Yes. " * 50), ("user", "And then? " * 50)]
     first, other = ([*opening, ("user", question)] for question in ("When is it due?", "Who pays it?"))
@@ -190,7 +188,7 @@ def test_conversations_are_told_apart_by_what_follows_the_opening_and_keep_their
         assert key != HASHER.tier2(chat(*other), "llama", rule)
 
 
-def test_what_follows_a_marker_in_its_message_tells_conversations_apart() -> None:
+def test_text_after_a_marker_distinguishes_conversations() -> None:
     rule = at(Boundary.MARKER)
     one, other = (chat(("user", f"{SHARED[1]} ### Question {text}")) for text in ("a", "b"))
 
@@ -198,7 +196,7 @@ def test_what_follows_a_marker_in_its_message_tells_conversations_apart() -> Non
     assert None is not HASHER.tier2(one, "llama", rule) != HASHER.tier2(other, "llama", rule)
 
 
-def test_of_what_follows_an_opening_4_kib_count() -> None:
+def test_the_tier2_key_includes_4_kib_after_the_prefix() -> None:
     one, other, third = (
         chat(LONG_SYSTEM, ("user", "a" * count + end)) for count, end in ((5000, "b"), (6000, "c"), (99, "b"))
     )
@@ -206,7 +204,7 @@ def test_of_what_follows_an_opening_4_kib_count() -> None:
     assert HASHER.tier2(one, "llama") == HASHER.tier2(other, "llama") != HASHER.tier2(third, "llama")
 
 
-def test_where_no_message_ends_behind_the_opening_there_is_no_conversation() -> None:
+def test_without_a_message_after_the_prefix_there_is_no_tier2_key() -> None:
     assert HASHER.tier2(chat(LONG_SYSTEM), "llama") is None
     assert HASHER.tier2(chat(("user", "a" * 2000)), "llama", at(Boundary.MESSAGES)) is None
 
@@ -228,12 +226,12 @@ def test_model_salt_and_secret_each_change_the_key() -> None:
     assert len(keys) == 4
 
 
-def test_model_and_salt_do_not_run_together() -> None:
+def test_model_and_salt_are_separated() -> None:
     assert HASHER.seed("ab", salt="c") != HASHER.seed("a", salt="bc")
     assert HASHER.seed("a", salt="b") != HASHER.seed("a", adapter="b")
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_the_secret_is_not_in_the_repr() -> None:
     assert SECRET not in repr(HASHER)
 
 
@@ -268,7 +266,7 @@ def test_two_prompts_share_exactly_the_blocks_of_their_common_prefix(blocks: lis
     assert not set(one[common:]) & set(other[common:])
 
 
-def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
+def test_cached_hashes_equal_computed_ones() -> None:
     data = bytes(range(256)) * 40
     for length in range(0, len(data), 3 * BLOCK_BYTES):
         fresh, used = PrefixHasher(SECRET), PrefixHasher(SECRET)
@@ -277,7 +275,7 @@ def test_blocks_already_met_have_the_same_hashes_as_new_ones() -> None:
 
 
 @pytest.mark.plain_python(reason="It sets a constant.")
-def test_what_is_remembered_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_hashes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashing, "MAX_CHUNKS", 10)
     hasher = PrefixHasher(SECRET)
     for number in range(100):
@@ -304,7 +302,7 @@ def test_blocks_of_other_models_differ() -> None:
 # --- golden values: a change here sends every fleet's prompts to other replicas ----------------------
 
 
-def test_these_hashes_never_change() -> None:
+def test_hashes_never_change() -> None:
     prompt = chat(LONG_SYSTEM, ("user", "Which form do I need?"), tools=[{"name": "search"}], cache_salt="team-a")
 
     assert HASHER.seed("llama", salt="team-a", adapter="legal") == 0x8BDE60279143F756

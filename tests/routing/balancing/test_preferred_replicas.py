@@ -47,24 +47,24 @@ def decided(where: Placement, text: str, health: HealthRegistry, **what: Any) ->
     return where.decide(request(text, **what), health)
 
 
-def is_home(where: Placement, text: str, health: HealthRegistry, group: str = "", replica: str = JOINING) -> bool:
+def is_preferred(where: Placement, text: str, health: HealthRegistry, group: str = "", replica: str = JOINING) -> bool:
     prefix = decided(where, text, health, group=group or None).prefix
     assert prefix is not None
     return bool(where.preferred_replicas("chat", (group, prefix), replica, "", health))
 
 
-def test_a_home_is_where_the_prefix_goes_when_the_replica_takes_traffic() -> None:
+def test_preferred_replicas_are_those_that_will_get_the_prefix() -> None:
     where, before, after = placement(PrefixHashSettings()), joining(), HealthRegistry()
     expected = {text for text in PROMPTS if decided(where, text, after).replica.name == JOINING}
 
     assert expected
-    assert {text for text in PROMPTS if is_home(where, text, before)} == expected
+    assert {text for text in PROMPTS if is_preferred(where, text, before)} == expected
     assert not any(decided(where, text, before).replica.name == JOINING for text in PROMPTS)
 
 
-def test_a_tiered_opening_has_several_homes() -> None:
+def test_a_tiered_prefix_has_several_preferred_replicas() -> None:
     where, before, after = placement(TieredSettings(replicas=2)), joining(), HealthRegistry()
-    owned = {text for text in PROMPTS if is_home(where, text, before)}
+    owned = {text for text in PROMPTS if is_preferred(where, text, before)}
     met = {
         text
         for text in PROMPTS
@@ -73,21 +73,23 @@ def test_a_tiered_opening_has_several_homes() -> None:
     }
 
     assert met == owned
-    assert len(owned) > len({text for text in PROMPTS if is_home(placement(PrefixHashSettings()), text, before)})
+    assert len(owned) > len({text for text in PROMPTS if is_preferred(placement(PrefixHashSettings()), text, before)})
 
 
-def test_what_replicas_hold_follows_the_home_order_too() -> None:
+def test_residency_strategies_use_the_ring_order_for_warm_ups() -> None:
     before = joining()
     by_hash, by_cost = placement(PrefixHashSettings()), placement(LowestCostSettings())
 
-    assert [is_home(by_cost, text, before) for text in PROMPTS] == [is_home(by_hash, text, before) for text in PROMPTS]
+    assert [is_preferred(by_cost, text, before) for text in PROMPTS] == [
+        is_preferred(by_hash, text, before) for text in PROMPTS
+    ]
 
 
-def test_without_affinity_every_replica_is_a_home() -> None:
-    assert all(is_home(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
+def test_without_affinity_every_replica_is_preferred() -> None:
+    assert all(is_preferred(placement(LeastLoadSettings()), text, joining()) for text in PROMPTS)
 
 
-def test_an_opening_that_requests_made_hot_has_as_many_homes_as_replicas_of_its_own() -> None:
+def test_a_hot_prefix_is_preferred_by_all_its_replicas() -> None:
     where, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthRegistry()
     prefix = decided(where, "hot", before).prefix
     assert prefix is not None
@@ -109,28 +111,28 @@ def test_an_opening_that_requests_made_hot_has_as_many_homes_as_replicas_of_its_
     assert preferred_replicas() >= 7
 
 
-def test_who_is_down_or_leaving_is_passed_over() -> None:
+def test_replicas_that_are_down_or_draining_are_not_preferred() -> None:
     where, before = placement(PrefixHashSettings()), joining()
     others = [name for name in names(4) if name != JOINING]
     for name in others[:2]:
         before.mark(name, up=False)
-    left = sum(is_home(where, text, before) for text in PROMPTS)
+    left = sum(is_preferred(where, text, before) for text in PROMPTS)
     draining = (
         *replicas(4)[:2],
         *(replace(it, state=ReplicaState.DRAINING) for it in replicas(4)[2:3]),
         replicas(4)[3],
     )
 
-    assert left > sum(is_home(where, text, joining()) for text in PROMPTS)
-    assert sum(is_home(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
+    assert left > sum(is_preferred(where, text, joining()) for text in PROMPTS)
+    assert sum(is_preferred(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
 
 
-def test_a_group_knows_only_its_own_replicas() -> None:
+def test_a_group_prefers_only_its_own_replicas() -> None:
     groups = (TaskGroupConfig(name="apart", replicas=tuple(names(3))),)
     where = placement(PrefixHashSettings(), groups=groups)
 
-    assert not any(is_home(where, text, joining(), group="apart") for text in PROMPTS)
-    assert any(is_home(where, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
+    assert not any(is_preferred(where, text, joining(), group="apart") for text in PROMPTS)
+    assert any(is_preferred(where, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
     assert (
         where.preferred_replicas("chat", ("gone", decided(where, "a", joining()).prefix or 0), JOINING, "", joining())
         == []
@@ -138,7 +140,9 @@ def test_a_group_knows_only_its_own_replicas() -> None:
 
 
 @pytest.mark.parametrize(("held", "is_warmed"), [(("sql",), True), ((), False)])
-def test_an_adapters_opening_goes_only_to_who_holds_it(held: tuple[str, ...], is_warmed: bool) -> None:
+def test_an_adapters_prefix_is_preferred_only_by_replicas_with_the_adapter(
+    held: tuple[str, ...], is_warmed: bool
+) -> None:
     members = (replace(replicas(1)[0], adapters=("sql",)), replace(replicas(4)[3], adapters=held))
     serving = PoolConfig(
         name="chat",
@@ -159,7 +163,7 @@ def test_an_adapters_opening_goes_only_to_who_holds_it(held: tuple[str, ...], is
     assert not where.could_serve(NoReplicaError("chat"), JOINING, health)
 
 
-def test_each_rank_of_a_replica_is_a_home_of_its_own() -> None:
+def test_each_rank_is_a_preferred_target_of_its_own() -> None:
     wide = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=4)
     where, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadTracker()), HealthRegistry()
     found = {}

@@ -34,13 +34,13 @@ from routing.schema import (
 )
 from tests.routing.building import chat, config, pool, request
 
-IN_FORCE = 3  # as the pool's policy is built
-TRIED = 4
+ACTIVE = 3  # as the pool's policy is built
+CANARY = 4
 texts = st.text(max_size=20)
 shares = st.floats(0.0, 1.0, exclude_min=True)
 
 
-def trying(
+def with_canary(
     share: float = 1.0,
     settings: Settings | None = None,
     *,
@@ -54,7 +54,7 @@ def trying(
     """A pool that tries another revision; ``only``: for these groups."""
     whole = pool(in_force or PrefixHashSettings(), groups=groups)
     tried = settings or LeastLoadSettings()
-    trial = Canary(revision=TRIED, settings=tried, share=share, routers=routers, groups=only)
+    trial = Canary(revision=CANARY, settings=tried, share=share, routers=routers, groups=only)
     policy = replace(whole.policy, name=name, trial=trial)
     return config(replace(whole, policy=policy, tier1=tier1))
 
@@ -81,24 +81,24 @@ def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
-def test_as_many_prefixes_are_tried_as_the_share_says(share: float) -> None:
-    where = placement(trying(share))
-    tried = sum(revision(where, f"prefix {number}") == TRIED for number in range(4000))
+def test_the_canary_gets_its_share_of_prefixes(share: float) -> None:
+    where = placement(with_canary(share))
+    tried = sum(revision(where, f"prefix {number}") == CANARY for number in range(4000))
 
     assert tried / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
 
 
 @given(text=texts, one=shares, other=shares)
-def test_who_is_tried_stays_so_when_the_share_grows(text: str, one: float, other: float) -> None:
-    less, more = (placement(trying(share)) for share in sorted((one, other)))
+def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, one: float, other: float) -> None:
+    less, more = (placement(with_canary(share)) for share in sorted((one, other)))
 
     assert revision(less, text) <= revision(more, text)
-    assert revision(placement(trying(1.0)), text) == TRIED
+    assert revision(placement(with_canary(1.0)), text) == CANARY
 
 
 @given(text=texts, share=shares, turns=st.lists(st.text(max_size=5), min_size=1, max_size=4))
 def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share: float, turns: list[str]) -> None:
-    where = placement(trying(share))
+    where = placement(with_canary(share))
     system = ("system", "You are a helpful clerk. " * 20 + text)
     prompts = [chat(system, ("user", turn)) for turn in turns]
 
@@ -106,66 +106,66 @@ def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share:
 
 
 @given(text=texts, share=shares, seed=st.integers(0, 1 << 64))
-def test_two_routers_and_all_their_workers_agree_on_who_is_tried(text: str, share: float, seed: int) -> None:
-    snapshot = trying(share)
+def test_routers_and_workers_agree_on_the_canarys_requests(text: str, share: float, seed: int) -> None:
+    snapshot = with_canary(share)
     seen = [decided(placement(snapshot, router, seed + number), text) for number, router in enumerate("aabb")]
 
     assert len({decision.policy.revision for decision in seen}) == 1
 
 
-def test_different_policies_try_different_prefixes() -> None:
-    one, other = placement(trying(0.2)), placement(trying(0.2, name="other"))
-    both = sum(revision(one, str(n)) == revision(other, str(n)) == TRIED for n in range(2000))
+def test_canaries_of_different_policies_get_different_prefixes() -> None:
+    one, other = placement(with_canary(0.2)), placement(with_canary(0.2, name="other"))
+    both = sum(revision(one, str(n)) == revision(other, str(n)) == CANARY for n in range(2000))
 
     assert both / 2000 == pytest.approx(0.04, abs=0.02)
 
 
 @given(text=texts, share=shares)
-def test_a_revision_that_moves_the_boundary_does_not_choose_its_own_requests(text: str, share: float) -> None:
+def test_a_changed_boundary_does_not_change_the_canarys_requests(text: str, share: float) -> None:
     prompts = [chat(("system", "Be brief."), ("user", text + turn)) for turn in "ab"]
     moved = PrefixHashSettings(boundary=Boundary.SYSTEM)
-    same, other = placement(trying(share)), placement(trying(share, moved, in_force=moved))
+    same, other = placement(with_canary(share)), placement(with_canary(share, moved, in_force=moved))
 
     assert [revision(same, prompt=it) for it in prompts] == [revision(other, prompt=it) for it in prompts]
 
 
-def test_the_key_of_a_tried_request_ends_where_its_own_revision_says() -> None:
-    where = placement(trying(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
+def test_the_canarys_own_boundary_applies_to_its_requests() -> None:
+    where = placement(with_canary(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
     one, other = (chat(("system", "Be brief."), ("user", text)) for text in "ab")
 
     assert decided(where, prompt=one).prefix == decided(where, prompt=other).prefix
 
 
-def test_a_pools_boundary_decides_on_what_is_tried() -> None:
-    where = placement(trying(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
+def test_a_pools_boundary_determines_the_canarys_requests() -> None:
+    where = placement(with_canary(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
     system = ("system", "Be brief.")
 
     assert len({revision(where, prompt=chat(system, ("user", str(number)))) for number in range(20)}) == 1
     assert len({revision(where, str(number)) for number in range(20)}) == 2  # without an opening, by the default
 
 
-def test_a_request_without_a_prompt_is_never_tried() -> None:
-    where = placement(trying(1.0))
+def test_a_request_without_a_prompt_uses_the_active_revision() -> None:
+    where = placement(with_canary(1.0))
     nothing = PlacementRequest(None, None, None, NO_PROMPT)
 
-    assert where.decide(nothing, HealthRegistry()).policy.revision == IN_FORCE
+    assert where.decide(nothing, HealthRegistry()).policy.revision == ACTIVE
     assert why(where, nothing) is ArmReason.NO_PROMPT
 
 
-def test_only_named_routers_try() -> None:
-    snapshot = trying(1.0, routers=("router-1", "router-3"))
+def test_a_canary_may_be_limited_to_routers() -> None:
+    snapshot = with_canary(1.0, routers=("router-1", "router-3"))
 
-    assert [revision(placement(snapshot, f"router-{number}")) for number in (1, 2, 3)] == [TRIED, IN_FORCE, TRIED]
+    assert [revision(placement(snapshot, f"router-{number}")) for number in (1, 2, 3)] == [CANARY, ACTIVE, CANARY]
     assert why(placement(snapshot, "router-2"), request()) is ArmReason.OTHER_ROUTERS
 
 
-def test_only_named_groups_are_tried() -> None:
+def test_a_canary_may_be_limited_to_groups() -> None:
     groups = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch"))
-    all_of_them, one = (placement(trying(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
+    all_of_them, one = (placement(with_canary(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
     names = ("coding", "batch", None)
 
-    assert [revision(all_of_them, group=name) for name in names] == [TRIED] * 3
-    assert [revision(one, group=name) for name in names] == [TRIED, IN_FORCE, IN_FORCE]
+    assert [revision(all_of_them, group=name) for name in names] == [CANARY] * 3
+    assert [revision(one, group=name) for name in names] == [CANARY, ACTIVE, ACTIVE]
     assert [why(one, request(group=name)) for name in names] == [
         ArmReason.WITHIN_SHARE,
         ArmReason.OTHER_GROUPS,
@@ -173,70 +173,62 @@ def test_only_named_groups_are_tried() -> None:
     ]
 
 
-def test_a_task_groups_own_policy_tries_its_own_revision() -> None:
+def test_a_task_groups_own_policy_may_have_a_canary() -> None:
     own = PolicyConfig(
         name="batch", revision=7, settings=RoundRobinSettings(), trial=Canary(revision=8, settings=LeastLoadSettings())
     )
     where = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
 
-    assert (revision(where, group="batch"), revision(where)) == (8, IN_FORCE)
+    assert (revision(where, group="batch"), revision(where)) == (8, ACTIVE)
 
 
 # --- what is said of it ------------------------------------------------------------------------------
 
 
 @given(text=texts, share=shares)
-def test_the_verdict_says_what_happens(text: str, share: float) -> None:
-    where = placement(trying(share))
+def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
+    where = placement(with_canary(share))
     wanted = request(text)
     decision = where.decide(wanted, HealthRegistry())
     said = where.canary_verdict(decision, wanted)
 
     assert said is not None
     assert said.place is not None
-    assert (said.in_force, said.on_trial, said.share) == (IN_FORCE, TRIED, share)
+    assert (said.in_force, said.on_trial, said.share) == (ACTIVE, CANARY, share)
     assert 0.0 <= said.place <= 1.0
-    is_tried = decision.policy.revision == TRIED
+    is_tried = decision.policy.revision == CANARY
     assert (said.arm is Arm.CANARY) == is_tried
     assert said.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
     assert decision.route.arm is said.arm
 
 
-def test_without_a_trial_there_is_no_arm() -> None:
-    where = placement(config())
-    decision = decided(where)
-
-    assert decision.route.arm is None
-    assert where.canary_verdict(decision, request()) is None
-
-
 # --- what both share, and what is kept ---------------------------------------------------------------
 
 
-def test_both_revisions_see_the_same_loads_and_caches() -> None:
-    book, residency = LoadTracker(), Residency()
-    where = Placement(trying(0.5, LowestCostSettings()), book, residency=residency)
+def test_both_revisions_share_loads_and_residency() -> None:
+    tracker, residency = LoadTracker(), Residency()
+    where = Placement(with_canary(0.5, LowestCostSettings()), tracker, residency=residency)
     by_revision = {}
     for number in range(40):
         decision = decided(where, f"{number} " + "much the same every time " * 40)
         where.dispatch(decision)
         by_revision[decision.policy.revision] = decision
 
-    assert set(by_revision) == {IN_FORCE, TRIED}
+    assert set(by_revision) == {ACTIVE, CANARY}
     assert len({id(decision.candidates) for decision in by_revision.values()}) == 1
     for decision in by_revision.values():  # the ring placed one of them, and what it holds is known all the same
         assert residency.match(decision.keys.chain).blocks == len(decision.keys.chain) > 0
 
 
-def test_promoting_a_revision_keeps_what_it_had_learned() -> None:
+def test_a_promoted_revision_keeps_what_it_learnt() -> None:
     settings = AffinityGroupsSettings(half_life=100)
-    before = placement(trying(0.5, settings, in_force=RoundRobinSettings()))
-    hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == TRIED]
+    before = placement(with_canary(0.5, settings, in_force=RoundRobinSettings()))
+    hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == CANARY]
     for _ in range(300):
         before.dispatch(decided(before, hot)).end()
     learned = plan_of(before, rare)
     promoted = config(pool(settings))
-    promoted = config(replace(promoted.pools[0], policy=replace(promoted.pools[0].policy, revision=TRIED)))
+    promoted = config(replace(promoted.pools[0], policy=replace(promoted.pools[0].policy, revision=CANARY)))
     after, fresh = placement(promoted), placement(promoted)
     after.carry_over(before)
 
@@ -251,7 +243,7 @@ def plan_of(where: Placement, text: str) -> dict[int, list[str]]:
     return {int(opening): [str(name) for name in owned] for opening, owned in decision.route.strategy.plan().items()}
 
 
-def test_widening_and_ending_a_trial_leaves_the_turns_of_the_revision_in_force() -> None:
+def test_changes_of_a_canary_keep_the_turns_of_the_active_revision() -> None:
     def turns(snapshots: list[RouterConfig]) -> list[str]:
         met, before = [], None
         for snapshot in snapshots:
@@ -264,7 +256,7 @@ def test_widening_and_ending_a_trial_leaves_the_turns_of_the_revision_in_force()
 
     groups = (TaskGroupConfig(name="batch"), TaskGroupConfig(name="coding"))
     stages = [
-        trying(share, in_force=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
+        with_canary(share, in_force=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
     ]
     ended = config(pool(RoundRobinSettings(), groups=groups))
     met = turns([ended, *stages, ended])

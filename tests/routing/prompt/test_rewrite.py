@@ -56,7 +56,7 @@ def test_a_parser_finds_the_member_and_all_others(body: bytes, value: str) -> No
 
 
 @given(objects())
-def test_a_body_that_does_not_name_it_is_the_same_up_to_its_last_brace(body: bytes) -> None:
+def test_a_missing_member_is_appended_before_the_last_brace(body: bytes) -> None:
     try:
         parse_body("/v1/completions", body)
     except Exception:  # noqa: BLE001 - as above
@@ -79,14 +79,14 @@ def test_a_body_that_does_not_name_it_is_the_same_up_to_its_last_brace(body: byt
         (b'{"a":{"cache_salt":"x"}}', b'{"a":{"cache_salt":"x"},"cache_salt":"s"}'),
     ],
 )
-def test_it_is_there_once(body: bytes, expected: bytes) -> None:
+def test_the_member_occurs_once(body: bytes, expected: bytes) -> None:
     found = with_member(body, SALT, "s")
 
     assert found == expected
     json.loads(found, object_pairs_hook=unique)
 
 
-def test_names_that_are_no_text_are_the_clients_fault() -> None:
+def test_names_that_are_not_utf8_are_rejected() -> None:
     """A name that means nothing here is passed over, until all names have to be read."""
     body = b'{"\xff":1,"cache_salt":"x"}'
     parse_body("/v1/completions", body)
@@ -94,14 +94,12 @@ def test_names_that_are_no_text_are_the_clients_fault() -> None:
         with_member(body, SALT, "s")
 
 
-def test_numbers_go_in_as_numbers() -> None:
+def test_numbers_are_set_as_numbers() -> None:
     assert with_member(b'{"max_tokens":null}', "max_tokens", 16) == b'{"max_tokens":16}'
 
 
 @given(objects(), st.dictionaries(st.sampled_from(sorted(REPLACEABLE)), st.integers() | st.text(max_size=8)))
-def test_members_put_in_by_a_layout_are_found_and_all_others_stay_as_they_were(
-    body: bytes, new: dict[str, Any]
-) -> None:
+def test_members_set_by_a_layout_are_found_and_all_others_unchanged(body: bytes, new: dict[str, Any]) -> None:
     try:
         parse_body("/v1/completions", body)
     except Exception:  # noqa: BLE001 - as above
@@ -127,7 +125,7 @@ def test_members_put_in_by_a_layout_are_found_and_all_others_stay_as_they_were(
         (b'{"\\u006dodel":{"model":"m"},"a":[ ]}', b'{"\\u006dodel":"new","a":[ ],"max_tokens":7}'),
     ],
 )
-def test_a_layout_keeps_every_byte_around_what_is_put_in(body: bytes, expected: bytes) -> None:
+def test_a_layout_keeps_all_other_bytes(body: bytes, expected: bytes) -> None:
     assert with_members(body, {"model": "new", "max_tokens": 7}, layout_of(body))[0] == expected
 
 
@@ -141,6 +139,6 @@ def test_a_layout_keeps_every_byte_around_what_is_put_in(body: bytes, expected: 
         b'{"model":"m","mod\\u0065l":"m"}',
     ],
 )
-def test_a_name_that_comes_twice_has_no_layout(body: bytes) -> None:
+def test_a_repeated_name_has_no_layout(body: bytes) -> None:
     with pytest.raises(BodyError, match="the same name"):
         layout_of(body)

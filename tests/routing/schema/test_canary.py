@@ -48,7 +48,7 @@ def in_group(tried: Canary) -> RouterConfig:
     ],
     ids=repr,
 )
-def test_a_trial_reaches_a_router_as_it_was_written(tried: Canary) -> None:
+def test_a_canary_round_trips(tried: Canary) -> None:
     written = dump_snapshot(in_pool(tried), 1)
 
     assert load_snapshot(written.document).config.pools[0].policy.trial == tried
@@ -71,9 +71,7 @@ def test_a_trial_reaches_a_router_as_it_was_written(tried: Canary) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_trial_of_nothing_or_for_nobody_is_refused_with_its_path(
-    snapshot: RouterConfig, path: str, reason: str
-) -> None:
+def test_an_invalid_canary_is_rejected_with_its_path(snapshot: RouterConfig, path: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         dump_snapshot(snapshot, 1)
 

@@ -34,7 +34,7 @@ def gate(running: int = 1, waiting: int = 2, wait_s: float = 10.0, clock: Clock 
     )
 
 
-def test_the_next_is_let_in_when_one_is_done_first_come_first_served() -> None:
+def test_waiters_are_admitted_first_come_first_served() -> None:
     line, guests = gate(), [QueuedRequest() for _ in range(3)]
     assert [line.acquire(guest) for guest in guests] == [True, False, False]
     assert (line.running, line.waiting) == (1, 2)
@@ -45,7 +45,7 @@ def test_the_next_is_let_in_when_one_is_done_first_come_first_served() -> None:
     assert (line.running, line.waiting) == (0, 0)
 
 
-def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgent() -> None:
+def test_urgent_waiters_go_first_and_displace_the_latest_of_the_lowest_priority() -> None:
     line = gate()
     line.acquire(QueuedRequest())
     early, late, urgent = QueuedRequest(5), QueuedRequest(5), QueuedRequest(1)
@@ -57,7 +57,7 @@ def test_the_urgent_go_first_and_take_the_place_of_the_latest_of_the_least_urgen
 
 
 @pytest.mark.parametrize("priority", [5, 6, 9])
-def test_a_full_line_refuses_who_is_no_more_urgent_than_all_in_it(priority: int) -> None:
+def test_a_full_queue_rejects_a_waiter_of_no_higher_priority(priority: int) -> None:
     line = gate()
     for guest in (QueuedRequest(), QueuedRequest(5), QueuedRequest(0)):
         line.acquire(guest)
@@ -66,7 +66,7 @@ def test_a_full_line_refuses_who_is_no_more_urgent_than_all_in_it(priority: int)
     assert (late.heard, line.waiting, line.rejected[RejectionCause.FULL]) == ([RejectionCause.FULL], 2, 1)
 
 
-def test_who_waits_too_long_is_turned_away() -> None:
+def test_a_waiter_is_rejected_after_the_longest_wait() -> None:
     clock = Clock()
     line = gate(clock=clock)
     first, second = QueuedRequest(3), QueuedRequest(0)
@@ -79,7 +79,7 @@ def test_who_waits_too_long_is_turned_away() -> None:
     assert (first.heard, second.heard, line.waiting) == ([RejectionCause.TIMEOUT], [], 1)
 
 
-def test_who_withdraws_is_forgotten() -> None:
+def test_a_cancelled_waiter_leaves_the_queue() -> None:
     line, guest = gate(), QueuedRequest()
     line.acquire(QueuedRequest())
     line.acquire(guest)
@@ -89,7 +89,7 @@ def test_who_withdraws_is_forgotten() -> None:
     assert (guest.heard, line.running, line.waiting) == ([], 0, 0)
 
 
-def test_new_limits_let_in_whom_they_have_room_for() -> None:
+def test_new_limits_admit_waiters_at_once() -> None:
     line, guests = gate(1, 9), [QueuedRequest() for _ in range(5)]
     for guest in guests:
         line.acquire(guest)
@@ -101,7 +101,7 @@ def test_new_limits_let_in_whom_they_have_room_for() -> None:
     assert line.acquire(QueuedRequest()) is False, "a lower limit takes nobody out, and lets nobody in"
 
 
-def test_the_wait_that_is_told_follows_the_pace() -> None:
+def test_retry_after_follows_the_pace() -> None:
     clock = Clock()
     line = gate(1, 100, clock=clock)
     for _ in range(31):
@@ -116,7 +116,7 @@ def test_the_wait_that_is_told_follows_the_pace() -> None:
     assert line.retry_after_s == 60
 
 
-def test_the_pace_is_that_of_a_gate_that_is_full() -> None:
+def test_the_pace_is_measured_at_the_limit_only() -> None:
     clock = Clock()
     line = gate(2, 100, clock=clock)
     for _ in range(2):
@@ -135,13 +135,13 @@ def test_the_pace_is_that_of_a_gate_that_is_full() -> None:
     assert line.retry_after_s == 15, "0.5 s each for 28 that wait, and one's own"
 
 
-def test_a_share_of_the_limits_is_never_nothing() -> None:
+def test_a_share_of_the_limits_is_at_least_one() -> None:
     line = ConcurrencyLimiter(ConcurrencyConfig(max_running=10, max_waiting=3), Clock(), share=0.25)
     assert [line.acquire(QueuedRequest()) for _ in range(5)] == [True] * 3 + [False] * 2
     assert line.waiting == 1
 
 
-def test_whatever_happens_the_books_agree() -> None:
+def test_counts_are_correct_after_any_sequence() -> None:
     chance, clock = random.Random(2), Clock()
     line = gate(4, 6, 3.0, clock)
     inside: list[QueuedRequest] = []

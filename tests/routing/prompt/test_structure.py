@@ -74,7 +74,7 @@ def differing(one: PromptStructure, other: PromptStructure) -> list[int]:
         ("Version 3.4.17 is out", "number", "3.4.17"),
     ],
 )  # fmt: skip
-def test_what_changes_from_request_to_request_is_told_by_its_kind(text: str, kind: str, value: str) -> None:
+def test_volatile_tokens_are_classified(text: str, kind: str, value: str) -> None:
     (found,) = shape(text).volatile
 
     assert (found.kind, found.bytes) == (kind, len(value))
@@ -84,7 +84,7 @@ def test_what_changes_from_request_to_request_is_told_by_its_kind(text: str, kin
     assert found.hash == digest(value.encode())
 
 
-def test_a_date_in_front_leaves_all_but_its_piece_as_it_was() -> None:
+def test_a_date_changes_only_its_own_piece() -> None:
     today, tomorrow = shape(f"Today is 2026-11-21.\n{LINES}"), shape(f"Today is November 2, 2026.\n{LINES}")
 
     assert differing(today, tomorrow) == [0]
@@ -92,7 +92,7 @@ def test_a_date_in_front_leaves_all_but_its_piece_as_it_was() -> None:
     assert sum(piece[1] for piece in today.pieces[1:]) > 0.8 * len(LINES)
 
 
-def test_things_in_another_order_have_the_same_letters_and_another_hash() -> None:
+def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
     one, other = (shape(json.dumps(it)).segments[0] for it in ({"city": "Oslo", "day": 4}, {"day": 4, "city": "Oslo"}))
     third = shape(json.dumps({"city": "Rome", "day": 4})).segments[0]
 
@@ -100,7 +100,7 @@ def test_things_in_another_order_have_the_same_letters_and_another_hash() -> Non
     assert one.hash != other.hash
 
 
-def test_tools_are_told_by_name_by_definition_and_as_they_were_sent() -> None:
+def test_tools_are_hashed_by_name_by_definition_and_as_sent() -> None:
     def tools(*names: str, **extra: Any) -> Any:
         described = {"description": "Looks it up.", **extra}
         return shape("Help.", tools=[{"type": "function", "function": {"name": it} | described} for it in names]).tools
@@ -115,7 +115,7 @@ def test_tools_are_told_by_name_by_definition_and_as_they_were_sent() -> None:
     assert (one.count, tools("weather").count) == (2, 1)
 
 
-def test_segments_say_whose_they_are_in_words_of_ours() -> None:
+def test_segment_kinds_are_from_a_fixed_list() -> None:
     whole = describe_structure(
         canonical(CHAT, {"messages": [{"role": "Canary", "content": "a"}, {"role": "user", "content": "b"}, 7]}),
         None, None, digest,
@@ -126,7 +126,7 @@ def test_segments_say_whose_they_are_in_words_of_ours() -> None:
     assert whole.segments[1].at == whole.segments[0].at + whole.segments[0].bytes + len(b"\xffuser\xfe")
 
 
-def test_an_opening_is_bounded_in_every_part() -> None:
+def test_a_structure_is_bounded_in_every_part() -> None:
     numbers = " ".join(str(n) for n in range(20_000))
     dates = " ".join(f"2026-11-{n % 28 + 1:02d}" for n in range(2_000))
     for one in (
@@ -151,7 +151,7 @@ def test_an_opening_is_bounded_in_every_part() -> None:
     ),
     data=st.binary(),
 )
-def test_any_body_has_a_shape(path: str, fields: Any, data: bytes) -> None:
+def test_any_body_has_a_structure(path: str, fields: Any, data: bytes) -> None:
     for body in (msgspec.json.encode(fields), data):
         try:
             parsed = parse_body(path, body)
@@ -186,7 +186,7 @@ OUR_WORDS = sorted(
 
 
 @given(texts=st.lists(st.lists(secrets, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=6))
-def test_nothing_of_a_prompt_is_in_what_is_told_of_it(texts: list[str]) -> None:
+def test_a_structure_contains_nothing_of_the_prompt(texts: list[str]) -> None:
     tools = [{"type": "function", "function": {"name": text, "parameters": {text: text}}} for text in texts]
     told = msgspec.json.encode(shape(*texts, tools=tools, session=texts[0])).decode()
     told = re.sub("|".join(OUR_WORDS), "", told)
@@ -196,7 +196,7 @@ def test_nothing_of_a_prompt_is_in_what_is_told_of_it(texts: list[str]) -> None:
         assert word not in told
 
 
-def test_hashes_are_the_fleets_own() -> None:
+def test_hashes_depend_on_the_fleets_secret() -> None:
     other = PrefixHasher("another" * 8).digest
 
     assert other(b"2026-11-21") != digest(b"2026-11-21") == PrefixHasher(SECRET).digest(b"2026-11-21")
@@ -212,7 +212,7 @@ def test_documents_are_a_segment_of_their_own() -> None:
     assert informed.messages == plain.messages == 2
 
 
-def test_what_a_response_goes_on_from_is_a_segment_of_its_own() -> None:
+def test_earlier_turns_are_a_segment_of_their_own() -> None:
     body = {"instructions": "Be brief.", "previous_response_id": "resp_1", "input": "Go on"}
     found = describe_structure(canonical("/v1/responses", body), None, None, digest)
 

@@ -15,7 +15,7 @@ MANY = 2 * MAX_COMPARED + 8
 
 
 @pytest.mark.parametrize("count", [4, 16, MANY])
-def test_what_all_prompts_begin_with_comes_to_be_everywhere_though_nothing_ever_waits(count: int) -> None:
+def test_a_prefix_of_all_prompts_spreads_to_every_replica_of_an_idle_fleet(count: int) -> None:
     fleet, taken, prefilled = Fleet(count), Counter(), 0
     for _ in range(200 * count):
         choice = fleet.choose(2000)
@@ -30,7 +30,7 @@ def test_what_all_prompts_begin_with_comes_to_be_everywhere_though_nothing_ever_
 
 @pytest.mark.parametrize("count", [4, MANY])
 @pytest.mark.parametrize(("spared", "moves"), [(-0.1, True), (0.1, False)])
-def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is_worth(
+def test_a_replica_with_excess_yields_only_if_that_costs_less_than_the_excess_is_worth(
     count: int, spared: float, moves: bool
 ) -> None:
     holder, requests = names(1)[0], 30
@@ -45,7 +45,7 @@ def test_whoever_had_too_many_keeps_what_would_cost_more_than_being_rid_of_it_is
     assert choice.reason is (Reason.SPREAD if moves else Reason.HIT)
 
 
-def test_one_conversation_stays_where_it_is() -> None:
+def test_one_conversation_is_not_rebalanced() -> None:
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
     for _ in range(int(MIN_EXCESS)):
@@ -53,7 +53,7 @@ def test_one_conversation_stays_where_it_is() -> None:
         fleet.had(fleet.names[0], 1)
 
 
-def test_nobody_waits_for_the_sake_of_balance() -> None:
+def test_no_request_waits_longer_for_rebalancing() -> None:
     fleet = Fleet(4)
     holder, *others = fleet.names
     fleet.hold(holder, 10)
@@ -66,7 +66,7 @@ def test_nobody_waits_for_the_sake_of_balance() -> None:
     assert fleet.choose(100).target != holder
 
 
-def test_where_all_have_their_share_nothing_is_moved() -> None:
+def test_nothing_is_rebalanced_if_all_have_their_share() -> None:
     fleet = Fleet(4)
     for name in fleet.names:
         fleet.had(name, 100)
@@ -76,7 +76,7 @@ def test_where_all_have_their_share_nothing_is_moved() -> None:
     assert (fleet.choose(100).target, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
 
 
-def test_a_replica_of_twice_the_weight_has_twice_the_share() -> None:
+def test_a_replica_of_twice_the_weight_has_twice_the_fair_share() -> None:
     fleet = Fleet(4, {"replica-0": 2.0})
     fleet.hold(fleet.names[0], 10)
     for name, requests in zip(fleet.names, (200, 100, 100, 100), strict=True):
@@ -85,7 +85,7 @@ def test_a_replica_of_twice_the_weight_has_twice_the_share() -> None:
     assert fleet.choose(100).target == fleet.names[0]
 
 
-def test_two_routers_move_a_prompt_to_the_same_replica() -> None:
+def test_two_routers_rebalance_to_the_same_replica() -> None:
     chosen = set()
     for _ in range(2):
         fleet = Fleet(8)
@@ -97,40 +97,43 @@ def test_two_routers_move_a_prompt_to_the_same_replica() -> None:
     assert chosen != {fleet.names[0]}
 
 
-def test_a_request_counts_half_as_much_after_a_while() -> None:
+def test_a_recent_request_counts_half_after_its_half_life() -> None:
     now_s = 0.0
-    book, (a, b) = LoadTracker(lambda: now_s), names(2)
+    tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
     for name in (a, a, b):
-        book.dispatch(name, 0).end()
+        tracker.dispatch(name, 0).end()
         now_s += RECENT_S / 2
 
-    assert book.load(a).recent / book.request_weight == pytest.approx(2**-1 + 2**-0.5)
-    assert book.load(b).recent / book.request_weight == 1.0
+    assert tracker.load(a).recent / tracker.request_weight == pytest.approx(2**-1 + 2**-0.5)
+    assert tracker.load(b).recent / tracker.request_weight == 1.0
 
 
-def test_requests_are_counted_for_years() -> None:
+def test_recent_counts_do_not_overflow() -> None:
     now_s = 0.0
-    book, (a, b) = LoadTracker(lambda: now_s), names(2)
+    tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
     greatest = 0.0
     for _ in range(2000):
         now_s += RECENT_S
         for name in (a, b, b):
-            book.dispatch(name, 0).end()
-        greatest = max(greatest, book.load(b).recent)
+            tracker.dispatch(name, 0).end()
+        greatest = max(greatest, tracker.load(b).recent)
 
-    assert book.load(b).recent / book.load(a).recent == pytest.approx(2.0)
-    assert book.load(a).recent / book.request_weight == pytest.approx(2.0)
+    assert tracker.load(b).recent / tracker.load(a).recent == pytest.approx(2.0)
+    assert tracker.load(a).recent / tracker.request_weight == pytest.approx(2.0)
     assert greatest < 10 * MAX_WEIGHT
 
 
-def test_after_a_very_long_silence_older_requests_count_nothing() -> None:
+def test_older_requests_count_nothing_after_a_very_long_pause() -> None:
     now_s = 0.0
-    book, (a, b) = LoadTracker(lambda: now_s), names(2)
-    book.dispatch(a, 0).end()
+    tracker, (a, b) = LoadTracker(lambda: now_s), names(2)
+    tracker.dispatch(a, 0).end()
     now_s += 100_000 * RECENT_S
-    book.dispatch(b, 0).end()
+    tracker.dispatch(b, 0).end()
 
-    assert (book.load(a).recent / book.request_weight < 1e-200, book.load(b).recent / book.request_weight) == (
+    assert (
+        tracker.load(a).recent / tracker.request_weight < 1e-200,
+        tracker.load(b).recent / tracker.request_weight,
+    ) == (
         True,
         1.0,
     )

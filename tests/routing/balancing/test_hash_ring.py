@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
+from fractions import Fraction
 from itertools import islice
 from statistics import pstdev
 
@@ -9,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.hash_ring import LONG_WALK, LONG_WALKS, HashRing
+from routing.balancing.candidates import Candidates
+from routing.balancing.hash_ring import LONG_WALK, LONG_WALKS, HashRing, bounded_choice
+from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.shared_rings import shared_ring
 from routing.schema.ring import points_of
-from routing.types import PrefixHash, ReplicaId
+from routing.types import PrefixHash, Reason, ReplicaId
 from tests.routing.building import names
 
 A, B = names(2)
@@ -37,7 +41,9 @@ def home(ring: HashRing, key: PrefixHash) -> ReplicaId:
 
 
 @given(fleet=weights, key=keys | st.integers(0, 63).map(lambda arc: PrefixHash(arc << 58)))
-def test_a_home_is_the_first_point_behind_a_key(fleet: dict[ReplicaId, float], key: PrefixHash) -> None:
+def test_the_preferred_replica_owns_the_first_point_behind_the_key(
+    fleet: dict[ReplicaId, float], key: PrefixHash
+) -> None:
     points = {
         xxh3_64_intdigest(name.encode().ljust(4, b"\0"), number): name
         for name, count in points_of(fleet).items()
@@ -71,7 +77,7 @@ def test_a_replica_that_leaves_moves_only_its_own_keys(
 
 
 @given(fleet=weights, key=keys, heavier=st.sampled_from([1.0, 3.0, 8.0]))
-def test_a_weight_that_grows_draws_keys_only_to_itself(
+def test_a_growing_weight_moves_keys_only_to_its_replica(
     fleet: dict[ReplicaId, float], key: PrefixHash, heavier: float
 ) -> None:
     grown = min(fleet)
@@ -84,7 +90,7 @@ def test_a_weight_that_grows_draws_keys_only_to_itself(
 
 
 @given(fleet=weights, key=keys, data=st.data())
-def test_only_the_keys_of_a_replica_that_leaves_get_another_home(
+def test_nearest_moves_only_the_keys_of_a_replica_that_leaves(
     fleet: dict[ReplicaId, float], key: PrefixHash, data: st.DataObject
 ) -> None:
     gone = data.draw(st.sampled_from(sorted(fleet)))
@@ -100,7 +106,7 @@ def test_only_the_keys_of_a_replica_that_leaves_get_another_home(
 
 
 @pytest.mark.parametrize("count", [16, 100])
-def test_homes_are_shared_more_evenly_than_first_places_of_walks(count: int) -> None:
+def test_nearest_balances_better_than_first_points(count: int) -> None:
     ring, among = HashRing(dict.fromkeys(names(count), 1.0)), frozenset(names(count))
     asked = [PrefixHash(xxh3_64_intdigest(b"", number)) for number in range(300 * count)]
     shares = Counter(ring.nearest(key, among) for key in asked)
@@ -111,7 +117,7 @@ def test_homes_are_shared_more_evenly_than_first_places_of_walks(count: int) -> 
     assert pstdev(shares.values()) < pstdev(walked.values())
 
 
-def test_the_keys_of_one_that_leaves_go_to_many() -> None:
+def test_the_keys_of_a_replica_that_leaves_go_to_many_others() -> None:
     everybody = names(20)
     ring, left = HashRing(dict.fromkeys(everybody, 1.0)), frozenset(everybody[1:])
     lost = [key for key in spread(5000) if ring.nearest(key, frozenset(everybody)) == everybody[0]]
@@ -119,7 +125,7 @@ def test_the_keys_of_one_that_leaves_go_to_many() -> None:
     assert len({ring.nearest(key, left) for key in lost}) > 15
 
 
-def test_where_few_are_asked_for_nobody_may_be_near() -> None:
+def test_nearest_may_find_none_among_few() -> None:
     ring = HashRing(dict.fromkeys(names(1000), 1.0))
     found = Counter(ring.nearest(key, {A}) for key in spread(400))
 
@@ -139,7 +145,7 @@ def test_replicas_share_the_keys_about_evenly(count: int) -> None:
 
 
 @pytest.mark.parametrize("unit", [0.01, 0.3, 1.0, 4.0, 80.0, 500.0])
-def test_keys_are_shared_by_weight_whatever_its_unit(unit: float) -> None:
+def test_keys_follow_the_weights_whatever_their_unit(unit: float) -> None:
     light, heavy = names(2)
     ring = HashRing({light: unit, heavy: 2 * unit})
     share = Counter(home(ring, key) for key in spread(20_000))
@@ -151,14 +157,8 @@ def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
     assert len(HashRing(dict.fromkeys(names(3), 1000.0))._points) <= 3 * 8 * 160
 
 
-def test_a_walk_is_lazy() -> None:
-    ring = HashRing(dict.fromkeys(names(1000), 1.0))
-
-    assert len(list(islice(ring.walk(PrefixHash(1)), 3))) == 3
-
-
 @given(key=keys, steps=st.lists(st.integers(0, 2 * LONG_WALK + 8), max_size=6))
-def test_walks_that_are_remembered_are_the_same_walks(key: PrefixHash, steps: list[int]) -> None:
+def test_cached_walks_are_the_same_walks(key: PrefixHash, steps: list[int]) -> None:
     order = list(LARGE.walk(key))
     for count in steps:
         assert list(islice(LARGE.walk(key), count)) == order[:count]
@@ -175,7 +175,7 @@ def test_two_walks_of_one_key_do_not_disturb_each_other() -> None:
     assert (list(one), list(other)) == (order[20:], order[30:])
 
 
-def test_only_so_many_walks_are_remembered() -> None:
+def test_the_number_of_cached_walks_is_bounded() -> None:
     ring = HashRing(dict.fromkeys(names(20), 1.0))
     for key in spread(3 * LONG_WALKS):
         list(ring.walk(key))
@@ -183,17 +183,7 @@ def test_only_so_many_walks_are_remembered() -> None:
     assert len(ring._long_walks) == LONG_WALKS
 
 
-def test_an_empty_ring_has_no_homes() -> None:
-    assert list(HashRing({}).walk(PrefixHash(1))) == []
-
-
-def test_a_key_past_the_last_point_begins_anew() -> None:
-    ring = HashRing(dict.fromkeys(names(3), 1.0))
-
-    assert list(ring.walk(PrefixHash(2**64 - 1))) == list(ring.walk(PrefixHash(0)))
-
-
-def test_a_ring_is_shared_while_somebody_holds_it() -> None:
+def test_a_ring_is_shared_between_users() -> None:
     one, same = shared_ring({A: 1.0, B: 2.0}), shared_ring({B: 2.0, A: 1.0})
     other = shared_ring({A: 1.0, B: 1.0})
 
@@ -203,7 +193,7 @@ def test_a_ring_is_shared_while_somebody_holds_it() -> None:
 
 @pytest.mark.parametrize("form", ["vm{}", "r1{}", "r{0}", "{0}", "{0}{0}{0}", "gpu-{}", "node{}"])
 @pytest.mark.parametrize("weight", [1.0, 8.0])
-def test_whatever_replicas_are_called_each_has_points_of_its_own(form: str, weight: float) -> None:
+def test_replicas_have_their_own_points_whatever_their_names(form: str, weight: float) -> None:
     fleet = {ReplicaId(form.format(number)): weight for number in range(10)} | {ReplicaId("r11"): weight}
     ring = HashRing(fleet)
     preferred_replicas = Counter(home(ring, key) for key in spread(5000))
@@ -215,8 +205,88 @@ def test_whatever_replicas_are_called_each_has_points_of_its_own(form: str, weig
 # --- golden values: a change here moves every fleet's prompts ----------------------------------------
 
 
-def test_these_home_orders_never_change() -> None:
+def test_ring_orders_never_change() -> None:
     ring = HashRing({name: 1.0 + number % 2 for number, name in enumerate(names(5))})
 
     orders = [[name[-1] for name in ring.walk(PrefixHash(key))] for key in (0, 2**62, 2**63, 2**64 - 2**60)]
     assert ["".join(order) for order in orders] == ["40312", "03142", "23140", "10234"]
+
+
+def holding(*running: int, weights: list[float] | None = None) -> Candidates:
+    """Candidates replica-0, replica-1 ... that hold so many requests."""
+    tracker = LoadTracker()
+    fleet = names(len(running))
+    for name, count in zip(fleet, running, strict=True):
+        for _ in range(count):
+            tracker.dispatch(name, 10)
+    return Candidates(dict(zip(fleet, weights or [1.0] * len(fleet), strict=True)), tracker)
+
+
+def order(*numbers: int) -> list[ReplicaId]:
+    return [ReplicaId(f"replica-{number}") for number in numbers]
+
+
+def test_replicas_that_are_not_candidates_are_not_reported_as_skipped() -> None:
+    choice = bounded_choice(order(7, 1, 0), holding(0, 0), 1.25, 4)
+
+    assert (choice.target, choice.reason, choice.skipped) == ("replica-1", Reason.AFFINITY, ())
+
+
+def test_only_candidates_count_towards_the_mean() -> None:
+    tracker = LoadTracker()
+    for _ in range(100):
+        tracker.dispatch(ReplicaId("replica-9"), 1)
+    for _ in range(4):
+        tracker.dispatch(ReplicaId("replica-0"), 1)
+    candidates = Candidates(dict.fromkeys(names(2), 1.0), tracker)
+
+    assert bounded_choice(order(0, 1), candidates, 1.25, 4).target == "replica-1"
+
+
+def test_if_all_in_order_are_full_the_least_loaded_gets_the_request() -> None:
+    choice = bounded_choice(order(0, 1), holding(9, 9, 1), 1.0, 1)  # an order that leaves the last one out
+
+    assert (choice.target, choice.reason, choice.bound) == ("replica-2", Reason.SPILL, None)
+
+
+@given(
+    running=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    load_factor=st.sampled_from([1.0, 1.25, 2.0, 3.0]),
+    min_bound=st.integers(1, 6),
+    data=st.data(),
+)
+def test_no_replica_exceeds_its_bound(
+    running: list[int], load_factor: float, min_bound: int, data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=len(running), max_size=len(running)))
+    ring_order = data.draw(st.permutations(names(len(running))))
+    candidates = holding(*running, weights=weights)
+
+    choice = bounded_choice(ring_order, candidates, load_factor, min_bound)
+
+    def bound(number: int) -> int:
+        mean_weight = Fraction(sum(map(Fraction, weights)), len(weights))
+        share = Fraction(load_factor) * (sum(running) + 1) / len(running) * Fraction(weights[number]) / mean_weight
+        return max(min_bound, math.ceil(share))
+
+    has_room = [name for name in ring_order if running[int(name[-1])] + 1 <= bound(int(name[-1]))]
+    assert choice.target == has_room[0]
+    assert choice.reason is (Reason.AFFINITY if choice.target == ring_order[0] else Reason.SPILL)
+    assert choice.bound == bound(int(choice.target[-1]))
+    assert choice.skipped == tuple(ring_order[: ring_order.index(choice.target)])
+
+
+@pytest.mark.parametrize("load_factor", [1.0, 1.25, 2.0])
+def test_a_hot_key_overflows_to_the_same_replicas_in_the_same_order(load_factor: float) -> None:
+    tracker = LoadTracker()
+    candidates = Candidates(dict.fromkeys(names(6), 1.0), tracker)
+    ring_order = order(3, 5, 0, 1, 4, 2)
+    met: list[ReplicaId] = []
+    for _ in range(200):
+        replica = bounded_choice(ring_order, candidates, load_factor, 4).target
+        tracker.dispatch(replica, 1)
+        if replica not in met:
+            met.append(replica)
+
+    assert met == ring_order[: len(met)]
+    assert max(load.running for load in candidates.loads.values()) <= math.ceil(load_factor * 200 / 6)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS, Candidates
 from routing.balancing.cost import (
     CHOICES,
+    HOLDERS,
     LONG_TOKENS,
     MAX_COMPARED,
     MAX_TIE_TOKENS,
@@ -17,7 +18,10 @@ from routing.balancing.cost import (
     TIE_RATIO,
     TIE_S,
     CostRule,
+    bits_of,
+    lightest,
     preferred_key,
+    some_bits,
 )
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
@@ -33,11 +37,11 @@ TIE_TOKENS = TIE_S * DEFAULT_RATE
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
 holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
 places = st.integers(0, 2 * MAX_COMPARED + 7)
-pasts = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)  # requests that ended
+ended_requests = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)  # requests that ended
 
 
 @given(loads, holdings, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
-def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_rid_of_it_is_worth(
+def test_no_candidate_costs_less_than_the_choice_except_for_ties_and_rebalancing(
     waiting, held, alpha: float, tokens: int
 ) -> None:
     fleet = Fleet(4)
@@ -76,12 +80,12 @@ def test_nobody_is_cheaper_than_whoever_is_chosen_by_more_than_a_tie_or_being_ri
     st.sampled_from([1.0, 2.0]),
     st.lists(st.tuples(places, st.integers(0, 2000)), max_size=12),
     st.lists(st.tuples(places, st.integers(0, 10)), max_size=9),
-    pasts,
+    ended_requests,
     st.sampled_from([0.5, 1.0, 2.0]),
     st.integers(100, 4000),
 )
 @example(4, 1.0, [(0, 1)], [(0, 4), (1, 4)], [], 1.0, 120)  # the tie of the cheapest counts, not that of the first
-def test_whom_few_are_compared_for_is_who_would_be_chosen_among_all(
+def test_comparing_few_candidates_gives_the_same_choice_as_comparing_all(
     count: int, heaviest: float, waiting, held, past, alpha: float, tokens: int
 ) -> None:
     """Neither the only one who holds most of a prompt, nor a few who do, are chosen where others cost less."""
@@ -99,12 +103,12 @@ def test_whom_few_are_compared_for_is_who_would_be_chosen_among_all(
     chosen = rule.choose(match, key, tokens, fleet.candidates)
     assert sole is None or told(sole) == told(chosen)
     if "TEST_COMPILED" not in os.environ:  # what is compiled has no heirs in Python
-        among_all = type("AmongAll", (CostRule,), {"_few_holders": lambda *_of_a_request: ([], [])})
+        among_all = type("AmongAll", (CostRule,), {"_compare_holders": lambda *_: ([], [])})
         chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
         assert told(chosen) == told(chosen_among_all)
 
 
-def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking_at_others() -> None:
+def test_a_sole_holder_with_little_work_is_chosen_directly() -> None:
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
     match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, 2.0, by_rate=False)
@@ -116,7 +120,7 @@ def test_who_alone_holds_a_prompt_and_has_little_to_do_is_chosen_without_looking
     assert rule.sole_holder(match, 100, fleet.candidates) is None
 
 
-def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_its_tokens() -> None:
+def test_in_a_busy_fleet_cached_tokens_are_worth_alpha_queued_tokens() -> None:
     fleet = Fleet(4)
     a, *others = fleet.names
     fleet.hold(a, 100)
@@ -129,16 +133,8 @@ def test_in_a_busy_fleet_what_is_cached_is_worth_waiting_for_up_to_alpha_times_i
     assert fleet.choose(100).target != a
 
 
-def test_in_an_idle_fleet_it_is_worth_waiting_for_no_longer_than_prefilling_it_takes() -> None:
-    fleet = Fleet(4)
-    a = fleet.names[0]
-    fleet.hold(a, 10)
-    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
-    assert fleet.choose(100).target != a
-
-
 @pytest.mark.parametrize("count", [4, MAX_COMPARED + 4])
-def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_not_at_all_of_them(count: int) -> None:
+def test_a_burst_with_a_new_prefix_is_prefilled_at_several_idle_replicas_but_not_all(count: int) -> None:
     fleet = Fleet(count, block_tokens=1000)
     chosen = set()
     for _ in range(12):
@@ -150,7 +146,7 @@ def test_a_burst_about_something_new_is_prefilled_at_several_idle_replicas_but_n
     assert 1 < len(chosen) < min(count, 12)
 
 
-def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle() -> None:
+def test_crowded_caches_avoid_copies_even_if_replicas_are_idle() -> None:
     fleet = Fleet(4)
     a = fleet.names[0]
     fleet.hold(a, 10)
@@ -160,11 +156,11 @@ def test_where_caches_are_crowded_copies_are_spared_although_replicas_are_idle()
 
 
 @pytest.mark.parametrize(("requests", "stays"), [(7, True), (20, False)])
-def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_many(requests: int, stays: bool) -> None:
+def test_a_long_new_prompt_ignores_a_few_running_requests_at_its_preferred_replica(requests: int, stays: bool) -> None:
     idle, busy = Fleet(4), Fleet(4)
     home = idle.choose(8000).target
     for _ in range(requests):
-        busy.book.dispatch(home, 0)
+        busy.tracker.dispatch(home, 0)
 
     assert (busy.choose(8000).target == home) is stays
     busy.wait(home, 1000)
@@ -172,16 +168,16 @@ def test_a_long_new_prompt_goes_home_past_a_few_running_requests_and_not_past_ma
 
 
 @pytest.mark.parametrize("tokens", [100, LONG_TOKENS + 1])
-def test_a_short_prompt_and_a_very_long_one_go_where_nothing_runs(tokens: int) -> None:
+def test_short_and_very_long_prompts_go_to_idle_replicas(tokens: int) -> None:
     idle, busy = Fleet(4), Fleet(4)
     home = idle.choose(tokens).target
-    busy.book.dispatch(home, 0)
+    busy.tracker.dispatch(home, 0)
 
     assert busy.choose(tokens).target != home
 
 
 @pytest.mark.parametrize("count", [12, MAX_COMPARED, MAX_COMPARED + 4])
-def test_what_a_few_are_said_to_cost_is_what_they_cost_among_all(count: int) -> None:
+def test_costs_of_some_candidates_equal_their_costs_among_all(count: int) -> None:
     fleet = Fleet(count)
     for name in fleet.names[:8]:
         fleet.wait(name, 500)
@@ -195,7 +191,7 @@ def test_what_a_few_are_said_to_cost_is_what_they_cost_among_all(count: int) -> 
     assert rule.costs(members[:8], match, 1000, fleet.candidates) == among_all[:8]
 
 
-def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
+def test_a_replica_of_twice_the_weight_gets_twice_the_work() -> None:
     fleet = Fleet(2, {"replica-1": 2.0})
     light, heavy = fleet.names
     fleet.wait(light, 5000)
@@ -204,12 +200,12 @@ def test_a_replica_of_twice_the_weight_bears_twice_the_work() -> None:
     assert fleet.choose(100).target == heavy
 
 
-def test_by_rate_the_faster_replica_bears_more() -> None:
+def test_by_rate_the_faster_replica_gets_more() -> None:
     fleet = Fleet(2)
     slow, fast = fleet.names
     for _ in range(500):
-        fleet.book.load(slow).prefill.learn(10_000, 10.0)
-        fleet.book.load(fast).prefill.learn(10_000, 1.0)
+        fleet.tracker.load(slow).prefill.learn(10_000, 10.0)
+        fleet.tracker.load(fast).prefill.learn(10_000, 1.0)
     fleet.wait(fast, 5000)
 
     assert fleet.choose(3000, by_rate=True).target == fast
@@ -217,11 +213,11 @@ def test_by_rate_the_faster_replica_bears_more() -> None:
 
 
 @pytest.mark.parametrize(("apart", "chosen"), [(0.01, 2), (0.2, 1)])
-def test_by_rate_equal_replicas_share_although_they_measure_a_little_apart(apart: float, chosen: int) -> None:
+def test_by_rate_small_differences_of_measured_rates_are_ties(apart: float, chosen: int) -> None:
     fleet = Fleet(2)
     for name, rate in zip(fleet.names, (1.0, 1.0 + apart), strict=True):
         for _ in range(500):
-            fleet.book.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
+            fleet.tracker.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
     rule = CostRule(fleet.ring, 2.0, by_rate=True)
 
     found = {
@@ -233,7 +229,7 @@ def test_by_rate_equal_replicas_share_although_they_measure_a_little_apart(apart
 
 
 @pytest.mark.parametrize("count", [8, 40])
-def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -> None:
+def test_ties_are_decided_by_the_key_never_by_the_smallest_index(count: int) -> None:
     fleet, other = Fleet(count), Fleet(count)
     preferred_replicas = Counter()
     for number in range(100 * count):
@@ -250,12 +246,12 @@ def test_equal_costs_go_by_the_key_and_never_by_the_smallest_index(count: int) -
 
 
 @pytest.mark.parametrize("count", [3, MAX_COMPARED - 1, MAX_COMPARED, MAX_COMPARED + 1, 3 * MAX_COMPARED])
-def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(count: int) -> None:
+def test_a_new_replica_gets_its_share_and_no_other_key_moves(count: int) -> None:
     fleet, grown = Fleet(count), Fleet(count + 1)
     moved = Counter()
     for number in range(40 * count):
         key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
-        before, after = fleet.home_of(key), grown.home_of(key)
+        before, after = fleet.preferred_of(key), grown.preferred_of(key)
         moved[after] += before != after
 
     assert set(+moved) == {grown.names[-1]}
@@ -263,16 +259,16 @@ def test_a_fleet_that_grows_by_one_gives_it_its_share_and_moves_no_other_home(co
 
 
 @pytest.mark.parametrize("count", [4, MAX_COMPARED + 1, 3 * MAX_COMPARED])
-def test_a_replica_that_goes_down_moves_its_own_homes_alone(count: int) -> None:
+def test_a_replica_that_goes_down_moves_only_its_own_keys(count: int) -> None:
     fleet = Fleet(count)
     rest = fleet.candidates.without({fleet.names[0]})
     for number in range(20 * count):
         key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
-        before, after = fleet.home_of(key), fleet.home_of(key, rest)
+        before, after = fleet.preferred_of(key), fleet.preferred_of(key, rest)
         assert after == before or before == fleet.names[0]
 
 
-def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
+def test_a_lone_holder_and_a_lone_idle_replica_are_found_among_many() -> None:
     fleet = Fleet(MAX_COMPARED * 5)
     *busy, holder, idle = fleet.names
     for name in busy:
@@ -285,43 +281,81 @@ def test_among_many_a_lone_holder_is_found_and_so_is_a_lone_idle_one() -> None:
     assert fleet.choose(1000, 10.0).target == idle
 
 
-def test_among_many_holders_an_idle_one_is_found_whoever_it_is() -> None:
-    fleet = Fleet(MAX_COMPARED * 5)
-    for name in fleet.names:
-        fleet.hold(name, 10)
-        if name != fleet.names[33]:
-            fleet.wait(name, 1000)
-
-    assert (fleet.choose(100).target, fleet.choose(100).hit_tokens) == (fleet.names[33], 100)
-
-
-@pytest.mark.parametrize(("held", "key"), [(0, 1000), (4, 1004), (10, 1009)])
-def test_a_home_is_named_by_the_first_block_that_nobody_holds(held: int, key: int) -> None:
+@pytest.mark.parametrize(("cached", "key"), [(0, 1000), (4, 1004), (10, 1009)])
+def test_the_key_is_the_first_uncached_block_or_the_tier1_key(cached: int, key: int) -> None:
     fleet = Fleet(2)
-    fleet.hold(fleet.names[0], held)
+    fleet.hold(fleet.names[0], cached)
 
     assert preferred_key(PROMPT, fleet.residency.match(PROMPT), None) == key
-
-
-def test_a_prompt_without_a_whole_block_goes_by_its_opening() -> None:
-    fleet = Fleet(2)
-
     assert preferred_key([], fleet.residency.match([]), 77) == 77
     assert preferred_key([], fleet.residency.match([]), None) == 0
 
 
-def test_by_rate_a_replica_that_starts_slowly_counts_as_slower() -> None:
+def test_by_rate_a_replica_in_slow_start_counts_as_slower() -> None:
     """At a quarter of its share it gets a prompt when the others have four times the work; weights say nothing."""
-    book, (a, b) = LoadTracker(lambda: 0.0), names(2)
+    tracker, (a, b) = LoadTracker(lambda: 0.0), names(2)
     residency = Residency(block_tokens=10)
     bits = {name: residency.add_replica(name).bit for name in (a, b)}
-    candidates = Candidates({a: 0.5, b: 1.0}, book, bits=bits, shares={a: 0.25})
+    candidates = Candidates({a: 0.5, b: 1.0}, tracker, bits=bits, shares={a: 0.25})
     rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
 
     def chosen() -> ReplicaId:
         return rule.choose(match, 1, 1000, candidates).target
 
-    book.dispatch(b, 2500)
+    tracker.dispatch(b, 2500)
     assert chosen() == b
-    book.dispatch(b, 2500)
+    tracker.dispatch(b, 2500)
     assert chosen() == a
+
+
+FLEET = names(100)
+SPREAD = 0x9E3779B97F4A7C15  # makes keys of numbers
+
+
+def fleet() -> tuple[Candidates, LoadTracker]:
+    tracker, residency = LoadTracker(lambda: 0.0), Residency()
+    bits = {name: residency.add_replica(name).bit for name in FLEET}
+    return Candidates(dict.fromkeys(FLEET, 1.0), tracker, bits=bits), tracker
+
+
+@given(st.sets(st.integers(0, 300), max_size=60), st.integers(0, 8), st.integers(0, 2**64 - 1))
+def test_some_bits_of_a_mask_are_chosen_reproducibly(numbers, count: int, key: int) -> None:
+    mask = sum(1 << number for number in numbers)
+    shown = some_bits(mask, count, key)
+
+    assert len(shown) == len(set(shown)) == min(count, len(numbers))
+    assert set(shown) <= set(bits_of(mask))
+    assert shown == some_bits(mask, count, key)
+
+
+@pytest.mark.parametrize("numbers", [range(100), [*range(50), 990], [3, 4, 5, 500, 501, 998, 999]])
+def test_every_bit_has_the_same_chance(numbers) -> None:
+    mask = sum(1 << number for number in numbers)
+    shown = Counter(bit for key in range(20 * len(numbers)) for bit in some_bits(mask, HOLDERS, key))
+
+    assert set(shown) == set(bits_of(mask))
+    assert set(shown.values()) == {20 * HOLDERS}
+
+
+def test_the_idle_holder_is_found_among_many() -> None:
+    for idle in (0, 7, 50, 99):
+        candidates, tracker = fleet()
+        for number, name in enumerate(FLEET):
+            if number != idle:
+                tracker.dispatch(name, 1000 + 50 * number)
+        found = lightest(candidates.mask, 5, candidates)
+        assert found[0].target == FLEET[idle]
+        assert len(found) == HOLDERS
+
+
+def test_requests_for_a_widely_cached_prefix_are_spread_over_all_holders() -> None:
+    candidates, tracker = fleet()
+    holders = sum(candidates.by_name[name].bit for name in (*FLEET[:30], FLEET[99]))
+    taken = Counter()
+    for number in range(31 * 100):
+        found = lightest(holders, number * SPREAD % 2**64, candidates)[0].target
+        tracker.dispatch(found, 100).end()
+        taken[found] += 1
+
+    assert len(taken) == 31
+    assert max(taken.values()) < 150

@@ -45,7 +45,7 @@ def verdict(body: ParsedBody, caps: Caps) -> Any:
 
 
 @given(path=st.sampled_from(sorted(BODIES)), members=MEMBERS, caps=st.sampled_from(CAPS))
-def test_caps_judge_a_reduced_body_as_the_whole_one(path: str, members: dict[str, Any], caps: Caps) -> None:
+def test_caps_give_the_same_result_for_a_reduced_body(path: str, members: dict[str, Any], caps: Caps) -> None:
     body = parse_body(path, json.dumps(members).encode())
 
     assert verdict(pickle.loads(pickle.dumps(reduce_body(body))), caps) == verdict(body, caps)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.allocation import GAIN, LOSE, allocate, next_size, trim_sizes
+from routing.balancing.allocation import GAIN, LOSE, MAX_KEYS, Shares, allocate, next_size, trim_sizes
 from routing.balancing.shared_rings import shared_ring
 from routing.prompt.hashing import PrefixHasher
 from routing.types import ReplicaId
@@ -37,7 +37,7 @@ def equal(count: int) -> dict[ReplicaId, float]:
 
 
 @given(st.integers(0, 20), st.floats(-2, 2))
-def test_a_size_is_kept_while_the_share_is_near_it_and_is_at_least_one(before: int, beyond: float) -> None:
+def test_a_size_is_kept_while_the_share_is_near(before: int, beyond: float) -> None:
     wanted = max(0.0, before + beyond)
     size = next_size(before, wanted)
 
@@ -49,7 +49,7 @@ def test_a_size_is_kept_while_the_share_is_near_it_and_is_at_least_one(before: i
 
 
 @given(wanted_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
-def test_what_is_too_much_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
+def test_excess_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
     fitting = trim_sizes(sizes, floors, count)
 
     assert all(min(size, max(1, floors.get(key, 0))) <= fitting[key] <= size for key, size in sizes.items())
@@ -67,7 +67,7 @@ def test_what_is_too_much_is_taken_from_the_largest(sizes: dict[str, int], floor
 
 
 @given(wanted_sizes, replica_counts)
-def test_everybody_gets_its_number_and_none_is_crowded_while_another_is_free(sizes: dict[str, int], count: int) -> None:
+def test_every_key_gets_its_size_and_sets_are_disjoint_if_possible(sizes: dict[str, int], count: int) -> None:
     sets = plan(sizes, equal(count))
     owners = Counter(replica for own in sets.values() for replica in own)
 
@@ -78,7 +78,7 @@ def test_everybody_gets_its_number_and_none_is_crowded_while_another_is_free(siz
 
 
 @given(wanted_sizes, replica_counts, st.data())
-def test_who_grows_keeps_all_it_had_and_takes_nothing_from_the_smaller(
+def test_growth_keeps_previous_replicas_and_takes_none_from_smaller_keys(
     sizes: dict[str, int], count: int, data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from(sorted(sizes)))
@@ -92,7 +92,7 @@ def test_who_grows_keeps_all_it_had_and_takes_nothing_from_the_smaller(
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-def test_what_others_exchange_for_who_grows_is_a_fraction_of_a_replica(newcomer: bool) -> None:
+def test_growth_makes_others_exchange_a_fraction_of_a_replica(newcomer: bool) -> None:
     rng, exchanged, growths = random.Random(1), Counter[int](), 0
     while growths < 300:
         count = rng.randrange(4, 25)
@@ -111,13 +111,13 @@ def test_what_others_exchange_for_who_grows_is_a_fraction_of_a_replica(newcomer:
 
 
 @given(wanted_sizes, replica_counts)
-def test_the_order_in_which_anybody_is_listed_means_nothing(sizes: dict[str, int], count: int) -> None:
+def test_the_order_of_keys_and_replicas_does_not_matter(sizes: dict[str, int], count: int) -> None:
     backwards = dict.fromkeys(reversed(names(count)), 1.0)
 
     assert plan(sizes, equal(count)) == plan(dict(reversed(sizes.items())), backwards)
 
 
-def test_a_replica_that_leaves_moves_hardly_anybody_else() -> None:
+def test_a_replica_that_leaves_moves_few_other_sets() -> None:
     sizes = dict.fromkeys(GROUPS, 3)
     before, after = plan(sizes, equal(24)), plan(sizes, equal(23))
     moved = sum(len(set(before[key]) - set(after[key]) - {names(24)[-1]}) for key in sizes)
@@ -135,7 +135,7 @@ def test_unequal_replicas_count_by_their_weight() -> None:
 
 
 @given(wanted_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
-def test_unequal_replicas_are_nobodys_twice_where_there_are_enough(sizes: dict[str, int], listed: list[float]) -> None:
+def test_sets_of_unequal_replicas_are_disjoint_if_possible(sizes: dict[str, int], listed: list[float]) -> None:
     weights = dict(zip(names(len(listed)), listed, strict=True))
     sizes = trim_sizes(sizes, {}, len(listed))
     sets = plan(sizes, weights)
@@ -149,7 +149,47 @@ def test_unequal_replicas_are_nobodys_twice_where_there_are_enough(sizes: dict[s
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_what_somebody_has_already_is_picked_last(size: int) -> None:
+def test_owned_replicas_are_picked_last(size: int) -> None:
     taken = dict.fromkeys(names(5), 1)
     assert set(plan({"a": size}, equal(8), taken)["a"]) <= set(names(8)) - set(names(5))
     assert set(plan({"a": 6}, equal(8), taken)["a"]) > set(names(8)) - set(names(5))
+
+
+def counted(keys, half_life: float = 1e6) -> Shares:
+    shares = Shares(half_life)
+    for key in keys:
+        shares.count(key)
+    return shares
+
+
+def test_shares_are_sorted_the_largest_first() -> None:
+    found = counted([1] * 20 + [2] * 70 + [3] * 10).above(0.15)
+
+    assert [key for key, _ in found] == [2, 1]
+    assert [share for _, share in found] == pytest.approx([0.7, 0.2], rel=0.01)
+
+
+def test_there_are_no_shares_before_any_request() -> None:
+    assert counted([]).above(0.1) == []
+
+
+def test_old_traffic_fades() -> None:
+    shares = counted([1] * 10_000 + [2] * 100, half_life=100)
+
+    assert dict(shares.above(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
+
+
+def test_shares_stay_correct_in_the_long_run() -> None:
+    shares = counted((number % 4 for number in range(50_000)), half_life=20)
+
+    assert [share for _, share in shares.above(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
+
+
+def test_few_keys_are_counted_and_heavy_ones_among_them() -> None:
+    rng, shares, most = random.Random(5), Shares(10_000), 0
+    for _ in range(50_000):
+        shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64))
+        most = max(most, len(shares))
+
+    assert most <= 2 * MAX_KEYS + 1
+    assert [key for key, _ in shares.above(0.03)] == [7]

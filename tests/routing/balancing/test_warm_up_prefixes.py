@@ -1,4 +1,4 @@
-"""Which openings are kept for replicas that join: the worthiest, within limits, and only what comes again."""
+"""Which prefixes are kept for replicas that join: the worthiest, within limits, and only what comes again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cut(tokens: int, size: int = 100) -> WarmUpPrompt:
     return WarmUpPrompt(PATH, b"x" * size, tokens, array("Q"))
 
 
-def openings(max_bytes: int = 1 << 20, half_life_s: float = 100.0, min_tokens: int = 16) -> PopularPrefixes:
+def popular_prefixes(max_bytes: int = 1 << 20, half_life_s: float = 100.0, min_tokens: int = 16) -> PopularPrefixes:
     return PopularPrefixes(half_life_s, max_bytes, min_tokens)
 
 
@@ -50,8 +50,8 @@ def order(kept: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_0
     return [it.tokens for it, _ in kept.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
 
 
-def test_what_came_once_is_not_kept() -> None:
-    kept = openings()
+def test_a_prefix_that_occurred_once_is_not_stored() -> None:
+    kept = popular_prefixes()
 
     assert meet(kept, 1) == 0
     assert kept.bytes == 0
@@ -60,15 +60,15 @@ def test_what_came_once_is_not_kept() -> None:
     assert meet(kept, 1, 20) == 0
 
 
-def test_what_is_short_is_never_kept() -> None:
-    kept = openings(min_tokens=128)
+def test_a_short_prefix_is_never_stored() -> None:
+    kept = popular_prefixes(min_tokens=128)
 
     assert meet(kept, 1, 50, tokens=127) == 0
     assert meet(kept, 2, 50, tokens=128) == 1
 
 
-def test_the_worthiest_go_first_by_tokens_and_rate() -> None:
-    kept = openings()
+def test_prefixes_are_ordered_by_tokens_times_rate() -> None:
+    kept = popular_prefixes()
     meet(kept, 1, 2, tokens=1000)
     meet(kept, 2, 50, tokens=100)
     meet(kept, 3, 4, tokens=300)
@@ -76,8 +76,8 @@ def test_the_worthiest_go_first_by_tokens_and_rate() -> None:
     assert order(kept) == [100, 1000, 300]
 
 
-def test_what_no_longer_comes_falls_behind() -> None:
-    kept = openings(half_life_s=100.0)
+def test_prefixes_that_no_longer_occur_lose_value() -> None:
+    kept = popular_prefixes(half_life_s=100.0)
     meet(kept, 1, 40, tokens=400)
     meet(kept, 2, 4, tokens=401, now_s=0.0)
     assert order(kept) == [400, 401]
@@ -88,8 +88,8 @@ def test_what_no_longer_comes_falls_behind() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 10), st.integers(1, 200))
-def test_the_budget_is_kept(lengths: list[int], max_prefixes: int, max_tokens: int) -> None:
-    kept = openings(min_tokens=1)
+def test_the_limits_of_prefixes_and_tokens_hold(lengths: list[int], max_prefixes: int, max_tokens: int) -> None:
+    kept = popular_prefixes(min_tokens=1)
     for number, tokens in enumerate(lengths):
         meet(kept, number, 2, tokens=tokens)
     chosen = order(kept, max_prefixes, max_tokens)
@@ -103,8 +103,8 @@ def test_the_budget_is_kept(lengths: list[int], max_prefixes: int, max_tokens: i
     assert len(chosen) == max_prefixes or all(tokens > left for tokens in spared)
 
 
-def test_each_of_several_homes_counts() -> None:
-    kept = openings()
+def test_each_of_several_preferred_replicas_counts() -> None:
+    kept = popular_prefixes()
     meet(kept, 1, 2)
     ranks = [ReplicaId("a#0"), ReplicaId("a#1"), ReplicaId("a#2")]
 
@@ -116,15 +116,15 @@ def test_each_of_several_homes_counts() -> None:
     st.integers(1 << 10, 1 << 16),
 )
 def test_memory_is_bounded_in_bytes_and_in_number(traffic: list[tuple[int, int]], max_bytes: int) -> None:
-    kept = openings(max_bytes)
+    kept = popular_prefixes(max_bytes)
     for now_s, (number, size) in enumerate(traffic):
         meet(kept, number, 2, now_s=now_s, size=size)
         assert kept.bytes <= max_bytes
     assert sum(it.bytes for it, _ in kept.select(lambda *_: [HERE], 10_000, 10**9)) == kept.bytes
 
 
-def test_ever_new_openings_are_forgotten() -> None:
-    kept = openings(1 << 30)
+def test_the_number_of_counted_prefixes_is_bounded() -> None:
+    kept = popular_prefixes(1 << 30)
     for number in range(10 * MAX_PREFIXES):
         meet(kept, number, 2)
 
@@ -132,9 +132,9 @@ def test_ever_new_openings_are_forgotten() -> None:
     assert kept.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
 
 
-def test_what_had_to_go_is_asked_for_again_when_it_has_come_twice_as_often() -> None:
+def test_a_dropped_prompt_is_wanted_again_after_twice_as_many_requests() -> None:
     room = 10 * (1000 + OVERHEAD_BYTES)
-    kept = openings(room)
+    kept = popular_prefixes(room)
     meet(kept, 0, 2, size=1000)
     for number in range(1, 12):
         meet(kept, number, 5, size=1000)
@@ -143,15 +143,15 @@ def test_what_had_to_go_is_asked_for_again_when_it_has_come_twice_as_often() -> 
     assert asked == [0, 1, 0, 0, 0, 1, 0]
 
 
-def test_one_body_takes_no_more_than_a_part_of_the_memory() -> None:
-    kept = openings(8000)
+def test_one_body_may_take_only_a_part_of_the_memory() -> None:
+    kept = popular_prefixes(8000)
     meet(kept, 1, 10, tokens=10_000, size=2000)
 
     assert kept.bytes == 0
 
 
-def test_a_smaller_limit_lets_bodies_go_at_once() -> None:
-    kept = openings()
+def test_a_smaller_limit_drops_bodies_at_once() -> None:
+    kept = popular_prefixes()
     for number in range(20):
         meet(kept, number, 2 + number, size=1000)
     kept.configure(100.0, 5 * (1000 + OVERHEAD_BYTES), 16)
@@ -160,7 +160,7 @@ def test_a_smaller_limit_lets_bodies_go_at_once() -> None:
 
 
 def test_another_half_life_keeps_the_order() -> None:
-    kept = openings()
+    kept = popular_prefixes()
     for number, tokens in ((1, 100), (2, 200), (3, 300)):
         meet(kept, number, 2, tokens=tokens)
     kept.configure(7.0, 1 << 20, 16)
@@ -170,9 +170,9 @@ def test_another_half_life_keeps_the_order() -> None:
     assert order(kept)[0] == 100
 
 
-def test_weights_are_brought_down_together() -> None:
+def test_weights_are_scaled_down_together() -> None:
     """After hundreds of half-lives weights are large; whoever comes just then gains nothing over the others."""
-    kept = openings(half_life_s=1.0)
+    kept = popular_prefixes(half_life_s=1.0)
     for number, tokens in ((1, 100), (2, 101)):
         meet(kept, number, 2, tokens=tokens, now_s=0.0)
         meet(kept, number, 2, tokens=tokens, now_s=330.0)
@@ -183,8 +183,8 @@ def test_weights_are_brought_down_together() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_body_that_comes_late_is_no_harm(known: bool) -> None:
-    kept = openings()
+def test_a_late_body_is_ignored(known: bool) -> None:
+    kept = popular_prefixes()
     if known:
         meet(kept, 1, 2)
     before = kept.bytes
