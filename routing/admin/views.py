@@ -206,7 +206,7 @@ class RouterView:
                     "breaker": router.balancer.breakers.state(name),
                     "reason": finding.reason or (breaker.reason if breaker else None),
                     "share": router.balancer.health.share(name),
-                    "warming": router.services.all_warm_ups.progress(name),
+                    "warming": router.services.all_warm_ups.progress_by_replica().get(name),
                     "running": sum(running for running, _ in ranks),
                     "waiting_tokens": sum(tokens for _, tokens in ranks),
                     "ranks": [{"running": running, "waiting_tokens": tokens} for running, tokens in ranks],

@@ -42,7 +42,7 @@ class Balancer:
         self.token_ratios = TokenRatios()
         self.health = HealthRegistry()
         self.slow_starts = SlowStarts(self.health)
-        self.breakers = CircuitBreakers(self.health, loop.time, self._on_recovered)
+        self.breakers = CircuitBreakers(self.health, loop.time, self._on_readmitted)
         self.retry_budget = RetryBudget(limits.retry_ratio, limits.retry_floor_per_s)
 
     def record_failure(self, replica: str, reason: str, *, was_probe: bool) -> None:
@@ -51,15 +51,15 @@ class Balancer:
             event(logger, "replica_ejected", level=logging.WARNING, replica=replica, reason=reason)
 
     def begin_slow_start(self, replica: ReplicaId) -> None:
-        """Begin the slow start of a replica: it takes traffic, at first a part of its share."""
+        """Let a replica take traffic, at first only a part of its share."""
         self.slow_starts.begin(replica, self.breakers.settings(replica).slow_start_s, self.loop.time())
 
     def progress_at(self, replica: str) -> float:
-        """Loop time at which the latest body byte of a replica came; 0 if none ever did."""
-        link = self.fleet.connection_pools.get(replica) if self.fleet is not None else None
-        return link.progress_at if link is not None else 0.0
+        """Loop time of the latest body byte from a replica; 0 if there was none."""
+        connections = self.fleet.connection_pools.get(replica) if self.fleet is not None else None
+        return connections.progress_at if connections is not None else 0.0
 
-    def _on_recovered(self, replica: ReplicaId) -> None:
+    def _on_readmitted(self, replica: ReplicaId) -> None:
         event(logger, "replica_readmitted", replica=replica)
         self.begin_slow_start(replica)
 
@@ -71,6 +71,6 @@ def active_replicas(config: RouterConfig) -> dict[ReplicaId, str]:
 
 
 def joined_replicas(config: RouterConfig, before: RouterConfig) -> list[ReplicaId]:
-    """Replicas that could get no requests before, or that have another URL now: a replica that moved is a new one."""
-    known = active_replicas(before)
-    return [name for name, url in active_replicas(config).items() if known.get(name) != url]
+    """Replicas that could get no requests before, or that have another URL now and thus another cache."""
+    previous = active_replicas(before)
+    return [name for name, url in active_replicas(config).items() if previous.get(name) != url]

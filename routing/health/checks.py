@@ -1,20 +1,17 @@
-"""Whether each replica answers: asked at intervals, and told by requests that could not connect.
+"""Active health checks: one task per replica requests its health path, at intervals and after failed connections.
 
-Theory of operation. One task per replica asks its health path, on a connection of its own each time, because a kept
-one says nothing about new ones. ``failures`` bad findings in a row make a replica down, ``successes`` good ones make
-it up; a replica never asked counts as up. Requests that cannot connect make the task ask at once, ``AGAIN_S`` after it
-last did at the soonest. If that check finds the same, they are one bad finding more, however many they were; else they
-were a moment's affair, such as a queue of newcomers that overflowed, and cost a well replica nothing. A replica that is
-down is no candidate, even if all are: then clients get a 503 that names the pool. It is asked on, at the same interval,
-so no pool stays dark on old news.
+Theory of operation. Each check uses a connection of its own, because a kept-alive one does not show whether the replica
+accepts new ones. ``failures`` failed checks in a row make a replica down, ``successes`` passed ones make it up; a
+replica that was never checked counts as up. When requests cannot connect, the task checks at once, though not sooner
+than ``MIN_INTERVAL_S`` after its last check. If that check fails too, all those requests count as one more failure;
+otherwise the cause was brief, such as a full accept queue, and is not counted. A replica that is down gets no requests
+even if all are down: clients get a 503 that names the pool. Checks continue at the same interval.
 
-A replica with too much to do may be late with its health check while its answers come. Such a silence is no finding:
-under overload it would strike all replicas at once, and take the whole pool down for being busy.
+An overloaded replica may be late with its health check while it still sends responses. A timeout during which the
+replica sent body bytes is therefore not a failure: under overload it would take down a whole pool for being busy.
 
-Which LoRA adapters a replica has loaded, by its own ``/v1/models``.
-
-Asked by the health check's task, on a connection of its own. vLLM loads and drops adapters at run time, so it is asked
-again every few checks; an answer that cannot be read tells nothing, and what was known stays.
+The same task reads which LoRA adapters the replica has loaded from its ``/v1/models``, every few checks, because vLLM
+loads and unloads adapters at run time. If that request fails, the previous result stays.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,63 +35,48 @@ from routing.http.tls import describe_os_error
 from routing.log import event
 from routing.schema import HealthCheck
 from routing.types import ReplicaId
-from routing.upstream.client import send_request
 from routing.upstream.pool import Address
+from routing.upstream.client import fetch, send_request
 
-EVERY = 5  # health checks between two questions
-MAX_BYTES = 1 << 20  # of an answer; a thousand adapters take a quarter of it
+ADAPTERS_EVERY = 5  # health checks between two requests for the adapters
+MAX_MODELS_BYTES = 1 << 20  # of that response; a thousand adapters take a quarter of it
+MIN_INTERVAL_S = 0.1  # between two checks, however many requests fail
 
-_length = re.compile(rb"\r\ncontent-length: *([0-9]{1,7})\r\n", re.IGNORECASE).search
+logger = logging.getLogger(__name__)
 
 
-class _Card(Struct):
+class _Model(Struct):
     id: str
 
 
 class _Models(Struct):
-    data: list[_Card]
+    data: list[_Model]
 
 
 _models = msgspec.json.Decoder(_Models)
 
 
-async def held_adapters(address: Address, names: frozenset[str], timeout_s: float) -> frozenset[str] | None:
-    """Those of ``names`` that a replica lists; None where it gives no answer that says."""
+async def loaded_adapters(address: Address, names: frozenset[str], timeout_s: float) -> frozenset[str] | None:
+    """Those of ``names`` that a replica lists in ``/v1/models``; None if it gives no usable response."""
     try:
         async with asyncio.timeout(timeout_s):
-            body = await _list_adapters(address)
-        return names & {card.id for card in _models.decode(body).data}
-    except (TimeoutError, OSError, ValueError, EOFError, RecursionError, asyncio.LimitOverrunError):
+            status, body = await fetch(address, "/v1/models", max_bytes=MAX_MODELS_BYTES)
+        return names & {model.id for model in _models.decode(body).data} if status == 200 else None
+    except (TimeoutError, OSError, ValueError, RecursionError):
         return None
 
 
-async def _list_adapters(address: Address) -> bytes:
-    """The body of the answer; ValueError if it is none of 200 with a length."""
-    async with send_request(address, "/v1/models") as answer:
-        head = await answer.readuntil(b"\r\n\r\n")
-        _, status, *_ = head.split(maxsplit=2)  # too few are a ValueError
-        length = _length(head)
-        if length is None or status != b"200" or int(length[1]) > MAX_BYTES:
-            raise ValueError("no list of models")
-        return await answer.readexactly(int(length[1]))
-
-
-AGAIN_S = 0.1  # between two questions at least, however many requests fail
-
-logger = logging.getLogger(__name__)
-
-
 @dataclass(slots=True)
-class Finding:
-    """What is known of one replica. ``is_up`` is None until it was asked."""
+class HealthStatus:
+    """Check results of one replica. ``is_up`` is None until it was checked."""
 
     is_up: bool | None = None
-    reason: str | None = None  # of the latest bad finding, while it stands
+    reason: str | None = None  # of the latest failed check; None after a passed one
     last_ok_at: datetime | None = None
     failures: int = 0  # in a row
-    successes: int = 0
-    was_refused: bool = False  # a request could not connect since the latest check began
-    ask_now: asyncio.Event = field(default_factory=asyncio.Event)
+    successes: int = 0  # in a row
+    connect_failed: bool = False  # a request could not connect since the latest check began
+    check_now: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def health(self) -> str:
@@ -104,145 +85,142 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """Whom to ask, and how."""
+class CheckTarget:
+    """A replica to check."""
 
     name: str
     address: Address
     check: HealthCheck
-    adapters: frozenset[str] = frozenset()  # of which it should tell what it holds
+    adapters: frozenset[str] = frozenset()  # configured LoRA adapters, of which it may have loaded some
 
 
 class HealthChecks:
-    """The findings of this router, and the tasks that make them. Verdicts go to the book that placement reads."""
+    """Check results of one router, and the tasks that produce them. Placement reads the results from ``registry``.
+
+    ``on_recovered`` is called for each replica that was down and is up again. ``progress_at`` returns the loop time of
+    the latest body byte from a replica.
+    """
 
     def __init__(
         self,
-        book: HealthRegistry,
-        on_health_check_passed: Callable[[ReplicaId], None],
+        registry: HealthRegistry,
+        on_recovered: Callable[[ReplicaId], None],
         progress_at: Callable[[str], float],
     ) -> None:
-        self._book = book
-        self._came_up = on_health_check_passed  # hears of each replica that was down and is up again
-        self._progress_at = progress_at  # when a replica's answers last brought a byte, in loop time
-        self._findings: dict[str, Finding] = {}
-        self._checked: dict[str, Checked] = {}  # by name, as the findings and the tasks
+        self._registry = registry
+        self._on_recovered = on_recovered
+        self._progress_at = progress_at
+        self._statuses: dict[str, HealthStatus] = {}  # by replica name, as the targets and the tasks
+        self._targets: dict[str, CheckTarget] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def configure(self, all_checked: list[Checked]) -> None:
-        """Ask these replicas from now on, and no others. A replica that moved is a new one."""
-        wanted = {checked.name: checked for checked in all_checked}
-        for name in self._checked.keys() - wanted.keys():
+    def configure(self, targets: list[CheckTarget]) -> None:
+        """Check these replicas from now on, and no others. A replica with another address starts anew."""
+        by_name = {target.name: target for target in targets}
+        for name in self._targets.keys() - by_name.keys():
             self._tasks.pop(name).cancel()
             self._forget(name)
-        for name, checked in wanted.items():
-            before = self._checked.get(name)
-            if before == checked:
+        for name, target in by_name.items():
+            before = self._targets.get(name)
+            if before == target:
                 continue
             if before is not None:
                 self._tasks[name].cancel()
-                if before.address != checked.address:
+                if before.address != target.address:
                     self._forget(name)
-            self._checked[name] = checked
-            self._findings.setdefault(name, Finding())
-            asking = run_until_cancelled(Background.HEALTH, partial(self._keep_asking, checked))
-            self._tasks[name] = asyncio.get_running_loop().create_task(asking)
+            self._targets[name] = target
+            self._statuses.setdefault(name, HealthStatus())
+            checking = run_until_cancelled(Background.HEALTH, partial(self._check_forever, target))
+            self._tasks[name] = asyncio.get_running_loop().create_task(checking)
 
-    def status(self, name: str) -> Finding:
-        """What is known of a replica; nothing, for one that is not checked."""
-        return self._findings.get(name) or Finding()
+    def status(self, name: str) -> HealthStatus:
+        """The check results of a replica; an empty status if it is not checked."""
+        return self._statuses.get(name) or HealthStatus()
 
     def on_connect_failed(self, name: str) -> None:
-        """A request could not connect: ask again at once, and count it if that shows the same."""
-        finding = self._findings.get(name)
-        if finding is not None:
-            finding.was_refused = True
-            finding.ask_now.set()
+        """Check at once, because a request could not connect, and count the request if the check fails too."""
+        self.status(name).connect_failed = True
+        self.request_check(name)
 
     def request_check(self, name: str) -> None:
-        """A request got no answer, which may have many causes: ask again at once."""
-        finding = self._findings.get(name)
-        if finding is not None:
-            finding.ask_now.set()
+        """Check at once, because a request got no response, which may have many causes."""
+        self.status(name).check_now.set()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancel all tasks."""
         for task in self._tasks.values():
             task.cancel()
 
     def _forget(self, name: str) -> None:
-        self._findings.pop(name, None)
-        self._checked.pop(name, None)
-        self._book.mark(ReplicaId(name), up=True)
-        self._book.set_adapters(ReplicaId(name), None)
+        self._statuses.pop(name, None)
+        self._targets.pop(name, None)
+        self._registry.mark(ReplicaId(name), up=True)
+        self._registry.set_adapters(ReplicaId(name), None)
 
-    async def _keep_asking(self, checked: Checked) -> None:
-        finding, time = self._findings[checked.name], asyncio.get_running_loop().time
-        for turn in count():
-            finding.ask_now.clear()
-            was_refused, finding.was_refused = finding.was_refused, False
-            began_at = time()
-            reason = await check_once(checked)
+    async def _check_forever(self, target: CheckTarget) -> None:
+        status, time = self._statuses[target.name], asyncio.get_running_loop().time
+        for number in count():
+            status.check_now.clear()
+            connect_failed, status.connect_failed = status.connect_failed, False
+            started_at = time()
+            reason = await check_once(target)
             if reason is None:
-                if checked.adapters and (not turn % EVERY or not finding.is_up):
-                    await self._learn_adapters(checked)
-                self._found_good(checked)
-            elif reason != _silence(checked.check) or self._progress_at(checked.name) < began_at:
-                self._found_bad(checked, reason, findings=2 if was_refused else 1)
-            interval_s = checked.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+                if target.adapters and (number % ADAPTERS_EVERY == 0 or not status.is_up):
+                    await self._read_adapters(target)
+                self._record_success(target)
+            elif reason != _timeout_reason(target.check) or self._progress_at(target.name) < started_at:
+                self._record_failure(target, reason, failures=2 if connect_failed else 1)
+            interval_s = target.check.interval_s * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
-                    await finding.ask_now.wait()
-            await asyncio.sleep(began_at + min(AGAIN_S, interval_s) - time())
+                    await status.check_now.wait()
+            await asyncio.sleep(started_at + min(MIN_INTERVAL_S, interval_s) - time())
 
-    async def _learn_adapters(self, checked: Checked) -> None:
-        held = await held_adapters(checked.address, checked.adapters, checked.check.timeout_s)
-        if held is not None:
-            self._book.set_adapters(ReplicaId(checked.name), held)
+    async def _read_adapters(self, target: CheckTarget) -> None:
+        adapters = await loaded_adapters(target.address, target.adapters, target.check.timeout_s)
+        if adapters is not None:
+            self._registry.set_adapters(ReplicaId(target.name), adapters)
 
-    def _found_good(self, checked: Checked) -> None:
-        finding = self._findings[checked.name]
-        finding.last_ok_at = datetime.now(UTC)
-        finding.failures, finding.successes, finding.reason = 0, finding.successes + 1, None
-        if finding.is_up is None or finding.successes >= checked.check.successes:
-            finding.is_up = True
-            if self._book.mark(ReplicaId(checked.name), up=True):
-                event(logger, "replica_up", replica=checked.name)
-                self._came_up(ReplicaId(checked.name))
+    def _record_success(self, target: CheckTarget) -> None:
+        status = self._statuses[target.name]
+        status.last_ok_at = datetime.now(UTC)
+        status.failures, status.successes, status.reason = 0, status.successes + 1, None
+        if status.is_up is None or status.successes >= target.check.successes:
+            status.is_up = True
+            if self._registry.mark(ReplicaId(target.name), up=True):
+                event(logger, "replica_up", replica=target.name)
+                self._on_recovered(ReplicaId(target.name))
 
-    def _found_bad(self, checked: Checked, reason: str, *, findings: int) -> None:
-        finding = self._findings[checked.name]
-        finding.failures, finding.successes, finding.reason = finding.failures + findings, 0, reason
-        if finding.failures >= checked.check.failures:
-            finding.is_up = False
-            if self._book.mark(ReplicaId(checked.name), up=False):
-                event(logger, "replica_down", level=logging.WARNING, replica=checked.name, reason=reason)
+    def _record_failure(self, target: CheckTarget, reason: str, *, failures: int) -> None:
+        status = self._statuses[target.name]
+        status.failures, status.successes, status.reason = status.failures + failures, 0, reason
+        if status.failures >= target.check.failures:
+            status.is_up = False
+            if self._registry.mark(ReplicaId(target.name), up=False):
+                event(logger, "replica_down", level=logging.WARNING, replica=target.name, reason=reason)
 
 
-async def check_once(checked: Checked) -> str | None:
-    """Ask once; why it is not well, or None if it is."""
+async def check_once(target: CheckTarget) -> str | None:
+    """Why the check failed, or None if it passed."""
     try:
-        async with asyncio.timeout(checked.check.timeout_s):
-            status = await _ask(checked.address, checked.check.path)
+        async with (
+            asyncio.timeout(target.check.timeout_s),
+            send_request(target.address, target.check.path) as response,
+        ):
+            version, code, *_ = (await response.readuntil(b"\r\n")).split(maxsplit=2)  # fewer are a ValueError
+        status = int(code)
     except TimeoutError:
-        return _silence(checked.check)
+        return _timeout_reason(target.check)
     except OSError as error:
         return describe_os_error(error)
-    except UnicodeError:  # of a host that no resolver takes
+    except UnicodeError:  # the resolver rejects the host name
         return "its host name cannot be resolved"
     except (EOFError, asyncio.LimitOverrunError, ValueError):
-        return "its answer is not HTTP"
-    return None if 200 <= status < 300 else f"health check answered {status}"
-
-
-def _silence(check: HealthCheck) -> str:
-    return f"no answer within {check.timeout_s:g} s"
-
-
-async def _ask(address: Address, path: str) -> int:
-    """The status of the answer; ValueError if it is not HTTP."""
-    async with send_request(address, path) as answer:
-        version, status, *_ = (await answer.readuntil(b"\r\n")).split(maxsplit=2)  # too few are a ValueError
+        return "its response is not HTTP"
     if not version.startswith(b"HTTP/1."):
-        raise ValueError("not HTTP")
-    return int(status)
+        return "its response is not HTTP"
+    return None if 200 <= status < 300 else f"health check returned status {status}"
+
+
+def _timeout_reason(check: HealthCheck) -> str:
+    return f"no response within {check.timeout_s:g} s"

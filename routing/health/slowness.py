@@ -1,33 +1,28 @@
-"""When a replica has been silent for too long, though requests wait there: its engine hangs, while ``/health`` is well.
+"""Limits on how long a replica may send nothing (hung), and how much slower than its peers it may be (slow).
 
-Theory of operation. Any byte of any answer is progress. Silence counts from the last one, or from when the oldest
-waiting stream was sent there, whichever is later. Only streams count, for other answers are silent until they are
-whole. Engines prefill in the order of arrival, so at the latest the oldest one's first byte must come, after its own
-prefill: its uncached tokens at the measured rate, ``SLACK`` times over, are allowed on top of the setting. So a long
-prompt has its time, and what waits behind it does not hide a hang. And what the pool shows by itself counts: a silence
-that ended well is usual, and ``SLACK`` times the longest usual one is always allowed. Usual ones are forgotten by half
-in ``SILENCE_HALF_LIFE_S``, so that one bad moment does not make the router blind for a day.
+Theory of operation, hung. Any byte of any response is progress. Silence counts from the last byte, or from when the
+oldest waiting stream was sent, whichever is later. Only streams count, because other responses have no byte until they
+are complete. Engines prefill in the order of arrival, so the oldest stream's first byte must come after its own
+prefill at the latest: the time that its uncached tokens take at the measured rate, ``SLACK`` times over, is allowed on
+top of ``stall_s``. So a long prompt has its time, and requests queued behind it do not hide a hang. A pool also shows
+what is typical: ``SLACK`` times the longest silence that ended with a byte is always allowed. That maximum halves every
+``SILENCE_HALF_LIFE_S``, so that one long pause does not disable detection for a day. If the engine's counters can be
+read and stand still, only one of its steps is allowed for, however long the prompt, because each step moves them.
 
-Where the engine's counters can be read and stand still, only one of its steps is allowed for, however long the prompt,
-because each step moves them.
+Theory of operation, slow. Four times a second the replicas of a pool are compared by two measures.
 
-When a replica that does answer is so much slower than its peers that it is better left alone.
+*Pace*: median time since the last byte of the streams in progress. A replica trickles when that exceeds ``TRICKLE_S``
+and ``PEERS`` times the pace of its peers in every observation for the whole of ``stall_s``. An engine may pause streams
+to prefill, so ``prefill_allowance_s`` of the queued tokens is allowed on top.
 
-Theory of operation. Four times a second the replicas of a pool are looked at beside each other; two figures tell.
+*Lateness*: how much longer streams have waited for their first byte than ``prefill_allowance_s`` of the tokens queued
+before them, at the replica's own measured rate. A replica is late when that exceeds ``stall_s`` and ``LATE_PEERS``
+times the recent lateness of its peers, unless it is fuller: with ``FULLER`` times as many tokens in progress, requests
+wait for KV blocks and the engine works.
 
-*Pace*: how long ago the streams under way there had their last byte, at the median. A replica trickles when that is
-over ``TRICKLE_S`` and over ``PEERS`` times what its peers show, at every look for the whole of ``stall_s``. What waits
-for its prefill there has its time, for an engine may stand still meanwhile: what ``prefill_allowance_s`` gives its
-tokens comes on top.
-
-*Lateness*: how much longer streams have waited for their first byte than ``prefill_allowance_s`` gives all that was
-ahead of them, at the rate that the replica itself has shown. A replica is late when that is over ``stall_s`` and over
-``LATE_PEERS`` times what its peers showed of late, unless it is fuller than they are: where it answers prompts of
-``FULLER`` times as many tokens, they wait for room, and the engine is well. Whoever observes asks for both allowances.
-
-One stream proves nothing: ``FEWEST`` must agree, for a grammar to compile, an image to fetch or a tool call that is
-held back are one request's own affair. Without a peer that works nobody is slow, and what all suffer from is
-nobody's fault. A replica that is probed is judged by its one request, and is nobody's measure.
+``FEWEST`` streams must agree, because a grammar to compile, an image to fetch or a tool call that is held back delays
+one request only. Without a working peer no replica is slow, since what affects all of them is no replica's fault. A
+replica that is probed is evaluated by its one request, and is no peer of others.
 """
 
 from __future__ import annotations
@@ -41,36 +36,36 @@ from typing import Final, NamedTuple
 from routing.types import ReplicaId
 
 SLACK: Final = 3.0
-UNMEASURED_RATE: Final = 1000.0  # tokens/s, while no replica has shown how fast it is: a slow one must not look hung
+UNMEASURED_RATE: Final = 1000.0  # tokens/s, until any replica's rate was measured: a slow one must not look hung
 SILENCE_HALF_LIFE_S: Final = 300.0
 STEP_TOKENS: Final = 8192  # that an engine prefills in one step at most: vLLM's default for API servers
-UNMEASURED_STEP: Final = 1.5  # times stall_s that a step may take while no replica has shown how fast it is
+UNMEASURED_STEP: Final = 1.5  # times stall_s that a step may take until any replica's rate was measured
 
 
 class TypicalSilence:
-    """How long the replicas of one pool are silent and then go on."""
+    """The longest recent silence of one pool's replicas that ended with a byte."""
 
     def __init__(self) -> None:
         self._longest_s = 0.0
         self._at_s = 0.0
 
-    def ended(self, silence_s: float, now_s: float) -> None:
+    def record(self, silence_s: float, now_s: float) -> None:
         """A silence of at least so many seconds ended with a byte."""
         if silence_s > self.longest_s(now_s):
             self._longest_s, self._at_s = silence_s, now_s
 
     def longest_s(self, now_s: float) -> float:
-        """The longest of late, in seconds."""
+        """The longest, in seconds, halved every ``SILENCE_HALF_LIFE_S``."""
         return self._longest_s * 0.5 ** ((now_s - self._at_s) / SILENCE_HALF_LIFE_S) if self._longest_s else 0.0
 
     def allowed_s(self, stall_s: float, tokens: int, tokens_per_s: float, now_s: float) -> float:
-        """What a replica may be silent, whose oldest waiting stream has ``tokens`` to prefill at this rate."""
+        """Allowed silence of a replica whose oldest waiting stream has ``tokens`` to prefill at this rate."""
         return max(stall_s, SLACK * self.longest_s(now_s)) + prefill_allowance_s(tokens, tokens_per_s)
 
     def allowed_between_steps_s(
         self, stall_s: float, tokens: int, tokens_per_s: float, now_s: float, *, is_measured: bool
     ) -> float:
-        """What the engine may take for one step, while a prompt of ``tokens`` waits; seconds."""
+        """Allowed duration of one engine step while a prompt of ``tokens`` waits."""
         step_s = prefill_allowance_s(min(tokens, STEP_TOKENS), tokens_per_s)
         if not is_measured:
             step_s = min(step_s, UNMEASURED_STEP * stall_s)
@@ -78,7 +73,7 @@ class TypicalSilence:
 
 
 def prefill_allowance_s(tokens: float, tokens_per_s: float) -> float:
-    """How long a prefill may take at a measured rate."""
+    """Allowed duration of a prefill at a measured rate."""
     return SLACK * tokens / tokens_per_s
 
 
@@ -89,16 +84,16 @@ LATE_PEERS: Final = 4.0
 FULLER: Final = 1.5
 RECENT_S: Final = 1.0
 HALF_LIFE_S: Final = 10.0  # of a peer's lateness: one that has just caught up was late all the same
-SMOOTHING: Final = 0.5  # what the latest look counts of a pace
+SMOOTHING: Final = 0.5  # weight of the latest observation in a pace
 
 
 class Observation(NamedTuple):
-    """One replica at one moment, in seconds."""
+    """One replica at one time, in seconds."""
 
-    late_s: float = 0.0  # that ``FEWEST`` streams are late at least, or the one of a probe
-    pace_s: float | None = None  # None: too few streams to tell
-    measure_s: float | None = None  # the same for others to be measured by, whatever the number; None: nothing moves
-    prefill_s: float = 0.0  # that what waits there takes
+    late_s: float = 0.0  # minimum lateness of ``FEWEST`` streams, or of a probe
+    pace_s: float | None = None  # None: too few streams
+    peer_pace_s: float | None = None  # the pace for comparison, of any number of streams; None: no response in progress
+    prefill_s: float = 0.0  # allowed for the queued tokens
     is_probed: bool = False
 
 
@@ -110,67 +105,69 @@ def observation(
     ended_s: float = inf,
     is_probed: bool = False,
 ) -> Observation:
-    """Of each stream that waits, how late it is; of each one under way, how long it has been silent.
+    """From the lateness of each waiting stream and the seconds since the last byte of each stream in progress.
 
-    ``ended_s``: since an answer there was complete. Where that is under ``RECENT_S`` and nothing is under way, answers
-    come and go between two looks.
+    ``ended_s``: seconds since a response was complete. Under ``RECENT_S``, with no stream in progress, responses start
+    and end between two observations.
     """
     fewest = 1 if is_probed else FEWEST
     late_s = sorted(lates_s, reverse=True)[fewest - 1] if len(lates_s) >= fewest else 0.0
-    measure_s = median(silences_s) if silences_s else 0.0 if ended_s < RECENT_S else None
-    return Observation(
-        max(0.0, late_s), measure_s if len(silences_s) >= fewest else None, measure_s, prefill_s, is_probed
-    )
+    peer_pace_s = median(silences_s) if silences_s else 0.0 if ended_s < RECENT_S else None
+    pace_s = peer_pace_s if len(silences_s) >= fewest else None
+    return Observation(max(0.0, late_s), pace_s, peer_pace_s, prefill_s, is_probed)
 
 
 class Slowness:
-    """What was seen of one pool. ``held`` tells of a replica how many prompt tokens it answers, by its weight."""
+    """Compares the replicas of one pool."""
 
     def __init__(self) -> None:
-        self._lates: dict[ReplicaId, tuple[float, float]] = {}  # the greatest of late, and when
+        self._lates: dict[ReplicaId, tuple[float, float]] = {}  # greatest recent lateness, and when it was observed
         self._paces: dict[ReplicaId, float] = {}
         self._trickles_since: dict[ReplicaId, float] = {}
 
-    def judge(
+    def evaluate(
         self,
         observations: Mapping[ReplicaId, Observation],
         stall_s: float,
         now_s: float,
-        held: Callable[[ReplicaId], float],
+        fullness: Callable[[ReplicaId], float],
     ) -> Iterator[tuple[ReplicaId, str]]:
-        """Who is too slow, and why. O(replicas); where somebody might be, they are put in order once."""
-        self._remember(observations, now_s)
-        measures = [replica for replica, seen in observations.items() if not seen.is_probed]
-        paces = _Peers([replica for replica in measures if replica in self._paces], self._paces.__getitem__)
-        lates = _Peers(measures, lambda replica: self._faded_s(replica, now_s))
-        fullness = _Peers(measures, held)
+        """The slow replicas, and why. O(replicas); peers are sorted once if a replica may be slow.
+
+        ``fullness``: prompt tokens in progress at a replica, relative to its weight.
+        """
+        self._update(observations, now_s)
+        peers = [replica for replica, seen in observations.items() if not seen.is_probed]
+        paces = _Peers([replica for replica in peers if replica in self._paces], self._paces.__getitem__)
+        lates = _Peers(peers, lambda replica: self._recent_lateness_s(replica, now_s))
+        fullnesses = _Peers(peers, fullness)
         for replica, seen in observations.items():
-            if len(measures) == (0 if seen.is_probed else 1):
+            if len(peers) == (0 if seen.is_probed else 1):
                 continue
-            if self._trickles(replica, seen, paces, now_s) >= stall_s:
+            if self._trickled_s(replica, seen, paces, now_s) >= stall_s:
                 yield replica, f"its streams get a byte in {2 * self._paces[replica]:.1f} s"
             elif (
-                seen.late_s > stall_s  # few are, so that hardly ever anybody is compared
+                seen.late_s > stall_s  # rarely true, so that peers are rarely compared
                 and seen.late_s > LATE_PEERS * lates.median(replica)
-                and not _is_fuller(held(replica), fullness.median(replica))
+                and not _is_fuller(fullness(replica), fullnesses.median(replica))
             ):
                 yield replica, f"its streams wait {seen.late_s:.1f} s longer than their prefill takes"
 
-    def _remember(self, observations: Mapping[ReplicaId, Observation], now_s: float) -> None:
-        for known in (self._lates, self._paces, self._trickles_since):
-            for replica in known.keys() - observations.keys():
-                del known[replica]
+    def _update(self, observations: Mapping[ReplicaId, Observation], now_s: float) -> None:
+        for state in (self._lates, self._paces, self._trickles_since):
+            for replica in state.keys() - observations.keys():
+                del state[replica]
         for replica, seen in observations.items():
-            if seen.late_s >= self._faded_s(replica, now_s):
+            if seen.late_s >= self._recent_lateness_s(replica, now_s):
                 self._lates[replica] = seen.late_s, now_s
-            if seen.measure_s is None:
+            if seen.peer_pace_s is None:
                 self._paces.pop(replica, None)
             else:
-                before = self._paces.get(replica, seen.measure_s)
-                self._paces[replica] = before + SMOOTHING * (seen.measure_s - before)
+                before = self._paces.get(replica, seen.peer_pace_s)
+                self._paces[replica] = before + SMOOTHING * (seen.peer_pace_s - before)
 
-    def _trickles(self, replica: ReplicaId, seen: Observation, paces: _Peers, now_s: float) -> float:
-        """For how many seconds it has trickled."""
+    def _trickled_s(self, replica: ReplicaId, seen: Observation, paces: _Peers, now_s: float) -> float:
+        """For how many seconds a replica has trickled."""
         if seen.pace_s is not None:
             pace_s = self._paces[replica]
             if pace_s > TRICKLE_S + seen.prefill_s and pace_s > PEERS * paces.median(replica) + seen.prefill_s:
@@ -178,28 +175,28 @@ class Slowness:
         self._trickles_since.pop(replica, None)
         return 0.0
 
-    def _faded_s(self, replica: ReplicaId, now_s: float) -> float:
+    def _recent_lateness_s(self, replica: ReplicaId, now_s: float) -> float:
         late_s, at_s = self._lates.get(replica, (0.0, now_s))
         return late_s * 0.5 ** ((now_s - at_s) / HALF_LIFE_S) if late_s else 0.0
 
 
 class _Peers:
-    """A figure of each replica that others are measured by, read and put in order once somebody asks."""
+    """A measure of the replicas that others are compared with, computed and sorted on first use."""
 
-    __slots__ = ("_ascending", "_figure", "_figures", "_replicas")
+    __slots__ = ("_ascending", "_measure", "_replicas", "_values")
 
-    def __init__(self, replicas: Sequence[ReplicaId], figure: Callable[[ReplicaId], float]) -> None:
+    def __init__(self, replicas: Sequence[ReplicaId], measure: Callable[[ReplicaId], float]) -> None:
         self._replicas = replicas
-        self._figure = figure
-        self._figures: dict[ReplicaId, float] = {}
+        self._measure = measure
+        self._values: dict[ReplicaId, float] = {}
         self._ascending: list[float] = []
 
     def median(self, replica: ReplicaId) -> float:
-        """The low median of all but one replica; infinity, which nothing is above, where there is nobody else."""
+        """The low median of all other replicas; infinity, which nothing exceeds, if there are none."""
         if not self._ascending:
-            self._figures = {name: self._figure(name) for name in self._replicas}
-            self._ascending = sorted(self._figures.values())
-        own, count = self._figures.get(replica), len(self._ascending)
+            self._values = {name: self._measure(name) for name in self._replicas}
+            self._ascending = sorted(self._values.values())
+        own, count = self._values.get(replica), len(self._ascending)
         if count == (0 if own is None else 1):
             return inf
         if own is None:
@@ -208,5 +205,5 @@ class _Peers:
         return self._ascending[middle + (bisect_left(self._ascending, own) <= middle)]
 
 
-def _is_fuller(mine: float, theirs: float) -> bool:
-    return mine > 0 and mine > FULLER * theirs
+def _is_fuller(fullness: float, peer_fullness: float) -> bool:
+    return fullness > 0 and fullness > FULLER * peer_fullness

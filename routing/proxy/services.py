@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from routing.balancing.placement import Placement
 from routing.balancing.replicas import targets_of
-from routing.health.checks import Checked, HealthChecks
+from routing.health.checks import CheckTarget, HealthChecks
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
 from routing.http.auth import AccessControl
@@ -48,9 +48,9 @@ class ActiveConfiguration:
         self.series = ConfiguredSeries(config)
         self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
 
-    def health_checked(self) -> list[Checked]:
+    def health_checked(self) -> list[CheckTarget]:
         return [
-            Checked(replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
+            CheckTarget(replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
             for pool in self.config.pools
             for replica in pool.replicas
             if replica.state is not ReplicaState.DISABLED

@@ -16,7 +16,7 @@ def test_a_long_prompt_has_its_time() -> None:
 
 def test_what_is_usual_is_allowed_three_times_over_and_forgotten_by_half() -> None:
     usual = TypicalSilence()
-    usual.ended(4.0, 0.0)
+    usual.record(4.0, 0.0)
     assert usual.allowed_s(3.0, 0, 8000.0, 0.0) == pytest.approx(12.0)
     assert usual.allowed_s(3.0, 0, 8000.0, SILENCE_HALF_LIFE_S) == pytest.approx(6.0)
     assert usual.allowed_s(3.0, 0, 8000.0, 10 * SILENCE_HALF_LIFE_S) == 3.0
@@ -24,8 +24,8 @@ def test_what_is_usual_is_allowed_three_times_over_and_forgotten_by_half() -> No
 
 def test_a_shorter_silence_does_not_hide_a_longer_one_of_late() -> None:
     usual = TypicalSilence()
-    usual.ended(8.0, 0.0)
-    usual.ended(1.0, 1.0)
+    usual.record(8.0, 0.0)
+    usual.record(1.0, 1.0)
     assert usual.longest_s(1.0) == pytest.approx(8.0, rel=0.01)
-    usual.ended(3.0, 2 * SILENCE_HALF_LIFE_S)
+    usual.record(3.0, 2 * SILENCE_HALF_LIFE_S)
     assert usual.longest_s(2 * SILENCE_HALF_LIFE_S) == 3.0

@@ -50,7 +50,7 @@ class Pool:
         while self.now_s < begun + seconds:
             self.now_s += TICK_S
             observations = {ReplicaId(name): seen for name, seen in self.observations.items()}
-            for name, _ in self.slowness.judge(
+            for name, _ in self.slowness.evaluate(
                 observations, STALL_S, self.now_s, lambda name: self.held.get(name, 0.0)
             ):
                 found.setdefault(name, self.now_s - begun)
@@ -87,7 +87,7 @@ def test_one_that_begins_to_trickle_is_found_within_five_seconds() -> None:
         (at_pace(1.5), (Observation(), Observation())),  # nobody to compare with
         (at_pace(1.5), ()),
         (at_pace(1.5, prefill_s=2.0), (WELL, WELL)),  # the engine prefills, and decodes nothing meanwhile
-        (Observation(measure_s=1.5), (WELL, WELL)),  # a stream or two
+        (Observation(peer_pace_s=1.5), (WELL, WELL)),  # a stream or two
     ],
 )
 def test_no_replica_trickles_that(seen: Observation, others: tuple[Observation, ...]) -> None:
@@ -155,7 +155,7 @@ def test_a_replica_that_is_probed_is_nobodys_measure() -> None:
 def test_a_few_streams_prove_nothing_but_a_trials_one_does() -> None:
     few, many = [9.0] * (FEWEST - 1), [9.0] * FEWEST
 
-    assert observation(few, few) == Observation(measure_s=9.0)
+    assert observation(few, few) == Observation(peer_pace_s=9.0)
     assert observation(many, many) == Observation(9.0, 9.0, 9.0)
     assert observation([9.0], [8.0], is_probed=True) == Observation(9.0, 8.0, 8.0, is_probed=True)
     assert observation([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Observation(1.0, 0.2, 0.2, 0.5)
@@ -163,8 +163,8 @@ def test_a_few_streams_prove_nothing_but_a_trials_one_does() -> None:
 
 
 def test_peers_are_a_measure_by_one_stream_or_by_answers_that_come_and_go() -> None:
-    assert observation([], [0.3]) == Observation(measure_s=0.3)
-    assert observation([], [], ended_s=0.2) == Observation(measure_s=0.0)
+    assert observation([], [0.3]) == Observation(peer_pace_s=0.3)
+    assert observation([], [], ended_s=0.2) == Observation(peer_pace_s=0.0)
     assert observation([], [], ended_s=5.0) == Observation()
     assert set(pool(at_pace(1.5), [observation([], [], ended_s=0.2)]).stall_detector(10.0)) == {"a"}
 
@@ -174,7 +174,7 @@ def cpu_s_of_a_look(observations: dict[ReplicaId, Observation], held: Callable[[
     slowness, spent_s = Slowness(), []
     for number in range(5):
         begun_s = time.process_time()
-        list(slowness.judge(observations, STALL_S, number * TICK_S, held))
+        list(slowness.evaluate(observations, STALL_S, number * TICK_S, held))
         spent_s.append(time.process_time() - begun_s)
     return min(spent_s)
 
@@ -191,8 +191,8 @@ def test_ten_times_the_replicas_are_not_a_hundred_times_the_work(slow: Observati
 
 figures = st.sampled_from([0.0, 0.02, 0.06, 0.4, 0.6, 1.5, 3.0, 3.1, 9.0, 13.0])
 seen = st.builds(
-    lambda late_s, measure_s, is_told, prefill_s, is_probed: Observation(
-        late_s, measure_s if is_told else None, measure_s, prefill_s, is_probed
+    lambda late_s, peer_pace_s, is_told, prefill_s, is_probed: Observation(
+        late_s, peer_pace_s if is_told else None, peer_pace_s, prefill_s, is_probed
     ),
     figures,
     st.none() | figures,
@@ -211,7 +211,7 @@ def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Observat
 
     def is_slow(name: ReplicaId) -> bool:
         peers = [peer for peer in names if peer != name and not observations[peer].is_probed]
-        paces = [pace_s for peer in peers if (pace_s := observations[peer].measure_s) is not None]
+        paces = [pace_s for peer in peers if (pace_s := observations[peer].peer_pace_s) is not None]
         one = observations[name]
         if peers and paces and one.pace_s is not None:
             trickles = one.pace_s > max(TRICKLE_S, PEERS * median_low(paces)) + one.prefill_s
@@ -227,5 +227,5 @@ def test_each_is_judged_by_the_median_of_the_others(members: list[tuple[Observat
 
     slowness, found = Slowness(), set[str]()
     for now_s in (0.0, STALL_S):
-        found = {name for name, _ in slowness.judge(observations, STALL_S, now_s, lambda name: held[name])}
+        found = {name for name, _ in slowness.evaluate(observations, STALL_S, now_s, lambda name: held[name])}
     assert found == {name for name in names if is_slow(name)}

@@ -153,7 +153,7 @@ async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -
     up, down = shown["replicas"]
     assert (up["name"], up["health"], up["reason"], up["connections"], up["running"]) == ("replica-0", "up", None, 1, 0)
     assert up["last_ok_at"] is not None
-    assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check answered 500", None)
+    assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check returned status 500", None)
 
 
 async def test_decisions_are_shown_with_the_part_of_their_blocks_that_is_asked_for(replica: FakeReplica) -> None:

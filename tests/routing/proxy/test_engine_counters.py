@@ -13,8 +13,8 @@ from routing.health.engine_probe import (
     EngineCounters,
     NoCounters,
     Probe,
-    ask_for_a_token,
     parse_counters,
+    probe_engine,
     read_counters,
 )
 from routing.upstream.client import ResponseError, fetch
@@ -109,8 +109,8 @@ async def test_a_response_is_read_whole_or_refused(sent: bytes, expected: object
     [
         (lambda replica: setattr(replica, "metrics", lambda: TEXT), EngineCounters),
         (lambda replica: setattr(replica, "metrics", None), NoCounters.ABSENT),
-        (lambda replica: setattr(replica, "is_stopped", True), NoCounters.UNANSWERED),
-        (lambda replica: replica.kill(), NoCounters.UNANSWERED),
+        (lambda replica: setattr(replica, "is_stopped", True), NoCounters.NO_RESPONSE),
+        (lambda replica: replica.kill(), NoCounters.NO_RESPONSE),
     ],
     ids=["counters", "404", "no response", "refused"],
 )
@@ -126,14 +126,14 @@ async def test_counters_are_read_or_it_is_said_why_not(
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n", Probe.ANSWERED),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", Probe.UNANSWERED),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n", Probe.PASSED),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", Probe.NO_RESPONSE),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}", Probe.REJECTED),
-        (b"no HTTP at all\r\n\r\n", Probe.UNANSWERED),
+        (b"no HTTP at all\r\n\r\n", Probe.NO_RESPONSE),
     ],
     ids=["a token", "only headers", "rejected", "not HTTP"],
 )
 async def test_a_probe_is_answered_by_the_first_byte_of_a_body_alone(sent: bytes, expected: Probe) -> None:
     async with serving(raw(b"")) as (replica, address):
         replica.on_token_probe = raw(sent)
-        assert await ask_for_a_token(address, None, 0.5) is expected
+        assert await probe_engine(address, None, 0.5) is expected

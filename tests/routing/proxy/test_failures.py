@@ -237,7 +237,7 @@ async def test_a_replica_too_busy_for_its_health_check_is_up_while_its_answers_c
         await harness.until(
             lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down, now it is silent"
         )
-        assert "no answer within" in (harness.router.services.checks.status("replica-0").reason or "")
+        assert "no response within" in (harness.router.services.checks.status("replica-0").reason or "")
         asked.cancel()
 
 

@@ -156,7 +156,7 @@ async def test_silences_that_end_well_become_usual(two: list[FakeReplica]) -> No
     async with routed(config(two[:1], breaker=BreakerConfig(stall_s=0.3))) as harness:
         await harness.chat(STREAM)
         await asyncio.gather(*(harness.chat(STREAM) for _ in range(2)))
-        usual_s = harness.router.services.stall_detector._usual["chat"].longest_s(harness.router.loop.time())
+        usual_s = harness.router.services.stall_detector._typical["chat"].longest_s(harness.router.loop.time())
         assert 0.7 < usual_s < 1.3
         engine.first_byte_s = 2.0
         breaker = BreakerConfig(stall_s=0.3, max_out_ratio=1.0)

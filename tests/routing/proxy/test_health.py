@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from routing.balancing.health import HealthRegistry
-from routing.health.checks import AGAIN_S, Checked, HealthChecks, check_once
+from routing.health.checks import MIN_INTERVAL_S, CheckTarget, HealthChecks, check_once
 from routing.schema import HealthCheck
 from routing.types import ReplicaId
 from routing.upstream.pool import Address
@@ -22,12 +22,12 @@ from tests.fakes.replica import FakeReplica
     [
         (b"HTTP/1.1 204 No Content\r\n\r\n", None),
         (b"HTTP/1.0 200\r\n\r\n", None),
-        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "health check answered 503"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "its answer is not HTTP"),
-        (b"HTTP/1.1 well\r\n\r\n", "its answer is not HTTP"),
-        (b"HTTP/1.1 200", "its answer is not HTTP"),
-        (b"", "its answer is not HTTP"),
-        (b"x" * 200_000, "its answer is not HTTP"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "health check returned status 503"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "its response is not HTTP"),
+        (b"HTTP/1.1 well\r\n\r\n", "its response is not HTTP"),
+        (b"HTTP/1.1 200", "its response is not HTTP"),
+        (b"", "its response is not HTTP"),
+        (b"x" * 200_000, "its response is not HTTP"),
     ],
 )
 async def test_whatever_answers_a_health_check_is_a_finding(answer: bytes, finding: str | None) -> None:
@@ -38,12 +38,12 @@ async def test_whatever_answers_a_health_check_is_a_finding(answer: bytes, findi
 
     async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        target = Checked("a", Address(f"http://127.0.0.1:{port}"), HealthCheck(timeout_s=5.0))
+        target = CheckTarget("a", Address(f"http://127.0.0.1:{port}"), HealthCheck(timeout_s=5.0))
         assert await check_once(target) == finding
 
 
 async def test_a_host_without_a_name_to_resolve_is_a_finding() -> None:
-    target = Checked("a", Address("http://a..b:80"), HealthCheck())
+    target = CheckTarget("a", Address("http://a..b:80"), HealthCheck())
     assert await check_once(target) == "its host name cannot be resolved"
 
 
@@ -52,7 +52,7 @@ async def checked(replica: FakeReplica, check: HealthCheck) -> AsyncIterator[tup
     """Health checks of one replica, which has answered the first."""
     book = HealthRegistry()
     checks = HealthChecks(book, lambda _: None, lambda _: 0.0)
-    checks.configure([Checked(replica.name, Address(replica.url), check)])
+    checks.configure([CheckTarget(replica.name, Address(replica.url), check)])
     try:
         await until(lambda: checks.status(replica.name).is_up is True)
         yield checks, book
@@ -96,7 +96,7 @@ async def test_requests_that_fail_one_after_the_other_have_it_asked_ten_times_a_
             while replica.probes < number:
                 checks.request_check(replica.name)
                 await asyncio.sleep(0)
-        assert time.monotonic() - begun >= 2 * AGAIN_S
+        assert time.monotonic() - begun >= 2 * MIN_INTERVAL_S
 
 
 async def test_connections_that_fail_and_one_check_are_two_findings_however_many_they_are(replica: FakeReplica) -> None:

@@ -71,7 +71,7 @@ async def row(harness: Harness, name: str) -> dict[str, Any]:
 
 
 def is_joining(harness: Harness, name: str) -> bool:
-    return harness.router.services.all_warm_ups.progress(name) is not None
+    return harness.router.services.all_warm_ups.progress_by_replica().get(name) is not None
 
 
 async def joined(harness: Harness, name: str) -> None:

@@ -182,7 +182,7 @@ async def test_a_replica_is_down_once_a_worker_finds_it_so(four: list[FakeReplic
 
         await router.until(found, "the findings")
         _, shown = await router.admin("GET", "/admin/replicas")
-        assert [one["reason"] for one in shown["replicas"]] == [None, "health check answered 500"]
+        assert [one["reason"] for one in shown["replicas"]] == [None, "health check returned status 500"]
         assert [one["name"] for one in shown["replicas"]] == ["replica-0", "replica-1"]
 
 
