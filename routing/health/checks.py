@@ -35,8 +35,8 @@ from routing.http.tls import describe_os_error
 from routing.log import event
 from routing.schema import HealthCheck
 from routing.types import ReplicaId
-from routing.upstream.pool import Address
 from routing.upstream.client import fetch, send_request
+from routing.upstream.pool import Address
 
 ADAPTERS_EVERY = 5  # health checks between two requests for the adapters
 MAX_MODELS_BYTES = 1 << 20  # of that response; a thousand adapters take a quarter of it

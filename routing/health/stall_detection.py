@@ -192,7 +192,10 @@ class StallDetector:
             if (seen := self._observe(name, connection_pools[name], stall_s, now)) is not None
         }
         slow = self._slowness[pool.name].evaluate(
-            observations, stall_s, now, fullness=lambda name: connection_pools[name].streaming_prompt_tokens / weights[name]
+            observations,
+            stall_s,
+            now,
+            fullness=lambda name: connection_pools[name].streaming_prompt_tokens / weights[name],
         )
         for name, reason in slow:
             self._eject(connection_pools[name], reason, Cause.SLOW)

@@ -160,7 +160,7 @@ class WarmUps:
         self._counts["warm_up_prefixes_total"][key] += 1
         self._counts["warm_up_tokens_total"][key] += prompt.tokens
         if ok and self._balancer.fleet is not None:
-            self._balancer.fleet.placement.warmed(warm_up.pool, target, prompt)
+            self._balancer.fleet.placement.record_warm_up(warm_up.pool, target, prompt)
 
     def tick(self, now: float) -> None:
         """Advance all warm-ups."""

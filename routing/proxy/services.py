@@ -50,7 +50,9 @@ class ActiveConfiguration:
 
     def health_checked(self) -> list[CheckTarget]:
         return [
-            CheckTarget(replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
+            CheckTarget(
+                replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica)
+            )
             for pool in self.config.pools
             for replica in pool.replicas
             if replica.state is not ReplicaState.DISABLED

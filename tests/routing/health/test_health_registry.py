@@ -54,3 +54,9 @@ def test_a_slow_start_begins_anew_ends_at_once_without_a_duration_and_is_dropped
     assert health.share(A) == 1.0
 
 
+def test_the_weight_of_a_candidate_is_scaled_by_its_share() -> None:
+    health = HealthRegistry()
+    replicas = GroupReplicas([ReplicaConfig(name=name, url="http://a", weight=2.0) for name in (A, B)], LoadTracker())
+    assert replicas.candidates(health).weights == {A: 2.0, B: 2.0}
+    health.set_share(A, 0.25)
+    assert replicas.candidates(health).weights == {A: 0.5, B: 2.0}
