@@ -1,102 +1,138 @@
-"""What scraping finds out about a replica: whether it is up, began anew, and how large its cache is."""
+"""What scraping detects about a replica: health, restarts, cache size, LoRA adapters, version and engine."""
+
+from datetime import timedelta
 
 import pytest
 
 from controlplane.models import Replica, ReplicaState
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.models import Reading, ScrapeState
+from telemetry.scraping.fetch import RECHECK_AFTER, check_versions
 from tests.fakes.fake_metrics_server import refusing, status, text
+from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
-from tests.telemetry.scraping.ticks import kinds, replica, tick
+from tests.telemetry.metrics.pages import TENSORRT_LLM
+from tests.telemetry.scraping.cycles import events, replica, run_cycle, scrape, stored
 
 pytestmark = pytest.mark.django_db
+JSON = "application/json"
 
 
-def test_a_replica_that_nobody_listens_for_is_down_at_once_and_told_once(pool, metrics_server):
-    r1 = replica(pool, metrics_server, "r1", text(replica_text(1000, 100, facts=False)))
-    tick(0)
+def test_a_refused_connection_makes_a_replica_down_at_once_and_the_event_is_recorded_once(pool, metrics_server):
+    r1 = scrape(pool, metrics_server, replica_text(1000, 100, facts=False))
     with refusing() as port:
         Replica.objects.filter(pk=r1.pk).update(url=f"http://127.0.0.1:{port}")
-        tick(1)
-        tick(2)
+        run_cycle(1)
+        run_cycle(2)
     Replica.objects.filter(pk=r1.pk).update(url=f"{metrics_server.url}/r1")
-    tick(3)
-    tick(4)
+    run_cycle(3)
+    run_cycle(4)
 
-    assert kinds() == ["replica_down", "replica_up"]
+    assert events() == ["replica_down", "replica_up"]
 
 
-def test_one_failure_is_no_reason_to_call_a_replica_down(pool, metrics_server):
-    good = text(replica_text(1000, 100, facts=False))
-    replica(pool, metrics_server, "r1", good, status(503), good, status(503), status(503), good)
+def test_a_replica_is_down_after_two_failures_in_a_row(pool, metrics_server):
+    good, bad = replica_text(1000, 100, facts=False), status(503)
+    replica(pool, metrics_server, "r1", good, bad, good, bad, bad, good)
     healths = []
     for number in range(6):
-        tick(number)
+        run_cycle(number)
         healths.append(ScrapeState.objects.get().health)
 
     assert healths == ["up", "up", "up", "up", "down", "up"]
-    assert kinds() == ["replica_down", "replica_up"]
+    assert events() == ["replica_down", "replica_up"]
 
 
-@pytest.mark.parametrize("started", [(None, None), (1000.0, 2000.0)], ids=["by a fallen counter", "by the start time"])
-def test_a_restart_is_told_once_and_counted_from_zero(pool, metrics_server, started):
-    fallen = started[0] is None
-    after = (500, 100) if fallen else (1200, 900)
-    replica(
-        pool,
-        metrics_server,
-        "r1",
-        text(replica_text(1000, 800, started=started[0], facts=False)),
-        text(replica_text(*after, started=started[1], facts=False)),
-        text(replica_text(after[0] + 100, after[1], started=started[1], facts=False)),
-    )
-    for number in range(3):
-        tick(number)
+@pytest.mark.parametrize(
+    ("started", "after"),
+    [pytest.param((None, None), (500, 100), id="a counter decreased"),
+     pytest.param((1000.0, 2000.0), (1200, 900), id="the start time moved")],
+)  # fmt: skip
+def test_a_restart_is_recorded_once_and_counted_from_zero(pool, metrics_server, started, after):
+    """H8, H9"""
+    counts = [((1000, 800), started[0]), (after, started[1]), ((after[0] + 100, after[1]), started[1])]
+    scrape(pool, metrics_server, *(replica_text(*count, started=start, facts=False) for count, start in counts))
 
-    rows = list(Reading.objects.order_by("at").values_list("state", "queries", "hits"))
-    assert rows == [("first", None, None), ("reset", *after), ("ok", 100, 0)]  # H8, H9
-    assert kinds() == ["replica_restarted"]
+    assert stored("state", "queries", "hits") == [("first", None, None), ("reset", *after), ("ok", 100, 0)]
+    assert events() == ["replica_restarted"]
 
 
-def test_the_cache_s_size_is_recorded_without_the_null_block(pool, metrics_server):
-    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0, blocks=2049, block_size=32)))
-
-    tick(0)
-    tick(1)
+def test_the_cache_size_excludes_the_null_block(pool, metrics_server):
+    r1 = scrape(pool, metrics_server, *[replica_text(1, 0, blocks=2049, block_size=32)] * 2)
 
     r1.refresh_from_db()
     assert (r1.block_tokens, r1.capacity_blocks) == (32, 2048)
-    assert kinds() == ["replica_changed"]
+    assert events() == ["replica_changed"]
 
 
-def test_adapters_of_the_last_scrape_are_kept_and_unknown_after_a_failure(pool, metrics_server):
-    info = 'vllm:lora_requests_info{running_lora_adapters="a,b",waiting_lora_adapters="a,b"} 1.8e9\n'
-    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0, started=5) + info), status(503))
-
-    tick(0)
-    r1.scrape_state.refresh_from_db()
-    assert r1.scrape_state.lora_adapters == ["a", "b"]
-
-    tick(1)
-    r1.scrape_state.refresh_from_db()
-    assert r1.scrape_state.lora_adapters is None
-
-
-def test_what_a_new_fleet_tells_of_its_caches_is_one_configuration_and_an_event_each(pool, metrics_server):
+def test_cache_sizes_of_a_new_fleet_are_one_configuration_and_one_event_each(pool, metrics_server):
     for number in range(5):
-        replica(pool, metrics_server, f"r{number}", text(replica_text(1, 0, blocks=2049)))
+        replica(pool, metrics_server, f"r{number}", replica_text(1, 0, blocks=2049))
     before = newest_snapshot().number
 
-    tick(0)
+    run_cycle(0)
 
     assert newest_snapshot().number == before + 1
     assert set(Replica.objects.values_list("capacity_blocks", flat=True)) == {2048}
-    assert kinds() == ["replica_changed"] * 5
+    assert events() == ["replica_changed"] * 5
 
 
-def test_a_disabled_replica_is_left_alone(pool, metrics_server):
-    r1 = replica(pool, metrics_server, "r1", text(replica_text(1, 0)))
-    Replica.objects.filter(pk=r1.pk).update(state=ReplicaState.DISABLED)
+def test_lora_adapters_are_those_of_the_last_scrape_and_unknown_after_a_failure(pool, metrics_server):
+    info = 'vllm:lora_requests_info{running_lora_adapters="a,b",waiting_lora_adapters="a,b"} 1.8e9\n'
+    scrape(pool, metrics_server, replica_text(1, 0, started=5) + info)
+    assert ScrapeState.objects.get().lora_adapters == ["a", "b"]
 
-    assert tick(0).scrapes == 0
+    metrics_server.script("/r1/metrics", status(503))
+    run_cycle(1)
+    assert ScrapeState.objects.get().lora_adapters is None
+
+
+def test_a_disabled_replica_is_not_scraped(pool, metrics_server):
+    replica(pool, metrics_server, "r1", replica_text(1, 0))
+    Replica.objects.update(state=ReplicaState.DISABLED)
+
+    assert run_cycle(0).scrapes == 0
     assert metrics_server.seen == {}
+
+
+def test_the_version_is_read_once_an_hour_and_after_each_restart(pool, metrics_server):
+    """H13"""
+    metrics_server.script("/r1/version", *(text(f'{{"version": "0.3{n}.0"}}', JSON) for n in range(1, 4)))
+    replica(pool, metrics_server, "r1", replica_text(9, 3), replica_text(5, 0))
+    run_cycle(0)
+
+    assert [check_versions(T0), check_versions(T0 + timedelta(minutes=1))] == [1, 0]
+    assert ScrapeState.objects.get().version == "0.31.0"
+    check_versions(T0 + RECHECK_AFTER + timedelta(seconds=1))
+    assert ScrapeState.objects.get().version == "0.32.0"
+    ScrapeState.objects.update(version_at=T0)
+    run_cycle(1)  # a counter decreased: another process
+    assert check_versions(T0 + timedelta(seconds=9)) == 1
+    assert ScrapeState.objects.get().version == "0.33.0"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [status(404), *(text(body, JSON) for body in (
+        "not JSON", "[1]", '{"version": 33}', '{"version": "<script>"}', '{"version": "' + "1" * 5000 + '"}', "[" * 4000
+    ))],
+    ids=["not found", "not JSON", "a list", "a number", "not a version", "too long", "deeply nested"],
+)  # fmt: skip
+def test_an_invalid_version_is_unknown(pool, metrics_server, response):
+    """H13, S8"""
+    metrics_server.script("/r1/version", response)
+    scrape(pool, metrics_server, replica_text(9, 3))
+
+    assert check_versions(T0) == 0
+    assert ScrapeState.objects.get().version == ""
+
+
+def test_tensorrt_llm_is_scraped_at_its_own_path(pool, metrics_server):
+    later = TENSORRT_LLM.replace("} 9000.0", "} 9500.0").replace("} 4096.0", "} 4496.0")
+    metrics_server.script("/r1/prometheus/metrics", text(TENSORRT_LLM), text(later))
+
+    scrape(pool, metrics_server, *[text("[]", JSON)] * 2)
+
+    newest = Reading.objects.order_by("at").last()
+    assert (newest.state, newest.queries, newest.hits) == ("ok", 500, 400)
+    assert ScrapeState.objects.get().engine == "tensorrt_llm"
