@@ -1,4 +1,4 @@
-"""Other engines than vLLM, by the names that their documentation gives; and what each has no name for."""
+"""Metric names of the supported engines, and what each of them does not report."""
 
 from pathlib import Path
 
@@ -21,17 +21,17 @@ from tests.telemetry.metrics.pages import SGLANG, TENSORRT_LLM
 
 TIERS = {"device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens"}
 DATA = Path(__file__).resolve().parents[2] / "data" / "vllm"
+CAPTURE = (DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")
 
 
-def only(sample):
-    ((key, engine),) = sample.engines.items()
+def only(text):
+    ((key, engine),) = read_replica(text).engines.items()
     return key, engine
 
 
-def test_sglang_s_counters_are_ours_and_its_tiers_add_up():
-    """H3, H4: what was not on the device counts as external."""
-    sample = read_replica(SGLANG)
-    key, engine = only(sample)
+def test_sglang():
+    """H3, H4: cached tokens that are not on the device are external hits."""
+    sample, (key, engine) = read_replica(SGLANG), only(SGLANG)
 
     assert (sample.engine, sample.role, key) == ("sglang", "", EngineKey("llama", "0"))
     assert engine.counters == {
@@ -45,9 +45,9 @@ def test_sglang_s_counters_are_ours_and_its_tiers_add_up():
     assert engine.not_reported == {"external_queries", "p2p_tokens", "disk_tokens", "itl"}
 
 
-def test_tensorrt_llm_s_counters_are_ours_and_a_mean_per_request_is_no_time_between_tokens():
-    sample = read_replica(TENSORRT_LLM)
-    _, engine = only(sample)
+def test_tensorrt_llm():
+    """Its mean time per output token of a request is not the time between tokens."""
+    sample, (_, engine) = read_replica(TENSORRT_LLM), only(TENSORRT_LLM)
 
     assert sample.engine == "tensorrt_llm"
     assert engine.counters == {
@@ -65,24 +65,23 @@ def test_tensorrt_llm_s_counters_are_ours_and_a_mean_per_request_is_no_time_betw
         pytest.param(TENSORRT_LLM, "trtllm_prompt_cached_tokens_total", id="tensorrt_llm"),
     ],
 )
-def test_a_counter_without_a_first_count_is_0_where_it_is_declared_and_else_not_reported(text, counter):
-    """H16's trap once more: absent is not 0."""
-    without = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(counter))
-    undeclared = without.replace(f"# TYPE {counter} counter\n", "")
+def test_a_counter_before_its_first_count_is_0_if_it_is_declared_and_else_not_reported(text, counter):
+    """H16: absent is not 0."""
+    declared = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(counter))
+    undeclared = declared.replace(f"# TYPE {counter} counter\n", "")
 
-    assert only(read_replica(without))[1].counters["hits"] == 0
-    absent = only(read_replica(undeclared))[1]
-    assert "hits" not in absent.counters
-    assert "hits" in absent.not_reported
+    assert only(declared)[1].counters["hits"] == 0
+    assert "hits" not in only(undeclared)[1].counters
+    assert "hits" in only(undeclared)[1].not_reported
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_sglang_says_which_half_of_a_split_it_is(role):
+def test_sglang_reports_its_role_in_a_split(role):
     """H19"""
     assert read_replica(SGLANG.replace('engine_type="unified"', f'engine_type="{role}"')).role == role
 
 
-def test_sglang_s_data_parallel_ranks_are_engines():
+def test_data_parallel_ranks_of_sglang_are_engines():
     """H15"""
     ranks = SGLANG + "".join(
         f'sglang:num_running_reqs{{dp_rank="{rank}",model_name="llama",tp_rank="0"}} {5 + rank}.0\n' for rank in (1, 2)
@@ -92,31 +91,25 @@ def test_sglang_s_data_parallel_ranks_are_engines():
     assert running == {"0": 162, "1": 6, "2": 7}
 
 
-def test_a_text_of_no_engine_that_is_known_is_refused():
+def test_metrics_of_no_supported_engine_are_rejected():
     with pytest.raises(ExpositionError, match="no metrics of vLLM, SGLang or TensorRT-LLM"):
         read_replica("nv_inference_count 5\n")
 
 
 @pytest.mark.parametrize("names", ENGINES, ids=lambda names: names.engine)
-def test_a_table_knows_our_names_alone_and_one_engine_s_text_is_no_other_s(names):
+def test_engines_use_known_names_and_share_no_metric(names):
     found = {*names.counters, *names.gauges, *names.histograms}.union(*(split.names for split in names.splits))
 
     assert found <= EXPECTED | set(OPTIONAL_COUNTERS)
     assert {*COUNTERS, *GAUGES, *HISTOGRAMS} == EXPECTED
-    others = [wire for other in ENGINES if other is not names for wire in other.metrics]
-    assert not any(wire.startswith(prefix) for prefix in names.prefixes for wire in others)
+    others = [metric for other in ENGINES if other is not names for metric in other.metrics]
+    assert not any(metric.startswith(prefix) for prefix in names.prefixes for metric in others)
 
 
-@pytest.mark.parametrize(
-    ("release", "missing"),
-    [
-        pytest.param("0.28.0-after", TIERS, id="0.28"),
-        pytest.param("0.32.0-after", set(), id="0.32"),
-    ],
-)  # fmt: skip
-def test_captures_of_both_releases_are_read_and_what_they_lack_is_named(release, missing):
+@pytest.mark.parametrize(("release", "missing"), [("0.28.0", TIERS), ("0.32.0", set())])
+def test_captures_of_two_releases_are_read_and_name_what_they_lack(release, missing):
     """H14"""
-    _, engine = only(read_replica((DATA / f"vllm-metrics-{release}.txt").read_text("utf-8")))
+    _, engine = only((DATA / f"vllm-metrics-{release}-after.txt").read_text("utf-8"))
 
     assert engine.not_reported == missing
     assert engine.counters["queries"] > 0
@@ -128,11 +121,11 @@ def test_captures_of_both_releases_are_read_and_what_they_lack_is_named(release,
         pytest.param("0.28.0", (), True, id="before"),
         pytest.param("0.32.0+cpu", (), True, id="the last before"),
         pytest.param("0.33.0", (), False, id="the first that counts once"),
-        pytest.param("0.33.1rc1.dev5+g12", ("device_tokens",), False, id="the version is believed first"),
+        pytest.param("0.33.1rc1.dev5+g12", ("device_tokens",), False, id="the version takes precedence"),
         pytest.param("1.0", (), False, id="long after"),
-        pytest.param("", ("device_tokens",), True, id="names of before 0.32"),
-        pytest.param("", (), None, id="nobody knows"),
-        pytest.param("dev", (), None, id="no version"),
+        pytest.param("", ("device_tokens",), True, id="metrics of before 0.32"),
+        pytest.param("", (), None, id="unknown"),
+        pytest.param("dev", (), None, id="not a version"),
     ],
 )
 def test_which_releases_count_a_request_once_per_retry(version, not_reported, twice):
@@ -144,33 +137,30 @@ def test_a_metric_under_another_name_is_not_reported_rather_than_0():
     """H14, R19"""
     renamed = replica_text(1000, 400).replace("vllm:prefix_cache_hits_total", "vllm:kv_prefix_hits_total")
 
-    _, engine = only(read_replica(renamed))
+    _, engine = only(renamed)
     assert "hits" not in engine.counters
     assert "hits" in engine.not_reported
 
 
-def test_figures_of_another_moment_are_not_taken_for_hits():
-    """H5: ``prompt_tokens_cached`` is counted at the first output, queries are at admission."""
-    _, engine = only(read_replica((DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")))
+def test_prompt_tokens_cached_at_the_first_output_are_not_read_as_hits():
+    """H5: queries and hits are counted at admission."""
+    _, engine = only(CAPTURE)
 
-    wire = {name for names in ENGINES for name in names.meanings if "by_source" not in name}
-    assert not any(name.startswith("vllm:prompt_tokens_cached") for name in wire)
+    metrics = {metric for names in ENGINES for metric in names.meanings if "by_source" not in metric}
+    assert not any(metric.startswith("vllm:prompt_tokens_cached") for metric in metrics)
     assert (engine.counters["queries"], engine.counters["prompt_tokens"]) == (342_127, 330_127)
 
 
-@pytest.mark.parametrize("metric", ["vllm:iteration_tokens_total", "vllm:lora_requests_info"])
-def test_what_may_be_wrong_behind_several_api_servers_is_not_read(metric):
+def test_metrics_that_may_be_wrong_behind_several_api_servers_are_not_read():
     """T9"""
-    assert not any(name.startswith(metric) for names in ENGINES for name in names.metrics)
+    wrong = ("vllm:iteration_tokens_total", "vllm:lora_requests_info")
+    assert not any(metric.startswith(wrong) for names in ENGINES for metric in names.metrics)
 
 
-def test_behind_several_api_servers_there_is_no_start_and_the_rest_is_read():
+def test_behind_several_api_servers_start_times_are_unknown_and_the_rest_is_read():
     """H9: Prometheus' multiprocess mode has no process metrics and no ``_created``."""
-    text = (DATA / "vllm-metrics-0.32.0-after.txt").read_text("utf-8")
-    several = "".join(
-        line for line in text.splitlines(keepends=True) if "_created" not in line and not line.startswith("process_")
-    )
-    sample = read_replica(several)
+    lines = CAPTURE.splitlines(keepends=True)
+    several = "".join(line for line in lines if "_created" not in line and not line.startswith("process_"))
 
-    assert (sample.started_s, only(sample)[1].created_s) == (None, None)
-    assert only(sample)[1].counters["queries"] == 342_127
+    assert (read_replica(several).started_s, only(several)[1].created_s) == (None, None)
+    assert only(several)[1].counters["queries"] == 342_127

@@ -1,8 +1,8 @@
-"""What readings add up to, whatever a replica goes through between scrapes (R19, S8).
+"""The sum of all readings, whatever a replica goes through between scrapes (R19, S8).
 
-A replica with one to three engines behind one port, two memory tiers, with or without start times (several API servers
-have none, H9), is scraped over and over. In between it serves, restarts, stays silent, tears its answer, says NaN or a
-negative count, or has its hits under another name for a while. A model keeps the truth, and what must be lost of it.
+A replica with one to three engines, two cache tiers, with or without start times (H9), is scraped repeatedly. In
+between it serves requests, restarts, fails, sends torn, NaN, negative or huge counts, or reports its hits under another
+name. A model knows the true totals, and what a restart must lose of them.
 """
 
 from dataclasses import dataclass, field
@@ -16,27 +16,27 @@ from telemetry.metrics.rates import hit_rate_ratio
 from telemetry.scraping.merge import ScrapeFailure, ScrapeResult, TargetState, merge_replica
 
 INTERVAL_S = 10.0
-BAD = ("silent", "torn", "nan", "negative", "huge")
-served = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60)), min_size=3, max_size=3)
-happenings = st.lists(
-    st.tuples(st.sampled_from(("well", "well", "restart", "renamed", *BAD)), served), min_size=1, max_size=20
+BAD = ("failed", "torn", "nan", "negative", "huge")
+work = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60)), min_size=3, max_size=3)
+histories = st.lists(
+    st.tuples(st.sampled_from(("ok", "ok", "restart", "renamed", *BAD)), work), min_size=1, max_size=20
 )
 
 
 @dataclass
-class Truth:
-    """One engine: what it counted since it began, and what of that no reading has."""
+class Engine:
+    """The true counts of one engine, and what no reading contains of them."""
 
-    counted: list[int] = field(default_factory=lambda: [0, 0, 0])  # queries, hits, hits of host memory
-    asked: int = 0  # queries ever
+    counted: list[int] = field(default_factory=lambda: [0, 0, 0])  # queries, hits, hits in host memory
+    queries: int = 0  # ever
     unseen: int = 0  # queries since the last good scrape
     lost: int = 0
 
 
-def text_of(truths, started, *, hits="vllm:prefix_cache_hits"):
+def exposition(engines, started, *, hits):
     lines = [] if started is None else [f"process_start_time_seconds {started}"]
-    for rank, truth in enumerate(truths):
-        queries, device, host = truth.counted
+    for rank, engine in enumerate(engines):
+        queries, device, host = engine.counted
         labels = f'engine="{rank}",model_name="tiny"'
         lines += [
             f"vllm:prefix_cache_queries_total{{{labels}}} {queries}",
@@ -48,87 +48,72 @@ def text_of(truths, started, *, hits="vllm:prefix_cache_hits"):
     return "\n".join(lines) + "\n"
 
 
-def spoilt(what, text):
-    if what == "torn":
-        return text[: max(len(text) * 2 // 3, 1)].rstrip("\n")
-    value = {"nan": "NaN", "negative": "-5", "huge": "1e300"}[what]
-    return text + f'vllm:num_preemptions_total{{engine="0",model_name="tiny"}} {value}\n'
-
-
-def answer(what, text, number):
-    if what == "silent":
-        return ScrapeFailure("nobody answered")
+def outcome_of(kind, text, number):
+    if kind == "failed":
+        return ScrapeFailure("connection refused")
+    if kind == "torn":
+        text = text[: max(len(text) * 2 // 3, 1)].rstrip("\n")
+    elif kind in BAD:
+        value = {"nan": "NaN", "negative": "-5", "huge": "1e300"}[kind]
+        text += f'vllm:num_preemptions_total{{engine="0",model_name="tiny"}} {value}\n'
     try:
-        return ScrapeResult(INTERVAL_S * number + 0.1, read_replica(text if what not in BAD else spoilt(what, text)))
+        return ScrapeResult(INTERVAL_S * number + 0.1, read_replica(text))
     except ExpositionError as error:
         return ScrapeFailure(str(error))
 
 
-def lived(happenings, engines, *, tells_start):
-    """(the truth of each engine, its readings) after a first scrape and all that happened."""
-    truths, started = [Truth() for _ in range(engines)], 1000.0
-    condition, marks, readings = TargetState(), {}, {str(rank): [] for rank in range(engines)}
-    for number, (what, work) in enumerate([("well", [(0, 0, 0)] * 3), *happenings]):
-        if what == "restart":
+def play(history, count, *, has_start):
+    """(engines, readings by rank) after a first scrape and the whole history."""
+    engines, started = [Engine() for _ in range(count)], 1000.0
+    state, raw_counters, readings = TargetState(), {}, [[] for _ in range(count)]
+    for number, (kind, amounts) in enumerate([("ok", [(0, 0, 0)] * 3), *history]):
+        if kind == "restart":
             started += 100
-            for truth in truths:
-                truth.lost, truth.unseen, truth.counted = truth.lost + truth.unseen, 0, [0, 0, 0]
-        for truth, (asked, device, host) in zip(truths, work, strict=False):
-            local = min(device, asked)
-            more = (asked, local, min(host, asked - local))
-            truth.counted = [before + added for before, added in zip(truth.counted, more, strict=True)]
-            truth.asked, truth.unseen = truth.asked + asked, truth.unseen + asked
-        name = "vllm:kv_hits" if what == "renamed" else "vllm:prefix_cache_hits"
-        text = text_of(truths, started if tells_start else None, hits=name)
-        outcome = answer(what, text, number)
-        assert isinstance(outcome, ScrapeFailure) is (what in BAD)
-        folded = merge_replica(condition, marks, outcome, due_s=INTERVAL_S * number, interval_s=INTERVAL_S)
-        condition, marks = folded.state, folded.raw_counters
-        if what not in BAD:
-            for truth in truths:
-                truth.unseen = 0
-        for reading in folded.readings:
+            for engine in engines:
+                engine.lost, engine.unseen, engine.counted = engine.lost + engine.unseen, 0, [0, 0, 0]
+        for engine, (queries, device, host) in zip(engines, amounts, strict=False):
+            local = min(device, queries)
+            added = (queries, local, min(host, queries - local))
+            engine.counted = [before + more for before, more in zip(engine.counted, added, strict=True)]
+            engine.queries, engine.unseen = engine.queries + queries, engine.unseen + queries
+        hits = "vllm:kv_hits" if kind == "renamed" else "vllm:prefix_cache_hits"
+        outcome = outcome_of(kind, exposition(engines, started if has_start else None, hits=hits), number)
+        assert isinstance(outcome, ScrapeFailure) is (kind in BAD)
+        merged = merge_replica(state, raw_counters, outcome, due_s=INTERVAL_S * number, interval_s=INTERVAL_S)
+        state, raw_counters = merged.state, merged.raw_counters
+        if kind not in BAD:
+            for engine in engines:
+                engine.unseen = 0
+        for reading in merged.readings:
             if reading.key.engine:
-                readings[reading.key.engine].append(reading)
-    return truths, readings
+                readings[int(reading.key.engine)].append(reading)
+    return engines, readings
 
 
-@settings(deadline=None, max_examples=150)
-@given(happenings=happenings, engines=st.integers(1, 3))
-def test_totals_are_the_truth_but_for_what_a_restart_took_with_it(happenings, engines):
-    """R19, H8, H9, H10, H12, H15: refused, silent and torn scrapes cost no token; a restart what it hid."""
-    truths, readings = lived(happenings, engines, tells_start=True)
+@settings(deadline=None, max_examples=120)
+@given(history=histories, count=st.integers(1, 3))
+def test_totals_are_exact_except_for_what_a_restart_loses(history, count):
+    """R19, H4, H8, H9, H10, H12, H15: rejected and failed scrapes lose no token, and tiers add up to the hits."""
+    engines, readings = play(history, count, has_start=True)
 
-    for rank, truth in enumerate(truths):
-        counted = sum(reading.increase.counters.get("queries", 0) for reading in readings[str(rank)])
-        assert counted == truth.asked - truth.lost - truth.unseen
+    for engine, of_engine in zip(engines, readings, strict=True):
+        counters = [reading.increase.counters for reading in of_engine]
+        assert sum(counts.get("queries", 0) for counts in counters) == engine.queries - engine.lost - engine.unseen
+        assert all(counts["device_tokens"] == counts["hits"] for counts in counters if "hits" in counts)
+        assert all(counts["host_tokens"] == counts["external_hits"] for counts in counters if "external_hits" in counts)
 
 
-@settings(deadline=None, max_examples=150)
-@given(happenings=happenings, engines=st.integers(1, 3), tells_start=st.booleans())
-def test_whatever_happens_no_count_is_negative_and_no_rate_above_one(happenings, engines, tells_start):
-    """R19, H3, H9, H14: also where restarts hide, and while hits have another name they are unknown and not 0."""
-    _, readings = lived(happenings, engines, tells_start=tells_start)
+@settings(deadline=None, max_examples=120)
+@given(history=histories, count=st.integers(1, 3), has_start=st.booleans())
+def test_no_count_is_negative_and_no_rate_above_one(history, count, has_start):
+    """R19, H3, H9, H14: also where restarts are hidden; hits under another name are unknown, not 0."""
+    _, readings = play(history, count, has_start=has_start)
 
-    for reading in (reading for of_engine in readings.values() for reading in of_engine):
+    for reading in (reading for of_engine in readings for reading in of_engine):
         counters = reading.increase.counters
         assert all(value >= 0 for value in counters.values())
         if "hits" in (reading.not_reported or ()):
             assert "hits" not in counters
-        elif counters and tells_start:
+        elif counters and has_start:
             rate = hit_rate_ratio(counters.get("queries"), counters.get("hits"), counters.get("external_hits"))
             assert rate is None or 0 <= rate <= 1
-
-
-@settings(deadline=None, max_examples=80)
-@given(happenings=happenings)
-def test_tiers_add_up_to_the_hits_of_the_same_reading(happenings):
-    """H4: device is local, host is external."""
-    _, readings = lived(happenings, 1, tells_start=True)
-
-    for reading in readings["0"]:
-        counters = reading.increase.counters
-        if "hits" in counters:
-            assert counters["device_tokens"] == counters["hits"]
-        if "external_hits" in counters:
-            assert counters["host_tokens"] == counters["external_hits"]

@@ -1,4 +1,4 @@
-"""Which replicas and which times a pool's rate leaves out (H18, H19)."""
+"""Replicas and times that a pool's hit rate excludes (H18, H19)."""
 
 from datetime import timedelta
 
@@ -23,12 +23,12 @@ MINUTE = Window(T0, T0 + timedelta(seconds=60), 10.0)
 AT = T0 + timedelta(seconds=5)
 
 
-def restart_noticed(replica, at):
+def record_restart(replica, at):
     record_event(EventKind.REPLICA_RESTARTED, "Its cache is cold.", pool=replica.pool, replica=replica, at=at)
 
 
 def whole_window(pool):
-    """What rules look at: the minute as one window."""
+    """The minute as one window, as alert rules read it."""
     wanted = Wanted(frozenset({Source.ENGINES}), 60.0, 1, T0 + timedelta(seconds=60))
     return load_pasts([pool], wanted)[pool.pk].windows[""][0]
 
@@ -39,22 +39,22 @@ def replicas(pool):
 
 
 @pytest.mark.parametrize(
-    ("labels", "told", "rate"),
+    ("labels", "reported", "rate"),
     [
         pytest.param({"role": "decode"}, "", 0.4, id="its label"),
         pytest.param({"llm-d.ai/role": "decode"}, "", 0.4, id="its label in Kubernetes"),
         pytest.param({}, "decode", 0.4, id="its metrics"),
-        pytest.param({"role": "prefill"}, "decode", 0.7, id="the label is believed first"),
+        pytest.param({"role": "prefill"}, "decode", 0.7, id="the label takes precedence"),
         pytest.param({}, "", 0.7, id="neither"),
     ],
 )
-def test_a_pool_s_rate_leaves_out_decode_replicas_and_says_so(pool, replicas, labels, told, rate):
+def test_a_pool_s_rate_excludes_decode_replicas_with_a_note(pool, replicas, labels, reported, rate):
     """H19"""
     prefill, decode, _ = replicas
     decode.labels = labels
     decode.save()
     scraped(prefill, AT)
-    scraped(decode, AT, role=told)
+    scraped(decode, AT, role=reported)
     engine_reading(prefill, AT, queries=1000, hits=400, finished=1)
     engine_reading(decode, AT, queries=1000, hits=0, external_hits=1000, finished=1)
 
@@ -67,7 +67,7 @@ def test_a_pool_s_rate_leaves_out_decode_replicas_and_says_so(pool, replicas, la
     assert ("decode" in line.note) is (rate < 0.5)
 
 
-def test_a_pool_of_decode_replicas_alone_has_no_rate(pool, replicas):
+def test_a_pool_of_decode_replicas_has_no_rate(pool, replicas):
     """H19"""
     for replica in replicas:
         replica.labels = {"role": "decode"}
@@ -78,15 +78,15 @@ def test_a_pool_of_decode_replicas_alone_has_no_rate(pool, replicas):
     assert (line.points[0][1], line.states[0]) == (None, PointState.UNKNOWN)
 
 
-def test_a_cold_band_reaches_from_the_restart_to_the_end_of_the_warm_up(replicas):
+def test_a_cold_band_lasts_from_the_restart_to_the_end_of_the_warm_up(replicas):
     """H18"""
     restarted, before, never = replicas
     for replica, at in ((restarted, T0 + timedelta(seconds=20)), (before, T0 - timedelta(seconds=COLD_S - 30))):
-        restart_noticed(replica, at)
+        record_restart(replica, at)
     engine_reading(never, AT, queries=10, hits=0)
 
     bands = {band.replica_id: (band.start, band.end) for band in cold_bands([r.pk for r in replicas], MINUTE)}
-    drawn = {one.pk: cold_periods(Subject.of_replica(one), MINUTE) for one in replicas}
+    drawn = {replica.pk: cold_periods(Subject.of_replica(replica), MINUTE) for replica in replicas}
 
     assert bands == {
         restarted.pk: (T0 + timedelta(seconds=15), MINUTE.end),
@@ -95,11 +95,11 @@ def test_a_cold_band_reaches_from_the_restart_to_the_end_of_the_warm_up(replicas
     assert drawn == {pk: [bands[pk]] if pk in bands else [] for pk in drawn}
 
 
-def test_what_is_counted_in_a_cold_band_is_no_part_of_what_rules_look_at(pool, replicas):
+def test_rules_ignore_what_is_counted_in_a_cold_band(pool, replicas):
     """H18"""
     cold, warm, _ = replicas
     scraped(cold, AT, restarted_at=AT)
-    restart_noticed(cold, AT)
+    record_restart(cold, AT)
     engine_reading(cold, AT, state=ReadingState.RESET, queries=1000, hits=0)
     engine_reading(warm, AT, queries=1000, hits=900)
 
