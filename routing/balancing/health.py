@@ -9,30 +9,9 @@ Ring orders do not change: only the load that the replica accepts grows.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from routing.types import ReplicaId
-
-
-class Health(Protocol):
-    """State of replicas for placement. ``epoch`` grows with every change, so that results can be cached."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of changes so far."""
-        ...
-
-    def is_up(self, replica: ReplicaId) -> bool:
-        """Whether requests may be sent to a replica; True for an unknown one."""
-        ...
-
-    def share(self, replica: ReplicaId) -> float:
-        """The share of its weight that a replica gets, above 0 and at most 1; less than 1 during slow start."""
-        ...
-
-    def has_adapter(self, replica: ReplicaId, adapter: str) -> bool:
-        """Whether a replica has a LoRA adapter loaded; True for one that has not reported its adapters."""
-        ...
 
 
 class HealthRegistry:
@@ -44,10 +23,10 @@ class HealthRegistry:
         self._warming: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
         self._adapters: dict[ReplicaId, frozenset[str]] = {}  # as reported
-        self.epoch = 0
+        self.epoch = 0  # number of changes so far, so that results can be cached
 
     def is_up(self, replica: ReplicaId) -> bool:
-        """Whether requests may be sent to a replica."""
+        """Whether requests may be sent to a replica; True for an unknown one."""
         return not (replica in self._down or replica in self._ejected or replica in self._warming)
 
     def is_up_after_warm_up(self, replica: ReplicaId) -> bool:
@@ -55,7 +34,7 @@ class HealthRegistry:
         return replica not in self._down and replica not in self._ejected
 
     def share(self, replica: ReplicaId) -> float:
-        """The share of its weight that a replica gets."""
+        """The share of its weight that a replica gets, above 0 and at most 1; less than 1 during slow start."""
         return self._shares.get(replica, 1.0)
 
     def has_adapter(self, replica: ReplicaId, adapter: str) -> bool:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from routing.balancing.allocation import GroupShares
 from routing.balancing.candidates import Candidates
 from routing.balancing.decision import Decision, RequestKeys
-from routing.balancing.health import Health, HealthRegistry
+from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.matching import MatchedGroup, Models, ServedModel, TaskGroupMatcher
 from routing.balancing.rates import TokenRatio, TokenRatios, models_of
@@ -120,7 +120,7 @@ class Placement:
                 shares.carry_over(before._shares[pool])
         carry_over(self._routes(), before._routes())
 
-    def prepare(self, health: Health) -> Iterator[None]:
+    def prepare(self, health: HealthRegistry) -> Iterator[None]:
         """Compute what the first requests would otherwise wait for, 3 ms for a thousand replicas; yields in between."""
         shared = {id(route.replicas): route.replicas for route in self._routes()}  # canaries use the same replicas
         for replicas in shared.values():
@@ -138,7 +138,7 @@ class Placement:
         return by_group.get(group, own)
 
     def decide(
-        self, request: PlacementRequest, health: Health, excluded: Collection[ReplicaId] = frozenset()
+        self, request: PlacementRequest, health: HealthRegistry, excluded: Collection[ReplicaId] = frozenset()
     ) -> Decision:
         """Choose a replica that is active, up and not ``excluded``; UnknownModelError or NoReplicaError."""
         loads = self._loads

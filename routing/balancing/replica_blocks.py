@@ -38,21 +38,6 @@ class Use:
 class ReplicaBlocks:
     """The estimated cached blocks of one replica."""
 
-    __slots__ = (
-        "_index",
-        "bit",
-        "block_tokens",
-        "blocks",
-        "capacity",
-        "capacity_tokens",
-        "misses",
-        "runs",
-        "suspect_s",
-        "target",
-        "uses",
-        "uses_tails",
-    )
-
     def __init__(self, target: TargetId, bit: int, index: BlockIndex, block_tokens: int) -> None:
         self.target = target
         self.bit = bit

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
-from routing.balancing.health import Health
+from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.balancing.shared_rings import SharedRing, shared_ring
@@ -75,7 +75,7 @@ class GroupReplicas:
             self._ring = shared_ring({name: target.replica.weight for name, target in self.targets.items()})
         return self._ring.ring
 
-    def candidates(self, health: Health, adapter: str = "") -> Candidates:
+    def candidates(self, health: HealthRegistry, adapter: str = "") -> Candidates:
         """Targets that are active and up, with their current weights. O(replicas) after a change of health.
 
         With ``adapter``, only those that have this adapter of the pool.
@@ -92,7 +92,7 @@ class GroupReplicas:
             candidates = self._with_adapter[adapter] = self._candidates.subset(names)
         return candidates
 
-    def prepare(self, health: Health) -> Iterator[None]:
+    def prepare(self, health: HealthRegistry) -> Iterator[None]:
         """Compute what the next request would otherwise wait for; yields between the steps."""
         self._residency_bits()
         yield
@@ -114,13 +114,13 @@ class GroupReplicas:
         by_replica = ([name for name in self.targets_of_replica(replica) if name in candidates] for replica in replicas)
         return list(islice((targets for targets in by_replica if targets), limit))
 
-    def has_adapter(self, name: TargetId, adapter: str, health: Health) -> bool:
+    def has_adapter(self, name: TargetId, adapter: str, health: HealthRegistry) -> bool:
         """Whether a target has an adapter: by its replica's configuration, else by what the replica reported."""
         replica = self.targets[name].replica
         adapters = replica.adapters
         return health.has_adapter(ReplicaId(replica.name), adapter) if adapters is None else adapter in adapters
 
-    def _eligible(self, health: Health) -> Candidates:
+    def _eligible(self, health: HealthRegistry) -> Candidates:
         shares, weights = {}, {}
         for name, replica, _rank in self.targets.values():
             id_ = ReplicaId(replica.name)
