@@ -1,4 +1,4 @@
-"""A fleet without a router: loads, and what each replica holds of one prompt."""
+"""A fleet without a router: loads, and cached blocks of one prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = list(range(1000, 1010))  # ten blocks
 
 
 class Fleet:
-    """Replicas with loads and with prefixes of one prompt of ten blocks."""
+    """Replicas with loads and cached prefixes of one prompt of ten blocks."""
 
     def __init__(self, count: int, weights: dict[str, float] | None = None, block_tokens: int = 10) -> None:
         self.names = names(count)
@@ -41,6 +41,6 @@ class Fleet:
         return sole or rule.choose(match, preferred_key(PROMPT, match, None), tokens, self.candidates)
 
     def preferred_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
-        """Where a prompt that nobody holds goes while all are idle."""
+        """The choice for an uncached prompt while all replicas are idle."""
         match, rule = self.residency.match([key]), CostRule(self.ring, 2.0, by_rate=False)
         return rule.choose(match, key, 100, candidates or self.candidates).target

@@ -33,7 +33,7 @@ def equal(count: int) -> dict[ReplicaId, float]:
     return dict.fromkeys(names(count), 1.0)
 
 
-# --- how many ----------------------------------------------------------------------------------------
+# --- sizes -------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 20), st.floats(-2, 2))
@@ -44,7 +44,7 @@ def test_a_size_is_kept_while_the_share_is_near(before: int, beyond: float) -> N
     assert size >= 1
     if before and before - LOSE <= wanted < before + GAIN:
         assert size == before
-    assert next_size(size, wanted) == size  # asked again by the same share, nobody changes
+    assert next_size(size, wanted) == size  # stable for the same share
     assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
 
 
@@ -63,7 +63,7 @@ def test_excess_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[st
     )
 
 
-# --- which ones --------------------------------------------------------------------------------------
+# --- allocation --------------------------------------------------------------------------------------
 
 
 @given(wanted_sizes, replica_counts)
@@ -145,7 +145,7 @@ def test_sets_of_unequal_replicas_are_disjoint_if_possible(sizes: dict[str, int]
     assert all(sets.values())
     if sum(sizes.values()) <= len(listed):
         assert set(owners.values()) == {1}
-        assert not short or len(owners) == len(listed)  # nobody has less than its weight while something is left
+        assert not short or len(owners) == len(listed)  # no set is below its weight while a replica is free
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -1,4 +1,4 @@
-"""A revision on trial: whose requests it places, that everybody agrees on it, and what becomes of what it learned."""
+"""Canaries: which requests they place, agreement between routers, and what strategies learnt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from routing.schema import (
 )
 from tests.routing.building import chat, config, pool, request
 
-ACTIVE = 3  # as the pool's policy is built
+ACTIVE = 3  # of the pool in ``building.py``
 CANARY = 4
 texts = st.text(max_size=20)
 shares = st.floats(0.0, 1.0, exclude_min=True)
@@ -51,7 +51,7 @@ def with_canary(
     routers: tuple[str, ...] | None = None,
     only: tuple[str, ...] | None = None,
 ) -> RouterConfig:
-    """A pool that tries another revision; ``only``: for these groups."""
+    """A pool with a canary; ``only``: for these groups."""
     whole = pool(in_force or PrefixHashSettings(), groups=groups)
     tried = settings or LeastLoadSettings()
     trial = Canary(revision=CANARY, settings=tried, share=share, routers=routers, groups=only)
@@ -77,7 +77,7 @@ def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
     return found.why
 
 
-# --- whose requests are tried ------------------------------------------------------------------------
+# --- requests of the canary --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
@@ -141,7 +141,9 @@ def test_a_pools_boundary_determines_the_canarys_requests() -> None:
     system = ("system", "Be brief.")
 
     assert len({revision(where, prompt=chat(system, ("user", str(number)))) for number in range(20)}) == 1
-    assert len({revision(where, str(number)) for number in range(20)}) == 2  # without an opening, by the default
+    assert (
+        len({revision(where, str(number)) for number in range(20)}) == 2
+    )  # without a system prompt, by the default boundary
 
 
 def test_a_request_without_a_prompt_uses_the_active_revision() -> None:
@@ -182,7 +184,7 @@ def test_a_task_groups_own_policy_may_have_a_canary() -> None:
     assert (revision(where, group="batch"), revision(where)) == (8, ACTIVE)
 
 
-# --- what is said of it ------------------------------------------------------------------------------
+# --- verdicts ----------------------------------------------------------------------------------------
 
 
 @given(text=texts, share=shares)
@@ -202,7 +204,7 @@ def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
     assert decision.route.arm is said.arm
 
 
-# --- what both share, and what is kept ---------------------------------------------------------------
+# --- shared and retained state -----------------------------------------------------------------------
 
 
 def test_both_revisions_share_loads_and_residency() -> None:
@@ -216,7 +218,7 @@ def test_both_revisions_share_loads_and_residency() -> None:
 
     assert set(by_revision) == {ACTIVE, CANARY}
     assert len({id(decision.candidates) for decision in by_revision.values()}) == 1
-    for decision in by_revision.values():  # the ring placed one of them, and what it holds is known all the same
+    for decision in by_revision.values():  # recorded for both, although the ring placed one of them
         assert residency.match(decision.keys.chain).blocks == len(decision.keys.chain) > 0
 
 

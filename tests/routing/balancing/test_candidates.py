@@ -84,7 +84,7 @@ def test_equally_loaded_replicas_take_turns() -> None:
     for _ in range(400):
         chosen = candidates.order.least_loaded()
         met[chosen] += 1
-        tracker.dispatch(chosen, 50).end()  # refused at once, or answered before the next one comes
+        tracker.dispatch(chosen, 50).end()  # it ends before the next request
 
     assert set(met.values()) == {100}
 
@@ -97,7 +97,7 @@ def test_equally_loaded_replicas_take_turns_with_many_changes_in_between() -> No
         chosen = candidates.order.least_loaded()
         met[chosen] += 1
         tracker.dispatch(chosen, 50).end()
-        for name in names(4) * 20:  # others of the same pool come and go, in the order of the configuration
+        for name in names(4) * 20:  # requests of others start and end, in the order of the configuration
             tracker.dispatch(name, 10).end()
 
     assert max(met.values()) < 160

@@ -37,7 +37,7 @@ TIE_TOKENS = TIE_S * DEFAULT_RATE
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
 holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
 places = st.integers(0, 2 * MAX_COMPARED + 7)
-ended_requests = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)  # requests that ended
+ended_requests = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)
 
 
 @given(loads, holdings, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
@@ -88,7 +88,7 @@ def test_no_candidate_costs_less_than_the_choice_except_for_ties_and_rebalancing
 def test_comparing_few_candidates_gives_the_same_choice_as_comparing_all(
     count: int, heaviest: float, waiting, held, past, alpha: float, tokens: int
 ) -> None:
-    """Neither the only one who holds most of a prompt, nor a few who do, are chosen where others cost less."""
+    """Neither a sole holder nor a few holders are chosen if another candidate costs less."""
     fleet = Fleet(count, {"replica-2": heaviest})
     for number, work in waiting:
         fleet.wait(fleet.names[number % count], work)
@@ -102,7 +102,7 @@ def test_comparing_few_candidates_gives_the_same_choice_as_comparing_all(
     sole = rule.sole_holder(match, tokens, fleet.candidates)
     chosen = rule.choose(match, key, tokens, fleet.candidates)
     assert sole is None or told(sole) == told(chosen)
-    if "TEST_COMPILED" not in os.environ:  # what is compiled has no heirs in Python
+    if "TEST_COMPILED" not in os.environ:  # compiled classes have no Python subclasses
         among_all = type("AmongAll", (CostRule,), {"_compare_holders": lambda *_: ([], [])})
         chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
         assert told(chosen) == told(chosen_among_all)
@@ -292,7 +292,7 @@ def test_the_key_is_the_first_uncached_block_or_the_tier1_key(cached: int, key: 
 
 
 def test_by_rate_a_replica_in_slow_start_counts_as_slower() -> None:
-    """At a quarter of its share it gets a prompt when the others have four times the work; weights say nothing."""
+    """With a quarter of its share it gets a prompt if others have four times the work; weights do not matter."""
     tracker, (a, b) = LoadTracker(lambda: 0.0), names(2)
     residency = Residency(block_tokens=10)
     bits = {name: residency.add_replica(name).bit for name in (a, b)}
@@ -309,7 +309,7 @@ def test_by_rate_a_replica_in_slow_start_counts_as_slower() -> None:
 
 
 FLEET = names(100)
-SPREAD = 0x9E3779B97F4A7C15  # makes keys of numbers
+SPREAD = 0x9E3779B97F4A7C15  # spreads numbers over the keys
 
 
 def fleet() -> tuple[Candidates, LoadTracker]:

@@ -27,7 +27,7 @@ def follows(name: str) -> TaskGroupConfig:
 
 
 class Rig:
-    """The groups of one pool, and traffic in which each has a share; what is left is the pool's own."""
+    """The groups of a pool, and traffic with a share for each; the rest is the pool's own."""
 
     def __init__(self, count: int = 8, groups: Any = ("a", "b"), seed: int = 7, **fields: Any) -> None:
         listed = [follows(it) if isinstance(it, str) else it for it in groups]
@@ -50,7 +50,7 @@ class Rig:
         return list(self.shares.candidates(group, self.replicas, self.replicas.candidates(self.health)))
 
     def overlap(self) -> int:
-        """Replicas that more than one have."""
+        """Number of replicas in more than one set."""
         owners = Counter(replica for name in self.sizes() for replica in self.shares.replicas(name))
         return sum(1 for count in owners.values() if count > 1)
 
@@ -97,7 +97,7 @@ def test_growth_adds_one_replica_at_a_time_and_shrinking_removes_the_last() -> N
     assert max(map(len, seen)) >= 8
     assert len(seen[-1]) <= 2
     kept = [len(set(one) & set(next_)) >= min(len(one), len(next_)) - 1 for one, next_ in pairwise(seen)]
-    assert all(kept)  # what it had, but for one that a smaller one may have claimed
+    assert all(kept)  # at most one was claimed by a smaller group
 
 
 def test_routers_that_see_the_same_traffic_agree() -> None:

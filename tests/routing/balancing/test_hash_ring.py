@@ -32,7 +32,7 @@ weights = st.dictionaries(
 
 
 def spread(count: int) -> list[PrefixHash]:
-    """Keys evenly over the circle."""
+    """Keys evenly spread over the ring."""
     return [PrefixHash(number * (2**64 // count)) for number in range(count)]
 
 
@@ -86,7 +86,7 @@ def test_a_growing_weight_moves_keys_only_to_its_replica(
     assert home(after, key) in {home(HashRing(fleet), key), grown}
 
 
-# --- a single home -----------------------------------------------------------------------------------
+# --- a single preferred replica ----------------------------------------------------------------------
 
 
 @given(fleet=weights, key=keys, data=st.data())
@@ -100,8 +100,8 @@ def test_nearest_moves_only_the_keys_of_a_replica_that_leaves(
 
     assert home in fleet
     if home != gone:
-        assert ring.nearest(key, left) == home  # it is away
-        if max(left.values()) == max(fleet.values()):  # else a weight may stand for other points
+        assert ring.nearest(key, left) == home  # it is unavailable
+        if max(left.values()) == max(fleet.values()):  # otherwise weights may be scaled differently
             assert HashRing(left).nearest(key, left) == home  # it is no longer configured
 
 
@@ -213,7 +213,7 @@ def test_ring_orders_never_change() -> None:
 
 
 def holding(*running: int, weights: list[float] | None = None) -> Candidates:
-    """Candidates replica-0, replica-1 ... that hold so many requests."""
+    """Candidates replica-0, replica-1 ... with this many running requests."""
     tracker = LoadTracker()
     fleet = names(len(running))
     for name, count in zip(fleet, running, strict=True):
@@ -244,7 +244,7 @@ def test_only_candidates_count_towards_the_mean() -> None:
 
 
 def test_if_all_in_order_are_full_the_least_loaded_gets_the_request() -> None:
-    choice = bounded_choice(order(0, 1), holding(9, 9, 1), 1.0, 1)  # an order that leaves the last one out
+    choice = bounded_choice(order(0, 1), holding(9, 9, 1), 1.0, 1)  # an order without the last candidate
 
     assert (choice.target, choice.reason, choice.bound) == ("replica-2", Reason.SPILL, None)
 

@@ -97,7 +97,7 @@ def test_a_reader_that_is_too_far_behind_gets_none() -> None:
 
 
 class Clock:
-    """Seconds, set by hand."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -107,7 +107,7 @@ class Clock:
 
 
 class TrackerAndReaders(RuleBasedStateMachine):
-    """Requests come and go in any order; two readers of different replicas ask now and then."""
+    """Requests start and end in any order, and two readers of different replicas query at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class TrackerAndReaders(RuleBasedStateMachine):
 TestTrackerAndReaders = TrackerAndReaders.TestCase
 
 
-# --- what remains of the work that waits -------------------------------------------------------------
+# --- remaining tokens --------------------------------------------------------------------------------
 
 
 def test_remaining_tokens_of_the_oldest_request_shrink_at_the_measured_rate() -> None:
@@ -242,9 +242,11 @@ def test_a_plain_request_waits_until_its_estimated_prefill_is_over() -> None:
     assert held(tracker, A) == (3, 7000)
     tracker.advance(100.6)
     assert held(tracker, A) == (3, 3000)
-    assert tracker.load(A).remaining_tokens(100.6) == pytest.approx(3000 - 800)  # the next one began at 100.5, not now
+    assert tracker.load(A).remaining_tokens(100.6) == pytest.approx(
+        3000 - 800
+    )  # the next prefill started at 100.5, not now
     tracker.advance(150.0)
-    assert held(tracker, A) == (3, 1000)  # of the streamed one the first byte will tell
+    assert held(tracker, A) == (3, 1000)  # the streamed request waits for its first byte
     assert tracker.next_due_s == math.inf
 
 
@@ -255,7 +257,7 @@ def test_the_first_token_of_a_later_request_ends_the_wait_of_earlier_plain_ones(
     later, last = tracker.dispatch(A, 1000), tracker.dispatch(A, 500, is_plain=True)
 
     later.first_byte()
-    assert held(tracker, A) == (4, 2500)  # of another stream its own first byte will tell
+    assert held(tracker, A) == (4, 2500)  # another stream waits for its own first byte
     assert (streamed.waiting_tokens, last.waiting_tokens) == (2000, 500)
     last.record_response()
     last.end()

@@ -39,7 +39,7 @@ def group(name: str, tier1: Tier1 | None = None, **match: Any) -> TaskGroupConfi
 
 
 def matched(groups: list[TaskGroupConfig], wanted: PlacementRequest, **fields: Any) -> tuple[str, MatchedBy]:
-    """The group of a request and the rule that says so, in a pool of one model."""
+    """The group of a request and the rule that matched, in a pool of one model."""
     whole = config(replace(pool(models=("llama",), groups=groups), **fields))
     found, by = TaskGroupMatcher(whole, HASHER).group(Models(whole).resolve(wanted.model), wanted)
     return found.name if found else "", by
@@ -163,7 +163,7 @@ def test_the_claiming_hash_is_computed_for_every_group() -> None:
     assert told == {"a": HASHER.tier1(wanted.prompt, "llama"), "b": None, "c": HASHER.tier1(wanted.prompt, "llama")}
 
 
-# --- what a configuration may not say ----------------------------------------------------------------
+# --- invalid configurations --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

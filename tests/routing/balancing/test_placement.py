@@ -34,12 +34,12 @@ def placed(
 
 
 def in_state(state: ReplicaState, *others: str) -> tuple[ReplicaConfig, ...]:
-    """Replica 0 in a state, and others that are active."""
+    """Replica 0 in a state, and active others."""
     first = ReplicaConfig(name=A, url="http://a", state=state)
     return (first, *(ReplicaConfig(name=name, url="http://b") for name in others))
 
 
-# --- what a decision says ----------------------------------------------------------------------------
+# --- decisions ---------------------------------------------------------------------------------------
 
 
 def test_a_decision_has_its_replica_and_reason() -> None:
@@ -89,7 +89,7 @@ def test_the_prefix_ends_at_the_policys_boundary() -> None:
     assert placement.decide(request("no system prompt"), HealthRegistry()).reason is Reason.NO_KEY
 
 
-# --- who may be chosen -------------------------------------------------------------------------------
+# --- eligible replicas -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
@@ -106,7 +106,7 @@ def test_a_replica_gets_no_requests_while_it_is_down(settings: Settings) -> None
     placement = Placement(config(pool(settings)), tracker)
 
     def met() -> set[str]:
-        """Who gets sixty requests that are answered at once."""
+        """The replicas that get sixty requests which end at once."""
         chosen = set()
         for number in range(60):
             replica = placed(placement, health, text=str(number), session=str(number))
@@ -188,7 +188,7 @@ def test_groups_over_the_same_replicas_share_their_loads() -> None:
     assert decisions[2].candidates.order.running == 1
 
 
-# --- agreement and change ----------------------------------------------------------------------------
+# --- agreement and changes of configuration ----------------------------------------------------------
 
 
 @given(text=st.text(max_size=20), session=st.none() | st.text(max_size=3), secret=st.sampled_from([SECRET, "0" * 32]))

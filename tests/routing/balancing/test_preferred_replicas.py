@@ -1,4 +1,4 @@
-"""What a replica is warmed for is what it gets, once it takes traffic."""
+"""A replica is warmed with the prefixes that it will get once it takes traffic."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def placement(settings: Settings, **fields: Any) -> Placement:
 
 
 def joining() -> HealthRegistry:
-    """Everybody is well, and one is kept back."""
+    """All replicas are healthy, and one is warming up."""
     health = HealthRegistry()
     health.set_warming(JOINING, is_warming=True)
     return health
@@ -98,7 +98,7 @@ def test_a_hot_prefix_is_preferred_by_all_its_replicas() -> None:
         return sum(bool(where.preferred_replicas("chat", ("", prefix), name, "", before)) for name in names(8))
 
     for _ in range(400):
-        decided(where, "hot", before)  # as one that is explained
+        decided(where, "hot", before)  # without a dispatch, as by /admin/explain
     assert preferred_replicas() == 1
     for number in range(400):
         where.dispatch(decided(where, f"cold {number}", before)).end()

@@ -1,4 +1,4 @@
-"""A body cut at its opening fills a cache with that opening, and says nothing else of who sent it."""
+"""An extracted body fills a cache with the prefix and contains nothing else of the client's request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cut(path: str, body: dict[str, Any], end: int | None = None) -> dict[str, An
 
 
 def reaches(path: str, body: dict[str, Any], kept: dict[str, Any], prompt: CanonicalPrompt, end: int) -> bool:
-    """Whether the cut one has the same canonical bytes up to the cut, a character of up to four bytes aside."""
+    """Whether the extracted body has the same canonical bytes up to the cut, except for a partial character."""
     sure = max(end - 3, 0)
     return canonical(path, kept).data[:sure] == prompt.data[:sure]
 
@@ -57,7 +57,7 @@ def test_an_extracted_chat_has_the_prefix_of_the_original(
         starts = [prompt.tools_end, *prompt.message_ends]
         start = max(it for it in starts if it <= end)
         role = next((m["role"] for m, at in zip(listed, prompt.message_ends, strict=True) if at > end), "")
-        least = len(role) + 2 + 4  # the marks around the role, and a character: less may leave nothing of a message
+        least = len(role) + 2 + 4  # the framing around the role, and a character: less may leave nothing of a message
         whole = end if end - start >= least else start
         assert reaches(CHAT, body, kept, prompt, whole)
         assert kept["messages"][-1]["role"] == "user"

@@ -1,4 +1,4 @@
-"""Tokens per byte, learnt from reported usage: soon, robustly, within bounds, and anew for another tokenizer."""
+"""Prefill rates, and tokens per byte, learnt from responses."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ PROMPT_BYTES = 4096
 
 
 def taught(ratio: TokenRatio, prompts: int, tokens_per_byte: float, seed: int = 1) -> TokenRatio:
-    """After so many prompts, each up to a fifth off."""
+    """A ratio after ``prompts`` with up to a fifth of noise."""
     chance = random.Random(seed)
     for _ in range(prompts):
         ratio.learn(PROMPT_BYTES, round(PROMPT_BYTES * tokens_per_byte * chance.uniform(0.8, 1.2)))

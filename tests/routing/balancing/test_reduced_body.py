@@ -1,4 +1,4 @@
-"""A reduced body meets caps as the whole one does, and is small."""
+"""A reduced body is small, and caps give the same result for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CAPS = (Caps(), Caps(n=2, max_tokens=100, logprobs=1, prompts=2, media_hosts=("i
 
 
 def verdict(body: ParsedBody, caps: Caps) -> Any:
-    """Which field is refused, or what is added to the body."""
+    """The rejected field, or the member that is added to the body."""
     try:
         check_caps(body, caps)
     except BodyError as error:

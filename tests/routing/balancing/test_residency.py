@@ -13,18 +13,16 @@ A, B, C = names(3)
 ROOMY = 1 << 20
 
 Prompt = list[int]
-prompts = st.lists(
-    st.integers(0, 2), max_size=12
-)  # of two letters, so that they share popular_prefixes and part anywhere
+prompts = st.lists(st.integers(0, 2), max_size=12)  # of two letters, so that they share prefixes and diverge anywhere
 
 
 def chain(prompt: Prompt) -> list[int]:
-    """Hashes that stand for a block and all before it, as a prompt's do."""
+    """Hashes that identify a block and everything before it, like those of a prompt."""
     return [hash(tuple(prompt[: end + 1])) for end in range(len(prompt))]
 
 
 def held(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
-    """Blocks of a prompt that each of the replicas holds."""
+    """Cached blocks of a prompt at each of the replicas."""
     match = residency.match(chain(prompt))
     found = [residency.replica(replica) for replica in replicas]
     return [match.tokens(holding.bit, 1_000_000) // residency.block_tokens if holding else 0 for holding in found]
@@ -123,7 +121,7 @@ def test_unused_blocks_expire_even_if_the_replica_gets_no_requests() -> None:
 
 
 def test_new_prompts_never_exceed_the_bound() -> None:
-    """R21 in short, of what grows with prompts."""
+    """A short version of R21 for state that grows with prompts."""
     residency, rng = Residency(block_tokens=64, max_entries=1000), random.Random(7)
     for replica in (A, B, C):
         residency.add_replica(replica)
@@ -159,11 +157,11 @@ def test_the_bit_of_a_removed_replica_is_reused() -> None:
     assert held(residency, [1] * 4, "new", B) == [0, 4]
 
 
-# --- what answers say --------------------------------------------------------------------------------
+# --- feedback of responses ---------------------------------------------------------------------------
 
 
 def send_repeatedly(residency: Residency, cached_tokens: int, times: int, first_at: float) -> None:
-    """The prompt [1] * 1000 again and again, a minute apart, answered with so many cached tokens."""
+    """Send the prompt [1] * 1000 repeatedly, a minute apart; its responses report ``cached_tokens``."""
     for number in range(times):
         at = first_at + 60.0 * number
         residency.insert(A, chain([1] * 1000), at, prompt_tokens=1000).confirm(1000, cached_tokens)
@@ -177,7 +175,7 @@ def test_repeated_misses_evict_the_older_blocks_of_a_replica(cached_tokens: int,
     send_repeatedly(residency, cached_tokens, MISSES, first_at=60.0)
 
     assert held(residency, [2] * 1000, A) == [1000 if is_believed else 0]
-    assert held(residency, [1] * 1000, A) == [1000]  # that one was prefilled just now
+    assert held(residency, [1] * 1000, A) == [1000]  # it was prefilled just now
 
 
 def test_a_hit_resets_the_number_of_misses() -> None:

@@ -1,4 +1,4 @@
-"""What placing and answering leave in the loads and in the residency."""
+"""Effects of dispatches and responses on loads and residency."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COSTS = pool(LowestCostSettings())
 
 
 class Rig:
-    """A placement with its tracker and residency, and a clock."""
+    """A placement with its load tracker, residency and clock."""
 
     def __init__(self, *pools) -> None:
         self.now_s = 0.0
@@ -42,7 +42,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
 
     ticket.end()
     ticket = rig.send()[1]
-    assert ticket.load.waiting_tokens == prompt_tokens  # what never ended well was taken back
+    assert ticket.load.waiting_tokens == prompt_tokens  # the failed request was rolled back
 
     ticket.record_response(1.0, prompt_tokens, 0)
     ticket.end()

@@ -1,4 +1,4 @@
-"""The residency beside a plain model of it: for each replica, every block that it holds and when that was last used."""
+"""The residency compared with a simple model: every cached block of each replica, with its last use."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.routing.building import names
 
 REPLICAS = names(3)
 MOST_ENTRIES, TTL_S = 20, 8.0  # of a crowded residency
-prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # of two letters, so that they part anywhere
-salts = st.sampled_from([0, 1])  # a tenant's, an adapter's: nothing of one is the other's
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # of two letters, so that they diverge anywhere
+salts = st.sampled_from([0, 1])  # of tenants or adapters, which share no blocks
 
 
 class Sent(NamedTuple):
-    """A prompt under way, for both."""
+    """A dispatched prompt, for the residency and the model."""
 
     stay: RequestResidency
-    held: dict[int, float]  # the model's of that replica
+    held: dict[int, float]  # the model of that replica
     fresh: frozenset[int]
     at_s: float
 
@@ -34,7 +34,7 @@ def chain(prompt: list[int], salt: int) -> list[int]:
 
 
 class ResidencyMachine(RuleBasedStateMachine):
-    """With room for all, each is believed to hold what it was sent, less what was taken back or disproved."""
+    """With enough capacity, each replica has the prompts that it was sent, except those rolled back or evicted."""
 
     sent = Bundle("sent")
 
@@ -106,7 +106,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
 
 class CrowdedMachine(RuleBasedStateMachine):
-    """With too little room for all: whatever is evicted, no replica holds a block without the one before it."""
+    """With too little capacity: whatever is evicted, no replica has a block without the block before it."""
 
     sent = Bundle("sent")
 

@@ -1,4 +1,4 @@
-"""What stands behind a prompt's last whole block takes room, is found by the next turn, and goes with its prompt."""
+"""Tails: tokens after a prompt's last whole block take capacity, are found by the next turn and are evicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def residency_of(tokens: int) -> Residency:
 
 
 def turn(residency: Residency, blocks: int, at_s: float, *, cached: int, generated: int, salt: int = 0) -> None:
-    """A prompt of so many blocks and half a block more, and its response."""
+    """Send a prompt of ``blocks`` and half a block more, and record its response."""
     sent(residency, blocks, at_s, salt).confirm(BLOCK * blocks + BLOCK // 2, cached, generated)
 
 
@@ -43,7 +43,7 @@ def counts_agree(residency: Residency) -> bool:
 
 
 def grown(residency: Residency, turns: int, *, finds: bool) -> None:
-    """Conversations of two turns each, whose second begins with what the first one's response was, or does not."""
+    """Run conversations of two turns; with ``finds`` the second turn finds the first response cached."""
     for number in range(turns):
         turn(residency, 4, 10.0 * number, cached=0, generated=35, salt=100 + number)
         turn(residency, 10, 10.0 * number + 5, cached=80 if finds else 40, generated=35, salt=100 + number)
@@ -65,7 +65,7 @@ def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
     grown(residency, 8, finds=True)
     turn(residency, 4, 1000.0, cached=0, generated=35)
 
-    assert predicted(residency, 12) == 80  # four blocks, half a block of the prompt, and 35 tokens that were generated
+    assert predicted(residency, 12) == 80  # four blocks, half a block of the prompt, and 35 generated tokens
     assert predicted(residency, 12, replica=B) == 0
 
 
@@ -131,7 +131,7 @@ def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> N
 def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> None:
     residency = residency_of(2000)
     turn(residency, 4, 0.0, cached=0, generated=0)
-    residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens behind the second block
+    residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens after the second block
     residency.insert(B, [*chain(2), *chain(3, salt=2)], 2.0, 55)
 
     asked = residency.match(chain(4))

@@ -1,4 +1,4 @@
-"""Which prefixes are kept for replicas that join: the worthiest, within limits, and only what comes again."""
+"""Popular prefixes: the most valuable ones are stored, within limits, and only if they occur again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def popular_prefixes(max_bytes: int = 1 << 20, half_life_s: float = 100.0, min_t
 def meet(
     kept: PopularPrefixes, number: int, times: int = 1, *, tokens: int = 100, now_s: float = 0.0, size: int = 100
 ) -> int:
-    """How often a body was asked for; each is given."""
+    """Count requests of a prefix, store each wanted body, and return how many were wanted."""
     asked = 0
     for _ in range(times):
         if kept.count(key(number), now_s, Size(tokens)):
@@ -46,7 +46,7 @@ def meet(
 
 
 def order(kept: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_000_000) -> list[int]:
-    """The tokens of what is chosen, in order."""
+    """The tokens of the selected prompts, in order."""
     return [it.tokens for it, _ in kept.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
 
 
@@ -83,7 +83,7 @@ def test_prefixes_that_no_longer_occur_lose_value() -> None:
     assert order(kept) == [400, 401]
     meet(kept, 2, 4, tokens=401, now_s=400.0)
     assert order(kept) == [401, 400]
-    meet(kept, 1, 1, tokens=400, now_s=1e6)  # after so long that weights have begun anew
+    meet(kept, 1, 1, tokens=400, now_s=1e6)  # so late that weights were scaled down
     assert order(kept) == [400, 401]
 
 
@@ -138,7 +138,7 @@ def test_a_dropped_prompt_is_wanted_again_after_twice_as_many_requests() -> None
     meet(kept, 0, 2, size=1000)
     for number in range(1, 12):
         meet(kept, number, 5, size=1000)
-    asked = [meet(kept, 0, size=1000) for _ in range(7)]  # it has come twice before, and never is worth its room
+    asked = [meet(kept, 0, size=1000) for _ in range(7)]  # it occurred twice before, and is never valuable enough
 
     assert asked == [0, 1, 0, 0, 0, 1, 0]
 
@@ -171,7 +171,7 @@ def test_another_half_life_keeps_the_order() -> None:
 
 
 def test_weights_are_scaled_down_together() -> None:
-    """After hundreds of half-lives weights are large; whoever comes just then gains nothing over the others."""
+    """Scaling down large weights after hundreds of half-lives favours no prefix."""
     kept = popular_prefixes(half_life_s=1.0)
     for number, tokens in ((1, 100), (2, 101)):
         meet(kept, number, 2, tokens=tokens, now_s=0.0)

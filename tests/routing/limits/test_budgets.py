@@ -1,4 +1,4 @@
-"""A budget lets no more through than its rate, however it is asked."""
+"""Token buckets and the retry budget never allow more than their rates."""
 
 from __future__ import annotations
 
@@ -101,6 +101,6 @@ def test_retries_stay_below_ratio_and_floor() -> None:
         now += 0.25
         requests += chance.randrange(200)
         budget.tick(now, requests)
-        tries += spend_all(budget)  # everything fails
+        tries += spend_all(budget)  # every request fails
     assert tries <= 0.2 * requests + 10 * (now - 50.0) + 10 * WINDOW_S
     assert tries >= 0.19 * requests, "and what is allowed can be had"

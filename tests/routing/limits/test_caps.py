@@ -1,4 +1,4 @@
-"""What one request may ask for."""
+"""Caps of a request's parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_by_default_only_the_number_of_choices_is_capped(field: str) -> None:
 
 
 def test_bodies_without_capped_parameters_need_no_check() -> None:
-    asked = {"n", "best_of"}  # by whom ``n`` is exceeded, as above
+    asked = {"n", "best_of"}  # the parameters that ``n`` caps
     assert {name for name in Caps.__struct_fields__ if getattr(Caps(), name) is not None} == {"n"}
     for field in NUMBERS:
         body = parse_body(COMPLETION, json.dumps({field: 10**6}).encode())
@@ -129,7 +129,7 @@ def test_media_is_found_in_every_field(path: str, field: str) -> None:
 
 
 def test_media_is_found_at_any_depth() -> None:
-    """Parsers of JSON allow more than Python's stack does, and what they read is looked through all the same."""
+    """JSON parsers allow deeper nesting than Python's stack, so the search must not recurse."""
     content: Any = {"image_url": "https://evil.example/a"}
     for _ in range(100_000):
         content = [content]
@@ -150,7 +150,7 @@ def test_without_hosts_only_data_urls_are_allowed() -> None:
     [
         (CHAT, {}, ("max_tokens", 100)),
         (CHAT, {"max_tokens": None}, ("max_tokens", 100)),
-        (CHAT, {"max_completion_tokens": 0}, ("max_tokens", 100)),  # 0 is nothing to vLLM, and nothing means no bound
+        (CHAT, {"max_completion_tokens": 0}, ("max_tokens", 100)),  # vLLM treats 0 as missing, which means no limit
         (CHAT, {"max_completion_tokens": 1}, None),
         (CHAT, {"max_tokens": 1}, None),
         (RESPONSE, {}, ("max_output_tokens", 100)),
@@ -159,7 +159,11 @@ def test_without_hosts_only_data_urls_are_allowed() -> None:
         (COMPLETION, {}, ("max_tokens", 16)),
         (COMPLETION, {"max_tokens": 0}, None),
         (EMBEDDING, {}, None),
-        (CHAT, {"max_output_tokens": 5}, ("max_tokens", 100)),  # from here on: names that the endpoint's engine ignores
+        (
+            CHAT,
+            {"max_output_tokens": 5},
+            ("max_tokens", 100),
+        ),  # from here on: names that engines ignore at this endpoint
         (CHAT, {"max_output_tokens": 5, "max_completion_tokens": 1}, None),
         (COMPLETION, {"max_completion_tokens": 5}, ("max_tokens", 16)),
         (COMPLETION, {"max_output_tokens": 5}, ("max_tokens", 16)),

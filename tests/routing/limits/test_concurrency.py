@@ -110,7 +110,7 @@ def test_retry_after_follows_the_pace() -> None:
     for _ in range(2):
         clock.now += 0.5
         line.release()
-    assert line.retry_after_s == 15  # 0.5 s each for 28 that wait, and one's own
+    assert line.retry_after_s == 15  # 0.5 s each for 28 waiters and the new request
     clock.now += 1e6
     line.release()
     assert line.retry_after_s == 60

@@ -14,7 +14,7 @@ from tests.routing.building import canonical, chat
 
 COMPLETIONS, EMBEDDINGS, RESPONSES = "/v1/completions", "/v1/embeddings", "/v1/responses"
 
-# Few letters and the framing's own look-alikes, so that texts collide where framing is careless.
+# Few letters and look-alikes of the framing, so that texts collide if framing is wrong.
 texts = st.text('ab\x00\x1f\xff\u07ff{}":,', max_size=4)
 messages = st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", ""]), texts), max_size=4)
 tool_lists = st.lists(st.fixed_dictionaries({"name": texts}), max_size=2)
@@ -139,7 +139,9 @@ def test_the_attribution_line_counts_where_engines_keep_it() -> None:
     one, other = (chat(("user", BILLED % value + "\nHi")).data for value in ("a", "b"))
 
     assert one != other
-    assert chat(("system", [5, None, {"type": "text", "text": 5}])).data  # odd parts are placed as they stand
+    assert chat(
+        ("system", [5, None, {"type": "text", "text": 5}])
+    ).data  # parts of unknown types are placed by their JSON
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_different_lists_of_ids_never_have_the_same_bytes(one: list[list[int]], 
 def test_ids_that_look_like_framing_are_distinguished() -> None:
     several: list[list[int]] = [[], [1], [2], [3], [4]]
     data = canonical(COMPLETIONS, {"prompt": several}).data
-    forged = array("I", data[3:-4]).tolist()  # what one list would have to hold to be written the same
+    forged = array("I", data[3:-4]).tolist()  # the ids that one list would need for the same bytes
 
     assert canonical(COMPLETIONS, {"prompt": forged}).data != data
 
@@ -293,10 +295,10 @@ def test_a_prompt_is_estimated_at_four_bytes_a_token() -> None:
     ],
 )
 def test_a_body_with_too_many_parts_is_rejected_before_they_are_read(path: str, body: dict[str, Any]) -> None:
-    """Millions of them fit into a body, and would hold all other requests up for seconds."""
+    """Millions of them fit into a body, and would block all other requests for seconds."""
     parts = next(iter(body.values()))
     parts = parts[0]["content"] if parts[0] and "content" in parts[0] else parts
-    parts *= MAX_PARTS - 1  # with the message around them as many as there may be
+    parts *= MAX_PARTS - 1  # with the message around them, the maximum
     canonical(path, body)
     parts += parts[:2]
     with pytest.raises(BodyError, match="more than 65,536"):

@@ -184,7 +184,7 @@ def test_the_tier2_key_identifies_a_conversation(name: str) -> None:
 
     assert HASHER.tier1(chat(*first), "llama", rule) == HASHER.tier1(chat(*other), "llama", rule)
     assert None is not key == HASHER.tier2(chat(*first, *turns), "llama", rule)
-    if name != "bytes":  # there the shared message ends behind the opening, and is what counts
+    if name != "bytes":  # there the shared message ends after the prefix
         assert key != HASHER.tier2(chat(*other), "llama", rule)
 
 

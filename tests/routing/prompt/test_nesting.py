@@ -1,4 +1,4 @@
-"""Bodies that are nested in more than 64 levels are refused, whatever else is in them, and no others."""
+"""Bodies with more than 64 nested levels are rejected, and no others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_brackets_in_texts_never_add_depth(value: Any, most: int) -> None:
 
 
 def nested(levels: int) -> Any:
-    """Lists and objects in turn."""
+    """Alternating nested lists and objects."""
     value: Any = "the innermost"
     for level in range(levels):
         value = [1, value, "]"] if level % 2 else {"a": "x", "b": value, "c": 2}
@@ -105,16 +105,16 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_checking_time_is_linear_in_the_length(what: str) -> None:
-    """64 rounds over all brackets of a text of brackets had taken 1.3 s, which no other connection was served in."""
+    """64 rounds over a text of brackets once took 1.3 s, in which the event loop served no other connection."""
     body = HOSTILE[what]
     assert cpu_s(lambda: is_shallow(body)) < MOST_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
 
 
-MOST_PASSES = 150  # of 5 ms for 8 MiB where nothing else runs; what was measured is 2 to 60
+MOST_PASSES = 150  # 5 ms each for 8 MiB on an idle machine; measured are 2 to 60
 
 
 def cpu_s(work: Any) -> float:
-    """Seconds of CPU of the least of three calls."""
+    """Least CPU seconds of three calls."""
     taken = []
     for _ in range(3):
         begun = time.thread_time()
@@ -128,7 +128,7 @@ def test_levels_outside_texts_are_exact_if_texts_hide_none(value: Any, most: int
     body = json.dumps(value).encode()
     structure = json.dumps(without_texts(value)).encode()
     if is_shallow(body, most) != is_shallow(structure, most):
-        assert is_shallow(body, most)  # brackets of texts paired with those around them
+        assert is_shallow(body, most)  # brackets in texts paired with those around them
     assert is_shallow(structure, most) == (depth(value) <= most)
 
 

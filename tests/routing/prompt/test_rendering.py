@@ -1,4 +1,4 @@
-"""Prompts that an engine renders differently share no blocks, and those that it renders alike share all."""
+"""Prompts that an engine renders differently share no blocks; those rendered alike share all."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_other_rendering_parameters_share_no_block(path: str, said: dict[str, An
         (CHAT, {"truncate_prompt_tokens": 20, "truncation_side": "right"}),
         (CHAT, {"truncate_prompt_tokens": 100_000}),
         (CHAT, {"truncate_prompt_tokens": -1}),
-        (CHAT, {"reasoning": {"effort": "high"}, "suffix": "end"}),  # nothing of this endpoint
+        (CHAT, {"reasoning": {"effort": "high"}, "suffix": "end"}),  # not read at this endpoint
         (COMPLETIONS, {"add_special_tokens": True, "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}),
         (EMBEDDINGS, {"truncate_prompt_tokens": 20}),
         (RESPONSES, {"reasoning": {"summary": "auto"}, "reasoning_effort": "low", "truncation": "auto"}),

@@ -1,4 +1,4 @@
-"""A member put into any JSON object is what a parser finds there, and everything else stays as it was."""
+"""A member set in any JSON object is found by a parser, and everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spelled(name: str, *, escaped: bool) -> str:
 
 @st.composite
 def objects(draw: st.DrawFn) -> bytes:
-    """JSON objects in every way of writing them: blanks, escaped names, names that come twice."""
+    """JSON objects in all spellings: blanks, escaped names, repeated names."""
     members = []
     for name in draw(st.lists(names, max_size=5)):
         is_short = all(ord(sign) < 0x10000 for sign in name)
@@ -87,7 +87,7 @@ def test_the_member_occurs_once(body: bytes, expected: bytes) -> None:
 
 
 def test_names_that_are_not_utf8_are_rejected() -> None:
-    """A name that means nothing here is passed over, until all names have to be read."""
+    """An unknown name is skipped, until all names have to be decoded."""
     body = b'{"\xff":1,"cache_salt":"x"}'
     parse_body("/v1/completions", body)
     with pytest.raises(BodyError, match="not valid UTF-8"):

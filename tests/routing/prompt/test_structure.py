@@ -1,4 +1,4 @@
-"""What is told of an opening: where its parts are and what changes in it, and not a word of it."""
+"""Prompt structure: the parts of a prompt's beginning and what varies in them, without its text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shape(system: str, *turns: str, tools: Any = None, session: str | None = Non
 
 
 def differing(one: PromptStructure, other: PromptStructure) -> list[int]:
-    """The places of the first opening's pieces that the second has not."""
+    """Offsets of the first prompt's pieces that the second lacks."""
     known = {piece[2] for piece in other.pieces}
     return [place for place, piece in enumerate(one.pieces) if piece[2] not in known]
 
@@ -167,7 +167,7 @@ def test_any_body_has_a_structure(path: str, fields: Any, data: bytes) -> None:
         assert covered <= sum(segment.bytes for segment in found.segments)
 
 
-# Letters that the record's own words and hashes do not have, so that whatever is found of them is the prompt's.
+# Letters that do not occur in the record's own words and hashes, so that each of them is from the prompt.
 words = st.text("GHJKLMNPQRSTVWXYZghjqwxyzäßλ界", min_size=1, max_size=8)
 secrets = st.one_of(
     words,

@@ -1,4 +1,4 @@
-"""A streamed request asks for usage without its client's doing; everything else in it stays as it stands."""
+"""The router requests usage for streams whose clients did not, and changes nothing else in the body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_usage_is_requested_for_a_stream_without_it(options: Any) -> None:
     "body",
     [
         {**STREAM, "stream_options": {"include_usage": True}},
-        {**STREAM, "stream_options": {"include_usage": "yes"}},  # for the engine to judge
+        {**STREAM, "stream_options": {"include_usage": "yes"}},  # for the engine to reject
         {**STREAM, "stream_options": {"continuous_usage_stats": True}},
         {**STREAM, "stream_options": ["include_usage"]},
         {**STREAM, "stream": False},

@@ -1,4 +1,4 @@
-"""A configuration that has everything, as JSON, and random damage to it."""
+"""A configuration with every field as JSON, and random damage to it."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def encrypted(config: Any, **envelope: Any) -> bytes:
 
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a tree of JSON."""
+    """Every (container, key) of a JSON tree."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     return [place for key in keys for place in ((tree, key), *places(tree[key]))]
 
 
 def damage(tree: Any, chance: random.Random) -> None:
-    """Change one place: another value, no value, a field that nobody knows, or a part of elsewhere."""
+    """Change one value: replace it, remove it, add an unknown field, or copy another part there."""
     container, key = chance.choice(places(tree))
     what = chance.randrange(5)
     if what == 0:

@@ -1,4 +1,4 @@
-"""What a trial may say: another revision, for somebody whom the policy places."""
+"""Valid and invalid canaries in a configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def in_group(tried: Canary) -> RouterConfig:
     "tried",
     [
         trial(),
-        trial(revision=1),  # an earlier revision may be tried again
+        trial(revision=1),  # an earlier revision may be a canary
         trial(share=0.001),
         trial(routers=("router-1", "router-2")),
         trial(groups=("coding",)),

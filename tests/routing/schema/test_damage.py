@@ -1,4 +1,4 @@
-"""Damaged configurations (R3): each is read or refused with a reason, and whatever is read can be run."""
+"""Damaged configurations (R3): each is rejected with a reason, or accepted and usable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASON_CHARS = 400
 
 
 def read(document: bytes) -> bool:
-    """Whether a document is a configuration; if so, it can be run; if not, the reason is short."""
+    """Whether a document is accepted; if so, it is usable; if not, the reason is short."""
     try:
         loaded = load_snapshot(document)
     except ConfigError as error:

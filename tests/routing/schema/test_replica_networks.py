@@ -1,4 +1,4 @@
-"""Which addresses replicas may have, as a configuration says it."""
+"""Address rules of replicas in a configuration."""
 
 from __future__ import annotations
 

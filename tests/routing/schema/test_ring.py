@@ -1,4 +1,4 @@
-"""What a reader of configurations computes about homes, against the ring that routers walk."""
+"""The computed share of moved keys, compared with hash rings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ fleets = st.dictionaries(
 
 
 def homes(weights: dict[ReplicaId, float], salt: int) -> list[ReplicaId]:
-    """Where each of many keys is at home, by a ring of replicas that are named a little differently each time."""
+    """The preferred replica of many keys, on a ring whose replica names contain a salt."""
     ring = HashRing({ReplicaId(f"{name}-{salt}"): weight for name, weight in weights.items()})
     return [next(ring.walk(PrefixHash(number * (2**64 // KEYS)))) for number in range(KEYS)]
 
@@ -30,7 +30,7 @@ def homes(weights: dict[ReplicaId, float], salt: int) -> list[ReplicaId]:
 @settings(deadline=None)
 @given(before=fleets, after=fleets)
 def test_the_moved_ratio_agrees_with_rings(before: dict[ReplicaId, float], after: dict[ReplicaId, float]) -> None:
-    rings = range(12)  # one ring's shares differ from the weights by chance; many together hardly do
+    rings = range(12)  # shares of one ring differ from the weights by chance; the mean of many hardly does
     pairs = [pair for salt in rings for pair in zip(homes(before, salt), homes(after, salt), strict=True)]
 
     moved = sum(old != new for old, new in pairs) / len(pairs)

@@ -1,4 +1,4 @@
-"""What session_affinity and prefix_hash have in common: the key names a home order, bounded load does the rest."""
+"""What session_affinity and prefix_hash have in common: ring order of a key, with bounded load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("strategy", BOTH, ids=lambda strategy: type(strat
 
 
 def key(strategy: Strategy, value: int) -> FixedKeys:
-    """Keys of which the strategy's own has this value and the other one another."""
+    """Keys with this value for the strategy's own key and another value for the other key."""
     session = isinstance(strategy, SessionAffinity)
     return FixedKeys(session=value if session else value ^ 2**63, tier1=value ^ 2**63 if session else value)
 

@@ -36,7 +36,7 @@ class Rig:
         return choice
 
     def traffic(self, requests: int, shares: dict[int, float]) -> Counter:
-        """Where the requests of each kind went; None stands for the others."""
+        """The targets of requests of each kind; None stands for the others."""
         met: Counter = Counter()
         for _ in range(requests):
             kinds, weights = list(shares), list(shares.values())
@@ -124,9 +124,9 @@ def test_the_share_of_a_conversation_is_relative_to_the_replicas_of_all_hot_pref
     rig.traffic(3000, dict.fromkeys(range(4), 0.24))
     reasons = Counter()
     for number in range(2000):
-        is_part = number % 40 == 0  # 2.5 % of all, which is 20 % of what a replica gets
+        is_part = number % 40 == 0  # 2.5 % of all requests, or 20 % of a replica's
         choice = rig.send(number % 4, conversation=5 if is_part else None)
-        if is_part and number >= 1000:  # it has been counted
+        if is_part and number >= 1000:  # by then it is counted
             rig.tracker.dispatch(choice.target, 100_000)
             reasons[choice.reason] += 1
 
@@ -140,7 +140,7 @@ def test_requests_limited_to_some_replicas_do_not_change_the_plan_of_others() ->
     rig.traffic(4000, {HOT: 0.52})
     plan = rig.strategy.plan()
     for _ in range(300):
-        rig.traffic(9, {HOT: 0.5})  # with the adapter's 3.6 replicas' worth: few enough for 3, and too many to lose one
+        rig.traffic(9, {HOT: 0.5})  # 3.6 replicas' worth with the adapter's: too few for 4, too many to lose one
         adapters = FixedKeys(tier1=5)
         assert rig.strategy.choose(adapters, holders).target in holders
         rig.strategy.count_request(adapters)

@@ -17,7 +17,7 @@ costs = pytest.mark.parametrize(
 
 
 def routers(settings, count: int = 2, size: int = 5) -> list[Placement]:
-    """Routers of different seeds with the same configuration, all idle, each with books of its own."""
+    """Idle routers with different seeds and the same configuration, each with its own loads."""
     return [Placement(config(pool(settings, replicas(size))), LoadTracker(), seed=seed) for seed in range(count)]
 
 

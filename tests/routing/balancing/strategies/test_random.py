@@ -45,7 +45,7 @@ def test_the_less_loaded_of_two_is_chosen() -> None:
     choices = [PowerOfTwo(random.Random(seed)).choose(KEYS, candidates) for seed in range(400)]
 
     assert {choice.reason for choice in choices} == {Reason.LESS_OF_TWO}
-    assert Counter(choice.target for choice in choices)[B] > 370  # the second is another than the first, nearly always
+    assert Counter(choice.target for choice in choices)[B] > 370  # the second draw nearly always differs from the first
 
 
 def test_the_second_draw_ends_even_if_one_replica_has_nearly_all_weight() -> None:
@@ -79,7 +79,7 @@ GROUPS = tuple(TaskGroupConfig(name=name) for name in ("chat", "batch", "coding"
 
 
 def of_groups(settings: Settings, seed: int = 7, count: int = 30) -> list[list[str]]:
-    """Whom the groups of one pool, and its own requests, choose in turn; nothing of it is sent."""
+    """The replicas that the groups of a pool, and its own requests, choose; no request is dispatched."""
     placement = Placement(config(pool(settings, replicas(12), GROUPS)), LoadTracker(), seed)
     asking = [request(group=it) for it in (None, "chat", "batch", "coding")]
     rounds = [[placement.decide(it, HealthRegistry()).choice.target for it in asking] for _ in range(count)]
@@ -92,7 +92,7 @@ def test_groups_use_different_reproducible_random_sequences(settings: Settings) 
     together = max(max(Counter(at_once).values()) for at_once in zip(*chosen, strict=True))
 
     assert len({tuple(one) for one in chosen}) == 4
-    assert together < 4  # never all of them at one replica
+    assert together < 4  # never all at one replica
     assert chosen == of_groups(settings)
     assert chosen != of_groups(settings, seed=8)
 

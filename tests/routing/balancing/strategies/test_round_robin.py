@@ -56,7 +56,7 @@ def test_a_new_configuration_continues_with_the_turns_of_remaining_replicas() ->
     after.carry_over(before)
     met += turns(after, among(A, B, D), 300)
 
-    assert met[3] not in met[4:6]  # it had its turn just before, so the others come first
+    assert met[3] not in met[4:6]  # it had its turn just before, so the others are next
     assert set(after._last_turns) == {A, B, D}
     assert max(Counter(met[4:]).values()) - min(Counter(met[4:]).values()) <= 1
 
