@@ -20,4 +20,4 @@ def create_default_rules(instance: Pool, created: bool, raw: bool = False, **_: 
 @receiver(pre_delete, sender=AlertRule, dispatch_uid="telemetry.last_alerts")
 def close_alerts_of_deleted_rule(instance: AlertRule, **_: Any) -> None:
     """Resolve the alerts of a rule before it is deleted with its pool or task group, so that receivers are notified."""
-    close_alerts(instance, because="its rule was removed")
+    close_alerts(instance, reason="its rule was removed")

@@ -9,10 +9,10 @@ from django.utils import timezone
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
+from telemetry.guards import measurement
 from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
-from telemetry.services import guards
-from telemetry.services.alerts import explanations, refreshing
+from telemetry.services.alerts import explanations
 from telemetry.services.lab import replays
 from telemetry.services.notifications import heartbeats, outbox
 from telemetry.storage import partitions, rollup
@@ -72,7 +72,7 @@ def evaluate_alerts() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def analyze_rollouts() -> None:
     """Analyze every canary that has a guard."""
-    guards.analyze_rollouts(timezone.now())
+    measurement.analyze_rollouts(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -84,7 +84,7 @@ def deliver_notifications() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def refresh_alerts() -> None:
     """Send alerts that still fire again to receivers that expire them."""
-    refreshing.resend_firing(timezone.now())
+    outbox.resend_firing(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

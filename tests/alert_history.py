@@ -10,7 +10,7 @@ from django.utils import timezone
 from controlplane.models import Pool
 from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import notify_due
-from telemetry.alerts.pipeline import note, resolve
+from telemetry.alerts.pipeline import record_transition, resolve
 from telemetry.models import Alert, AlertRule, AlertTransition, RuleKind
 from telemetry.services.alerts.alerts import acknowledge
 from telemetry.services.alerts.rules import create_rule
@@ -55,6 +55,6 @@ def _fires(pool: Pool, kind: str, now: datetime, *, subject: str = "", **figures
         rule=rule, pool=pool, subject=subject, state="firing", started_at=begun, last_breach_at=now, fired_at=begun,
         labels=alert_labels(rule, subject), summary=said, explained_at=now, **figures,
     )  # fmt: skip
-    note(alert, AlertTransition.PENDING, begun)
-    note(alert, AlertTransition.FIRED, begun)
+    record_transition(alert, AlertTransition.PENDING, begun)
+    record_transition(alert, AlertTransition.FIRED, begun)
     return alert

@@ -179,7 +179,7 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
     alert = Alert.objects.create(
         rule=rule, pool=pool, state="firing", started_at=at, last_breach_at=at, fired_at=at, value=0.31, limit=0.49,
         baseline=0.64, value_ratio=0.31, baseline_ratio=0.64,
-        summary=kind.sentence(scope_of(rule, ""), settings, verdict), detail=detail, labels=alert_labels(rule, ""),
+        summary=kind.summarize(scope_of(rule, ""), settings, verdict), detail=detail, labels=alert_labels(rule, ""),
     )  # fmt: skip
     notify_due(at + timedelta(seconds=60))
     return alert

@@ -1,17 +1,15 @@
-"""What it costs that replicas were away, wherever their prompts went. Pure.
+"""Recognizes drops that are only the cost of replicas that restarted or were down.
 
-Theory of operation. The prompts of a replica that goes away are sent to others, and back to it when it returns: each
-time they meet a cache that does not know them, also at replicas that nothing happened to. An opening is at home at a
-replica with the part of its tokens that it had there before. That part of what it usually hits is the most that is put
-down to the replica, and no more than the opening lost. Openings that had next to nothing there are the witnesses: where
-they hit less than usual too, something else is at work, and what is put down shrinks as their hit rate did. Openings
-that nobody sent before are put down to nothing.
+Theory of operation. The prompts of a replica that goes down are sent to other replicas, and back when it returns. Each
+time they meet a cache that does not have them, also at replicas to which nothing happened. A prefix was at a replica
+with the share of its tokens that it had there before. That share of what it usually hits is the most that is attributed
+to the replica, and no more than the prefix lost. Prefixes that had almost nothing there are the control group: where
+they hit less than usual too, something else is wrong, and the attributed loss shrinks as their hit rate did. Prefixes
+without earlier requests attribute nothing.
 
-Whether a drop is only what it costs that replicas restarted or were away, told by the prompts that were theirs.
-
-A kind of rule sees what replicas counted, and so a restarted replica's own cold cache (kinds/base.py). This looks at
-what became of each opening, which takes queries of its own: it is asked only where a drop was found shortly after
-something happened to a replica. Where routers told of too few requests the replica's part of the traffic has to do.
+Kinds of rules see the counters of replicas, and so a restarted replica's own cold cache (``mark_restarts``). What
+became of each prefix needs queries of its own, which are only made for a drop shortly after something happened to a
+replica. Where routers reported too few requests, the replica's share of the traffic is used instead.
 """
 
 from __future__ import annotations
@@ -23,146 +21,147 @@ from datetime import datetime, timedelta
 from django.conf import settings
 
 from controlplane.models import Pool
-from telemetry.alerts.history_window import Past, Seen, WindowSum
-from telemetry.alerts.kinds import Asked, Kind, RuleSettings
-from telemetry.alerts.kinds.base import MUTED, OTHERS, muted
+from telemetry.alerts.history_window import HistoryView, WindowSum
+from telemetry.alerts.kinds import Kind, RuleSettings
+from telemetry.alerts.kinds.base import RESTARTED, WITHOUT_RESTARTED, mark_expected
 from telemetry.alerts.verdict import POOL, Result, Verdict
-from telemetry.causes.evidence import Prefix, Sums, added, grouped
+from telemetry.causes.evidence import Prefix, Sums, sum_by, total
 from telemetry.storage import rule_sums
 
-ELSEWHERE = 0.1  # of its tokens, at most, that a witness had at replicas that were away
-WITNESSES = 0.1  # of all tokens, at least, that theirs have to be
-Key = tuple[str, int | None]  # task group, opening
+MAX_CONTROL_SHARE = 0.1  # of its tokens that a prefix of the control group may have had at unavailable replicas
+MIN_CONTROL_TOKENS = 0.1  # of all tokens that the control group must have
+BEFORE_S = 600.0  # period that shows where a prefix was and what it usually hits
+DETECTION_INTERVALS = 3  # scrape intervals until it is detected that a replica is down
+MIN_COVERED = 0.25  # of the engines' tokens that routers must have reported
+Key = tuple[str, int | None]  # task group, prefix
+Period = tuple[datetime, datetime]
 
 
 def explained_ratio(
-    before: Sequence[Prefix], now: Sequence[Prefix], away: Collection[str], cold: Collection[str] = ()
+    before: Sequence[Prefix], now: Sequence[Prefix], unavailable: Collection[str], cold: Collection[str] = ()
 ) -> float | None:
-    """The part of the tokens of now that would have been cached had nobody been away, 0 to 1; None unless known.
+    """Share of the current tokens that would be cached if no replica had been unavailable, 0 to 1; None if unknown.
 
-    Openings at replicas that are ``cold`` lost what they lost there to that, wherever they were at home.
+    The whole loss at ``cold`` replicas is attributed to them, wherever the prefixes were before.
     """
-    total = added(it.sums for it in now).prompt
-    usual = grouped(before, _key)
-    if not total or not usual:
+    tokens = total(prefix.sums for prefix in now).prompt
+    usual = sum_by(before, _key)
+    if not tokens or not usual:
         return None
-    gone = grouped((it for it in before if it.replica in away), _key)
-    shares = {key: gone.get(key, Sums()).prompt / sums.prompt for key, sums in usual.items() if sums.prompt}
-    warm = grouped((it for it in now if it.replica not in cold), _key)
-    kept = _kept(usual, {key: sums for key, sums in warm.items() if shares.get(key, 1.0) < ELSEWHERE}, total)
-    lost = sum(_lost(sums, kept * (usual[key].rate or 0.0), shares[key]) for key, sums in warm.items() if key in shares)
-    at_cold = grouped((it for it in now if it.replica in cold), _key)
-    lost += sum(_lost(sums, kept * (usual[key].rate or 0.0), 1.0) for key, sums in at_cold.items() if key in shares)
-    return lost / total
+    moved = sum_by((prefix for prefix in before if prefix.replica in unavailable), _key)
+    shares = {key: moved.get(key, Sums()).prompt / sums.prompt for key, sums in usual.items() if sums.prompt}
+    warm = sum_by((prefix for prefix in now if prefix.replica not in cold), _key)
+    control = {key: sums for key, sums in warm.items() if shares.get(key, 1.0) < MAX_CONTROL_SHARE}
+    retained = _retained(usual, control, tokens)
+    at_cold = sum_by((prefix for prefix in now if prefix.replica in cold), _key)
+    lost = 0.0
+    for part, is_cold in ((warm, False), (at_cold, True)):
+        for key, sums in part.items():
+            if key in shares:
+                rate = retained * (usual[key].rate or 0.0)
+                share = 1.0 if is_cold else shares[key]
+                lost += max(min(sums.lost(rate), share * rate * sums.prompt), 0.0)
+    return lost / tokens
 
 
-def _key(part: Prefix) -> Key:
-    return part.group, part.prefix
+def _key(prefix: Prefix) -> Key:
+    return prefix.group, prefix.prefix
 
 
-def _lost(sums: Sums, usual: float, share: float) -> float:
-    """Tokens of an opening that were not cached because a part of it was elsewhere."""
-    return max(min(sums.lost(usual), share * usual * sums.prompt), 0.0)
-
-
-def _kept(usual: dict[Key, Sums], witnesses: dict[Key, Sums], total: float) -> float:
-    """What witnesses still hit of what they usually do, 0 to 1; 1 where they are too few to tell."""
-    seen = added(witnesses.values())
-    due = sum(sums.prompt * (usual[key].rate or 0.0) for key, sums in witnesses.items())
-    return min(seen.cached / due, 1.0) if due and seen.prompt >= WITNESSES * total else 1.0
-
-
-BEFORE_S = 600.0  # that say where an opening is at home, and what it usually hits
-NOTICED = 3  # intervals within which it is noticed that a replica is away
-COVERED = 0.25  # of the engines' tokens, at least, that routers have to have told of
+def _retained(usual: dict[Key, Sums], control: dict[Key, Sums], tokens: float) -> float:
+    """Hit rate of the control group relative to its usual one, 0 to 1; 1 for too little traffic."""
+    current = total(control.values())
+    expected = sum(sums.prompt * (usual[key].rate or 0.0) for key, sums in control.items())
+    return min(current.cached / expected, 1.0) if expected and current.prompt >= MIN_CONTROL_TOKENS * tokens else 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A rule of a hit rate, and what it looked at."""
+class EvaluatedRule:
+    """A rule on a hit rate with the history that it evaluated."""
 
     pool: Pool
     kind: Kind
     settings: RuleSettings
-    asked: Asked
-    seen: Seen
-
-    @property
-    def newest(self) -> WindowSum:
-        """Its newest window."""
-        return self.seen.windows(self.asked.group)[-1]
+    group: str
+    view: HistoryView
 
     def window(self, verdict: Verdict) -> WindowSum:
-        """What a verdict is about."""
-        return self.newest if self.kind.window_of is None else self.kind.window_of(verdict, self.seen.now)
+        """The window of a verdict."""
+        if self.kind.window_of is None:
+            return self.view.window(self.group)
+        return self.kind.window_of(verdict, self.view.now)
 
-    def judge(self, verdict: Verdict, window: WindowSum) -> Verdict:
-        """What it would say of another newest window, had nobody restarted."""
-        if self.kind.judge_window is not None:
-            return self.kind.judge_window(self.settings, verdict, window)
-        past, group = self.seen.past, self.asked.group
-        windows = {**past.windows, group: [*past.windows.get(group, ())[: self.seen.index], window]}
-        other: Past = replace(past, windows=windows, restarts={})
-        return self.kind.judge(self.settings, other.at(self.seen.index), self.asked)[POOL]
+    def evaluate(self, verdict: Verdict, window: WindowSum) -> Verdict:
+        """The verdict for another newest window and without restarts."""
+        if self.kind.evaluate_window is not None:
+            return self.kind.evaluate_window(self.settings, verdict, window)
+        history, index = self.view.history, self.view.index
+        windows = {**history.windows, self.group: [*history.windows.get(self.group, ())[:index], window]}
+        view = replace(history, windows=windows, restarts={}).at(index)
+        return self.kind.evaluate(self.settings, view, self.group)[POOL]
 
 
-def unless_its_own(watched: Watched, verdict: Verdict) -> Verdict:
-    """The verdict, with the replicas to which the drop is due among its figures where there is none but theirs.
+def mark_expected_drop(rule: EvaluatedRule, verdict: Verdict) -> Verdict:
+    """The verdict; a breach that unavailable replicas alone explain names them in its figures.
 
-    Up to four queries, where a drop was found within the rule's warm-up of something that happened to a replica.
+    Up to four queries for a drop within the rule's warm-up time after a replica restarted, went down or came up.
     """
-    away = watched.seen.disturbed(watched.settings.warm_up_reach_s)
-    is_told_of = MUTED in verdict.figures and verdict.figures[OTHERS] is Result.OK
-    if verdict.result is not Result.BREACH or not away or is_told_of:
+    changes = rule.view.recent_membership_changes(rule.settings.warm_up_reach_s)
+    is_marked = RESTARTED in verdict.figures and verdict.figures[WITHOUT_RESTARTED] is Result.OK
+    if verdict.result is not Result.BREACH or not changes or is_marked:
         return verdict
-    without = _without(watched, away, watched.window(verdict))
-    if without is None:
+    corrected = _corrected_window(rule, changes, rule.window(verdict))
+    if corrected is None:
         return verdict
-    if watched.judge(verdict, without).result is Result.BREACH:
-        return replace(verdict, figures={name: it for name, it in verdict.figures.items() if name != MUTED})
-    return muted(verdict, {name: times[-1] for name, times in away.items()}, watched.settings.warm_up_reach_s)
+    if rule.evaluate(verdict, corrected).result is Result.BREACH:
+        figures = {name: value for name, value in verdict.figures.items() if name != RESTARTED}
+        return replace(verdict, figures=figures)
+    return mark_expected(verdict, {name: times[-1] for name, times in changes.items()}, rule.settings.warm_up_reach_s)
 
 
-def _without(watched: Watched, away: Mapping[str, Sequence[datetime]], newest: WindowSum) -> WindowSum | None:
-    """The newest window, had nobody been away; None where that cannot be told."""
-    cold = watched.seen.restarted(watched.settings.warm_up_reach_s)
-    rest = None if watched.asked.group else watched.seen.newest_without(cold)
-    window, is_rest = (rest, True) if rest is not None and rest.queries else (newest, False)
+def _corrected_window(
+    rule: EvaluatedRule, changes: Mapping[str, Sequence[datetime]], newest: WindowSum
+) -> WindowSum | None:
+    """The newest window as if no replica had been unavailable; None if unknown."""
+    cold = rule.view.recent_restarts(rule.settings.warm_up_reach_s)
+    others = None if rule.group else rule.view.window_without(cold)
+    window, is_without_cold = (others, True) if others is not None and others.queries else (newest, False)
     if not window.queries or window.hits is None:
         return None
-    first = min(times[0] for times in away.values()) - timedelta(seconds=NOTICED * settings.SCRAPE_INTERVAL_S)
-    spans = ((first - timedelta(seconds=BEFORE_S), first), (window.start, watched.seen.now))
-    before, now = _openings(watched, spans, window.queries) or _replicas(watched, spans) or ((), ())
-    if is_rest:
-        now = [part for part in now if part.replica not in cold]
-    ratio = explained_ratio(before, now, away.keys(), () if is_rest else cold.keys())
+    first = min(times[0] for times in changes.values())
+    first -= timedelta(seconds=DETECTION_INTERVALS * settings.SCRAPE_INTERVAL_S)
+    periods = ((first - timedelta(seconds=BEFORE_S), first), (window.start, rule.view.now))
+    before, now = _by_prefix(rule, periods, window.queries) or _by_replica(rule, periods) or ((), ())
+    if is_without_cold:
+        now = [prefix for prefix in now if prefix.replica not in cold]
+    ratio = explained_ratio(before, now, changes.keys(), () if is_without_cold else cold.keys())
     return None if ratio is None else replace(window, hits=min(window.hits + ratio * window.queries, window.queries))
 
 
-Spans = tuple[tuple[datetime, datetime], tuple[datetime, datetime]]
-Sides = tuple[Sequence[Prefix], Sequence[Prefix]]
-
-
-def _openings(watched: Watched, spans: Spans, queries: float) -> Sides | None:
-    """What became of each opening, before and now; None where routers told of too little. Two queries."""
-    pool, group = watched.pool.name, watched.asked.group or None
-    now = rule_sums.prefix_totals(pool, group, *spans[1])
-    if sum(part.sums.prompt for part in now) < COVERED * queries:
+def _by_prefix(
+    rule: EvaluatedRule, periods: tuple[Period, Period], queries: float
+) -> tuple[Sequence[Prefix], Sequence[Prefix]] | None:
+    """Each prefix in both periods; None where routers reported too little. Two queries."""
+    pool, group = rule.pool.name, rule.group or None
+    now = rule_sums.prefix_totals(pool, group, *periods[1])
+    if sum(prefix.sums.prompt for prefix in now) < MIN_COVERED * queries:
         return None
-    return rule_sums.prefix_totals(pool, group, *spans[0]), now
+    return rule_sums.prefix_totals(pool, group, *periods[0]), now
 
 
-def _replicas(watched: Watched, spans: Spans) -> Sides | None:
-    """The whole pool as one opening that is at home at each replica with its part of the tokens. Three queries."""
-    if watched.asked.group:
+def _by_replica(
+    rule: EvaluatedRule, periods: tuple[Period, Period]
+) -> tuple[Sequence[Prefix], Sequence[Prefix]] | None:
+    """The whole pool as one prefix that each replica has with its share of the tokens. Three queries."""
+    if rule.group:
         return None
-    names: dict[int, str] = dict(watched.pool.replicas.values_list("pk", "name"))
+    names: dict[int, str] = dict(rule.pool.replicas.values_list("pk", "name"))
     before, now = (
         [
-            Prefix("", None, it.replica, Sums(prompt=it.queries, cached=it.hits))
-            for it in rule_sums.engine_totals(names, *span)
-            if it.queries and it.hits is not None
+            Prefix("", None, engine.replica, Sums(prompt=engine.queries, cached=engine.hits))
+            for engine in rule_sums.engine_totals(names, *period)
+            if engine.queries and engine.hits is not None
         ]
-        for span in spans
+        for period in periods
     )
     return before, now

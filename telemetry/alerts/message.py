@@ -1,7 +1,4 @@
-"""What an alert is called by: the labels that silences match and channels show. Pure.
-
-What an alert tells people: figures, the likeliest places, where to look.
-"""
+"""What an alert contains: its labels, the details stored when it fires, its links, and its notification payload."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from controlplane.models import Pool
-from telemetry.alerts.kinds import Kind, RuleSettings, Where
+from telemetry.alerts.kinds import Kind, RuleSettings, Scope
 from telemetry.alerts.verdict import Verdict
 from telemetry.metrics.rates import hit_rate_ratio, ratio
 from telemetry.metrics.windows import Window
@@ -20,123 +17,97 @@ from telemetry.models import Alert, AlertRule
 from telemetry.storage.reachable import reachable_share
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, router_sums
 
+TOP = 3  # replicas and task groups in the details
+LOOK_BACK_S = 3600.0  # before the alert that the link to the pool shows
+
+
+def group_name(rule: AlertRule) -> str:
+    """The task group of a rule; "" for a rule on the whole pool."""
+    return rule.group.name if rule.group else ""
+
 
 def alert_labels(rule: AlertRule, subject: str) -> dict[str, str]:
-    """The labels of an alert of a rule; those that do not apply are left out."""
-    named = {
+    """The labels that silences and channels match, without empty ones."""
+    labels = {
         "pool": rule.pool.name,
-        "group": rule.group.name if rule.group else "",
+        "group": group_name(rule),
         "replica": subject,
         "rule": rule.name,
         "kind": rule.kind,
         "severity": rule.severity,
     }
-    return {name: value for name, value in named.items() if value}
+    return {name: value for name, value in labels.items() if value}
 
 
-def scope_of(rule: AlertRule, subject: str) -> Where:
-    """What a rule looks at, in names."""
-    return Where(rule.pool.name, rule.group.name if rule.group else "", subject)
-
-
-TOP = 3
-LOOK_BACK_S = 3600.0  # what a deep link shows before the alert
+def scope_of(rule: AlertRule, subject: str) -> Scope:
+    return Scope(rule.pool.name, group_name(rule), subject)
 
 
 def describe(rule: AlertRule, kind: Kind, settings: RuleSettings, verdict: Verdict, now: datetime) -> dict[str, Any]:
-    """What is known at the moment at which an alert fires, as JSON. Up to 6 queries."""
-    window_s = _window_s(settings, verdict, now)
-    known = {
-        "window_s": window_s,
+    """Details of an alert when it fires, as JSON. Up to 6 queries."""
+    change_point = verdict.figures.get("onset")
+    since_s = (now - datetime.fromisoformat(change_point)).total_seconds() if change_point else settings.step_s
+    tokens: float | None = verdict.figures.get("tokens")
+    extra_tokens = None
+    if verdict.value is not None and verdict.baseline is not None and tokens is not None:
+        extra_tokens = round(max(verdict.baseline - verdict.value, 0.0) * tokens)
+    details = {
+        "window_s": since_s,
         **verdict.figures,
-        "queried_tokens": verdict.figures.get("tokens"),
-        "extra_recomputed_tokens": _extra_tokens(verdict),
+        "queried_tokens": tokens,
+        "extra_recomputed_tokens": extra_tokens,
     }
-    group = rule.group.name if rule.group else ""
-    return known | (_places(rule.pool, group, window_s, now) if kind.is_drop else {})
+    return details | (_breakdown(rule.pool, group_name(rule), since_s, now) if kind.is_drop else {})
 
 
-def _window_s(settings: RuleSettings, verdict: Verdict, now: datetime) -> float:
-    """The time that an alert is about: since its onset where that is known, else a step."""
-    onset = verdict.figures.get("onset")
-    return (now - datetime.fromisoformat(onset)).total_seconds() if onset else settings.step_s
-
-
-def _places(pool: Pool, group: str, window_s: float, now: datetime) -> dict[str, Any]:
-    """Where a hit rate could be better: the replicas and groups that compute the most anew. 5 queries.
-
-    ``group``: the rule's task group, of which ``accounted_ratio`` is told, or "".
-    """
+def _breakdown(pool: Pool, group: str, window_s: float, now: datetime) -> dict[str, Any]:
+    """The replicas and task groups that recompute most tokens, where a better hit rate helps most. 5 queries."""
     window = Window(now - timedelta(seconds=window_s), now, window_s)
     replicas: dict[int, str] = dict(pool.replicas.values_list("pk", "name"))
     engines = engine_sums(list(replicas), window, whole=True)
     groups, _ = router_sums([pool.name], window, whole=True)
     reachable = reachable_share([pool.name], window)
+    own = [row.accounted_ratio for row in groups if group and row.group == group]
     return {
         "reachable": reachable and reachable.as_json(),
         "top_replicas": _top([_replica_line(replicas[row.replica_id], row) for row in engines]),
         "top_groups": _top([_group_line(row) for row in groups]),
-        **_basis([row for row in groups if group and row.group == group]),
+        **({"accounted_ratio": own[0]} if own else {}),
     }
 
 
-def _basis(rows: list[RouterSums]) -> dict[str, Any]:
-    """Of a rule of one task group: the share of the responses that its hit rate rests on."""
-    return {"accounted_ratio": rows[0].accounted_ratio} if rows else {}
-
-
-def _extra_tokens(verdict: Verdict) -> int | None:
-    """Tokens computed anew that the baseline would have had in the cache."""
-    tokens: float | None = verdict.figures.get("tokens")
-    if verdict.value is None or verdict.baseline is None or tokens is None:
-        return None
-    return round(max(verdict.baseline - verdict.value, 0.0) * tokens)
-
-
 def _replica_line(name: str, row: EngineSums) -> dict[str, Any]:
-    found = (row.hits or 0) + (row.external_hits or 0)
+    hits = (row.hits or 0) + (row.external_hits or 0)
     rate = hit_rate_ratio(row.queries, row.hits, row.external_hits)
-    return {"name": name, "hit_rate_ratio": rate, "recomputed_tokens": max((row.queries or 0) - found, 0)}
+    return {"name": name, "hit_rate_ratio": rate, "recomputed_tokens": max((row.queries or 0) - hits, 0)}
 
 
 def _group_line(row: RouterSums) -> dict[str, Any]:
-    recomputed = max((row.prompt_tokens or 0) - (row.cached_tokens or 0), 0)
-    rate = ratio(row.cached_tokens, row.prompt_tokens)
     return {
         "name": row.group,
-        "hit_rate_ratio": rate,
+        "hit_rate_ratio": ratio(row.cached_tokens, row.prompt_tokens),
         "accounted_ratio": row.accounted_ratio,
-        "recomputed_tokens": recomputed,
+        "recomputed_tokens": max((row.prompt_tokens or 0) - (row.cached_tokens or 0), 0),
     }
 
 
 def _top(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that recompute the most: there a better hit rate would help the most."""
     return sorted(lines, key=lambda line: -line["recomputed_tokens"])[:TOP]
 
 
 def overview_path(alert: Alert, now: datetime) -> str:
-    """The overview of an alert's pool around its time."""
-    end = alert.resolved_at or now
-    around = {
+    """The overview page of the alert's pool around the time of the alert."""
+    query = {
         "pool": alert.pool.name,
-        "from": (alert.started_at - timedelta(seconds=LOOK_BACK_S)).isoformat(timespec="seconds"),
-        "to": end.isoformat(timespec="seconds"),
+        "from": _iso(alert.started_at - timedelta(seconds=LOOK_BACK_S)),
+        "to": _iso(alert.resolved_at or now),
     }
-    return f"/?{urlencode(around)}"
+    return f"/?{urlencode(query)}"
 
 
-def links_of(alert: Alert, now: datetime) -> dict[str, str]:
-    """Where to go on, as paths of the site."""
-    return {
-        "alert": reverse("telemetry:alert", args=[alert.pk]),
-        "silence": f"{reverse('telemetry:silence-new')}?alert={alert.pk}",
-        "pool": overview_path(alert, now),
-    }
-
-
-def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
-    """The message, in the form that Standard Webhooks suggests: type, timestamp, data."""
+def alert_payload(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
+    """The notification, in the form that Standard Webhooks suggests: type, timestamp, data."""
+    path = overview_path(alert, now)
     return {
         "type": f"alert.{kind}",
         "timestamp": now.isoformat(timespec="milliseconds"),
@@ -156,13 +127,21 @@ def payload_of(alert: Alert, kind: str, now: datetime) -> dict[str, Any]:
             "value_ratio": alert.value_ratio,
             "baseline_ratio": alert.baseline_ratio,
             "reachable_ratio": alert.reachable_ratio,
-            "started_at": alert.started_at.isoformat(timespec="seconds"),
-            "fired_at": alert.fired_at.isoformat(timespec="seconds") if alert.fired_at else None,
-            "resolved_at": alert.resolved_at.isoformat(timespec="seconds") if alert.resolved_at else None,
+            "started_at": _iso(alert.started_at),
+            "fired_at": _iso(alert.fired_at),
+            "resolved_at": _iso(alert.resolved_at),
             "acknowledged_by": alert.acknowledged_by or None,
             "causes": alert.causes,
             "detail": alert.detail,
-            "links": links_of(alert, now),
-            "path": overview_path(alert, now),
+            "links": {
+                "alert": reverse("telemetry:alert", args=[alert.pk]),
+                "silence": f"{reverse('telemetry:silence-new')}?alert={alert.pk}",
+                "pool": path,
+            },
+            "path": path,
         },
     }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat(timespec="seconds") if at else None

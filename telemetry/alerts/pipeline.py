@@ -1,27 +1,23 @@
-"""Records that the traffic moved between task groups: it changes a pool's hit rate, and is no drop.
+"""Evaluates alert rules and stores the resulting changes of alerts, with their events and timelines.
 
-Up to when what was counted is known of everybody: where a rule's newest window ends.
+Theory of operation. Rules with steps of the same length are loaded together, for all pools, so an evaluation costs a
+few queries per length and not per rule. Every change of an alert is a conditional update of its row, so of two
+evaluators that see the same thing one makes the change and the other none; a database constraint allows one open alert
+per rule, pool and subject. The event and the timeline entry are written in the transaction of the change. Notifications
+are decided afterwards (notifications.py).
 
-Theory of operation. A reading at ``t`` tells of the time before ``t``. It is stored a while after, at once for most
-replicas and seconds later for those that answer slowly, and shards have their turns one after another. A window that
-ended at any moment would have the newest interval of some replicas and not of others: with windows of few intervals
-the hit rate of the pool would be that of whoever was read first. Windows therefore end just before the first reading
-that is due and not there. A replica that fails has a reading too, which says so; who has had none for longer than two
-intervals is not waited for, so a window ends an interval before now at the earliest.
-
-From rules to alerts: load, judge, step, write down.
-
-Theory of operation. Rules that look at steps of the same length are loaded together, whichever pools they are of, so an
-evaluation costs a few queries for each length and not for each rule. Every change of an alert is a conditional update
-of its row, so of two evaluators that see the same thing one makes the change and the other finds nothing to do; the
-database itself allows one open alert per rule, pool and subject. The event and the step of its life are written in the
-transaction of the change: they exist exactly if it does. Whom to tell is decided afterwards (notifications.py).
+Windows end just before the first reading that is due and not stored. A reading at ``t`` counts the time before ``t``.
+It is stored a while later: at once for most replicas, seconds later for slow ones, and shards are scraped one after
+another. A window that ended at any time would have the newest interval of some replicas and not of others; with windows
+of few intervals, the pool's hit rate would be that of the replicas scraped first. A replica whose scrape failed has a
+reading too, which says so. A replica without a reading for two intervals is not waited for, so a window ends at most
+one interval before now.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,236 +29,188 @@ from django.db.models import Min
 from controlplane.isolation import Items, isolated_items
 from controlplane.models import Event, EventKind, PeriodicTask, Pool
 from controlplane.services.events import record_event
-from telemetry.alerts.expected_drops import Watched, unless_its_own
-from telemetry.alerts.history import Wanted, load_pasts
-from telemetry.alerts.history_window import Past, Source, control_now, steps_in
-from telemetry.alerts.kinds import KINDS, Asked, Kind, RuleSettings
-from telemetry.alerts.message import alert_labels, describe, scope_of
-from telemetry.alerts.verdict import OpenAlert, Reason, Step, Verdict, Verdicts, next_step, no_data, worst
+from telemetry.alerts.expected_drops import EvaluatedRule, mark_expected_drop
+from telemetry.alerts.history import HistoryQuery, load_control_plane_state, load_histories
+from telemetry.alerts.history_window import History, Source, whole_steps
+from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
+from telemetry.alerts.message import alert_labels, describe, group_name, scope_of
+from telemetry.alerts.verdict import Action, OpenAlert, Reason, Verdict, Verdicts, next_action, no_data, worst_verdict
 from telemetry.models import Alert, AlertRule, AlertState, AlertStep, AlertTransition, ScrapeState
 from telemetry.models.alert import OPEN_STATES
 
-ONCE_IN = timedelta(minutes=30)  # of a pool, whatever the number of its rules
+MAX_SUBJECTS = 100  # open alerts of one rule; the kind no_data reports a fleet that is down as a whole
+MIX_EVENT_EVERY = timedelta(minutes=30)  # at most one event of a pool, for all its rules
+JUST_BEFORE = timedelta(microseconds=1)  # a reading that is due at a time is not in a window that ends before it
 
 
-def record_mix_change(rule: AlertRule, before: Mapping[str, Any], figures: Mapping[str, Any], now: datetime) -> bool:
-    """Record an event where a rule's figures tell of a new mix and those of the evaluation before did not.
-
-    Returns whether one was recorded. One query where there is a new mix, and what is written.
-    """
-    is_new = figures.get("mix_since") and not before.get("mix_since")
-    if not is_new or rule.group_id is not None:
-        return False
-    lately = Event.objects.filter(kind=EventKind.TRAFFIC_MIX_CHANGED, pool=rule.pool, at__gt=now - ONCE_IN)
-    if lately.exists():
-        return False
-    points, groups = figures["mix_points"], figures["mix_groups"]
-    detail = {"mix_points": points, "since": figures["mix_since"], "groups": groups}
-    record_event(EventKind.TRAFFIC_MIX_CHANGED, _mix_sentence(points, groups), pool=rule.pool, detail=detail, at=now)
-    return True
-
-
-def _mix_sentence(points: float, groups: list[dict[str, Any]]) -> str:
-    moved = ", ".join(
-        f"{one['name'] or 'no task group'} {one['usual_ratio'] * 100:.0f} to {one['share_ratio'] * 100:.0f} %"
-        for one in groups
-    )
-    return f"The mix of task groups changed ({moved} of the tokens); this moves the hit rate by {points:+.0f} points."
-
-
-JUST_BEFORE = timedelta(microseconds=1)  # what is due at a moment is no part of a window that ends before it
-
-
-def settled_until(now: datetime) -> datetime:
-    """The newest moment up to which all who report have reported: now, or up to an interval before. One query."""
+def watermark(now: datetime) -> datetime:
+    """The newest time up to which all replicas reported: now, or up to an interval before. One query."""
     interval = timedelta(seconds=settings.SCRAPE_INTERVAL_S)
-    report = ScrapeState.objects.filter(at__gt=now - 2 * interval, at__lte=now)
-    behind: datetime | None = report.aggregate(at=Min("at"))["at"]
-    return now if behind is None else min(now, behind + interval - JUST_BEFORE)
-
-
-MOST_SUBJECTS = 100  # open alerts of one rule; a fleet that is down as a whole is told of by other means
-Open = Mapping[str, Alert]  # by subject
+    states = ScrapeState.objects.filter(at__gt=now - 2 * interval, at__lte=now)
+    oldest: datetime | None = states.aggregate(at=Min("at"))["at"]
+    return now if oldest is None else min(now, oldest + interval - JUST_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Evaluation:
     """A rule with what its evaluation needs."""
 
     rule: AlertRule
     kind: Kind
     settings: RuleSettings
-    open: Open
-    until: datetime  # where its newest window ends
+    alerts: Mapping[str, Alert]  # open ones, by subject
+    until: datetime  # the end of the newest window
 
     @property
     def group(self) -> str:
-        """The task group that it is narrowed to."""
-        return self.rule.group.name if self.rule.group else ""
-
-    @property
-    def reach_s(self) -> float:
-        """How far back it looks now."""
-        return self.settings.open_reach_s if self.open else self.settings.reach_s
+        return group_name(self.rule)
 
 
 def evaluate_rules(now: datetime) -> dict[int, Verdict]:
     """Evaluate every enabled rule once; the verdict on each alert that is open afterwards, by its id.
 
-    Five queries, and for each length of steps one more and those of its sources; and what is written.
+    Five queries, one more for each length of steps and those of its sources, and the changes.
     """
     return evaluate(AlertRule.objects.filter(enabled=True).select_related("pool", "group"), now)
 
 
 def evaluate(rules: Iterable[AlertRule], now: datetime, *, note_time: bool = True) -> dict[int, Verdict]:
-    """Evaluate some rules. Without ``note_time`` they stay as late as they were."""
-    found: dict[int, Verdict] = {}
-    every, judged = list(rules), set[int]()
+    """Evaluate some rules; ``note_time`` stores when and with what result."""
+    all_rules = list(rules)
+    verdicts: dict[int, Verdict] = {}
+    evaluated = set[int]()
     with isolated_items(PeriodicTask.ALERT_RULES, is_complete=note_time) as item:
-        for ready, past in _loaded(_ready(every, settled_until(now), item), now, item):
-            with item(_name(ready.rule)):
-                found |= _evaluate(ready, past, now)
-                judged.add(ready.rule.pk)
+        for evaluation, history in _load(_evaluations(all_rules, watermark(now), item), now, item):
+            with item(_name(evaluation.rule)):
+                verdicts |= _evaluate(evaluation, history, now)
+                evaluated.add(evaluation.rule.pk)
     if note_time:
-        _note_evaluated(every, judged, now)
-    return found
+        for rule in all_rules:
+            rule.evaluated_at = now
+            if rule.pk not in evaluated:
+                rule.verdict = no_data(Reason.FAILED).as_json()
+        AlertRule.objects.bulk_update(all_rules, ["evaluated_at", "verdict"], batch_size=500)
+    return verdicts
 
 
-def _note_evaluated(rules: Sequence[AlertRule], judged: Collection[int], now: datetime) -> None:
-    """Store when rules were evaluated and with what result; a rule whose evaluation failed has none."""
-    for rule in rules:
-        rule.evaluated_at = now
-        if rule.pk not in judged:
-            rule.verdict = no_data(Reason.FAILED).as_json()
-    AlertRule.objects.bulk_update(rules, ["evaluated_at", "verdict"], batch_size=500)
-
-
-def _evaluate(ready: Ready, past: Past, now: datetime) -> dict[int, Verdict]:
-    """Evaluate one rule and take its steps; the verdict on each alert that is open afterwards."""
-    opened = {subject: alert.started_at for subject, alert in ready.open.items()}
-    seen, asked = past.at(past.count - 1), Asked(ready.group, opened)
-    verdicts = ready.kind.judge(ready.settings, seen, asked)
-    if ready.kind.is_drop:
-        watched = Watched(ready.rule.pool, ready.kind, ready.settings, asked, seen)
-        verdicts = {name: unless_its_own(watched, verdict) for name, verdict in verdicts.items()}
-    found = _advance_all(ready, verdicts, now)
-    _end_gone(ready, verdicts, now)
-    overall = worst(verdicts) if verdicts else no_data(Reason.NOBODY)
-    record_mix_change(ready.rule, (ready.rule.verdict or {}).get("figures", {}), overall.figures, now)
-    ready.rule.verdict = overall.as_json()
-    return found
+def _evaluate(evaluation: Evaluation, history: History, now: datetime) -> dict[int, Verdict]:
+    """Evaluate one rule and change its alerts; the verdict on each alert that is open afterwards."""
+    rule, kind = evaluation.rule, evaluation.kind
+    view = history.at(history.count - 1)
+    verdicts = kind.evaluate(evaluation.settings, view, evaluation.group)
+    if kind.is_drop:
+        evaluated = EvaluatedRule(rule.pool, kind, evaluation.settings, evaluation.group, view)
+        verdicts = {subject: mark_expected_drop(evaluated, verdict) for subject, verdict in verdicts.items()}
+    open_verdicts = _update_alerts(evaluation, verdicts, now)
+    _close_removed(evaluation, verdicts, now)
+    overall = worst_verdict(verdicts) if verdicts else no_data(Reason.NO_REPLICAS)
+    _record_mix_change(rule, (rule.verdict or {}).get("figures", {}), overall.figures, now)
+    rule.verdict = overall.as_json()
+    return open_verdicts
 
 
 def _name(rule: AlertRule) -> str:
-    """A rule in the log and among failing items."""
     return f"{rule.pool.name}: {rule.name}"
 
 
-def _ready(rules: Sequence[AlertRule], until: datetime, item: Items) -> list[Ready]:
-    """The rules whose settings can be read, with their open alerts."""
-    of_rule: dict[int, dict[str, Alert]] = defaultdict(dict)
+def _evaluations(rules: Sequence[AlertRule], until: datetime, item: Items) -> list[Evaluation]:
+    """The rules whose settings are valid, with their open alerts."""
+    alerts: dict[int, dict[str, Alert]] = defaultdict(dict)
     for alert in Alert.objects.filter(rule__in=rules, state__in=OPEN_STATES).select_related("pool"):
-        of_rule[alert.rule_id][alert.subject] = alert
-    ready = []
+        alerts[alert.rule_id][alert.subject] = alert
+    evaluations = []
     for rule in rules:
-        with item(_name(rule)):  # settings that were not written by the services, or a kind of a newer release
+        with item(_name(rule)):  # settings that no service wrote, or a kind of a newer release
             kind = KINDS[rule.kind]
-            ready.append(Ready(rule, kind, kind.read(rule.settings), of_rule[rule.pk], until))
-    return ready
+            evaluations.append(Evaluation(rule, kind, kind.read(rule.settings), alerts[rule.pk], until))
+    return evaluations
 
 
-def _loaded(ready: Sequence[Ready], now: datetime, item: Items) -> Iterable[tuple[Ready, Past]]:
-    """Each rule with its pool's past; what looks at steps of the same length is loaded together."""
-    before = max((one.rule.evaluated_at for one in ready if one.rule.evaluated_at), default=None)
-    wants_control = any(Source.CONTROL in one.kind.needs(one.group) for one in ready)
-    control = control_now(now, before) if wants_control else None
-    batches: dict[float, list[Ready]] = defaultdict(list)
-    for one in ready:
-        batches[one.settings.step_s].append(one)
+def _load(evaluations: Sequence[Evaluation], now: datetime, item: Items) -> Iterator[tuple[Evaluation, History]]:
+    """Each rule with its pool's history. Rules with steps of the same length are loaded together."""
+    needs_control = any(Source.CONTROL in evaluation.kind.sources for evaluation in evaluations)
+    last = max((it.rule.evaluated_at for it in evaluations if it.rule.evaluated_at), default=None)
+    control = load_control_plane_state(now, last) if needs_control else None
+    batches: dict[float, list[Evaluation]] = defaultdict(list)
+    for evaluation in evaluations:
+        batches[evaluation.settings.step_s].append(evaluation)
     for step_s, batch in batches.items():
-        pools = {one.rule.pool_id: one.rule.pool for one in batch}
-        wanted = Wanted(
-            sources=frozenset().union(*(one.kind.needs(one.group) for one in batch)),
+        rule_settings = [evaluation.settings for evaluation in batch]
+        query = HistoryQuery(
+            sources=frozenset().union(*(evaluation.kind.needs(evaluation.group) for evaluation in batch)),
             step_s=step_s,
-            count=max(steps_in(one.reach_s, step_s) for one in batch),
+            count=max(whole_steps(each.reach_s, step_s) for each in rule_settings),
             until=batch[0].until,
-            days_back=max(one.settings.days_back for one in batch),
-            series_reach_s=max(one.settings.series_reach_s for one in batch),
-            keeps_series=True,
-            restart_reach_s=max(one.settings.warm_up_reach_s for one in batch),
+            days_back=max(each.days_back for each in rule_settings),
+            series_reach_s=max(each.series_reach_s for each in rule_settings),
+            caches_series=True,
+            restart_reach_s=max(each.warm_up_reach_s for each in rule_settings),
             control=control,
         )
-        pasts = _load(list(pools.values()), wanted, item)
-        for one in batch:
-            if one.rule.pool_id in pasts:
-                yield one, pasts[one.rule.pool_id]
+        pools = {evaluation.rule.pool_id: evaluation.rule.pool for evaluation in batch}
+        histories = _load_pools(list(pools.values()), query, item)
+        for evaluation in batch:
+            if evaluation.rule.pool_id in histories:
+                yield evaluation, histories[evaluation.rule.pool_id]
 
 
-def _load(pools: Sequence[Pool], wanted: Wanted, item: Items) -> Mapping[int, Past]:
-    """The pools' pasts together; where that fails, pool by pool, so that one pool's data stop no other's rules."""
+def _load_pools(pools: Sequence[Pool], query: HistoryQuery, item: Items) -> Mapping[int, History]:
+    """All pools together; if that fails, pool by pool, so that one pool's data does not stop the rules of others."""
     names = {pool.pk: f"readings of {pool.name}" for pool in pools}
     with item.all_of(list(names.values())):
-        return load_pasts(pools, wanted)
-    found: dict[int, Past] = {}
+        return load_histories(pools, query)
+    histories: dict[int, History] = {}
     for pool in pools:
         with item(names[pool.pk]):
-            found |= load_pasts([pool], wanted)
-    return found
+            histories |= load_histories([pool], query)
+    return histories
 
 
-def _advance_all(ready: Ready, verdicts: Verdicts, now: datetime) -> dict[int, Verdict]:
-    """Take every subject's step; the verdict on each alert that is open afterwards. No more are opened than may be."""
-    found: dict[int, Verdict] = {}
-    room = MOST_SUBJECTS - len(ready.open)
+def _update_alerts(evaluation: Evaluation, verdicts: Verdicts, now: datetime) -> dict[int, Verdict]:
+    """Change the alert of every subject, up to ``MAX_SUBJECTS``; the verdict on each alert that is open afterwards."""
+    open_verdicts: dict[int, Verdict] = {}
+    available = MAX_SUBJECTS - len(evaluation.alerts)
     for subject, verdict in verdicts.items():
-        is_new = subject not in ready.open
-        if is_new and room <= 0:
+        alert = evaluation.alerts.get(subject)
+        if alert is None and available <= 0:
             continue
-        alert = _advance(ready, subject, verdict, now)
-        if alert is not None:
-            found[alert.pk] = verdict
-            room -= is_new
-    return found
-
-
-def _advance(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
-    """Take the step that a verdict leads to; the alert that is open afterwards."""
-    alert = ready.open.get(subject)
-    known = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
-    step = next_step(ready.settings.timing, verdict.result, known or None, now)
-    if step is Step.NOTHING:
-        return alert
-    return take(step, ready, subject, verdict, alert=alert, now=now)
+        state = alert and OpenAlert(alert.state == AlertState.FIRING, alert.started_at, alert.last_breach_at)
+        action = next_action(evaluation.settings.timing, verdict.result, state or None, now)
+        updated = alert if action is Action.NONE else apply(action, evaluation, subject, verdict, alert=alert, now=now)
+        if updated is not None:
+            open_verdicts[updated.pk] = verdict
+            available -= alert is None
+    return open_verdicts
 
 
 @transaction.atomic
-def take(
-    step: Step, ready: Ready, subject: str, verdict: Verdict, *, alert: Alert | None, now: datetime
+def apply(
+    action: Action, evaluation: Evaluation, subject: str, verdict: Verdict, *, alert: Alert | None, now: datetime
 ) -> Alert | None:
-    """Write a step down; the alert that is open afterwards."""
-    if step in {Step.OPEN, Step.OPEN_FIRING}:
-        alert = open_alert(ready, subject, verdict, now)
+    """Store an action; the alert that is open afterwards."""
+    if action in {Action.OPEN, Action.OPEN_FIRING}:
+        alert = _open_alert(evaluation, subject, verdict, now)
     if alert is None:
         return None
-    if step in {Step.FIRE, Step.OPEN_FIRING}:
-        fire(alert, ready, verdict, now)
-    elif step is Step.EXTEND:
-        Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **_figures(verdict))
-    elif step is Step.DROP:
+    if action in {Action.FIRE, Action.OPEN_FIRING}:
+        _fire(alert, evaluation, verdict, now)
+    elif action is Action.EXTEND:
+        Alert.objects.filter(pk=alert.pk, state__in=OPEN_STATES).update(last_breach_at=now, **_values(verdict))
+    elif action is Action.DROP:
         Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
         return None
-    elif step is Step.RESOLVE:
+    elif action is Action.RESOLVE:
         resolve(alert, now)
         return None
     return alert
 
 
-def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
-    """A pending alert; None where somebody else opened one first, or the rule was disabled since it was loaded.
+def _open_alert(evaluation: Evaluation, subject: str, verdict: Verdict, now: datetime) -> Alert | None:
+    """A new pending alert; None if there is one already, or if the rule was disabled since it was loaded.
 
-    In a transaction: whoever disables the rule comes before this, or waits and ends the alert.
+    The lock on the rule orders this with ``update_rule``, which resolves the alerts of a rule that it disables.
     """
-    rule = ready.rule
+    rule = evaluation.rule
     if not AlertRule.objects.select_for_update(no_key=True).filter(pk=rule.pk, enabled=True).exists():
         return None
     try:
@@ -275,62 +223,62 @@ def open_alert(ready: Ready, subject: str, verdict: Verdict, now: datetime) -> A
                 labels=alert_labels(rule, subject),
                 started_at=now,
                 last_breach_at=now,
-                summary=_sentence(ready, subject, verdict),
-                **_figures(verdict),
+                summary=_summary(evaluation, subject, verdict),
+                **_values(verdict),
             )
     except IntegrityError:
         return None
-    note(alert, AlertTransition.PENDING, now)
+    record_transition(alert, AlertTransition.PENDING, now)
     return alert
 
 
-def fire(alert: Alert, ready: Ready, verdict: Verdict, now: datetime) -> None:
-    """Have a pending alert fire, unless somebody else did."""
-    detail = describe(ready.rule, ready.kind, ready.settings, verdict, ready.until)
+def _fire(alert: Alert, evaluation: Evaluation, verdict: Verdict, now: datetime) -> None:
     changes = {
         "state": AlertState.FIRING,
         "fired_at": now,
         "last_breach_at": now,
-        "summary": _sentence(ready, alert.subject, verdict),
-        "detail": detail,
-        **_figures(verdict),
+        "summary": _summary(evaluation, alert.subject, verdict),
+        "detail": describe(evaluation.rule, evaluation.kind, evaluation.settings, verdict, evaluation.until),
+        **_values(verdict),
     }
-    if _change(alert, AlertState.PENDING, changes):
+    if _change_state(alert, AlertState.PENDING, changes):
         record_event(EventKind.ALERT_FIRING, alert.summary, pool=alert.pool, detail={"alert": alert.pk})
-        note(alert, AlertTransition.FIRED, now, text=alert.summary)
+        record_transition(alert, AlertTransition.FIRED, now, text=alert.summary)
 
 
 @transaction.atomic
-def resolve(alert: Alert, now: datetime, *, because: str = "") -> bool:
-    """End a firing alert; whether it was we who ended it."""
-    if not _change(alert, AlertState.FIRING, {"state": AlertState.RESOLVED, "resolved_at": now}):
+def resolve(alert: Alert, now: datetime, *, reason: str = "") -> bool:
+    """Resolve a firing alert; False if it was not firing any more."""
+    if not _change_state(alert, AlertState.FIRING, {"state": AlertState.RESOLVED, "resolved_at": now}):
         return False
     lasted_min = (now - (alert.fired_at or alert.started_at)).total_seconds() / 60
-    whose = scope_of(alert.rule, alert.subject).words
-    summary = f"{KINDS[alert.rule.kind].label} of {whose}: the alert ended after {lasted_min:.0f} min{because}."
+    subject = f"{KINDS[alert.rule.kind].label} of {scope_of(alert.rule, alert.subject)}"
+    summary = f"{subject}: resolved after {lasted_min:.0f} min{f', because {reason}' if reason else ''}."
     record_event(EventKind.ALERT_RESOLVED, summary, pool=alert.pool, detail={"alert": alert.pk})
-    note(alert, AlertTransition.RESOLVED, now, text=because.removeprefix(", "))
+    record_transition(alert, AlertTransition.RESOLVED, now, text=f"because {reason}" if reason else "")
     return True
 
 
-def note(alert: Alert, move: AlertTransition, now: datetime, *, text: str = "", by: Any = None) -> None:
-    """Write down a move of an alert's life."""
-    AlertStep.objects.create(alert=alert, at=now, move=move, by=by, note=text[:500])
+def record_transition(
+    alert: Alert, transition: AlertTransition, now: datetime, *, text: str = "", by: Any = None
+) -> None:
+    """Add an entry to an alert's timeline."""
+    AlertStep.objects.create(alert=alert, at=now, move=transition, by=by, note=text[:500])
 
 
-def _end_gone(ready: Ready, verdicts: Verdicts, now: datetime) -> None:
-    """End alerts of what is no longer looked at: a replica that was removed or disabled."""
-    for subject in ready.open.keys() - verdicts.keys():
-        alert = ready.open[subject]
-        if not resolve(alert, now, because=", because nobody looks at it any more"):
+def _close_removed(evaluation: Evaluation, verdicts: Collection[str], now: datetime) -> None:
+    """Close alerts about replicas that were removed or disabled."""
+    for subject in evaluation.alerts.keys() - verdicts:
+        alert = evaluation.alerts[subject]
+        if not resolve(alert, now, reason="the replica was removed or disabled"):
             Alert.objects.filter(pk=alert.pk, state=AlertState.PENDING).delete()
 
 
-def _sentence(ready: Ready, subject: str, verdict: Verdict) -> str:
-    return ready.kind.sentence(scope_of(ready.rule, subject), ready.settings, verdict)[:300]
+def _summary(evaluation: Evaluation, subject: str, verdict: Verdict) -> str:
+    return evaluation.kind.summarize(scope_of(evaluation.rule, subject), evaluation.settings, verdict)[:300]
 
 
-def _figures(verdict: Verdict) -> dict[str, Any]:
+def _values(verdict: Verdict) -> dict[str, Any]:
     is_ratio = verdict.unit == "ratio"
     return {
         "value": verdict.value,
@@ -342,10 +290,30 @@ def _figures(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _change(alert: Alert, before: AlertState, changes: dict[str, object]) -> bool:
-    """The conditional update of a transition; the object follows the row."""
+def _change_state(alert: Alert, before: AlertState, changes: Mapping[str, Any]) -> bool:
+    """Update an alert's row if it is in a state, and the object with it; False if it is in another state."""
     if not Alert.objects.filter(pk=alert.pk, state=before).update(**changes):
         return False
     for name, value in changes.items():
         setattr(alert, name, value)
     return True
+
+
+def _record_mix_change(rule: AlertRule, before: Mapping[str, Any], figures: Mapping[str, Any], now: datetime) -> None:
+    """Record an event if the traffic mix between task groups changed since the last evaluation. One query then."""
+    is_new = figures.get("mix_since") and not before.get("mix_since")
+    if not is_new or rule.group_id is not None:
+        return
+    recent = Event.objects.filter(kind=EventKind.TRAFFIC_MIX_CHANGED, pool=rule.pool, at__gt=now - MIX_EVENT_EVERY)
+    if recent.exists():
+        return
+    points, groups = figures["mix_points"], figures["mix_groups"]
+    shares = ", ".join(
+        f"{group['name'] or 'no task group'} {group['usual_ratio'] * 100:.0f} to {group['share_ratio'] * 100:.0f} %"
+        for group in groups
+    )
+    summary = (
+        f"The mix of task groups changed ({shares} of the tokens); this changes the hit rate by {points:+.0f} points."
+    )
+    detail = {"mix_points": points, "since": figures["mix_since"], "groups": groups}
+    record_event(EventKind.TRAFFIC_MIX_CHANGED, summary, pool=rule.pool, detail=detail, at=now)

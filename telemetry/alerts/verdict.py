@@ -1,26 +1,24 @@
-"""What an evaluation of a rule answers. Pure.
+"""The result of evaluating a rule, and the state machine of its alert: none -> pending -> firing -> resolved. Pure.
 
-An answer is one of three. NO_DATA (too little traffic, too little history, failed scrapes) is neither good nor bad
-news: it starts no alert and ends none that fires.
-
-The state machine of an alert: nothing -> pending -> firing -> resolved. Pure.
+A result is OK, BREACH or NO_DATA. NO_DATA (too little traffic, too little history, failed scrapes) opens no alert and
+resolves none that fires.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
 Unit = Literal["ratio", "seconds", "count"]
-POOL = ""  # the subject of an alert that is about the pool, or the task group, as a whole
-OVER = "over"  # the figure that tells that what broke the limit has ended; it still counts within the rule's window
+POOL = ""  # the subject of an alert about the pool, or the task group, as a whole
+ENDED = "over"  # figure: what broke the limit has ended, and still counts within the rule's window
 
 
 class Result(StrEnum):
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     OK = "ok"
     BREACH = "breach"
@@ -28,25 +26,25 @@ class Result(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why it found that."""
+    """Reason of a result."""
 
-    WITHIN = "within"  # the limit is kept
-    BELOW = "below"  # the value is below the limit
-    ABOVE = "above"  # or above it
-    UNREAD = "unread"  # scrapes fail
+    WITHIN = "within"  # the value is within its limit
+    BELOW = "below"  # the value is below its limit
+    ABOVE = "above"  # the value is above its limit
+    SCRAPES_FAIL = "unread"
     NO_READINGS = "no_readings"  # nothing was scraped in the newest window
-    NOT_REPORTED = "not_reported"  # nobody reports the figure
-    LITTLE_TRAFFIC = "little_traffic"  # below a floor in the newest window
-    LITTLE_HISTORY = "little_history"  # too few windows with enough traffic before it
-    STARTING = "starting"  # never read, and added a short time ago
-    NOBODY = "nobody"  # there is no replica, or too few, to look at
-    FAILED = "failed"  # the evaluation itself failed; the worker's log has the exception
-    NOT_STORED = "not_stored"  # this is looked at as it is now, and nobody writes it down
+    NOT_REPORTED = "not_reported"  # no engine or router reports the figure
+    LITTLE_TRAFFIC = "little_traffic"  # below a minimum in the newest window
+    LITTLE_HISTORY = "little_history"  # too few windows with enough traffic before the newest one
+    STARTING = "starting"  # added recently and never scraped successfully
+    NO_REPLICAS = "nobody"  # no replica or router, or too few
+    FAILED = "failed"  # the evaluation raised an exception; the worker's log has it
+    NOT_STORED = "not_stored"  # the rule looks at current state of which no history is stored
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer, its reason and its figures; ``value``, ``limit`` and ``baseline`` are in ``unit``."""
+    """A result with its reason and figures; ``value``, ``limit`` and ``baseline`` are in ``unit``."""
 
     result: Result
     reason: Reason
@@ -57,96 +55,90 @@ class Verdict:
     figures: Mapping[str, Any] = field(default_factory=dict)  # what else is known: requests, tokens, windows ...
 
     def as_json(self) -> dict[str, Any]:
-        """What a rule's row keeps of it."""
-        return {
-            "answer": self.result,
-            "reason": self.reason,
-            "value": self.value,
-            "limit": self.limit,
-            "baseline": self.baseline,
-            "unit": self.unit,
-            "figures": dict(self.figures),
-        }
+        """The form that the rule's row stores and REST shows."""
+        document = asdict(self)
+        return {"answer": document.pop("result"), **document}
 
 
 Verdicts = dict[str, Verdict]  # by subject: a replica's name, or POOL
 _ORDER = (Result.BREACH, Result.NO_DATA, Result.OK)
 
 
-def worst(verdicts: Verdicts) -> Verdict:
-    """The one that a rule is judged by: a breach first, the farthest from its limit first."""
-    return min(verdicts.values(), key=lambda one: (_ORDER.index(one.result), -excess(one)))
+def worst_verdict(verdicts: Verdicts) -> Verdict:
+    """The verdict shown for the rule: a breach first, the one farthest beyond its limit first."""
+    return min(verdicts.values(), key=lambda verdict: (_ORDER.index(verdict.result), -_excess(verdict)))
 
 
-def excess(verdict: Verdict) -> float:
-    """How far beyond its limit a value is, in its unit; 0 where either is unknown."""
+def _excess(verdict: Verdict) -> float:
     if verdict.value is None or verdict.limit is None:
         return 0.0
     return abs(verdict.value - verdict.limit)
 
 
 def no_data(reason: Reason, **figures: Any) -> Verdict:
-    """The verdict that nothing can be said."""
     return Verdict(Result.NO_DATA, reason, figures=figures)
 
 
-def over(value: float, limit: float, unit: Unit, **figures: Any) -> Verdict:
-    """A breach where the value reaches its limit."""
-    breach = value >= limit - 1e-9
-    answer, reason = (Result.BREACH, Reason.ABOVE) if breach else (Result.OK, Reason.WITHIN)
-    return Verdict(answer, reason, value, limit, unit=unit, figures=figures)
+def below_limit(
+    value: float, limit: float, *, is_breach: bool, baseline: float | None = None, figures: Mapping[str, Any]
+) -> Verdict:
+    """A breach of a lower limit, or OK."""
+    result, reason = (Result.BREACH, Reason.BELOW) if is_breach else (Result.OK, Reason.WITHIN)
+    return Verdict(result, reason, value, limit, baseline, figures=figures)
+
+
+def above_limit(value: float, limit: float, unit: Unit, **figures: Any) -> Verdict:
+    """A breach where the value reaches an upper limit, else OK."""
+    result, reason = (Result.BREACH, Reason.ABOVE) if value >= limit - 1e-9 else (Result.OK, Reason.WITHIN)
+    return Verdict(result, reason, value, limit, unit=unit, figures=figures)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long an answer must hold to be believed, in seconds."""
+    """How long a result must last before the alert changes, in seconds."""
 
-    for_s: float  # broken, before the alert fires
-    keep_firing_s: float  # not broken, before it ends
-    confirm_s: float  # without data, before a suspicion is dropped
+    for_s: float  # of breaches before a pending alert fires
+    keep_firing_s: float  # without a breach before a firing alert resolves
+    confirm_s: float  # without data before a pending alert is dropped
 
 
-class Step(StrEnum):
-    """What an answer does to an alert."""
+class Action(StrEnum):
+    """What a result does to an alert."""
 
-    NOTHING = "nothing"
-    OPEN = "open"  # a pending alert
-    OPEN_FIRING = "open_firing"  # one that fires at once
-    EXTEND = "extend"  # still broken: note when
+    NONE = "none"
+    OPEN = "open"  # as pending
+    OPEN_FIRING = "open_firing"
+    EXTEND = "extend"  # store the time of the newest breach
     FIRE = "fire"
-    DROP = "drop"  # a pending alert that proved unfounded
+    DROP = "drop"  # delete a pending alert
     RESOLVE = "resolve"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAlert:
-    """What the next step depends on."""
+    """State of an open alert that the next action depends on."""
 
     is_firing: bool
     started_at: datetime
     last_breach_at: datetime
 
 
-def next_step(timing: Timing, result: Result, alert: OpenAlert | None, now: datetime) -> Step:
-    """What an answer leads to.
-
-    No data leaves everything as it is, except for a suspicion that a whole window could not confirm.
-    """
+def next_action(timing: Timing, result: Result, alert: OpenAlert | None, now: datetime) -> Action:
+    """The transition that a result causes. NO_DATA changes nothing, except that it drops an old pending alert."""
     if result is Result.NO_DATA:
-        unconfirmed = alert is not None and not alert.is_firing and _quiet_s(alert, now) > timing.confirm_s
-        return Step.DROP if unconfirmed else Step.NOTHING
+        is_stale = alert is not None and not alert.is_firing and _since_breach_s(alert, now) > timing.confirm_s
+        return Action.DROP if is_stale else Action.NONE
     if result is Result.BREACH:
         if alert is None:
-            return Step.OPEN if timing.for_s > 0 else Step.OPEN_FIRING
-        due = (now - alert.started_at).total_seconds() >= timing.for_s
-        return Step.FIRE if due and not alert.is_firing else Step.EXTEND
+            return Action.OPEN if timing.for_s > 0 else Action.OPEN_FIRING
+        is_due = (now - alert.started_at).total_seconds() >= timing.for_s
+        return Action.FIRE if is_due and not alert.is_firing else Action.EXTEND
     if alert is None:
-        return Step.NOTHING
+        return Action.NONE
     if not alert.is_firing:
-        return Step.DROP
-    return Step.RESOLVE if _quiet_s(alert, now) >= timing.keep_firing_s else Step.NOTHING
+        return Action.DROP
+    return Action.RESOLVE if _since_breach_s(alert, now) >= timing.keep_firing_s else Action.NONE
 
 
-def _quiet_s(alert: OpenAlert, now: datetime) -> float:
-    """Seconds since the last breach."""
+def _since_breach_s(alert: OpenAlert, now: datetime) -> float:
     return (now - alert.last_breach_at).total_seconds()

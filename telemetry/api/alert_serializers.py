@@ -14,7 +14,7 @@ from controlplane.schema_fields import json_schemas
 from telemetry.alerts.kinds import KINDS
 from telemetry.api.serializers import MATCHERS, MatcherField
 from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence
-from telemetry.services.alerts.previews import DAYS, MOST_DAYS
+from telemetry.services.alerts.previews import DAYS, MAX_DAYS
 from telemetry.services.alerts.rules import effective_settings
 from telemetry.services.alerts.silences import conditions
 
@@ -99,7 +99,7 @@ class PreviewInput(serializers.Serializer[Any]):
     group = serializers.CharField(max_length=63, required=False, allow_null=True)
     kind = serializers.ChoiceField(choices=RuleKind.choices)
     settings = RuleSettingsField(required=False, default=dict)
-    days = serializers.FloatField(required=False, default=DAYS, max_value=MOST_DAYS, min_value=0.01)
+    days = serializers.FloatField(required=False, default=DAYS, max_value=MAX_DAYS, min_value=0.01)
 
 
 class EpisodeSerializer(serializers.Serializer[Any]):

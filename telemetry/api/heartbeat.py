@@ -35,7 +35,7 @@ class HeartbeatChange(serializers.Serializer[Any]):
 
     url = serializers.CharField(max_length=2048, required=False, write_only=True)
     every_s = serializers.IntegerField(
-        min_value=heartbeats.SHORTEST_S, max_value=heartbeats.LONGEST_S, required=False, help_text="Seconds."
+        min_value=heartbeats.MIN_S, max_value=heartbeats.MAX_S, required=False, help_text="Seconds."
     )
 
 
@@ -44,7 +44,7 @@ class HeartbeatInput(HeartbeatChange):
 
     url = serializers.CharField(max_length=2048, write_only=True)
     every_s = serializers.IntegerField(
-        min_value=heartbeats.SHORTEST_S, max_value=heartbeats.LONGEST_S, default=60, help_text="Seconds."
+        min_value=heartbeats.MIN_S, max_value=heartbeats.MAX_S, default=60, help_text="Seconds."
     )
 
 

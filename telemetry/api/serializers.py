@@ -12,8 +12,8 @@ from rest_framework import serializers
 from controlplane.api.fields import ByName
 from controlplane.errors import DecryptionError
 from controlplane.models import Pool
+from telemetry.channels import KINDS
 from telemetry.channels.base import Field
-from telemetry.channels.registry import KINDS
 from telemetry.lint import Kind as PromptKind
 from telemetry.matchers import LABELS, OPS
 from telemetry.metrics.windows import POINTS, Window, choose_step

@@ -23,7 +23,7 @@ from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
-from telemetry.channels.registry import KINDS
+from telemetry.channels import KINDS
 from telemetry.metrics.windows import Series, Window
 from telemetry.models import AlertRule, Channel, Notification, NotificationKind, NotificationState, RuleKind
 from telemetry.services.figures import engine, series

@@ -1,54 +1,85 @@
-"""What was seen before a drop and during it, as the judges of its causes look at it. Pure.
+"""What was stored of the time before a drop and during it, and the causes that are derived from it. Pure.
 
-Theory of operation. Everything is counted in tokens of prompts whose answers told how much of them was cached. What a
-part of the traffic lost is what it would have had cached at its usual rate, less what it had: ``Sums.lost``. Parts are
-cut by replica, task group, revision or opening, and a cause explains as many tokens as the parts that it touches lost.
-What is not known is None, and whoever asks goes by something else.
+Theory of operation. Everything is counted in tokens of prompts whose responses reported cached tokens. The loss of a
+part of the traffic is what it would have had cached at its usual rate, less what it had: ``Sums.lost``. Parts are cut
+by replica, task group, revision or prefix, and a cause explains as many tokens as the parts that it affects lost. What
+is unknown is None, and a function that needs it uses something else.
 
-When a hit rate fell: the moment that best divides a higher level from a lower one. Pure.
-
-Theory of operation. Of all places to cut a series of bins in two, the best is where two levels, one for each part,
-leave the least of the squared deviations, each bin weighing as much as its tokens (the first step of binary
-segmentation: Scott and Knott, "A cluster analysis method for grouping means", 1974).
+The change point is the time that best divides a series of bins into a higher and a lower level: the cut where two
+levels, one for each part, leave the smallest sum of squared deviations, each bin weighted by its tokens (the first step
+of binary segmentation: Scott and Knott, "A cluster analysis method for grouping means", 1974).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
+from telemetry.lab.ladder import Ladder
 from telemetry.lint import PromptStructure
 
-LITTLE = 0.01  # of a side's tokens: a part with less has no usual rate of its own
-AHEAD_S = 180.0  # how long before the rate falls something may have happened that made it fall
-LATE_S = 45.0  # and after: clocks and scrapes differ
+LITTLE = 0.01  # of a period's tokens: a part with less has no usual rate of its own
+BEFORE_S = 180.0  # longest time from an event to the drop that it caused
+LATE_S = 45.0  # longest time from the drop to its event, because clocks and scrapes differ
+LEAST_BINS = 2  # on either side of a change point
+LEAST_FALL = 0.02  # between the levels
 
 
-It = TypeVar("It", "Route", "Prefix")
-Key = TypeVar("Key")
+class CauseKind(StrEnum):
+    """Why a hit rate may fall."""
+
+    PROMPT_CHANGED = "prompt_changed"
+    WORKLOAD_CHANGED = "workload_changed"
+    CAPACITY = "capacity"
+    REPLICA_RESTARTED = "replica_restarted"
+    REPLICA_ADDED = "replica_added"
+    REPLICA_LOST = "replica_lost"
+    REVISION = "revision"
+    AFFINITY_GIVEN_UP = "affinity_given_up"
+    INDEX_STALE = "index_stale"
+    ENGINE_SILENT = "engine_silent"
 
 
-class Rungs(Protocol):
-    """The hit-rate ladder (ALGORITHMS K): tokens, None where a rung is unknown."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The tokens that a cause explains, and the certainty that it is the reason for their loss."""
 
-    @property
-    def prompt_tokens(self) -> float: ...
-    @property
-    def reachable(self) -> float | None: ...
-    @property
-    def capacity(self) -> float | None: ...
-    @property
-    def split(self) -> float | None: ...
-    @property
-    def best(self) -> float | None: ...
-    @property
-    def predicted(self) -> float | None: ...
-    @property
-    def delivered(self) -> float | None: ...
+    kind: CauseKind
+    tokens: float
+    certainty: float  # 0 to 1
+    summary: str
+    advice: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of a drop, as alerts store it and pages show it."""
+
+    kind: str
+    confidence: float  # 0 to 1: the share of the loss that it explains, times its certainty
+    summary: str
+    evidence: Mapping[str, Any]
+    advice: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def percent(ratio: float | None) -> str:
+    return "an unknown share" if ratio is None else f"{ratio * 100:.0f} %"
+
+
+def names_text(names: list[str], limit: int = 3) -> str:
+    """Names in a sentence, the first ``limit`` of them."""
+    if len(names) > limit:
+        return f"{', '.join(names[:limit])} and {len(names) - limit} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +87,15 @@ class Sums:
     """A part of the traffic."""
 
     requests: float = 0.0
-    prompt: float = 0.0  # tokens of answers that told their cached tokens
+    prompt: float = 0.0  # tokens of prompts whose responses reported cached tokens
     cached: float = 0.0
-    spilled: float | None = None  # requests placed away from the prefix's home or holder, for load
-    predicted_prompt: float = 0.0  # tokens of those answers for which a hit was predicted; the next two are theirs
+    spilled: float | None = None  # requests sent away from their preferred replica because of its load
+    predicted_prompt: float = 0.0  # tokens of the prompts with a predicted hit; the next two are of the same prompts
     predicted: float = 0.0
     predicted_cached: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        spilled = [it for it in (self.spilled, other.spilled) if it is not None]
+        spilled = [part.spilled for part in (self, other) if part.spilled is not None]
         return Sums(
             self.requests + other.requests,
             self.prompt + other.prompt,
@@ -81,18 +112,18 @@ class Sums:
         return self.cached / self.prompt if self.prompt else None
 
     @property
-    def spilled_ratio(self) -> float | None:
-        """Of the requests; None where nobody counts it."""
+    def overflow_ratio(self) -> float | None:
+        """Share of requests sent away from their preferred replica because of its load; None if not counted."""
         return self.spilled / self.requests if self.spilled is not None and self.requests else None
 
     def lost(self, usual: float | None) -> float:
-        """Tokens that would have been cached at the usual rate, and were not; below 0 where more were."""
+        """Tokens that would be cached at the usual rate and are not; negative if more are cached."""
         return 0.0 if usual is None else self.prompt * usual - self.cached
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What routers counted under one key."""
+    """What routers counted for one group, replica, policy and revision."""
 
     group: str
     replica: str
@@ -103,13 +134,16 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What became of one opening's requests at one replica; of a sample where there are many."""
+    """Requests with one prefix at one replica; of a sample if there are many."""
 
     group: str
     prefix: int | None  # the tier-1 key
     replica: str
     sums: Sums
-    is_early: bool = True  # it came in the first half of its side
+    is_early: bool = True  # in the first half of the period
+
+
+PrefixKey = tuple[str, int | None]  # task group and prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,108 +151,107 @@ class EngineSums:
     """What a replica's engines counted."""
 
     replica: str
-    queries: float | None  # tokens of readings that know the hits too
+    queries: float | None  # tokens of readings that have hits too
     hits: float | None
-    silent: bool = False  # it answers, and no longer tells what its cache did
+    silent: bool = False  # the engine answers and no longer reports cache hits
     kv_usage_ratio: float | None = None  # mean
     preemptions: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """An opening, when it came and whose it is."""
+class DescribedPrompt:
+    """The description of the beginning of a prompt, its time and its task group."""
 
     group: str
     at: datetime
-    opening: PromptStructure
+    structure: PromptStructure
 
 
 @dataclass(frozen=True)
-class Side:
-    """Everything seen in one span of time."""
+class Period:
+    """Everything stored of one period."""
 
     start: datetime
     end: datetime
     routes: Sequence[Route] = ()
     prefixes: Sequence[Prefix] = ()
     engines: Sequence[EngineSums] = ()
-    openings: Sequence[Seen] = ()
-    ladder: Rungs | None = None
+    prompts: Sequence[DescribedPrompt] = ()
+    ladder: Ladder | None = None
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
         return (self.end - self.start).total_seconds()
 
     @cached_property
     def total(self) -> Sums:
-        """By the routers, or by the engines where no router was asked."""
-        routed = added(route.sums for route in self.routes)
-        return routed if routed.prompt else self.engine_total
+        """By the routers, or by the engines if routers counted no tokens."""
+        by_routers = total(route.sums for route in self.routes)
+        return by_routers if by_routers.prompt else self.engine_total
 
     @cached_property
     def engine_total(self) -> Sums:
-        """Of the engines that tell."""
-        told = [it for it in self.engines if it.queries is not None and it.hits is not None]
-        return Sums(prompt=sum(it.queries or 0 for it in told), cached=sum(it.hits or 0 for it in told))
+        """By the engines that report queries and hits."""
+        engines = [engine for engine in self.engines if engine.queries is not None and engine.hits is not None]
+        return total(_engine_tokens(engine) for engine in engines)
 
     @cached_property
     def by_replica(self) -> Mapping[str, Sums]:
-        """By the routers, or by the engines."""
+        """By the routers, or by the engines if routers counted no requests."""
         if any(route.sums.requests for route in self.routes):
-            return grouped(self.routes, lambda route: route.replica)
-        return {it.replica: Sums(prompt=it.queries or 0, cached=it.hits or 0) for it in self.engines}
+            return sum_by(self.routes, lambda route: route.replica)
+        return {engine.replica: _engine_tokens(engine) for engine in self.engines}
 
     @cached_property
-    def paces(self) -> Mapping[str, float]:
-        """What each replica was given, as a share of all; by requests where routers counted them, else by tokens."""
-        asked = {name: sums.requests or sums.prompt for name, sums in self.by_replica.items()}
-        total = sum(asked.values())
-        return {name: part / total for name, part in asked.items()} if total else {}
+    def shares(self) -> Mapping[str, float]:
+        """Each replica's share of the traffic: of requests if routers counted them, else of tokens."""
+        traffic = {name: sums.requests or sums.prompt for name, sums in self.by_replica.items()}
+        everything = sum(traffic.values())
+        return {name: part / everything for name, part in traffic.items()} if everything else {}
 
     @cached_property
-    def by_prefix(self) -> Mapping[tuple[str, int | None], Sums]:
-        """Openings of all replicas."""
-        return grouped(self.prefixes, lambda it: (it.group, it.prefix))
+    def by_prefix(self) -> Mapping[PrefixKey, Sums]:
+        return sum_by(self.prefixes, lambda prefix: (prefix.group, prefix.prefix))
 
     @cached_property
-    def homes(self) -> Mapping[tuple[str, int | None], str]:
-        """Where each opening had most of its tokens."""
-        at: dict[tuple[str, int | None], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for it in self.prefixes:
-            at[it.group, it.prefix][it.replica] += it.sums.prompt
-        return {key: max(tokens, key=lambda replica: tokens[replica]) for key, tokens in at.items()}
+    def main_replicas(self) -> Mapping[PrefixKey, str]:
+        """The replica that had most tokens of each prefix."""
+        tokens: dict[PrefixKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for prefix in self.prefixes:
+            tokens[prefix.group, prefix.prefix][prefix.replica] += prefix.sums.prompt
+        return {key: max(at, key=lambda replica: at[replica]) for key, at in tokens.items()}
 
-    def usually_new(self, group: str) -> float:
-        """The part of a group's later tokens that is of openings which the first half had not, 0 to 1."""
-        of_group = [it for it in self.prefixes if it.group == group]
-        early = {it.prefix for it in of_group if it.is_early}
-        late = sum(it.sums.prompt for it in of_group if it.prefix not in early)
-        half = sum(it.sums.prompt for it in of_group) / 2
+    def new_prefix_ratio(self, group: str) -> float:
+        """Share of a group's tokens in the second half with prefixes that the first half did not have, 0 to 1."""
+        of_group = [prefix for prefix in self.prefixes if prefix.group == group]
+        early = {prefix.prefix for prefix in of_group if prefix.is_early}
+        late = sum(prefix.sums.prompt for prefix in of_group if prefix.prefix not in early)
+        half = sum(prefix.sums.prompt for prefix in of_group) / 2
         return min(late / half, 1.0) if half else 0.0
 
     @property
-    def sampled(self) -> float:
-        """By what tokens of ``prefixes`` are multiplied to be those of all."""
-        part = sum(it.sums.prompt for it in self.prefixes)
-        return self.total.prompt / part if part else 0.0
+    def sample_factor(self) -> float:
+        """All tokens divided by those of ``prefixes``, which may be a sample."""
+        tokens = sum(prefix.sums.prompt for prefix in self.prefixes)
+        return self.total.prompt / tokens if tokens else 0.0
 
     def rung(self, name: str) -> float | None:
-        """A rung of the ladder as a ratio of its prompt tokens; None where it is unknown."""
-        if self.ladder is None or not self.ladder.prompt_tokens:
-            return None
-        tokens: float | None = getattr(self.ladder, name)
-        return None if tokens is None else tokens / self.ladder.prompt_tokens
+        """A term of the ladder as a ratio of its prompt tokens (ALGORITHMS K); None if unknown."""
+        return None if self.ladder is None else self.ladder.ratio(getattr(self.ladder, name))
 
     def gap(self, upper: str, lower: str) -> float | None:
-        """How far one rung lies below another."""
+        """Difference of two terms of the ladder."""
         above, below = self.rung(upper), self.rung(lower)
         return None if above is None or below is None else above - below
 
 
+def _engine_tokens(engine: EngineSums) -> Sums:
+    return Sums(prompt=engine.queries or 0, cached=engine.hits or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class RelatedEvent:
-    """An event."""
+    """An event around the time of the drop."""
 
     at: datetime
     kind: str  # a value of ``EventKind``
@@ -230,106 +263,102 @@ class RelatedEvent:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Both sides, what happened in between, and when the rate fell."""
+    """The period of the drop, the period before it, and the events around it."""
 
-    now: Side
-    before: Side
-    happenings: Sequence[RelatedEvent] = ()
-    onset: datetime | None = None  # when the rate fell; None where that cannot be told
-    group: str | None = None  # of one task group alone
+    now: Period
+    before: Period
+    events: Sequence[RelatedEvent] = ()
+    change_point: datetime | None = None  # when the rate fell; None if unknown
+    group: str | None = None  # evidence of one task group only
 
     @cached_property
     def lost(self) -> float:
-        """Tokens computed anew that would have been cached at the usual rate: by engines, as alerts see it, or routers.
-
-        Where the engines' own rate did not fall and the routers' did, theirs counts.
-        """
+        """Recomputed tokens that would be cached at the usual rate: by the engines or the routers, the larger one."""
         by_routers = self.now.total.lost(self.before.total.rate)
         by_engines = self.now.engine_total.lost(self.before.engine_total.rate)
         return max(by_engines, by_routers, 0.0)
 
-    def usual(self, key: str) -> float | None:
-        """The usual rate of a replica: its own where it had traffic, else everybody's."""
-        own = self.before.by_replica.get(key)
-        enough = own is not None and own.prompt > LITTLE * self.before.total.prompt
-        return own.rate if own is not None and enough else self.before.total.rate
+    def usual_rate(self, replica: str) -> float | None:
+        """Rate of a replica before the drop; that of all replicas if it had little traffic."""
+        own = self.before.by_replica.get(replica)
+        has_traffic = own is not None and own.prompt > LITTLE * self.before.total.prompt
+        return own.rate if own is not None and has_traffic else self.before.total.rate
 
     def lost_at(self, replicas: Iterable[str]) -> float:
-        """Tokens that these replicas lost together, by their own usual rates."""
+        """Tokens that these replicas lost, each relative to its own usual rate."""
         now = self.now.by_replica
-        return sum(max(now[it].lost(self.usual(it)), 0.0) for it in replicas if it in now)
+        return sum(max(now[name].lost(self.usual_rate(name)), 0.0) for name in replicas if name in now)
 
-    def lost_from(self, replicas: Iterable[str]) -> float | None:
-        """Tokens that the openings lost that were at home at these replicas, wherever they went; None unless known."""
+    def lost_by_prefixes_of(self, replicas: Iterable[str]) -> float | None:
+        """Tokens that prefixes lost, at any replica, that were at these replicas before; None if unknown."""
         if not self.before.prefixes or not self.now.prefixes:
             return None
-        gone, homes, usual = set(replicas), self.before.homes, self.before.by_prefix
-        parts = (max(sums.lost(usual[key].rate), 0.0) for key, sums in self.now.by_prefix.items()
-                 if homes.get(key) in gone)  # fmt: skip
-        return sum(parts) * self.now.sampled
+        affected, main, usual = set(replicas), self.before.main_replicas, self.before.by_prefix
+        now = self.now.by_prefix.items()
+        lost = sum(max(sums.lost(usual[key].rate), 0.0) for key, sums in now if main.get(key) in affected)
+        return lost * self.now.sample_factor
 
-    def grown(self, upper: str, lower: str) -> float | None:
-        """Tokens by which the gap between two rungs of the ladder grew; None where it cannot be told."""
+    def gap_growth(self, upper: str, lower: str) -> float | None:
+        """Tokens by which the difference of two ladder terms grew; None if unknown."""
         now, before = self.now.gap(upper, lower), self.before.gap(upper, lower)
         return None if now is None or before is None else (now - before) * self.now.total.prompt
 
-    def what(self, *kinds: str) -> list[RelatedEvent]:
+    def events_of(self, *kinds: str) -> list[RelatedEvent]:
         """Events of these kinds, oldest first."""
-        return sorted((it for it in self.happenings if it.kind in kinds), key=lambda it: it.at)
+        return sorted((event for event in self.events if event.kind in kinds), key=lambda event: event.at)
 
-    def fits(self, happening: RelatedEvent) -> float:
-        """How well an event's time fits to that of the drop, 0 to 1."""
-        if self.onset is None:
+    def timing_match(self, event: RelatedEvent) -> float:
+        """How well the time of an event matches that of the drop, 0 to 1."""
+        if self.change_point is None:
             return 0.8
-        ahead_s = (self.onset - happening.at).total_seconds()
-        if -LATE_S <= ahead_s <= AHEAD_S:
+        before_s = (self.change_point - event.at).total_seconds()
+        if -LATE_S <= before_s <= BEFORE_S:
             return 1.0
-        return 0.6 if ahead_s > 0 else 0.3
+        return 0.6 if before_s > 0 else 0.3
 
-    def changed_since(self, seconds: float) -> datetime:
-        """The earliest time of an event that may have to do with the drop."""
-        return (self.onset or self.now.start) - timedelta(seconds=seconds)
+    def event_limit(self, before_s: float) -> datetime:
+        """The earliest time of an event that may have caused the drop."""
+        return (self.change_point or self.now.start) - timedelta(seconds=before_s)
 
 
-def added(parts: Iterable[Sums]) -> Sums:
-    """All together."""
+def total(parts: Iterable[Sums]) -> Sums:
     return sum(parts, Sums())
 
 
-def grouped(parts: Iterable[It], key: Callable[[It], Key]) -> dict[Key, Sums]:
-    """Parts with the same key together."""
-    found: dict[Key, Sums] = {}
+Part = TypeVar("Part", Route, Prefix)
+Key = TypeVar("Key")
+
+
+def sum_by(parts: Iterable[Part], key: Callable[[Part], Key]) -> dict[Key, Sums]:
+    """Sums of the parts with the same key."""
+    sums: dict[Key, Sums] = {}
     for part in parts:
         name = key(part)
-        found[name] = found[name] + part.sums if name in found else part.sums
-    return found
-
-
-LEAST_BINS = 2  # on either side
-LEAST_FALL = 0.02  # between the levels
+        sums[name] = sums[name] + part.sums if name in sums else part.sums
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A short time's answers."""
+    """Traffic in a short time."""
 
     start: datetime
     prompt: float  # tokens
     cached: float
 
 
-def onset(bins: Sequence[Bin]) -> datetime | None:
-    """The start of the lower part; None where nothing fell, or there is too little to tell. ``bins`` ascending."""
-    known = [it for it in bins if it.prompt > 0]
+def find_change_point(bins: Sequence[Bin]) -> datetime | None:
+    """The start of the lower part of ascending bins; None if nothing fell, or for too few bins."""
+    filled = [each for each in bins if each.prompt > 0]
     best: tuple[float, datetime] | None = None
-    total, cached = sum(it.prompt for it in known), sum(it.cached for it in known)
+    prompt, cached = sum(each.prompt for each in filled), sum(each.cached for each in filled)
     prompt_left = cached_left = 0.0
-    for place, it in enumerate(known):
-        if LEAST_BINS <= place <= len(known) - LEAST_BINS:
-            left, right = cached_left / prompt_left, (cached - cached_left) / (total - prompt_left)
-            between = prompt_left * (total - prompt_left) / total * (left - right) ** 2  # what the cut explains
-            if left - right >= LEAST_FALL and (best is None or between > best[0]):
-                best = between, it.start
-        prompt_left += it.prompt
-        cached_left += it.cached
+    for index, each in enumerate(filled):
+        if LEAST_BINS <= index <= len(filled) - LEAST_BINS:
+            left, right = cached_left / prompt_left, (cached - cached_left) / (prompt - prompt_left)
+            explained = prompt_left * (prompt - prompt_left) / prompt * (left - right) ** 2
+            if left - right >= LEAST_FALL and (best is None or explained > best[0]):
+                best = explained, each.start
+        prompt_left += each.prompt
+        cached_left += each.cached
     return None if best is None else best[1]

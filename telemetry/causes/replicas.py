@@ -1,159 +1,153 @@
-"""A replica restarted: its cache is empty, and fills as its prompts come again.
-
-A replica joined: it is cold, and takes over openings that were warm elsewhere.
-
-A replica is gone or out of use: what was at home there meets cold caches, and the others have less room each.
-
-Engines no longer tell what their caches do: the rate is that of the others.
-"""
+"""Causes at replicas: restarted or added with an empty cache, out of service, or no longer reporting cache hits."""
 
 from __future__ import annotations
 
-from telemetry.causes.cause import CauseKind, Finding, listed, percent
-from telemetry.causes.evidence import AHEAD_S, LITTLE, Evidence, RelatedEvent, Sums
+from telemetry.causes.evidence import (
+    BEFORE_S,
+    LITTLE,
+    CauseKind,
+    Evidence,
+    Finding,
+    RelatedEvent,
+    Sums,
+    names_text,
+    percent,
+)
 
 CERTAINTY = 0.95
-RESTART_LOOK_BACK_S = 2 * AHEAD_S  # for when it went; an empty cache is seen at once, so it came back later than that
+LOOK_BACK_S = 2 * BEFORE_S  # for slow effects: a replica is down before it returns, and gets traffic slowly at first
+NO_EVENT = 0.7  # certainty for a lost replica without an event
+HAD_LITTLE = 0.25  # of its share now, at most, that an added replica had before
+HAS_LITTLE = 0.25  # of its share before, at most, that a lost replica has now
+ADDED = frozenset(
+    {"replica_added", "replica_adopted", "replica_readmitted", "replica_state_changed", "replica_up", "replicas_found"}
+)
+OUT = frozenset({"replica_down", "replica_removed", "replica_ejected", "replica_unreachable", "replica_state_changed"})
 
 
-def restarted(evidence: Evidence) -> list[str]:
-    """Replicas that began anew about when the rate fell, or were down and are back."""
-    since, went_since = evidence.changed_since(AHEAD_S), evidence.changed_since(RESTART_LOOK_BACK_S)
-    began = {it.replica for it in evidence.what("replica_restarted") if it.at >= since}
-    down = {it.replica: it.at for it in evidence.what("replica_down", "replica_unreachable") if it.at >= went_since}
-    up = [it for it in evidence.what("replica_up", "replica_reachable") if it.at >= since]
-    back = {it.replica for it in up if it.replica in down and it.at >= down[it.replica]}
-    return sorted((began | back) - {""})
+def restarted_replicas(evidence: Evidence) -> list[str]:
+    """Replicas that restarted, or were down and returned, at about the time of the drop."""
+    since, down_since = evidence.event_limit(BEFORE_S), evidence.event_limit(LOOK_BACK_S)
+    restarts = {event.replica for event in evidence.events_of("replica_restarted") if event.at >= since}
+    downs = evidence.events_of("replica_down", "replica_unreachable")
+    down_at = {event.replica: event.at for event in downs if event.at >= down_since}
+    ups = [event for event in evidence.events_of("replica_up", "replica_reachable") if event.at >= since]
+    returned = {event.replica for event in ups if event.replica in down_at and event.at >= down_at[event.replica]}
+    return sorted((restarts | returned) - {""})
 
 
-def judge_restart(evidence: Evidence) -> Finding | None:
-    """By the tokens that the replica lost, or the openings that were at home there while it was away."""
-    names = restarted(evidence)
+def check_restart(evidence: Evidence) -> Finding | None:
+    """By the tokens that the replica lost, or that its prefixes lost while it was down."""
+    names = restarted_replicas(evidence)
     if not names:
         return None
-    tokens = max(evidence.lost_at(names), evidence.lost_from(names) or 0.0)
-    events = [it for it in evidence.what("replica_restarted", "replica_down", "replica_up") if it.replica in names]
-    fits = max(evidence.fits(it) for it in events) if events else 0.6
+    tokens = max(evidence.lost_at(names), evidence.lost_by_prefixes_of(names) or 0.0)
+    events = _events_at(evidence, names, "replica_restarted", "replica_down", "replica_up")
+    match = max((evidence.timing_match(event) for event in events), default=0.6)
     rates = {name: evidence.now.by_replica[name].rate for name in names if name in evidence.now.by_replica}
-    now = percent(next(iter(rates.values()), None))
     return Finding(
         CauseKind.REPLICA_RESTARTED,
         tokens,
-        CERTAINTY * fits,
-        f"{listed(names)} restarted with an empty cache and hit{'s' if len(names) == 1 else ''} {now} "
-        f"instead of {percent(evidence.usual(names[0]))}.",
-        "Nothing, if it recovers: its cache fills as prompts come again. To have it filled before traffic comes, "
-        "switch on the pool's warm_up; if it restarts again, look into the engine's log.",
-        {"replicas": names, "hit_rates": rates, "events": [it.summary for it in events]},
+        CERTAINTY * match,
+        f"{names_text(names)} restarted with an empty cache: hit rate {percent(next(iter(rates.values()), None))} "
+        f"instead of {percent(evidence.usual_rate(names[0]))}.",
+        "No action if the hit rate recovers: the cache fills as prompts repeat. To fill it before traffic arrives, "
+        "enable the pool's warm_up. If the replica restarts again, read the engine's log.",
+        {"replicas": names, "hit_rates": rates, "events": [event.summary for event in events]},
     )
 
 
-HAD = 0.25  # of its share, at most, of a replica that is new
-ADDITION_LOOK_BACK_S = 2 * AHEAD_S  # it takes traffic slowly at first
-JOINED = frozenset(
-    {"replica_added", "replica_adopted", "replica_readmitted", "replica_state_changed", "replica_up", "replicas_found"}
-)
+def _events_at(evidence: Evidence, replicas: list[str], *kinds: str) -> list[RelatedEvent]:
+    return [event for event in evidence.events_of(*kinds) if event.replica in replicas]
 
 
-def joined(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
-    """Replicas that have traffic and had next to none, and the events that say why."""
-    before, now = evidence.before.paces, evidence.now.paces
-    new = {name for name, share in now.items() if name and share > LITTLE and before.get(name, 0.0) < HAD * share}
-    since = evidence.changed_since(ADDITION_LOOK_BACK_S)
-    events = [it for it in evidence.what(*JOINED) if it.replica in new and it.at >= since]
-    names = sorted({it.replica for it in events} - set(restarted(evidence)))
-    return names, [it for it in events if it.replica in names]
+def added_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
+    """Replicas that have traffic and had almost none before, and the events of their addition."""
+    before, now = evidence.before.shares, evidence.now.shares
+    new = [
+        name for name, share in now.items() if name and share > LITTLE and before.get(name, 0.0) < HAD_LITTLE * share
+    ]
+    since = evidence.event_limit(LOOK_BACK_S)
+    events = [event for event in _events_at(evidence, new, *ADDED) if event.at >= since]
+    names = sorted({event.replica for event in events} - set(restarted_replicas(evidence)))
+    return names, [event for event in events if event.replica in names]
 
 
-def judge_addition(evidence: Evidence) -> Finding | None:
-    """By the tokens that the new ones lost to what everybody had."""
-    names, events = joined(evidence)
+def check_addition(evidence: Evidence) -> Finding | None:
+    """By the tokens that the added replicas lost relative to the usual rate of all."""
+    names, events = added_replicas(evidence)
     if not names:
         return None
     usual = evidence.before.total.rate
     sums = [evidence.now.by_replica[name] for name in names]
-    tokens = sum(max(it.lost(usual), 0.0) for it in sums)
-    share = sum(it.prompt for it in sums) / evidence.now.total.prompt
-    rate = percent(sum(it.cached for it in sums) / sum(it.prompt for it in sums))
+    share = sum(part.prompt for part in sums) / evidence.now.total.prompt
+    rate = percent(sum(part.cached for part in sums) / sum(part.prompt for part in sums))
     return Finding(
         CauseKind.REPLICA_ADDED,
-        tokens,
-        CERTAINTY * max(evidence.fits(it) for it in events),
-        f"{listed(names)} joined with an empty cache, took over {percent(share)} of the tokens and "
-        f"hit{'s' if len(names) == 1 else ''} {rate} instead of {percent(usual)}.",
-        "Nothing, if it recovers: the caches fill as prompts come again. Before adding the next one, switch on the "
-        "pool's warm_up, which prefills what a replica will own.",
-        {"replicas": names, "share_ratio": round(share, 3), "events": [it.summary for it in events]},
+        sum(max(part.lost(usual), 0.0) for part in sums),
+        CERTAINTY * max(evidence.timing_match(event) for event in events),
+        f"{names_text(names)} joined with an empty cache and got {percent(share)} of the tokens: hit rate {rate} "
+        f"instead of {percent(usual)}.",
+        "No action if the hit rate recovers: the caches fill as prompts repeat. Before adding the next replica, enable "
+        "the pool's warm_up, which prefills the prefixes that a replica will get.",
+        {"replicas": names, "share_ratio": round(share, 3), "events": [event.summary for event in events]},
     )
 
 
-UNSEEN = 0.7  # the same where no event says so
-LEFT = 0.25  # of its share, at most, of a replica that is gone
-LOSS_LOOK_BACK_S = 2 * AHEAD_S
-OUT = frozenset({"replica_down", "replica_removed", "replica_ejected", "replica_unreachable", "replica_state_changed"})
-BACK = frozenset({"replica_up", "replica_readmitted", "replica_reachable"})
+def lost_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
+    """Replicas that had traffic and have almost none now, and the events that explain it."""
+    before, now = evidence.before.shares, evidence.now.shares
+    had_traffic = [name for name, share in before.items() if name and share > LITTLE]
+    gone = {name for name in had_traffic if now.get(name, 0.0) < HAS_LITTLE * before[name]}
+    since = evidence.event_limit(LOOK_BACK_S)
+    events = [event for event in _events_at(evidence, had_traffic, *OUT) if event.at >= since]
+    named = gone & {event.replica for event in events} or gone
+    names = sorted(named - set(restarted_replicas(evidence)))
+    return names, [event for event in events if event.replica in names]
 
 
-def lost(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
-    """Replicas that had their part of the traffic and have next to none, and the events that tell of it."""
-    before, now = evidence.before.paces, evidence.now.paces
-    had = {name for name, share in before.items() if name and share > LITTLE}
-    gone = {name for name in had if now.get(name, 0.0) < LEFT * before[name]}
-    since = evidence.changed_since(LOSS_LOOK_BACK_S)
-    events = [it for it in evidence.what(*OUT) if it.at >= since and it.replica in had]
-    last = {it.replica: it.kind for it in evidence.what(*OUT, *BACK) if it.at >= since}
-    out = {it.replica for it in events if last[it.replica] in OUT}
-    names = sorted(((gone & {it.replica for it in events}) | (out & gone) or gone) - set(restarted(evidence)))
-    return names, [it for it in events if it.replica in names]
-
-
-def judge_loss(evidence: Evidence) -> Finding | None:
-    """By the tokens that openings lost that were at home there; by its part of the traffic where these are unknown."""
-    names, events = lost(evidence)
+def check_loss(evidence: Evidence) -> Finding | None:
+    """By the tokens that the prefixes of these replicas lost, or by their share of the traffic if that is unknown."""
+    names, events = lost_replicas(evidence)
     if not names:
         return None
-    share = sum(evidence.before.paces[name] for name in names)
-    tokens = evidence.lost_from(names)
+    share = sum(evidence.before.shares[name] for name in names)
+    tokens = evidence.lost_by_prefixes_of(names)
     if tokens is None:
         tokens = min(evidence.lost, share * evidence.now.total.prompt * (evidence.before.total.rate or 0.0))
-    certainty = CERTAINTY * max(evidence.fits(it) for it in events) if events else UNSEEN
     return Finding(
         CauseKind.REPLICA_LOST,
         tokens,
-        certainty,
-        f"{listed(names)} get{'s' if len(names) == 1 else ''} no requests any more and had {percent(share)} of "
-        "them: those prompts meet replicas that have not seen them.",
-        "Bring it back or replace it. If it is gone on purpose, the rate recovers as the others fill; if it does not, "
-        "they have too little cache for all prompts.",
-        {"replicas": names, "share_ratio": round(share, 3), "events": [it.summary for it in events]},
+        CERTAINTY * max(evidence.timing_match(event) for event in events) if events else NO_EVENT,
+        f"{names_text(names)} no longer get{'s' if len(names) == 1 else ''} requests and had {percent(share)} of them: "
+        "their prompts go to replicas that do not have them cached.",
+        "Bring the replica back or replace it. If it was removed on purpose, the hit rate recovers as the other caches "
+        "fill; if it does not, they are too small for all prompts.",
+        {"replicas": names, "share_ratio": round(share, 3), "events": [event.summary for event in events]},
     )
 
 
-def judge_silent_engine(evidence: Evidence) -> Finding | None:
-    """By what the others' rate was before: that much of the fall is no fall at all."""
-    silent = sorted(it.replica for it in evidence.now.engines if it.silent)
-    told_before = {it.replica for it in evidence.before.engines if it.queries and not it.silent}
-    names = [name for name in silent if name in told_before]
+def check_silent_engine(evidence: Evidence) -> Finding | None:
+    """By the earlier rate of the other replicas: that much of the drop is not real."""
+    before, now = evidence.before, evidence.now
+    reported = {engine.replica for engine in before.engines if engine.queries and not engine.silent}
+    names = sorted(engine.replica for engine in now.engines if engine.silent and engine.replica in reported)
     if not names:
         return None
-    before, now = evidence.before.engine_total, evidence.now.engine_total
-    others = [it for it in evidence.before.engines if it.replica not in names and it.queries]
-    rest = Sums(prompt=sum(it.queries or 0 for it in others), cached=sum(it.hits or 0 for it in others))
-    fallen = (before.rate or 0.0) - (now.rate or 0.0)
-    share = (
-        1.0
-        if rest.rate is None or not now.prompt
-        else ((before.rate or 0.0) - rest.rate) / fallen
-        if fallen > 0
-        else 0.0
-    )
+    others = [engine for engine in before.engines if engine.replica not in names and engine.queries]
+    rest = Sums(prompt=sum(engine.queries or 0 for engine in others), cached=sum(engine.hits or 0 for engine in others))
+    usual = before.engine_total.rate or 0.0
+    fall = usual - (now.engine_total.rate or 0.0)
+    share = 1.0
+    if rest.rate is not None and now.engine_total.prompt:
+        share = (usual - rest.rate) / fall if fall > 0 else 0.0
     return Finding(
         CauseKind.ENGINE_SILENT,
         min(max(share, 0.0), 1.0) * evidence.lost,
         CERTAINTY,
-        f"{listed(names)} answer{'s' if len(names) == 1 else ''} and no longer report{'s' if len(names) == 1 else ''} "
-        f"cache hits; what is shown is the rate of the others, which was {percent(rest.rate)} before, too.",
-        "Look whether the engine was updated or started with other options (prefix caching, statistics): hits may be "
-        "as good as before, and are not counted.",
+        f"{names_text(names)} no longer report{'s' if len(names) == 1 else ''} cache hits. The shown hit rate is that "
+        f"of the other replicas, which was {percent(rest.rate)} before, too.",
+        "Check whether the engine was updated or started with other options (prefix caching, statistics): it may hit "
+        "as often as before without counting it.",
         {"replicas": names, "others_usual_ratio": rest.rate},
     )

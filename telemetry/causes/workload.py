@@ -1,13 +1,9 @@
-"""Prompts of one purpose begin otherwise than before: nothing that is cached fits any more.
+"""Causes in the requests themselves: other prompts, another workload, or more shared prefixes than the caches hold.
 
-Theory of operation. Where openings were described, those of now are held against those of before: heads that nobody
-sent before, more than heads used to be new, are another prompt, and the comparison with the head most like it says
-where it differs and what is there. Elsewhere only keys of openings are known: then old keys that vanish while new ones
-take over their traffic are another prompt, and new ones beside the old are another workload.
-
-Other requests than before: less of what they bring has been there before, however large the caches.
-
-What is used in common no longer fits into the caches: it is evicted before it comes again.
+Theory of operation of changed prompts. Where the beginnings of prompts were described, those of now are compared with
+those of before. If more of them are new than usual, the prompt changed, and the comparison with the most similar one
+shows where it differs. Elsewhere only keys of prefixes are known: if old keys vanish while new ones take over their
+traffic, the prompt changed; new ones in addition to the old are another workload.
 """
 
 from __future__ import annotations
@@ -16,58 +12,58 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from telemetry.causes.cause import CauseKind, Finding, percent
-from telemetry.causes.evidence import Evidence, Side, Sums
-from telemetry.causes.policies import away_from_home, rolled, spilled_tokens
-from telemetry.causes.replicas import joined, lost, restarted
+from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
+from telemetry.causes.policies import has_new_revision, lost_away, lost_by_overflow
+from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_replicas
 from telemetry.lint import Difference, PromptStructure, compare, describe, differences
 
-DESCRIBED = 0.97  # certainty where openings were described
+DESCRIBED = 0.97  # certainty if prompts were described
 BY_KEYS = 0.8
-NEW_PREFIX_GROWTH = 0.2  # of a group's openings that are new: so many more than usual
-FEW = 4  # openings on a side that say nothing
-COMPARED = 40  # openings of now, and of before, that are compared
+NEW_PREFIX_GROWTH = 0.2  # of a group's prefixes: growth of the share that is new
+FEW = 4  # described prompts in a period that are too few
+COMPARED = 40  # prompts of each period that are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another prompt of one task group."""
+    """A changed prompt of one task group."""
 
     group: str
     tokens: float
-    new: float  # part of the group's openings, or tokens, that is new
+    new: float  # share of the group's prompts, or tokens, that is new
     is_described: bool
-    difference: Difference | None = None  # the commonest
-    keeps_changing: bool = False  # each request has another one
+    difference: Difference | None = None  # the most frequent one
+    keeps_changing: bool = False  # each request has another beginning
 
 
-def changes(evidence: Evidence) -> list[Change]:
-    """Those of all task groups, the dearest first."""
-    groups = {route.group for route in evidence.now.routes} | {it.group for it in evidence.now.prefixes}
+def prompt_changes(evidence: Evidence) -> list[Change]:
+    """Changed prompts of all task groups, the most expensive first."""
+    groups = {route.group for route in evidence.now.routes} | {prefix.group for prefix in evidence.now.prefixes}
     if evidence.group is not None:
         groups &= {evidence.group}
-    found = [change for group in sorted(groups) if (change := _described(evidence, group) or _by_keys(evidence, group))]
-    return sorted((it for it in found if it.tokens > 0), key=lambda it: it.tokens, reverse=True)
+    changes = [_described_change(evidence, group) or _key_change(evidence, group) for group in sorted(groups)]
+    costly = [change for change in changes if change is not None and change.tokens > 0]
+    return sorted(costly, key=lambda change: change.tokens, reverse=True)
 
 
-def judge_prompt_change(evidence: Evidence) -> Finding | None:
-    """By the tokens that the openings lost that are new."""
-    found = changes(evidence)
-    if not found:
+def check_prompt_change(evidence: Evidence) -> Finding | None:
+    """By the tokens that new prefixes lost."""
+    changes = prompt_changes(evidence)
+    if not changes:
         return None
-    worst, tokens = found[0], sum(it.tokens for it in found)
-    whose = f"of task group {worst.group}" if worst.group else "of requests without a task group"
+    worst, tokens = changes[0], sum(change.tokens for change in changes)
+    group = f"of task group {worst.group}" if worst.group else "of requests without a task group"
     where = describe(worst.difference) if worst.difference else "begin with another text"
-    every = ", another with each request" if worst.keeps_changing else ""
+    every = ", different in each request" if worst.keeps_changing else ""
     return Finding(
         CauseKind.PROMPT_CHANGED,
         tokens,
-        sum(it.tokens * (DESCRIBED if it.is_described else BY_KEYS) for it in found) / tokens,
-        f"Prompts {whose} {where}{every}: {percent(worst.new)} of them are not as before.",
-        "Look at what was deployed at its clients. What changes from request to request belongs behind what stays the "
-        "same; the page of prompts shows where, and what it costs.",
+        sum(change.tokens * (DESCRIBED if change.is_described else BY_KEYS) for change in changes) / tokens,
+        f"Prompts {group} {where}{every}: {percent(worst.new)} of them are not as before.",
+        "Check what was deployed at its clients. Move text that varies between requests behind the text that does not; "
+        "the page of prompts shows where it is and what it costs.",
         {
-            "groups": [it.group for it in found],
+            "groups": [change.group for change in changes],
             "new_ratio": round(worst.new, 3),
             "keeps_changing": worst.keeps_changing,
             "kind": worst.difference and worst.difference.kind.value,
@@ -78,134 +74,134 @@ def judge_prompt_change(evidence: Evidence) -> Finding | None:
     )
 
 
-def _described(evidence: Evidence, group: str) -> Change | None:
-    """By described openings; None where there are too few, or no more of them are new than usual."""
-    before, now = (_openings(side, group) for side in (evidence.before, evidence.now))
+def _described_change(evidence: Evidence, group: str) -> Change | None:
+    """By described prompts; None for too few, or if no more of them are new than usual."""
+    before, now = (_structures(period, group) for period in (evidence.before, evidence.now))
     if len(before) < FEW or len(now) < FEW:
         return None
-    heads = {opening.signature for opening in before}
-    new = [opening for opening in now if opening.signature not in heads]
+    signatures = {structure.signature for structure in before}
+    new = [structure for structure in now if structure.signature not in signatures]
     share = len(new) / len(now)
     if share - _usually_new(before) < NEW_PREFIX_GROWTH:
         return None
-    keeps = len({opening.signature for opening in new}) > max(2, 0.3 * len(new))
-    pairs = differences(new[-COMPARED:]) if keeps else [_against(opening, before) for opening in new[-COMPARED:]]
-    return Change(group, _lost(evidence, group), share, True, _commonest(it for it in pairs if it is not None), keeps)
+    newest = new[-COMPARED:]
+    keeps_changing = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
+    if keeps_changing:
+        found = differences(newest)
+    else:
+        found = [compare(structure, max(before[-COMPARED:], key=structure.shared)) for structure in newest]
+    common = _most_common(difference for difference in found if difference is not None)
+    return Change(group, _lost(evidence, group), share, True, common, keeps_changing)
 
 
-def _openings(side: Side, group: str) -> list[PromptStructure]:
-    """In order of time."""
-    return [it.opening for it in sorted(side.openings, key=lambda it: it.at) if it.group == group]
+def _structures(period: Period, group: str) -> list[PromptStructure]:
+    """Described prompts in order of time."""
+    return [
+        prompt.structure for prompt in sorted(period.prompts, key=lambda prompt: prompt.at) if prompt.group == group
+    ]
 
 
-def _usually_new(openings: Sequence[PromptStructure]) -> float:
-    """The part of the later half's heads that the earlier one has not."""
-    half = len(openings) // 2
-    known = {opening.signature for opening in openings[:half]}
-    return sum(opening.signature not in known for opening in openings[half:]) / (len(openings) - half)
+def _usually_new(structures: Sequence[PromptStructure]) -> float:
+    """Share of the later half that the earlier half does not have."""
+    half = len(structures) // 2
+    known = {structure.signature for structure in structures[:half]}
+    return sum(structure.signature not in known for structure in structures[half:]) / (len(structures) - half)
 
 
-def _against(opening: PromptStructure, before: Sequence[PromptStructure]) -> Difference | None:
-    return compare(opening, max(before[-COMPARED:], key=opening.shared))
-
-
-def _commonest(differences: Iterable[Difference]) -> Difference | None:
-    """The first of the kind and segment met most often."""
-    found = list(differences)
-    if not found:
+def _most_common(differences: Iterable[Difference]) -> Difference | None:
+    """The earliest in the prompt of the most common kind and segment."""
+    by_kind = [((difference.kind, difference.segment), difference) for difference in differences]
+    if not by_kind:
         return None
-    (kind, segment), _ = Counter((it.kind, it.segment) for it in found).most_common(1)[0]
-    return min((it for it in found if (it.kind, it.segment) == (kind, segment)), key=lambda it: it.at)
+    common, _ = Counter(key for key, _ in by_kind).most_common(1)[0]
+    return min((difference for key, difference in by_kind if key == common), key=lambda difference: difference.at)
 
 
-def _by_keys(evidence: Evidence, group: str) -> Change | None:
-    """By keys of openings alone, where no opening is described as unchanged."""
-    if len(_openings(evidence.before, group)) >= FEW and len(_openings(evidence.now, group)) >= FEW:
+def _key_change(evidence: Evidence, group: str) -> Change | None:
+    """By keys of prefixes, unless there are enough described prompts."""
+    if min(len(_structures(period, group)) for period in (evidence.before, evidence.now)) >= FEW:
         return None
-    turnover = turned_over(evidence, group)
-    if turnover is None or turnover.replaced - turnover.usually_new < NEW_PREFIX_GROWTH:
+    turnover = prefix_turnover(evidence, group)
+    if turnover is None or turnover.replaced - evidence.before.new_prefix_ratio(group) < NEW_PREFIX_GROWTH:
         return None
     return Change(group, _lost(evidence, group), turnover.replaced, False)
 
 
 def _lost(evidence: Evidence, group: str) -> float:
-    """Tokens that a group lost: with its new openings where these are known, else in all."""
+    """Tokens that a group lost: with its new prefixes if they are known, else in all."""
     usual = group_sums(evidence.before, group).rate
     whole = group_sums(evidence.now, group).lost(usual)
-    turnover = turned_over(evidence, group)
+    turnover = prefix_turnover(evidence, group)
     if turnover is None or not turnover.new.prompt:
         return max(whole, 0.0)
-    return max(min(turnover.new.lost(usual) * evidence.now.sampled, whole), 0.0)
+    return max(min(turnover.new.lost(usual) * evidence.now.sample_factor, whole), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Turnover:
-    """How the keys of a group's openings changed."""
+    """How the prefixes of a group changed."""
 
-    new: Sums  # of openings not seen before; of the sample
-    replaced: float  # part of the group's tokens that is new, and for which old openings vanished
-    beside: float  # that is new, beside old openings that go on
-    usually_new: float
+    new: Sums  # of prefixes without requests before; of the sample
+    replaced: float  # share of the group's tokens with new prefixes that replaced old ones
 
 
-def turned_over(evidence: Evidence, group: str) -> Turnover | None:
-    """None where nothing is known of openings."""
+def prefix_turnover(evidence: Evidence, group: str) -> Turnover | None:
+    """None if no prefixes are known."""
     before = {key: sums for key, sums in evidence.before.by_prefix.items() if key[0] == group}
     now = {key: sums for key, sums in evidence.now.by_prefix.items() if key[0] == group}
-    tokens_now, tokens_before = (sum(it.prompt for it in side.values()) for side in (now, before))
+    tokens_now, tokens_before = (sum(sums.prompt for sums in period.values()) for period in (now, before))
     if not tokens_now or not tokens_before:
         return None
-    new = sum((sums for key, sums in now.items() if key not in before), Sums())
-    pace_now, pace_before = evidence.now.seconds, evidence.before.seconds
-    vanished = sum(max(sums.prompt / pace_before - now.get(key, Sums()).prompt / pace_now, 0.0)
-                   for key, sums in before.items())  # fmt: skip
-    fresh = new.prompt / pace_now
-    replaced = min(vanished, fresh) / (tokens_now / pace_now)
-    return Turnover(new, replaced, new.prompt / tokens_now - replaced, evidence.before.usually_new(group))
+    new = total(sums for key, sums in now.items() if key not in before)
+    now_s, before_s = evidence.now.seconds, evidence.before.seconds
+    vanished = sum(
+        max(sums.prompt / before_s - now.get(key, Sums()).prompt / now_s, 0.0) for key, sums in before.items()
+    )
+    return Turnover(new, min(vanished, new.prompt / now_s) / (tokens_now / now_s))
 
 
-def group_sums(side: Side, group: str) -> Sums:
-    """A task group's part, by the routers."""
-    return sum((route.sums for route in side.routes if route.group == group), Sums())
+def group_sums(period: Period, group: str) -> Sums:
+    """A task group's sums, by the routers."""
+    return total(route.sums for route in period.routes if route.group == group)
 
 
 CERTAINTY = 0.9
 WORKLOAD_WITHOUT_LADDER = 0.65
-UNSEEN_GROWTH = 0.02  # of the tokens
+NEW_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
-def judge_workload_change(evidence: Evidence) -> Finding | None:
-    """By the fall of the ladder's first rung, W; without it by openings that are new or have another part now."""
+def check_workload_change(evidence: Evidence) -> Finding | None:
+    """By the fall of the ladder's first term W, else by prefixes that are new or have another share now."""
     now, before = evidence.now.rung("reachable"), evidence.before.rung("reachable")
     if now is not None and before is not None:
         tokens, certainty = (before - now) * evidence.now.total.prompt, CERTAINTY
-        said = f"At best {percent(now)} of the tokens have been seen before, {percent(before)} usually"
+        summary = f"At most {percent(now)} of the tokens repeat earlier ones, {percent(before)} usually"
     else:
-        tokens, certainty = _by_mix(evidence) or 0.0, WORKLOAD_WITHOUT_LADDER
-        said = "Openings that hit less, or were never seen, have a larger part of the traffic"
-    tokens -= sum(it.tokens for it in changes(evidence))
-    if tokens < UNSEEN_GROWTH * evidence.now.total.prompt:
+        tokens, certainty = _lost_by_mix(evidence) or 0.0, WORKLOAD_WITHOUT_LADDER
+        summary = "Prefixes that are new, or usually hit less, have a larger share of the traffic"
+    tokens -= sum(change.tokens for change in prompt_changes(evidence))
+    if tokens < NEW_GROWTH * evidence.now.total.prompt:
         return None
-    paces = [side.total.requests / side.seconds for side in (evidence.before, evidence.now)]
+    rates = [period.total.requests / period.seconds for period in (evidence.before, evidence.now)]
     return Finding(
         CauseKind.WORKLOAD_CHANGED,
         tokens,
         certainty,
-        f"{said}: it is other traffic, with the same prompts as before.",
-        "Look which task group grew. If the new traffic can share nothing, give it a task group of its own, with a "
-        "policy that asks for no affinity, so that it does not evict what others share.",
+        f"{summary}: the traffic changed, its prompts did not.",
+        "Check which task group grew. If the new traffic can share nothing, give it a task group of its own with a "
+        "policy without affinity, so that it does not evict what others share.",
         {
             "reachable_ratio": now,
             "usual_reachable_ratio": before,
-            "requests_per_s": round(paces[1], 3),
-            "usual_requests_per_s": round(paces[0], 3),
-            "groups": _grown(evidence),
+            "requests_per_s": round(rates[1], 3),
+            "usual_requests_per_s": round(rates[0], 3),
+            "groups": _grown_groups(evidence),
         },
     )
 
 
-def _by_mix(evidence: Evidence) -> float | None:
-    """Tokens lost to what is asked, each opening hitting as usual and new ones as they do; None unless known."""
+def _lost_by_mix(evidence: Evidence) -> float | None:
+    """Tokens lost because the mix of prefixes changed, with each known prefix hitting as usual; None if unknown."""
     usual, known = evidence.before.total.rate, evidence.before.by_prefix
     if usual is None or not known or not evidence.now.prefixes:
         return None
@@ -213,88 +209,89 @@ def _by_mix(evidence: Evidence) -> float | None:
         sums.prompt * (usual - (known[key].rate or 0.0)) if key in known else sums.lost(usual)
         for key, sums in evidence.now.by_prefix.items()
     )
-    return lost * evidence.now.sampled
+    return lost * evidence.now.sample_factor
 
 
-def _grown(evidence: Evidence) -> list[str]:
-    """The task groups whose part of the tokens grew most, as people call them."""
-    groups = {route.group for route in evidence.now.routes}
+def _grown_groups(evidence: Evidence) -> list[str]:
+    """Up to three task groups whose share of the tokens grew most."""
     now, before = evidence.now.total.prompt or 1.0, evidence.before.total.prompt or 1.0
-    grown = {
+    growth = {
         group: group_sums(evidence.now, group).prompt / now - group_sums(evidence.before, group).prompt / before
-        for group in groups
+        for group in {route.group for route in evidence.now.routes}
     }
-    return [group for group in sorted(grown, key=lambda it: grown[it], reverse=True) if grown[group] > UNSEEN_GROWTH][
-        :3
-    ]
+    return [
+        group for group in sorted(growth, key=lambda name: growth[name], reverse=True) if growth[group] > NEW_GROWTH
+    ][:3]
 
 
 WITHOUT_LADDER, WITH_PRESSURE = 0.45, 0.65
-BY_ANOTHER = 0.4  # of that, where a replica was lost: then there is less cache, not more to keep
-EVICTED_GROWTH = 0.02  # of the tokens
+REPLICA_LOST = 0.4  # factor if a replica was lost: then there is less cache, not more to cache
+EVICTED_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
-def judge_capacity(evidence: Evidence) -> Finding | None:
-    """By the rungs W - C of the ladder; without it by known openings that hit less, though nothing moved them."""
-    grown = evidence.grown("reachable", "capacity")
+def check_capacity(evidence: Evidence) -> Finding | None:
+    """By the ladder's terms W - C, else by known prefixes that hit less without having been moved."""
+    grown = evidence.gap_growth("reachable", "capacity")
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
     else:
-        tokens = (_lost_at_home(evidence) or 0.0) + _lost_elsewhere(evidence)
-        certainty = WITH_PRESSURE if _pressed(evidence) else WITHOUT_LADDER
+        tokens = (_lost_at_main_replica(evidence) or 0.0) + _lost_elsewhere(evidence)
+        certainty = WITH_PRESSURE if _has_more_pressure(evidence) else WITHOUT_LADDER
     if tokens < EVICTED_GROWTH * evidence.now.total.prompt:
         return None
-    if lost(evidence)[0]:
-        certainty *= BY_ANOTHER
+    if lost_replicas(evidence)[0]:
+        certainty *= REPLICA_LOST
     usage, before = _kv_usage(evidence.now), _kv_usage(evidence.before)
     gap, usual = evidence.now.gap("reachable", "capacity"), evidence.before.gap("reachable", "capacity")
-    said = (
-        f"The fleet's caches hold too little of what comes again: {percent(gap)} of the tokens are lost to it, "
-        f"{percent(usual)} before."
+    summary = (
+        f"The caches are too small for what repeats: {percent(gap)} of the tokens were evicted before they were used "
+        f"again, {percent(usual)} before."
         if gap is not None
-        else "Known prompts hit less, and nothing sent them elsewhere: caches drop them before they come again."
+        else "Known prefixes hit less though nothing moved them: caches evict them before they are used again."
     )
     return Finding(
         CauseKind.CAPACITY,
         tokens,
         certainty,
-        said,
+        summary,
         "Give the engines more KV cache (memory, a quantised cache, offloading to the host), add replicas, or send "
-        "fewer task groups to each replica. The capacity curve of the pool shows what each would bring.",
+        "fewer task groups to each replica. The capacity curve of the pool shows the effect of each.",
         {"gap_ratio": gap, "usual_gap_ratio": usual, "kv_usage_ratio": usage, "usual_kv_usage_ratio": before},
     )
 
 
-def _kv_usage(side: Side) -> float | None:
-    known = [it.kv_usage_ratio for it in side.engines if it.kv_usage_ratio is not None]
-    return sum(known) / len(known) if known else None
+def _kv_usage(period: Period) -> float | None:
+    usages = [engine.kv_usage_ratio for engine in period.engines if engine.kv_usage_ratio is not None]
+    return sum(usages) / len(usages) if usages else None
 
 
-def _pressed(evidence: Evidence) -> bool:
-    now, before = (sum(it.preemptions or 0.0 for it in side.engines) / side.seconds for side in
-                   (evidence.now, evidence.before))  # fmt: skip
+def _has_more_pressure(evidence: Evidence) -> bool:
+    now, before = (
+        sum(engine.preemptions or 0.0 for engine in period.engines) / period.seconds
+        for period in (evidence.now, evidence.before)
+    )
     usage, usual = _kv_usage(evidence.now), _kv_usage(evidence.before)
     return now > 2 * before or (usage is not None and usual is not None and usage > usual + 0.1)
 
 
-def _lost_at_home(evidence: Evidence) -> float | None:
+def _lost_at_main_replica(evidence: Evidence) -> float | None:
     if not evidence.before.prefixes or not evidence.now.prefixes:
         return None
-    homes, usual, away = evidence.before.homes, evidence.before.by_prefix, set(restarted(evidence))
-    parts = (
-        max(it.sums.lost(usual[it.group, it.prefix].rate), 0.0)
-        for it in evidence.now.prefixes
-        if it.replica == homes.get((it.group, it.prefix)) and it.replica not in away
+    main, usual, restarted = evidence.before.main_replicas, evidence.before.by_prefix, restarted_replicas(evidence)
+    lost = (
+        max(prefix.sums.lost(usual[prefix.group, prefix.prefix].rate), 0.0)
+        for prefix in evidence.now.prefixes
+        if prefix.replica == main.get((prefix.group, prefix.prefix)) and prefix.replica not in restarted
     )
-    return sum(parts) * evidence.now.sampled
+    return sum(lost) * evidence.now.sample_factor
 
 
 def _lost_elsewhere(evidence: Evidence) -> float:
-    """Tokens that known openings lost at other replicas though these did not spill: nobody held them any more.
+    """Tokens that known prefixes lost at other replicas without overflow: no replica had them cached any more.
 
-    0 where replicas or a revision may have sent them there.
+    0 if replicas or a revision may have moved them.
     """
-    moved = lost(evidence)[0] or joined(evidence)[0] or restarted(evidence)
-    if moved or any(not it.did_well for it in rolled(evidence)):
+    moved = lost_replicas(evidence)[0] or added_replicas(evidence)[0] or restarted_replicas(evidence)
+    if moved or has_new_revision(evidence):
         return 0.0
-    return max((away_from_home(evidence) or 0.0) - spilled_tokens(evidence), 0.0)
+    return max((lost_away(evidence) or 0.0) - lost_by_overflow(evidence), 0.0)

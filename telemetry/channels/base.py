@@ -1,7 +1,4 @@
-"""A setting of a channel: declared once, for its form, for REST and for its README.
-
-What a channel is, and what it is given.
-"""
+"""The interface of a kind of channel: its settings, the message that it gets, and how delivery ends."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z|\[[0-9A-Fa-f:.]+\]\Z|[0-9A-Fa-f:.]+\Z")
 ADDRESS = re.compile(r"[^@\s<>,;\"\\]{1,64}@[A-Za-z0-9.-]{1,253}\Z")
-MOST_ADDRESSES = 50
+MAX_ADDRESSES = 50
+Config = Mapping[str, Any]
 
 
 class ConfigError(ValueError):
-    """A config that no channel of this kind can have; ``field`` names what is wrong with it."""
+    """An invalid config; ``field`` names the invalid setting."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -28,7 +26,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One setting. ``read`` takes what a person or a script gave; ValueError with what was expected."""
+    """One setting. ``read`` checks and converts a value; ValueError says what was expected."""
 
     name: str
     label: str
@@ -37,90 +35,87 @@ class Field:
     required: bool = False
     secret: bool = False  # encrypted, and never shown again
     default: Any = None
-    make: Callable[[], Any] | None = None  # where none is given
+    make: Callable[[], Any] | None = None  # generates a missing value
     choices: tuple[tuple[str, str], ...] = ()
 
-    def completed(self, given: Any) -> Any:
-        """The value to keep, None for none. ConfigError."""
-        if given is None or given in ("", []):
+    def complete(self, value: Any) -> Any:
+        """The value to store, None for none. ConfigError."""
+        if value is None or value in ("", []):
             if self.required:
-                raise ConfigError(self.name, "this is needed")
+                raise ConfigError(self.name, "this is required")
             return self.make() if self.make is not None else self.default
         try:
-            return self.read(given)
+            return self.read(value)
         except ValueError as error:
             raise ConfigError(self.name, str(error)) from None
 
 
-def text(most: int) -> Callable[[Any], str]:
+def text(limit: int) -> Callable[[Any], str]:
     """A line of printable ASCII, such as a name or a password."""
 
-    def read(given: Any) -> str:
-        if not isinstance(given, str) or len(given) > most or not given.isascii() or not given.isprintable():
-            raise ValueError(f"expected up to {most} printable ASCII characters")
-        return given
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit or not value.isascii() or not value.isprintable():
+            raise ValueError(f"expected up to {limit} printable ASCII characters")
+        return value
 
     return read
 
 
-def url(given: Any) -> str:
-    """An address of HTTP without a user in it."""
+def url(value: Any) -> str:
+    """An HTTP URL without credentials."""
     expected = "expected https://host/path or http://host/path"
-    if not isinstance(given, str) or len(given) > 2048 or not given.isascii() or not given.isprintable():
+    if not isinstance(value, str) or len(value) > 2048 or not value.isascii() or not value.isprintable():
         raise ValueError(expected)
     try:
-        parts = urlsplit(given)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        parts = urlsplit(value)
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        usable = False
-    if not usable or " " in given or parts.username is not None:
+        is_valid = False
+    if not is_valid or " " in value or parts.username is not None:
         raise ValueError(expected)
-    return given
+    return value
 
 
-def host(given: Any) -> str:
-    """A name or an address."""
-    if not isinstance(given, str) or not HOST.match(given):
-        raise ValueError("expected a host name or an address, without a port")
-    return given.strip("[]")
+def host(value: Any) -> str:
+    if not isinstance(value, str) or not HOST.match(value):
+        raise ValueError("expected a host name or an IP address, without a port")
+    return value.strip("[]")
 
 
-def port(given: Any) -> int:
-    """A number of 1 to 65535, also as text."""
-    found = int(given) if isinstance(given, str) and given.strip().isdecimal() else given
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= 65_535:
+def port(value: Any) -> int:
+    """A number, also as text."""
+    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 65_535:
         raise ValueError("expected a port, 1 to 65535")
-    return found
+    return number
 
 
 def one_of(*names: str) -> Callable[[Any], str]:
-    """One of a few words."""
-
-    def read(given: Any) -> str:
-        if given not in names:
+    def read(value: Any) -> str:
+        if value not in names:
             raise ValueError(f"expected one of {', '.join(names)}")
-        return str(given)
+        return str(value)
 
     return read
 
 
-def address(given: Any) -> str:
+def address(value: Any) -> str:
     """One e-mail address, without a display name."""
-    if not isinstance(given, str) or not given.isascii() or not ADDRESS.match(given.strip()):
+    if not isinstance(value, str) or not value.isascii() or not ADDRESS.match(value.strip()):
         raise ValueError("expected an address such as on-call@example.org")
-    return given.strip()
+    return value.strip()
 
 
-def addresses(given: Any) -> list[str]:
-    """Some e-mail addresses, as a list or with commas or lines between them."""
-    several = re.split(r"[,\n]", given) if isinstance(given, str) else given
-    if not isinstance(several, list) or not 1 <= len(several) <= MOST_ADDRESSES:
-        raise ValueError(f"expected 1 to {MOST_ADDRESSES} addresses")
-    return list(dict.fromkeys(address(one) for one in several if not isinstance(one, str) or one.strip()))
+def addresses(value: Any) -> list[str]:
+    """E-mail addresses, as a list or separated by commas or newlines."""
+    items = re.split(r"[,\n]", value) if isinstance(value, str) else value
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_ADDRESSES:
+        raise ValueError(f"expected 1 to {MAX_ADDRESSES} addresses")
+    return list(dict.fromkeys(address(item) for item in items if not isinstance(item, str) or item.strip()))
 
 
 class DeliveryError(Exception):
-    """A message that did not arrive. The text is for people and names no URL and no secret."""
+    """A failed delivery. The text is for people and contains no URL and no secret."""
 
     def __init__(
         self,
@@ -128,29 +123,29 @@ class DeliveryError(Exception):
         *,
         retryable: bool,
         status: int | None = None,
-        answer: str = "",
+        response: str = "",
         retry_after_s: float | None = None,
         gone: bool = False,
     ) -> None:
         super().__init__(reason)
         self.retryable = retryable
-        self.status = status  # of the answer, where there was one
-        self.answer = answer  # the beginning of its text
-        self.retry_after_s = retry_after_s  # the receiver's wish
-        self.gone = gone  # the receiver wants nothing any more: disable the channel
+        self.status = status  # of the response, if there was one
+        self.response = response  # the beginning of its text
+        self.retry_after_s = retry_after_s  # of the response
+        self.gone = gone  # the receiver wants no more messages: the channel is disabled
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the receiver said when it took a message."""
+    """The receiver's response to a delivered message."""
 
     status: int | None = None  # of HTTP or SMTP
-    answer: str = ""  # the beginning of its text
+    response: str = ""  # the beginning of its text
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is delivered. ``id`` is the same at every attempt, so that a receiver can drop a duplicate."""
+    """A message to deliver. ``id`` is the same at every attempt, so that a receiver can drop a duplicate."""
 
     id: str
     at: datetime  # of this attempt
@@ -158,9 +153,8 @@ class Message:
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """What the message is about."""
-        found: Mapping[str, Any] = self.payload["data"]
-        return found
+        data: Mapping[str, Any] = self.payload["data"]
+        return data
 
     @property
     def state(self) -> str:
@@ -169,61 +163,52 @@ class Message:
 
     @property
     def alerts(self) -> Sequence[Mapping[str, Any]]:
-        """Every alert that it tells of; none for a test or a notice."""
-        several = self.data.get("alerts")
-        if several is not None:
-            return [dict(one) for one in several]
+        """The alerts in the message; none in a test or a notice."""
+        alerts = self.data.get("alerts")
+        if alerts is not None:
+            return [dict(alert) for alert in alerts]
         return [self.data] if self.data.get("alert") is not None else []
-
-
-class Sender(Protocol):
-    """An open channel. It knows nothing of retries: the outbox reads ``DeliveryError.retryable``."""
-
-    def send(self, message: Message) -> Receipt:
-        """Deliver once. DeliveryError."""
-
-    def close(self) -> None:
-        """Let go of connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelKind:
-    """A kind of channel. ``fields`` are declared here alone: forms, REST and documents follow."""
+    """A kind of channel. Forms, REST and documents are derived from ``fields``."""
 
     name: str
     label: str
     about: str  # one sentence
     fields: Sequence[Field]
-    open: Callable[[Mapping[str, Any]], Sender]
-    target: Callable[[Mapping[str, Any]], str]  # where a config sends to, as far as that may be shown
-    destination: Callable[[Mapping[str, Any]], str]  # whom its secrets are for, in one spelling: they go to no other
-    check: Callable[[Mapping[str, Any]], None] = field(default=lambda _: None)  # what fields forbid each other
-    refresh: Callable[[Sender, Sequence[Mapping[str, Any]], datetime], None] | None = None  # for receivers that forget
+    send: Callable[[Config, Message], Receipt]  # delivers once; DeliveryError
+    target: Callable[[Config], str]  # where a config sends to, without secrets
+    destination: Callable[[Config], str]  # canonical address that its secrets may be sent to
+    check: Callable[[Config], None] = field(default=lambda _: None)  # of fields in combination; ConfigError
+    resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None  # firing alerts, to receivers
+    # that forget alerts which are not repeated
 
-    def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A whole config of what a person gave; ConfigError."""
-        names = [one.name for one in self.fields]
-        if unknown := sorted(set(given) - set(names)):
-            raise ConfigError(unknown[0], f"there is no such field; there are {', '.join(names)}")
-        found = {one.name: one.completed(given.get(one.name)) for one in self.fields}
-        config = {name: value for name, value in found.items() if value is not None}
+    def complete(self, values: Config) -> dict[str, Any]:
+        """A complete config of some values; ConfigError."""
+        names = [field.name for field in self.fields]
+        if unknown := sorted(set(values) - set(names)):
+            raise ConfigError(unknown[0], f"unknown field; expected one of {', '.join(names)}")
+        completed = {field.name: field.complete(values.get(field.name)) for field in self.fields}
+        config = {name: value for name, value in completed.items() if value is not None}
         self.check(config)
         return config
 
-    def public(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """What may be shown of a config: where it leads, what is no secret, and which secrets are set."""
-        shown = {one.name: config[one.name] for one in self.fields if not one.secret and one.name in config}
-        hidden = [one.name for one in self.fields if one.secret and one.name in config]
+    def public(self, config: Config) -> dict[str, Any]:
+        """A config without its secrets, and the names of the secrets that are set."""
+        shown = {field.name: config[field.name] for field in self.fields if not field.secret and field.name in config}
+        hidden = [field.name for field in self.fields if field.secret and field.name in config]
         return {"target": self.target(config), **shown, "secrets": hidden}
 
-    def secrets(self, config: Mapping[str, Any]) -> list[str]:
-        """Texts that nothing may repeat, the longest first: of a URL also what comes after its host."""
-        found = [str(config[one.name]) for one in self.fields if one.secret and one.name in config]
-        paths = [after for url in found if "://" in url and len(after := url[len(origin(url)) :]) > 1]
-        return sorted(found + paths, key=len, reverse=True)
+    def secrets(self, config: Config) -> list[str]:
+        """Texts to remove from logs, the longest first; of a URL also the part after its host."""
+        secrets = [str(config[field.name]) for field in self.fields if field.secret and field.name in config]
+        paths = [path for url in secrets if "://" in url and len(path := url[len(origin(url)) :]) > 1]
+        return sorted(secrets + paths, key=len, reverse=True)
 
 
 def origin(url: str) -> str:
-    """Scheme and host of a URL: its path is often a secret itself (S13)."""
+    """Scheme and host of a URL: its path is often a secret (S13)."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"

@@ -1,9 +1,4 @@
-"""SMTP over connections that were checked, with an end in seconds and in bytes.
-
-A message as an e-mail: text, and the same as plain HTML.
-
-Send each message by a mail server of the user's choice.
-"""
+"""Channel that sends messages by SMTP as text and HTML, on connections with limits in seconds and in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ import ssl
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.utils import format_datetime
@@ -28,6 +22,7 @@ from django.template import Context, Engine
 from controlplane.egress import EgressDeniedError, Rules, guarded_socket, mail_rules, system_tls
 from telemetry.channels.base import (
     ChannelKind,
+    Config,
     ConfigError,
     DeliveryError,
     Field,
@@ -43,15 +38,20 @@ from telemetry.channels.base import (
 from telemetry.channels.http_post import beginning
 from telemetry.channels.message_text import lines, links, one_line, title
 
-MOST_REPLY_BYTES = 1 << 16  # of everything that a server says on one connection, before and after STARTTLS
-LOCAL_NAME = "warmpath"  # what we call ourselves: the host's own name is nobody's business
+MAX_REPLY_BYTES = 1 << 16  # of all replies on one connection, before and after STARTTLS
+LOCAL_NAME = "warmpath"  # in EHLO, so that the host's name is not disclosed
+DEADLINE_S = 15.0
+STARTTLS, TLS, PLAIN = "starttls", "tls", "none"
+_TEMPLATES = {
+    escape: Engine(dirs=[str(Path(__file__).parent)], autoescape=escape, libraries={}) for escape in (True, False)
+}
 
 
 class GuardedSMTP(smtplib.SMTP):
-    """smtplib's client, connecting only where the rules allow; ``tls`` encrypts from the first byte.
+    """smtplib's client, restricted by egress rules; with ``tls`` the connection is encrypted from the first byte.
 
-    When ``deadline_s`` is over the connection is cut, whatever it is at: no single wait may be long, but many are. The
-    handle for that is a duplicate, because TLS takes the socket itself away while it shakes hands.
+    A timer shuts the connection down after ``deadline_s``, because timeouts of single reads may add up. The timer has a
+    duplicate of the socket, because TLS detaches the socket itself during the handshake.
     """
 
     def __init__(self, host: str, port: int, rules: Rules, *, deadline_s: float, tls: ssl.SSLContext | None) -> None:
@@ -72,13 +72,12 @@ class GuardedSMTP(smtplib.SMTP):
         return self._tls.wrap_socket(raw, server_hostname=host) if self._tls else raw
 
     def getreply(self) -> tuple[int, bytes]:
-        """The server's next reply, out of a bounded supply."""
+        """The server's next reply, of limited size."""
         if self.file is None and self.sock is not None:
             self.file = _Bounded(self.sock.makefile("rb"))
         return super().getreply()
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._timer.cancel()
         super().close()
         if self._handle is not None:
@@ -91,29 +90,22 @@ class GuardedSMTP(smtplib.SMTP):
 
 
 class _Bounded:
-    """A file that ends after so many bytes."""
+    """A file that ends after ``MAX_REPLY_BYTES``."""
 
     def __init__(self, inner: BufferedReader) -> None:
-        self._inner, self._left = inner, MOST_REPLY_BYTES
+        self._inner, self._left = inner, MAX_REPLY_BYTES
 
     def readline(self, limit: int = -1) -> bytes:
-        """A line; none at the end."""
         line = self._inner.readline(limit)
         self._left -= len(line)
         return line if self._left >= 0 else b""
 
     def close(self) -> None:
-        """Close the file."""
         self._inner.close()
 
 
-_TEMPLATES = {
-    escape: Engine(dirs=[str(Path(__file__).parent)], autoescape=escape, libraries={}) for escape in (True, False)
-}
-
-
 def mail_of(message: Message, *, sender: str, recipients: Sequence[str], site: str) -> EmailMessage:
-    """The mail, under an id that is the same at every attempt; mails of one alert form one thread."""
+    """The mail. Its id is the same at every attempt; mails about one alert form a thread."""
     mail = EmailMessage()
     domain = sender.rpartition("@")[2]
     mail["From"] = Address("Warmpath", addr_spec=sender)
@@ -124,127 +116,100 @@ def mail_of(message: Message, *, sender: str, recipients: Sequence[str], site: s
     if (thread := message.data.get("alert")) is not None:
         mail["References"] = f"<warmpath-alert-{thread}@{domain}>"
     mail["Auto-Submitted"] = "auto-generated"
-    shown = _shown(message, site)
-    mail.set_content(_rendered("email_message.txt", shown, escape=False))
-    mail.add_alternative(_rendered("email_message.html", shown, escape=True), subtype="html")
-    return mail
-
-
-def _shown(message: Message, site: str) -> Mapping[str, Any]:
-    return {
+    context = {
         "id": message.id,
         "title": title(message.data),
         "summary": one_line(message.data.get("summary")),
         "several": len(message.alerts) > 1,
-        "alerts": [_alert(alert, site) for alert in message.alerts],
+        "alerts": [
+            {"summary": one_line(alert.get("summary")), "lines": lines(alert), "links": links(alert, site)}
+            for alert in message.alerts
+        ],
         "links": links(message.data, site),
     }
+    mail.set_content(_render("email_message.txt", context, escape=False))
+    mail.add_alternative(_render("email_message.html", context, escape=True), subtype="html")
+    return mail
 
 
-def _alert(alert: Mapping[str, Any], site: str) -> dict[str, Any]:
-    return {"summary": one_line(alert.get("summary")), "lines": lines(alert), "links": links(alert, site)}
+def _render(name: str, context: Mapping[str, Any], *, escape: bool) -> str:
+    return _TEMPLATES[escape].get_template(name).render(Context(dict(context), autoescape=escape))
 
 
-def _rendered(name: str, shown: Mapping[str, Any], *, escape: bool) -> str:
-    return _TEMPLATES[escape].get_template(name).render(Context(dict(shown), autoescape=escape))
+def send_mail(config: Config, message: Message, *, site: str, rules: Rules, tls: ssl.SSLContext) -> Receipt:
+    """Deliver once; DeliveryError, retryable for timeouts and codes 4xx."""
+    implicit_tls = tls if config["security"] == TLS else None
+    try:
+        with closing(
+            GuardedSMTP(config["host"], config["port"], rules, deadline_s=DEADLINE_S, tls=implicit_tls)
+        ) as server:
+            if config["security"] == STARTTLS:
+                server.starttls(context=tls)  # an error if it is not offered: nothing is sent unencrypted
+            if "username" in config:
+                server.login(config["username"], config["password"])
+            # A notice about a disabled channel also goes to the owner of that channel.
+            recipients = list(dict.fromkeys([*config["recipients"], *message.data.get("also_to", ())]))
+            mail = mail_of(message, sender=config["sender"], recipients=recipients, site=site)
+            rejected = server.send_message(mail)
+            with suppress(smtplib.SMTPException, OSError):
+                server.quit()  # the mail is accepted, whatever the response to this is
+    except EgressDeniedError:
+        raise DeliveryError("its address is not allowed for channels", retryable=False) from None
+    except smtplib.SMTPException as error:
+        raise _smtp_error(error) from None
+    except ssl.SSLCertVerificationError:
+        raise DeliveryError("its certificate is not trusted", retryable=True) from None
+    except ssl.SSLError:
+        raise DeliveryError("the TLS handshake failed", retryable=True) from None
+    except TimeoutError:
+        raise DeliveryError(f"no response within {DEADLINE_S:g} s", retryable=True) from None
+    except OSError:
+        raise DeliveryError("connection failed", retryable=True) from None
+    note = f"rejected for {len(rejected)} of {len(recipients)} recipients" if rejected else ""
+    return Receipt(250, note or f"accepted for {len(recipients)} recipients")
 
 
-DEADLINE_S = 15.0
-STARTTLS, TLS, PLAIN = "starttls", "tls", "none"
-
-
-@dataclass(frozen=True, slots=True)
-class EmailChannel:
-    """One mail server and whom to write to."""
-
-    config: Mapping[str, Any]
-    site: str
-    rules: Rules
-    tls: ssl.SSLContext
-
-    def send(self, message: Message) -> Receipt:
-        """Deliver once; DeliveryError, retryable on timeouts and answers of 4xx."""
-        try:
-            with closing(self._server()) as server:
-                receipt = self._sent(server, message)
-                with suppress(smtplib.SMTPException, OSError):
-                    server.quit()  # it has the mail: how it says goodbye is all one
-                return receipt
-        except EgressDeniedError:
-            raise DeliveryError("its address is one that channels may not reach", retryable=False) from None
-        except smtplib.SMTPException as error:
-            raise _refused(error) from None
-        except ssl.SSLCertVerificationError:
-            raise DeliveryError("its certificate is not to be trusted", retryable=True) from None
-        except ssl.SSLError:
-            raise DeliveryError("it does not speak TLS as is needed", retryable=True) from None
-        except TimeoutError:
-            raise DeliveryError(f"no answer within {DEADLINE_S:g} s", retryable=True) from None
-        except OSError:
-            raise DeliveryError("it cannot be reached", retryable=True) from None
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-    def _server(self) -> GuardedSMTP:
-        at_once = self.tls if self.config["security"] == TLS else None
-        return GuardedSMTP(self.config["host"], self.config["port"], self.rules, deadline_s=DEADLINE_S, tls=at_once)
-
-    def _sent(self, server: GuardedSMTP, message: Message) -> Receipt:
-        if self.config["security"] == STARTTLS:
-            server.starttls(context=self.tls)  # an error where it is not offered: nothing goes in the clear
-        if "username" in self.config:
-            server.login(self.config["username"], self.config["password"])
-        # What we say of ourselves is also for whoever made the channel that failed.
-        recipients = list(dict.fromkeys([*self.config["recipients"], *message.data.get("also_to", ())]))
-        mail = mail_of(message, sender=self.config["sender"], recipients=recipients, site=self.site)
-        refused = server.send_message(mail)
-        note = f"refused for {len(refused)} of {len(recipients)} recipients" if refused else ""
-        return Receipt(250, note or f"taken for {len(recipients)} recipients")
-
-
-def _refused(error: smtplib.SMTPException) -> DeliveryError:
+def _smtp_error(error: smtplib.SMTPException) -> DeliveryError:
     if isinstance(error, smtplib.SMTPServerDisconnected):
-        return DeliveryError("the server ended the connection", retryable=True)
+        return DeliveryError("the server closed the connection", retryable=True)
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        return DeliveryError("the server does not offer what is needed (STARTTLS or sign-in)", retryable=False)
+        return DeliveryError("the server does not support what is needed (STARTTLS or sign-in)", retryable=False)
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        code, said = next(iter(error.recipients.values()))
-        return _answered("it refused every recipient", code, said)
+        code, reply = next(iter(error.recipients.values()))
+        return _reply_error("it rejected every recipient", code, reply)
     if isinstance(error, smtplib.SMTPAuthenticationError):
-        return _answered("it refused the user or the password", error.smtp_code, error.smtp_error)
+        return _reply_error("it rejected the user or the password", error.smtp_code, error.smtp_error)
     if isinstance(error, smtplib.SMTPResponseException):
-        return _answered(f"it answered with code {error.smtp_code}", error.smtp_code, error.smtp_error)
-    return DeliveryError(f"the exchange failed ({type(error).__name__})", retryable=True)
+        return _reply_error(f"it responded with code {error.smtp_code}", error.smtp_code, error.smtp_error)
+    return DeliveryError(f"the connection failed ({type(error).__name__})", retryable=True)
 
 
-def _answered(reason: str, code: int, said: bytes | str) -> DeliveryError:
-    """Codes of 5xx are final, all others are not (RFC 5321, 4.2.1)."""
-    text_of = beginning(said.encode() if isinstance(said, str) else said)
+def _reply_error(reason: str, code: int, reply: bytes | str) -> DeliveryError:
+    """Codes 5xx are final, all others are not (RFC 5321, 4.2.1)."""
+    response = beginning(reply.encode() if isinstance(reply, str) else reply)
     status = code if 200 <= code < 600 else None
-    return DeliveryError(reason, retryable=not 500 <= code < 600, status=status, answer=text_of)
+    return DeliveryError(reason, retryable=not 500 <= code < 600, status=status, response=response)
 
 
-def open_email(config: Mapping[str, Any]) -> EmailChannel:
-    """The channel of a whole config."""
-    return EmailChannel(config, settings.PUBLIC_URL, mail_rules(), system_tls())
+def _send(config: Config, message: Message) -> Receipt:
+    return send_mail(config, message, site=settings.PUBLIC_URL, rules=mail_rules(), tls=system_tls())
 
 
-def _check(config: Mapping[str, Any]) -> None:
+def _check(config: Config) -> None:
     if ("username" in config) != ("password" in config):
-        raise ConfigError("password", "a user and a password belong together")
+        raise ConfigError("password", "expected both a user and a password, or neither")
     if "password" in config and config["security"] == PLAIN:
-        raise ConfigError("security", "a password is only sent encrypted: expected starttls or tls")
+        raise ConfigError("security", "a password is sent only encrypted: expected starttls or tls")
 
 
 EMAIL = ChannelKind(
     "email",
     "E-mail",
-    "A mail as text and HTML, by a mail server of yours.",
+    "Sends a mail as text and HTML by your mail server.",
     (
-        Field("recipients", "To", "Addresses, with commas between them.", addresses, required=True),
-        Field("sender", "From", "The address that mails come from.", address, required=True),
-        Field("host", "Mail server", "Its name, such as smtp.example.org.", host, required=True),
+        Field("recipients", "To", "Addresses, separated by commas.", addresses, required=True),
+        Field("sender", "From", "Sender address of the mails.", address, required=True),
+        Field("host", "Mail server", "Host name, such as smtp.example.org.", host, required=True),
         Field("port", "Port", "Usually 587 for STARTTLS, 465 for TLS, 25 without.", port, default=587),
         Field(
             "security",
@@ -254,10 +219,10 @@ EMAIL = ChannelKind(
             default=STARTTLS,
             choices=((STARTTLS, "STARTTLS"), (TLS, "TLS from the start"), (PLAIN, "None")),
         ),
-        Field("username", "User", "Where the server asks for one.", text(200)),
-        Field("password", "Password", "Of that user. Only sent encrypted.", text(500), secret=True),
+        Field("username", "User", "If the server requires one.", text(200)),
+        Field("password", "Password", "Of this user. Sent only encrypted.", text(500), secret=True),
     ),
-    open_email,
+    _send,
     lambda config: f"{', '.join(config['recipients'])} by {config['host']}:{config['port']}",
     lambda config: f"[{config['host'].lower().rstrip('.')}]:{config['port']}",
     check=_check,

@@ -1,4 +1,4 @@
-"""One POST of JSON under the rules for webhooks, and what every way that it can end means for a delivery."""
+"""POSTs JSON under the egress rules for webhooks, and maps every outcome to a receipt or a DeliveryError."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -14,79 +15,84 @@ from controlplane.egress import EgressDeniedError, ResponseTooLargeError, fetch,
 from telemetry.channels.base import DeliveryError, Receipt
 
 DEADLINE_S = 15.0
-MAX_ANSWER_BYTES = 1 << 20
-LONGEST_WAIT_S = 86_400.0  # of a Retry-After that we honour
-KEPT_CHARACTERS = 200  # of an answer, for the log
-WORTH_A_RETRY = {408, 425, 429}
+MAX_RESPONSE_BYTES = 1 << 20
+MAX_RETRY_AFTER_S = 86_400.0
+LOGGED_CHARACTERS = 200  # of a response
+RETRYABLE = {408, 425, 429}
 
 
-def encoded(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """Compact JSON in UTF-8."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def open_client() -> httpx.Client:
-    """A client that carries the rules, follows no redirect and uses no proxy; close it."""
+    """A client that enforces the rules, follows no redirect and uses no proxy; close it."""
     return guarded_client(webhook_rules())
 
 
-def post(http: httpx.Client, url: str, body: bytes, *, now: datetime, headers: Mapping[str, str]) -> Receipt:
-    """POST once; DeliveryError, retryable on timeouts, 408, 425, 429 and 5xx; never names the URL."""
+def post(
+    http: httpx.Client, url: str, body: bytes, *, now: datetime, headers: Mapping[str, str] = MappingProxyType({})
+) -> Receipt:
+    """POST once; DeliveryError, retryable for timeouts, 408, 425, 429 and 5xx. It never names the URL."""
+    headers = {"content-type": "application/json", **headers}
     try:
-        answer = fetch(
-            http,
-            "POST",
-            url,
-            deadline_s=DEADLINE_S,
-            max_bytes=MAX_ANSWER_BYTES,
-            content=body,
-            headers={"content-type": "application/json", **headers},
+        response = fetch(
+            http, "POST", url, deadline_s=DEADLINE_S, max_bytes=MAX_RESPONSE_BYTES, content=body, headers=headers
         )
     except httpx.HTTPError as error:
-        raise _unreached(error) from None  # its text may name the URL
-    said = beginning(answer.body)
-    if not 200 <= answer.status < 300:
-        raise _refused(answer.status, said, answer.headers.get("retry-after"), now)
-    return Receipt(answer.status, said)
+        raise _connection_error(error) from None  # its text may name the URL
+    text = beginning(response.body)
+    if not 200 <= response.status < 300:
+        raise _status_error(response.status, text, response.headers.get("retry-after"), now)
+    return Receipt(response.status, text)
 
 
 def beginning(body: bytes) -> str:
-    """The first printable characters of an answer, on one line."""
-    line = " ".join(body[: 8 * KEPT_CHARACTERS].decode("utf-8", "replace").split())
-    return "".join(character for character in line if character.isprintable())[:KEPT_CHARACTERS]
+    """The first printable characters of a response, on one line."""
+    line = " ".join(body[: 8 * LOGGED_CHARACTERS].decode("utf-8", "replace").split())
+    return "".join(character for character in line if character.isprintable())[:LOGGED_CHARACTERS]
 
 
-def _unreached(error: httpx.HTTPError) -> DeliveryError:
-    if isinstance(error, EgressDeniedError):
-        return DeliveryError("its address is one that channels may not reach", retryable=False)
-    if isinstance(error, ResponseTooLargeError):
-        return DeliveryError("the answer was too long or packed", retryable=False)
+_CONNECTION_ERRORS = (  # exception, reason, whether to retry; the first that matches
+    (EgressDeniedError, "its address is not allowed for channels", False),
+    (ResponseTooLargeError, "the response was too long or compressed", False),
+    (httpx.ConnectError, "connection failed", True),
+    (httpx.UnsupportedProtocol, "its URL cannot be used", False),
+)
+
+
+def _connection_error(error: httpx.HTTPError) -> DeliveryError:
     if isinstance(error, httpx.TimeoutException):
-        return DeliveryError(f"no answer within {DEADLINE_S:g} s", retryable=True)
-    if isinstance(error, httpx.ConnectError):
-        return DeliveryError("it cannot be reached", retryable=True)
-    if isinstance(error, httpx.UnsupportedProtocol):
-        return DeliveryError("its URL cannot be used", retryable=False)
-    return DeliveryError(f"the exchange failed ({type(error).__name__})", retryable=True)
+        return DeliveryError(f"no response within {DEADLINE_S:g} s", retryable=True)
+    for kind, reason, is_retryable in _CONNECTION_ERRORS:
+        if isinstance(error, kind):
+            return DeliveryError(reason, retryable=is_retryable)
+    return DeliveryError(f"the request failed ({type(error).__name__})", retryable=True)
 
 
-def _refused(status: int, said: str, retry_after: str | None, now: datetime) -> DeliveryError:
-    retryable = status in WORTH_A_RETRY or status >= 500
-    reason = "it redirects, which is not followed" if 300 <= status < 400 else f"it answered with status {status}"
-    wait_s = _seconds(retry_after, now) if retryable else None
-    gone = status == 410
-    return DeliveryError(reason, retryable=retryable, status=status, answer=said, retry_after_s=wait_s, gone=gone)
+def _status_error(status: int, text: str, retry_after: str | None, now: datetime) -> DeliveryError:
+    is_retryable = status in RETRYABLE or status >= 500
+    reason = "it redirects, which is not followed" if 300 <= status < 400 else f"it responded with status {status}"
+    return DeliveryError(
+        reason,
+        retryable=is_retryable,
+        status=status,
+        response=text,
+        retry_after_s=_retry_after_s(retry_after, now) if is_retryable else None,
+        gone=status == 410,
+    )
 
 
-def _seconds(retry_after: str | None, now: datetime) -> float | None:
-    """Retry-After, which is seconds or a date; None for neither."""
-    if retry_after is None:
+def _retry_after_s(value: str | None, now: datetime) -> float | None:
+    """A Retry-After header, which is seconds or a date; None for neither."""
+    if value is None:
         return None
-    if retry_after.strip().isdecimal():
-        return min(float(retry_after), LONGEST_WAIT_S)
+    if value.strip().isdecimal():
+        return min(float(value), MAX_RETRY_AFTER_S)
     try:
-        at = parsedate_to_datetime(retry_after)
+        at = parsedate_to_datetime(value)
     except ValueError:
         return None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return min(max((at - now).total_seconds(), 0.0), LONGEST_WAIT_S)
+    return min(max((at - now).total_seconds(), 0.0), MAX_RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""What a message says to people, for every channel that has a text: lines of label and value, and links. Pure."""
+"""The text of a message, for every channel that shows one: lines of label and value, and links. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 from telemetry.metrics.rates import ACCOUNTED
 
-LONGEST = 500  # characters of one value
-MOST_CAUSES = 3
-_TAGS = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
-_LINKS = (("alert", "Open the alert"), ("silence", "Silence it"), ("pool", "Open the pool"))
+MAX_VALUE = 500  # characters
+MAX_CAUSES = 3
+_STATES = {"firing": "FIRING", "repeated": "STILL FIRING", "acknowledged": "ACKNOWLEDGED", "resolved": "RESOLVED"}
+_LINKS = (("alert", "Open alert"), ("silence", "Silence"), ("pool", "Open pool"))
 
 
 def title(data: Mapping[str, Any]) -> str:
-    """One line: the state and the summary."""
+    """The state and the summary on one line."""
     state = str(data.get("state", ""))
-    return f"[{_TAGS.get(state, state.upper())}] {one_line(data.get('summary'))}"
+    return f"[{_STATES.get(state, state.upper())}] {one_line(data.get('summary'))}"
 
 
 def one_line(value: Any) -> str:
-    """A value on one line, of bounded length."""
+    """A value on one line, of limited length."""
     line = "".join(character if character.isprintable() else " " for character in str(value or ""))
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return line if len(line) <= MAX_VALUE else f"{line[: MAX_VALUE - 1]}…"
 
 
 def lines(alert: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What an operator asks first of one alert, as (label, value), each label once; what is unknown is left out."""
+    """The known facts of an alert as (label, value), each label once."""
     return [(label, one_line(value)) for label, value in _lines(alert) if value not in (None, "")]
 
 
@@ -39,50 +39,46 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "Rule", alert.get("rule")
     yield "Severity", labels.get("severity")
     unit = str(alert.get("unit") or "ratio")
-    for label, name in (("Value", "value"), ("Limit", "limit"), ("Baseline", "baseline")):
-        yield label, figure(alert.get(name, alert.get(f"{name}_ratio")), unit)
+    for name in ("value", "limit", "baseline"):
+        yield name.capitalize(), figure(alert.get(name, alert.get(f"{name}_ratio")), unit)
     detail: Mapping[str, Any] = alert.get("detail") or {}
     yield "Responses accounted for", figure(detail.get("accounted_ratio"), "ratio")
-    yield "Reachable", _reachable(detail.get("reachable"))
-    yield from _places(detail)
-    for place, cause in enumerate(list(alert.get("causes") or [])[:MOST_CAUSES], 1):
-        yield f"Cause {place}" if place > 1 else "Cause", cause_line(cause)
-    yield "Began", moment(detail.get("onset"))
-    yield "Since", moment(alert.get("fired_at") or alert.get("started_at"))
-    yield "Ended", moment(alert.get("resolved_at"))
-
-
-def _places(detail: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "Reachable hit rate", _reachable(detail.get("reachable"))
     extra = detail.get("extra_recomputed_tokens")
-    yield "Computed anew", f"{extra:,} tokens" if isinstance(extra, int) else None
+    yield "Extra recomputed", f"{extra:,} tokens" if isinstance(extra, int) else None
     for label, name in (("Replicas", "top_replicas"), ("Task groups", "top_groups")):
-        yield label, ", ".join(_place(one) for one in detail.get(name) or [])
+        yield label, ", ".join(_hit_rate_of(line) for line in detail.get(name) or [])
+    for number, cause in enumerate(list(alert.get("causes") or [])[:MAX_CAUSES], 1):
+        yield f"Cause {number}" if number > 1 else "Cause", cause_line(cause)
+    yield "Started", time_text(detail.get("onset"))
+    yield "Firing since", time_text(alert.get("fired_at") or alert.get("started_at"))
+    yield "Resolved", time_text(alert.get("resolved_at"))
 
 
-def _place(line: Mapping[str, Any]) -> str:
+def _hit_rate_of(line: Mapping[str, Any]) -> str:
     rate, share = figure(line.get("hit_rate_ratio"), "ratio"), line.get("accounted_ratio")
     basis = f" of {figure(share, 'ratio')} of responses" if share is not None and share < ACCOUNTED else ""
     return f"{line['name']} ({rate}{basis})" if rate else str(line["name"])
 
 
 def _reachable(share: Mapping[str, Any] | None) -> str | None:
-    """The reachable share with its uncertainty (two standard errors) and its time range; None where it is unknown."""
+    """The reachable share with its uncertainty (two standard errors) and its time range; None if unknown."""
     if share is None:
         return None
-    span = " to ".join(moment(share[edge]) or "" for edge in ("from", "to"))
+    period = " to ".join(time_text(share[edge]) or "" for edge in ("from", "to"))
     points = 2 * share["standard_error"] * 100
-    return f"{figure(share['ratio'], 'ratio')} ± {points:.1f} points, {share['requests']:,} requests, {span}"
+    return f"{figure(share['ratio'], 'ratio')} ± {points:.1f} points, {share['requests']:,} requests, {period}"
 
 
 def cause_line(cause: Mapping[str, Any]) -> str:
-    """What it is, how sure that is, and what to do."""
+    """A cause, its confidence, and what to do."""
     confidence = cause.get("confidence")
-    sure = f" ({confidence * 100:.0f} % sure)" if isinstance(confidence, float | int) else ""
-    return f"{cause.get('summary', cause.get('kind', ''))}{sure} {cause.get('advice') or ''}".strip()
+    text = f" (confidence {confidence * 100:.0f} %)" if isinstance(confidence, float | int) else ""
+    return f"{cause.get('summary', cause.get('kind', ''))}{text} {cause.get('advice') or ''}".strip()
 
 
 def figure(value: Any, unit: str) -> str | None:
-    """A figure with its unit; None where it is unknown."""
+    """A number with its unit; None if unknown."""
     if not isinstance(value, float | int):
         return None
     if unit == "ratio":
@@ -90,8 +86,8 @@ def figure(value: Any, unit: str) -> str | None:
     return f"{value:.3g} s" if unit == "seconds" else f"{value:,.6g}"
 
 
-def moment(text: Any) -> str | None:
-    """A moment as people read it, in UTC."""
+def time_text(text: Any) -> str | None:
+    """An ISO time in UTC for people."""
     try:
         return f"{datetime.fromisoformat(str(text)):%Y-%m-%d %H:%M:%S} UTC" if text else None
     except ValueError:
@@ -99,9 +95,9 @@ def moment(text: Any) -> str | None:
 
 
 def links(data: Mapping[str, Any], site: str) -> list[tuple[str, str]]:
-    """(label, URL) of the pages of an alert; none where it is not known what the site is called."""
-    found: Mapping[str, Any] = data.get("links") or {}
-    named = [(label, found[name]) for name, label in _LINKS if found.get(name)]
+    """(label, URL) of the pages of an alert; none without the site's URL."""
+    paths: Mapping[str, Any] = data.get("links") or {}
+    named = [(label, paths[name]) for name, label in _LINKS if paths.get(name)]
     if not named and data.get("path"):
         named = [("Open in Warmpath", data["path"])]
     return [(label, f"{site}{path}") for label, path in named if site and str(path).startswith("/")]

@@ -1,1 +1,1 @@
-"""Whether a revision on trial does harm: measured by the side of the one in force, and told to its rollout."""
+"""Canary analysis: compares a canary with the active revision, and reports the verdict to its rollout."""

@@ -1,19 +1,16 @@
-"""Ratios of sums, and how surely one differs from another, however often one looks.
+"""Ratios of sums with errors that hold at every look, and weights that give the baseline the canary's mix. Pure.
 
-Theory of operation. A hit rate is tokens over tokens: each bin of time brings a numerator and a denominator, and their
-sums divide (H2). What a sum's ratio is worth is told by how the bins scatter around it (the ratio estimator's linear
-variance), which takes in that requests of one bin are alike. A guard looks again and again while bins come in, and an
-ordinary interval that is looked at a hundred times lies far more often than it says; the bounds here hold at all times
-at once: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central
-limit theory and asymptotic confidence sequences", Annals of Statistics 2024, theorem 2.2.
+Theory of operation. A hit rate is tokens divided by tokens: each bin adds a numerator and a denominator, and their sums
+are divided (H2). The error of the ratio is estimated from how the bins scatter around it (the ratio estimator's linear
+variance), which accounts for the similarity of requests in one bin. An analysis runs again and again while bins arrive.
+An ordinary confidence interval that is looked at a hundred times is wrong far more often than stated; the bounds here
+hold at all times at once: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
+"Time-uniform central limit theory and asymptotic confidence sequences", Annals of Statistics 2024, theorem 2.2.
 
-What one request of the baseline stands for, so that its task groups weigh as the trial's do. Pure.
-
-Theory of operation. A share of the prefixes takes in other prompts than the rest. Most of how these differ is their
-task groups: what one group hits, another never does, and a trial that got more of the one would look better or worse
-by that alone. So the baseline is weighed, group by group, until it has the trial's mix (direct standardization). What
-the trial has of groups that the baseline hardly has stands beside the baseline as a whole, as all does where no group
-is told or none is shared.
+A share of the prefixes has other prompts than the rest. Most of the difference is the task group: one group hits what
+another never does, and a canary with more of the one would look better or worse for that reason alone. So the baseline
+is weighted, group by group, until it has the canary's mix (direct standardization). The canary's traffic of groups that
+the baseline hardly has is compared with the whole baseline, and so is everything if no group is known or shared.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-ALPHA = 0.05  # the chance that a bound ever fails, over all looks
-TIGHTEST_AT = 10  # bins at which the bounds are as tight as they can be made
-MIN_BINS = 3  # fewer say nothing about how bins scatter
+ALPHA = 0.05  # probability that a bound ever fails, over all looks
+TIGHTEST_AT = 10  # number of bins at which the bounds are tightest
+MIN_BINS = 3  # to estimate the scatter
 
 _LOG = -2 * math.log(ALPHA)
 _RHO2 = (_LOG + math.log(_LOG + 1)) / TIGHTEST_AT
@@ -32,7 +29,7 @@ _RHO2 = (_LOG + math.log(_LOG + 1)) / TIGHTEST_AT
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one bin adds to a ratio, such as cached tokens of prompt tokens."""
+    """Contribution of one bin to a ratio, such as cached tokens of prompt tokens."""
 
     counted: float
     of: float
@@ -40,53 +37,53 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure, and the error that it may have."""
+    """A value and its error."""
 
     value: float
-    variance: float  # of the value; 0 for what is known exactly
+    variance: float  # of the value; 0 if it is exact
     bins: int
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """The difference of two that were measured apart."""
+        """Difference of two independent estimates."""
         return Estimate(self.value - other.value, self.variance + other.variance, min(self.bins, other.bins))
 
     @property
     def margin(self) -> float:
-        """How far the truth may be from the value, at all times at once; infinite for too few bins."""
+        """Largest error of the value, at all times at once; infinite for too few bins."""
         return reach(self.bins) * math.sqrt(self.variance * self.bins) if self.bins >= MIN_BINS else math.inf
 
 
 def reach(bins: int) -> float:
-    """Standard deviations of one bin that a mean of so many may be off, at all times at once."""
+    """Largest error of a mean of ``bins`` bins in standard deviations of one bin, at all times at once."""
     spread = bins * _RHO2 + 1
     return math.sqrt(2 * spread / (bins * bins * _RHO2) * math.log(math.sqrt(spread) / ALPHA))
 
 
 def ratio_of_sums(parts: Sequence[Part]) -> Estimate | None:
-    """The ratio, with the variance that the bins' scatter says; None where nothing was asked."""
+    """The ratio with the variance estimated from the scatter of the bins; None without traffic."""
     deviations = _deviations(parts)
     if deviations is None:
         return None
     return Estimate(_ratio(parts), _variance(deviations), sum(part.of > 0 for part in parts))
 
 
-def difference_of_ratios(ones: Sequence[Part], others: Sequence[Part]) -> Estimate | None:
-    """One ratio minus the other, of bins side by side: what moves both in the same minute is taken for no difference.
+def difference_of_ratios(a: Sequence[Part], b: Sequence[Part]) -> Estimate | None:
+    """One ratio minus the other, bin by bin: what changes both at the same time is no difference.
 
-    None where either has nothing. ValueError for sides of unlike length.
+    None if either has no traffic. ValueError for sequences of different length.
     """
-    first, second = _deviations(ones), _deviations(others)
+    first, second = _deviations(a), _deviations(b)
     if first is None or second is None:
         return None
-    pairs = [(a - b, one.of > 0 and other.of > 0) for a, b, one, other in zip(first, second, ones, others, strict=True)]
-    variance = _variance([deviation for deviation, _ in pairs])
-    return Estimate(_ratio(ones) - _ratio(others), variance, sum(both for _, both in pairs))
+    variance = _variance([x - y for x, y in zip(first, second, strict=True)])
+    bins = sum(x.of > 0 and y.of > 0 for x, y in zip(a, b, strict=True))
+    return Estimate(_ratio(a) - _ratio(b), variance, bins)
 
 
 def with_chance(estimate: Estimate, *sides: Sequence[Part]) -> Estimate:
-    """The same, with no less variance than chance alone gives to shares of so many events.
+    """The estimate with at least the variance that chance alone gives to a share of this many events.
 
-    Without this a share of 0 in a few bins would pass for certain; (k + 1) / (n + 2) keeps it from that.
+    Otherwise a share of 0 in a few bins would count as certain; (k + 1) / (n + 2) prevents that.
     """
     chance = 0.0
     for parts in sides:
@@ -101,7 +98,7 @@ def _ratio(parts: Sequence[Part]) -> float:
 
 
 def _deviations(parts: Sequence[Part]) -> list[float] | None:
-    """What each bin adds to the ratio's deviation from itself: they sum to 0; None where nothing was asked."""
+    """Contribution of each bin to the deviation from the ratio; they sum to 0. None without traffic."""
     total = sum(part.of for part in parts)
     if total <= 0:
         return None
@@ -110,22 +107,22 @@ def _deviations(parts: Sequence[Part]) -> list[float] | None:
 
 
 def _variance(deviations: Sequence[float]) -> float:
-    """Of a sum of so many deviations; those that are 0 because their bin is empty count for none."""
+    """Variance of a sum of deviations; empty bins, whose deviation is 0, do not count."""
     count = sum(deviation != 0 for deviation in deviations)
     return sum(deviation**2 for deviation in deviations) * count / max(count - 1, 1)
 
 
-LEAST_REQUESTS = 10  # of a group at the baseline: with fewer, chance would weigh as much as the group
+MIN_GROUP_REQUESTS = 10  # of a baseline's group: with fewer, chance would matter as much as the group
 
 
-def weights(trial: Mapping[str, float], baseline: Mapping[str, float], known: set[str]) -> dict[str, float]:
-    """What one unit of each of the baseline's groups counts for; all of it counts for as much as before.
+def mix_weights(canary: Mapping[str, float], baseline: Mapping[str, float], known: set[str]) -> dict[str, float]:
+    """Weight of one unit of each of the baseline's groups; the total of the baseline does not change.
 
-    Both sides are given as units, tokens say, by task group; ``known`` are the groups whose baseline can be relied on.
+    Both sides are amounts, such as tokens, by task group; ``known`` are groups with enough baseline traffic.
     """
-    wanted, there = sum(trial.values()), sum(baseline.values())
-    if not wanted or not there:
+    canary_total, baseline_total = sum(canary.values()), sum(baseline.values())
+    if not canary_total or not baseline_total:
         return dict.fromkeys(baseline, 1.0)
-    own = {group: trial.get(group, 0.0) / units for group, units in baseline.items() if group in known and units}
-    rest = sum(units for group, units in trial.items() if group not in own) / there
-    return {group: (own.get(group, 0.0) + rest) * there / wanted for group in baseline}
+    own = {group: canary.get(group, 0.0) / amount for group, amount in baseline.items() if group in known and amount}
+    rest = sum(amount for group, amount in canary.items() if group not in own) / baseline_total
+    return {group: (own.get(group, 0.0) + rest) * baseline_total / canary_total for group in baseline}

@@ -1,11 +1,4 @@
-"""What should raise an alert.
-
-Something that a rule found, from the first suspicion to the end.
-
-What became of an alert, move by move.
-
-What nobody wants to be told for a while.
-"""
+"""Alert rules, alerts with their timelines, and silences."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from controlplane.models import Pool, Project, TaskGroup
 
 
 class RuleKind(TextChoices):
-    """What a rule looks at; ``telemetry.alerts.kinds`` holds a file for each."""
+    """Kinds of alert rules, which ``telemetry.alerts.kinds`` evaluates."""
 
     HIT_RATE_DROP = "hit_rate_drop", "Hit rate drop"
     HIT_RATE_FLOOR = "hit_rate_floor", "Hit rate floor"
@@ -35,26 +28,26 @@ class RuleKind(TextChoices):
 
 
 class Severity(TextChoices):
-    """How soon somebody should look."""
+    """How urgent an alert is."""
 
     INFO = "info", "Info"
     WARNING = "warning", "Warning"
     CRITICAL = "critical", "Critical"
 
 
-REPEAT_S = 14_400  # how often an alert that nobody took is told again
+REPEAT_S = 14_400  # interval of repeated notifications until an alert is acknowledged
 
 
 class AlertRule(models.Model):
-    """A rule of one pool, or of one of its task groups, and what its last evaluation said."""
+    """A rule of one pool or one of its task groups, with the verdict of its last evaluation."""
 
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="alert_rules")
     group = models.ForeignKey(TaskGroup, models.CASCADE, null=True, related_name="alert_rules")  # None: the whole pool
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=32, choices=RuleKind, default=RuleKind.HIT_RATE_DROP)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
-    settings = models.JSONField(default=dict)  # of its kind, checked by the kind; what is missing takes the default
-    repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: an alert is told once
+    settings = models.JSONField(default=dict)  # checked by the kind; missing ones take the default
+    repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: no repeated notifications
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
@@ -70,29 +63,29 @@ class AlertRule(models.Model):
 
 
 class AlertState(TextChoices):
-    """pending -> firing -> resolved; a pending alert that proves unfounded is deleted."""
+    """pending -> firing -> resolved; a pending alert that does not fire is deleted."""
 
-    PENDING = "pending", "Pending"  # the rule is broken, not yet for long enough
+    PENDING = "pending", "Pending"  # the limit is broken, not yet for long enough
     FIRING = "firing", "Firing"
     RESOLVED = "resolved", "Resolved"
 
 
 OPEN_STATES = (AlertState.PENDING, AlertState.FIRING)
-NOTHING_YET = Value({}, models.JSONField())
-NONE_YET = Value([], models.JSONField())
+EMPTY_OBJECT = Value({}, models.JSONField())
+EMPTY_LIST = Value([], models.JSONField())
 
 
 class Alert(models.Model):
-    """One episode of one rule. At most one is open per rule, pool and subject, which the database itself holds true."""
+    """One alert of one rule. A constraint allows one open alert per rule, pool and subject."""
 
     rule = models.ForeignKey(AlertRule, models.CASCADE, related_name="alerts")
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="alerts")
     subject = models.CharField(max_length=64, default="", db_default="")  # a replica's name; "": the pool or the group
     state = models.CharField(max_length=8, choices=AlertState, default=AlertState.PENDING)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
-    labels = models.JSONField(default=dict, db_default=NOTHING_YET)  # what silences match: telemetry.alerts.message
-    started_at = models.DateTimeField()  # the first evaluation that found the rule broken
-    last_breach_at = models.DateTimeField()  # the last one
+    labels = models.JSONField(default=dict, db_default=EMPTY_OBJECT)  # that silences match: telemetry.alerts.message
+    started_at = models.DateTimeField()  # the first evaluation with a breach
+    last_breach_at = models.DateTimeField()  # the last evaluation with a breach
     fired_at = models.DateTimeField(null=True)
     resolved_at = models.DateTimeField(null=True)
     value = models.FloatField(null=True)  # in ``unit``, as are the next two
@@ -102,19 +95,15 @@ class Alert(models.Model):
     value_ratio = models.FloatField(null=True)  # the value where it is a ratio
     baseline_ratio = models.FloatField(null=True)
     summary = models.CharField(max_length=300, blank=True)  # one sentence
-    detail = models.JSONField(default=dict)  # what a message says beyond that
-    causes = models.JSONField(default=list, db_default=NONE_YET)  # of a drop, the likeliest first
-    explained_at = models.DateTimeField(null=True)  # when the causes were last looked for
-    acknowledged_at = models.DateTimeField(null=True)  # somebody is at it: it is not told again
+    detail = models.JSONField(default=dict)  # further facts for messages and pages
+    causes = models.JSONField(default=list, db_default=EMPTY_LIST)  # of a drop, most likely first
+    explained_at = models.DateTimeField(null=True)  # last search for causes
+    acknowledged_at = models.DateTimeField(null=True)  # repeated notifications stop
     acknowledged_by = models.CharField(max_length=150, default="", db_default="")
     acknowledged_note = models.CharField(max_length=500, default="", db_default="")
-    muted = models.JSONField(
-        null=True
-    )  # why it is not told now: telemetry.alerts.notifications; None: nothing mutes it
-    notified_at = models.DateTimeField(null=True)  # the last message that it fires
-    notification_count = models.PositiveIntegerField(
-        default=0, db_default=0
-    )  # messages that it fires, repeats included
+    muted = models.JSONField(null=True)  # a Suppression of telemetry.alerts.notifications; None: notified as usual
+    notified_at = models.DateTimeField(null=True)  # last notification that it fires
+    notification_count = models.PositiveIntegerField(default=0, db_default=0)  # that it fires, repeats included
     resolved_notified_at = models.DateTimeField(null=True)
 
     class Meta:
@@ -131,9 +120,9 @@ class Alert(models.Model):
 
     @property
     def reachable_ratio(self) -> float | None:
-        """The pool's reachable share when the alert fired, 0 to 1; ``detail["reachable"]`` says what it rests on."""
-        known: dict[str, float] | None = self.detail.get("reachable")
-        return known["ratio"] if known else None
+        """The pool's reachable share when the alert fired, 0 to 1; ``detail["reachable"]`` has its uncertainty."""
+        reachable: dict[str, float] | None = self.detail.get("reachable")
+        return reachable["ratio"] if reachable else None
 
 
 class AlertTransition(TextChoices):
@@ -153,14 +142,13 @@ class AlertTransition(TextChoices):
 
 
 class AlertStep(models.Model):
-    """One move of an alert: what, when, by whom, why. Written in the transaction of the move, never changed."""
+    """One entry of an alert's timeline. Written in the transaction of the transition, never changed."""
 
     alert = models.ForeignKey(Alert, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
     move = models.CharField(max_length=12, choices=AlertTransition)
-    by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+"
-    )  # None: the evaluator itself
+    # None: the evaluator
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+")
     note = models.CharField(max_length=500, default="", blank=True)
 
     class Meta:
@@ -171,13 +159,13 @@ class AlertStep(models.Model):
 
 
 class Silence(models.Model):
-    """Alerts with these labels are not told between two moments. They fire and end as ever.
+    """Suppresses notifications of matching alerts of its project, or of all projects, for a time.
 
-    It reaches the alerts of its project; without one, those of all projects.
+    The alerts still fire and resolve.
     """
 
     project = models.ForeignKey(Project, models.CASCADE, null=True, related_name="silences")
-    matchers = models.JSONField()  # all of which must hold: telemetry.matchers
+    matchers = models.JSONField()  # all of which must match: telemetry.matchers
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
     comment = models.CharField(max_length=500)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from telemetry.alerts.replay import Episode, Point
 from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, TERMS, Ladder, LossText, points, summary
 from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
+from telemetry.services.alerts.previews import Episode, Point
 from telemetry.web import figures
 from telemetry.web.charts import figure_words
 

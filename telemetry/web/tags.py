@@ -11,8 +11,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.web.tags import percent
-from telemetry.alerts.replay import Episode
 from telemetry.metrics.windows import PointState
+from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.web.charts import absence, figure_words

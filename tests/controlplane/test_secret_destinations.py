@@ -14,7 +14,7 @@ from controlplane.services.discovery.reconcile import reconcile_source
 from controlplane.services.discovery.sources import create_source, update_source
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.secret_rotation import encrypted_fields
-from telemetry.channels.registry import KINDS
+from telemetry.channels import KINDS
 from telemetry.models import Channel
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel, open_config

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from controlplane.models import ConfigSnapshot, Rollout, Router
 from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, record_ack
-from telemetry.services.guards import analyze_rollouts
+from telemetry.guards.measurement import analyze_rollouts
 from telemetry.storage.partitions import ensure_days
 from tests.end_to_end.looking import look
 from tests.telemetry.readings import route_reading

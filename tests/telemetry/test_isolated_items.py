@@ -22,11 +22,11 @@ from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies import rollouts as controller
 from controlplane.services.routers import announce
 from telemetry.alerts import notifications, pipeline
+from telemetry.guards import measurement
 from telemetry.models import Alert, AlertRule, MetricsServer, ReadPool, RollupRepair, RollupState
 from telemetry.scraping import collect, metrics_servers, record
 from telemetry.scraping.merge import ScrapeFailure
 from telemetry.scraping.record import ReplicaScrape, record_scrapes
-from telemetry.services import guards
 from telemetry.services.alerts import explanations
 from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.lab import replays
@@ -138,19 +138,19 @@ def test_a_rule_whose_settings_cannot_be_read(pools):
 
 
 def test_readings_of_rules(pools, monkeypatch, breaks):
-    load = pipeline.load_pasts
+    load = pipeline.load_histories
 
     def loading(some, wanted):
         if any(pool.name == "broken" for pool in some):
             raise ZeroDivisionError
         return load(some, wanted)
 
-    monkeypatch.setattr(pipeline, "load_pasts", loading)
+    monkeypatch.setattr(pipeline, "load_histories", loading)
     evaluate_alerts(NOW)
     assert {failure.item for failure in ItemFailure.objects.all()} == {"readings of broken"}
     assert {rule.verdict["reason"] for rule in AlertRule.objects.filter(pool=pools["broken"])} == {"failed"}
     assert "failed" not in {rule.verdict["reason"] for rule in AlertRule.objects.filter(pool=pools["whole"])}
-    monkeypatch.setattr(pipeline, "load_pasts", load)
+    monkeypatch.setattr(pipeline, "load_histories", load)
     evaluate_alerts(NOW)
     assert ItemFailure.objects.count() == 0
 
@@ -164,7 +164,7 @@ def test_notifications(pools, breaks, caplog, settings):
                            due=NOW - timedelta(seconds=120 - second))  # fmt: skip
     rule = AlertRule.objects.filter(kind="replica_down")
     rule.update(settings={**rule[0].settings, "for_s": 0})
-    taken = breaks(notifications, "_tell_together", lambda alerts, *_: alerts[0].pool.name)
+    taken = breaks(notifications, "_notify_group", lambda alerts, *_: alerts[0].pool.name)
     with caplog.at_level(logging.ERROR, logger="controlplane.isolation"):
         evaluate_alerts(NOW)
     assert taken == ["whole"]
@@ -174,10 +174,10 @@ def test_notifications(pools, breaks, caplog, settings):
 def test_rollout_guards(pools, breaks, caplog, monkeypatch):
     for pool in pools.values():
         publish(RoutingPolicy.objects.get(pool=pool, group=None))
-    monkeypatch.setattr(guards, "_guarded", Rollout.objects.order_by("pk").all)
-    taken = breaks(guards, "analyze_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
-    monkeypatch.setattr(guards, "msgspec", SimpleNamespace(convert=lambda *_: SimpleNamespace(warm_up_s=60)))
-    assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: guards.analyze_rollouts(NOW), caplog)
+    monkeypatch.setattr(measurement, "_guarded", Rollout.objects.order_by("pk").all)
+    taken = breaks(measurement, "analyze_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
+    monkeypatch.setattr(measurement, "msgspec", SimpleNamespace(convert=lambda *_: SimpleNamespace(warm_up_s=60)))
+    assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: measurement.analyze_rollouts(NOW), caplog)
 
 
 def test_rollouts(pools, breaks, caplog):
@@ -279,10 +279,6 @@ def test_deliveries(breaks, caplog, time_machine):
     def run() -> None:
         now = next(moments)
         outbox.Notification.objects.update(next_at=now, leased_until=None)
-        outbox.deliver_due(lambda: now, _opener)
+        outbox.deliver_due(lambda: now, Scripted(away(), away(), away(), away()))
 
     assert_isolated(PeriodicTask.DELIVERIES, taken, run, caplog)
-
-
-def _opener(_channel: object) -> Any:
-    return Scripted(away())

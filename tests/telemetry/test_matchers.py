@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.errors import InvalidError
-from telemetry.matchers import LABELS, LONGEST, MOST, Matcher, match_all, read_matchers, stored
+from telemetry.matchers import LABELS, LONGEST, MOST, Matcher, match_all, parse_stored, read_matchers
 
 CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
 
@@ -42,7 +42,7 @@ def test_conditions_hold_of_whole_labels(written, labels, holds):
     found = read_matchers(written, everything=True)
 
     assert match_all(found, labels) is holds
-    assert [str(matcher) for matcher in stored(map(str, found))] == [str(matcher) for matcher in found]
+    assert [str(matcher) for matcher in parse_stored(map(str, found))] == [str(matcher) for matcher in found]
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_any_text_can_be_meant_to_the_letter_and_is_written_so_that_it_is_read_a
     meant = Matcher.of({"label": label, "op": op, "value": text})
 
     assert Matcher.of(str(meant)) == meant
-    assert meant.holds({label: text}) is (op == "=")
-    assert meant.holds({label: f"{text}x"}) is (op == "!=")
+    assert meant.matches({label: text}) is (op == "=")
+    assert meant.matches({label: f"{text}x"}) is (op == "!=")
 
 
 def test_a_row_of_before_that_keeps_parts_is_read_and_shown_as_all_others():
     parts = [{"label": "rule", "op": "=", "value": "Slow, at night"}, {"label": "pool", "op": "=~", "value": "ch.*"}]
 
-    assert [str(matcher) for matcher in stored(parts)] == ['rule="Slow, at night"', "pool=~ch.*"]
-    assert match_all(stored(parts), {**CHAT, "rule": "Slow, at night"})
+    assert [str(matcher) for matcher in parse_stored(parts)] == ['rule="Slow, at night"', "pool=~ch.*"]
+    assert match_all(parse_stored(parts), {**CHAT, "rule": "Slow, at night"})
 
 
 def test_conditions_that_say_the_same_are_one():

@@ -1,19 +1,19 @@
 """Finds drops of a pool's hit rate relative to the level since the last change.
 
-Theory of operation. Every task group has a level (level.py). A bin's shortfall is the sum over the groups of what each
-lies below its level, weighted by the part of the tokens that the group had before: traffic that moves from one group to
-another moves no group's rate and is no drop; it is told apart as ``mix_points``. The test is a one-sided CUSUM (Page,
-"Continuous inspection schemes", 1954) of the log-likelihood ratio between "a drop of ``drop`` began" and "the level
-holds": S = max(0, S + drop * (shortfall - drop / 2) / variance), which is the sum of (mu - x) / sigma - k with k of
-half the drop, in units that stay comparable when traffic, and with it sigma, changes. An alarm is S > h with
-h = ln(bins between two false alarms): the mean run length of such a CUSUM is at least e^h (Lorden, "Procedures for
-reacting to a change in distribution", 1971). One bin counts for a third of h at most, so no single bin alarms.
+Theory of operation. Every task group has a level (level.py). The shortfall of a bin is the sum over the task groups of
+how far each is below its level, weighted by the group's earlier share of the tokens. Traffic that moves from one group
+to another changes no group's rate and is no drop; it is reported separately as ``mix``. The test is a one-sided CUSUM
+(Page, "Continuous inspection schemes", 1954) of the log-likelihood ratio between "a drop of ``drop`` began" and "the
+level holds": S = max(0, S + drop * (shortfall - drop / 2) / variance). That is the sum of (mu - x) / sigma - k with k
+of half the drop, in units that stay comparable when traffic, and with it sigma, changes. An alarm is S > h with h =
+ln(bins between two false alarms): the mean run length of such a CUSUM is at least e^h (Lorden, "Procedures for reacting
+to a change in distribution", 1971). One bin counts for a third of h at most, so no single bin alarms.
 
-A drop began after the last bin with S = 0. While it lasts the levels stay as they were. It ends when the last minute is
-back within half of ``drop``, or after ``accept_s``, when the lower rate becomes the level. A fall that is too small to
-tell becomes the level at once; many of these are what the slow test on hours is for. A change that an operator makes (a
-revision, a restart, a scale) is a candidate cause and no excuse: the levels from before it stay for ``SETTLE`` bins,
-and only then are they estimated from the bins after it.
+The change point of a drop is the end of the last bin with S = 0. While a drop lasts, levels do not change. A drop ends
+when the last minute is back within half of ``drop``, or after ``accept_s``, when the lower rate becomes the level. A
+fall too small to detect becomes the level at once; the slow test on hours finds many of these in a row. A change by an
+operator (a revision, a restart, a scale-out) is a candidate cause and does not reset the test: levels from before the
+change are used for ``SETTLE`` bins, and only then are estimated from the bins after the change.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from telemetry.alerts.detection.level import ENOUGH, Bin, GroupBin, Level, Noise, Sample
+from telemetry.alerts.detection.level import ENOUGH, Bin, Level, Noise, Sample
 
-SETTLE = 30  # bins after an operator's change before levels forget what was before it
-LATEST = 6  # bins that say how the rate is now
-TELLING = 0.7  # of ``drop``: a smaller shortfall raises no alarm
-OUTLIER = 1 / 3  # of h that one bin counts for at most
-PRESENT = 0.3  # of the old mix: task groups with a level and traffic that a bin needs to count
+SETTLE = 30  # bins after an operator's change before levels forget the bins before it
+LATEST = 6  # bins that the current rate is computed from
+ALARM_SHARE = 0.7  # of ``drop``: a smaller shortfall raises no alarm
+OUTLIER = 1 / 3  # of h: the most that one bin counts for
+PRESENT = 0.3  # of the usual mix: a bin counts if task groups with a level and this share have traffic
 MIX_MEMORY = 1 / 60  # weight of the newest bin in the usual mix
-MIX_LATEST = 1 / 6  # and in the mix of now
-GONE = 1e-4  # part of the tokens below which a task group that sends nothing is forgotten
+MIX_LATEST = 1 / 6  # weight of the newest bin in the current mix
+FORGOTTEN = 1e-4  # share of the tokens below which a task group without traffic is removed
 
 
 class State(StrEnum):
-    """What the detector knows."""
+    """State of the detector."""
 
     LEARNING = "learning"  # too few bins for a level
     STEADY = "steady"
@@ -47,14 +47,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What to find, and how rarely to be wrong."""
+    """Size of a drop to find, and the target rate of false alarms."""
 
-    drop: float = 0.1  # ratio: the drop worth knowing
+    drop: float = 0.1  # ratio: size of a drop to report
     bin_s: float = 10.0
-    quiet_days: float = 70.0  # wanted mean time between two false alarms
-    baseline_s: float = 3600.0  # the level is that of so long, or of the time since the last change
-    accept_s: float = 3600.0  # a drop that lasts longer is the new level
-    min_requests: float = 50.0  # that say how the rate is now, with
+    quiet_days: float = 70.0  # target mean time between two false alarms
+    baseline_s: float = 3600.0  # period of the level, or the time since the last change if shorter
+    accept_s: float = 3600.0  # a drop that lasts longer becomes the level
+    min_requests: float = 50.0  # minimum for the current rate, with
     min_tokens: float = 20_000.0
 
     @property
@@ -63,130 +63,124 @@ class Sensitivity:
         return math.log(max(self.quiet_days * 86_400 / self.bin_s, 10.0))
 
     @property
-    def most_bins(self) -> int:
-        """Bins of a level."""
+    def max_bins(self) -> int:
+        """Most bins of a level."""
         return max(int(self.baseline_s / self.bin_s), ENOUGH)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShortfall:
-    """A task group's part of a drop."""
+    """Contribution of a task group to a drop."""
 
     group: str
     share: float  # of the tokens before the drop
     level: float
-    ratio: float  # since the onset
+    ratio: float  # since the change point
 
     @property
     def points(self) -> float:
-        """Of the pool's drop, as a ratio."""
+        """Contribution to the pool's drop, as a ratio."""
         return self.share * (self.level - self.ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
-    """A task group's part of the tokens, usually and in the last bins."""
+    """A task group's share of the tokens, usually and in the last bins."""
 
     group: str
     usual: float
-    now: float
+    current: float
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What is known after a bin. Ratios are 0 to 1, at the mix of before; None is unknown."""
+    """Result after a bin. Ratios are 0 to 1, at the mix before the drop; None is unknown."""
 
     at: datetime
     state: State
     level: float | None = None
-    ratio: float | None = None  # since the onset, or of the last minute
-    onset: datetime | None = None  # the end of the last bin in which nothing pointed to a drop
-    since: datetime | None = None  # the change that the level counts from
+    ratio: float | None = None  # since the change point, or of the last minute
+    change_point: datetime | None = None  # the end of the last bin with S = 0
+    since: datetime | None = None  # the change that the level starts at
     score: float = 0.0  # S / h
     noise: float | None = None  # standard deviation of a bin's shortfall
-    prompt: float = 0.0  # tokens since the onset, or of the last minute
+    prompt: float = 0.0  # tokens since the change point, or of the last minute
     requests: float = 0.0
-    groups: tuple[GroupShortfall, ...] = ()  # the largest part of the drop first
-    mix: float = 0.0  # ratio by which the pool's hit rate moved only because the mix of task groups did
+    groups: tuple[GroupShortfall, ...] = ()  # the largest contribution first
+    mix: float = 0.0  # change of the pool's hit rate that the mix of task groups alone causes
     mix_since: datetime | None = None
-    shares: tuple[GroupShare, ...] = ()  # while the mix is another one; the largest change first
+    shares: tuple[GroupShare, ...] = ()  # while the mix has changed; the largest change first
 
     @property
     def shortfall(self) -> float:
-        """How far the rate lies below the level."""
+        """How far the rate is below the level."""
         return 0.0 if self.level is None or self.ratio is None else self.level - self.ratio
 
 
 class _Group:
-    """A task group's level, mix and sums since the onset."""
+    """A task group's level, share of the traffic, and sums since the change point."""
 
-    __slots__ = ("below", "excess", "level", "now", "prompt", "usual", "weighted")
+    __slots__ = ("below", "current", "excess", "level", "prompt", "usual", "weighted")
 
     def __init__(self, most: int) -> None:
         self.level = Level(most)
-        self.usual = self.now = 0.0  # part of the tokens: usually, and in the last bins
+        self.usual = self.current = 0.0  # share of the tokens: usually, and in the last bins
         self.below = 0.0  # its own CUSUM
-        self.excess = 0  # bins that it has been below for
-        self.weighted = self.prompt = 0.0  # tokens times ratio, and tokens, since the onset
+        self.excess = 0  # number of bins with ``below`` above 0
+        self.weighted = self.prompt = 0.0  # tokens times ratio, and tokens, since the change point
 
 
 class Detector:
-    """Takes bins in order of time; ``detection`` is what is known after the last one."""
+    """Consumes bins in order of time; ``detection`` is the result after the last one."""
 
     def __init__(self, sensitivity: Sensitivity) -> None:
         self.sensitivity = sensitivity
         self.detection: Detection | None = None
         self._groups: dict[str, _Group] = {}
-        self._noise = Noise(sensitivity.most_bins)
+        self._noise = Noise(sensitivity.max_bins)
         self._changes: list[datetime] = []
         self._score = 0.0
         self._steady_until: datetime | None = None  # the end of the last bin with S = 0
         self._since: datetime | None = None
         self._down_since: datetime | None = None
         self._mix_since: datetime | None = None
-        self._latest: deque[tuple[float, float, float]] = deque(
-            maxlen=sensitivity.most_bins
-        )  # shortfall, tokens, requests
-        self._after: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.most_bins)  # the same since the onset
-        self._deviations: deque[float] = deque(maxlen=sensitivity.most_bins)  # of the bins since the onset
+        # (shortfall, tokens, requests) of the latest bins, and of the bins since the change point
+        self._latest: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
+        self._after: deque[tuple[float, float, float]] = deque(maxlen=sensitivity.max_bins)
+        self._deviations: deque[float] = deque(maxlen=sensitivity.max_bins)  # of the bins since the change point
         self._level = 0.0
 
-    def add(self, one: Bin, changes: Iterable[datetime] = ()) -> Detection:
-        """Take in the next bin; ``changes`` are operators' that happened since the one before."""
+    def add(self, hit_bin: Bin, changes: Iterable[datetime] = ()) -> Detection:
+        """Consume the next bin; ``changes`` are the times of operators' changes since the bin before."""
         self._changes += [at for at in changes if at not in self._changes]
-        samples = self._samples(one)
-        found = self._shortfall(samples)
-        if found is not None:
-            self._step(one, *found)
-        self._mix(one)
-        self._take(samples, one.end)
-        self._settle(one.end)
-        self.detection = self._told(one)
+        samples = self._samples(hit_bin)
+        shortfall = self._shortfall(samples)
+        if shortfall is not None:
+            self._step(hit_bin, *shortfall)
+        self._update_mix(hit_bin)
+        self._update_levels(samples, hit_bin.end)
+        self._settle(hit_bin.end)
+        self.detection = self._detection(hit_bin)
         return self.detection
 
-    # --- one bin ---
-
-    def _samples(self, one: Bin) -> dict[str, Sample]:
-        found = {}
-        for name, group in one.groups.items():
+    def _samples(self, hit_bin: Bin) -> dict[str, Sample]:
+        samples = {}
+        for name, group in hit_bin.groups.items():
             if group.prompt > 0:
-                self._groups.setdefault(name, _Group(self.sensitivity.most_bins))
-                found[name] = Sample(group.ratio, _requests(group))
-        return found
+                self._groups.setdefault(name, _Group(self.sensitivity.max_bins))
+                samples[name] = Sample(group.ratio, max(group.requests, 1.0))
+        return samples
 
     def _shortfall(self, samples: Mapping[str, Sample]) -> tuple[float, float, float] | None:
-        """The weighted sum of the groups' shortfalls, its variance and what it may be off because levels are estimates.
+        """The weighted sum of the groups' shortfalls, its variance, and its error because levels are estimates.
 
-        None where too little of the mix is there.
+        None where too little of the usual mix has traffic.
         """
-        parts = [
-            (self._groups[name], sample)
-            for name, sample in samples.items()
-            if self._groups[name].level.ratio is not None
-        ]
-        known = sum(group.usual for group in self._groups.values()) or 1.0
+        groups = ((self._groups[name], sample) for name, sample in samples.items())
+        parts = [(group, sample) for group, sample in groups if group.level.ratio is not None]
+        total = sum(group.usual for group in self._groups.values()) or 1.0
         weight = sum(group.usual for group, _ in parts)
-        if weight < PRESENT * known:
+        if weight < PRESENT * total:
             return None
         short = variance = self._level = 0.0
         for group, sample in parts:
@@ -198,24 +192,26 @@ class Detector:
         doubt = sum((group.usual / weight) ** 2 * group.level.doubt for group, _ in parts)
         return short, variance, doubt**0.5
 
-    def _step(self, one: Bin, short: float, variance: float, doubt: float) -> None:
-        drop, most = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
+    def _step(self, hit_bin: Bin, short: float, variance: float, doubt: float) -> None:
+        drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
         gain = drop * (short - doubt - drop / 2) / (variance * self._noise.factor)
-        self._score = max(self._score + min(max(gain, -most), most), 0.0) if self._down_since is None else self._score
-        figures = (short, one.prompt, one.requests)
+        self._score = (
+            max(self._score + min(max(gain, -max_gain), max_gain), 0.0) if self._down_since is None else self._score
+        )
+        figures = (short, hit_bin.prompt, hit_bin.requests)
         self._latest.append(figures)
         while len(self._latest) > LATEST and self._is_enough(list(self._latest)[1:]):
             self._latest.popleft()
         if self._down_since is None and self._score == 0.0:
-            self._steady_until = one.end
+            self._steady_until = hit_bin.end
             self._clear_sums()
             self._noise.add([*self._deviations, short / variance**0.5])
             self._deviations.clear()
         else:
             self._after.append(figures)
             self._deviations.append(short / variance**0.5)
-            self._add_sums(one)
-        self._decide(one.end)
+            self._add_sums(hit_bin)
+        self._decide(hit_bin.end)
 
     def _is_enough(self, parts: list[tuple[float, float, float]]) -> bool:
         tokens, requests = sum(part[1] for part in parts), sum(part[2] for part in parts)
@@ -230,7 +226,7 @@ class Detector:
                 self._end_drop(now, accept=True)
         elif self._score > threshold:
             latest = list(self._latest)[-3:]
-            if max(_mean(self._after), _mean(latest)) >= TELLING * self.sensitivity.drop:
+            if max(_mean(self._after), _mean(latest)) >= ALARM_SHARE * self.sensitivity.drop:
                 self._down_since = now
             elif self._score > 2 * threshold:
                 self._restart(now)
@@ -246,7 +242,7 @@ class Detector:
         self._clear_sums()
 
     def _restart(self, now: datetime) -> None:
-        """The bins since the onset are the new level."""
+        """Make the bins since the change point the new level."""
         for group in self._groups.values():
             group.level.restart()
             group.below, group.excess = 0.0, 0
@@ -254,32 +250,30 @@ class Detector:
         self._since, self._score, self._steady_until = self._steady_until, 0.0, now
         self._clear_sums()
 
-    # --- levels ---
-
-    def _take(self, samples: Mapping[str, Sample], now: datetime) -> None:
+    def _update_levels(self, samples: Mapping[str, Sample], now: datetime) -> None:
         for name, sample in samples.items():
             group = self._groups[name]
-            self._watch(group, sample)
+            self._update_group_score(group, sample)
             hold = self._down_since is not None or self._score > 0 or group.below > 0
             if group.level.add(sample, self.sensitivity.drop, self._noise.factor, hold=hold):
                 self._since = now
                 self._noise.forget()
 
-    def _watch(self, group: _Group, sample: Sample) -> None:
-        """The group's own CUSUM: while it is below its level, its bins are held back, though not for good."""
+    def _update_group_score(self, group: _Group, sample: Sample) -> None:
+        """The group's own CUSUM. While it is above 0, the group's bins are held back, for ``accept_s`` at most."""
         level = group.level.ratio
         if level is None or self._down_since is not None:
             return
-        drop, most = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
+        drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
         gain = drop * (level - sample.ratio - drop / 2) / (group.level.variance(sample.requests) * self._noise.factor)
-        group.below = min(max(group.below + min(gain, most), 0.0), 3 * self.sensitivity.threshold)
+        group.below = min(max(group.below + min(gain, max_gain), 0.0), 3 * self.sensitivity.threshold)
         group.excess = group.excess + 1 if group.below else 0
         if group.excess * self.sensitivity.bin_s >= self.sensitivity.accept_s:
             group.level.restart()
             group.below, group.excess = 0.0, 0
 
     def _settle(self, now: datetime) -> None:
-        """Forget what was before an operator's change that is old enough and did no harm."""
+        """Forget the bins before an operator's change that is old enough and was followed by no drop."""
         if self._down_since is not None or self._score > 0:
             return
         grace = timedelta(seconds=SETTLE * self.sensitivity.bin_s)
@@ -290,91 +284,83 @@ class Detector:
             for group in self._groups.values():
                 group.level.keep_latest(SETTLE)
 
-    # --- mix ---
-
-    def _mix(self, one: Bin) -> None:
-        total = one.prompt
+    def _update_mix(self, hit_bin: Bin) -> None:
+        total = hit_bin.prompt
         if not total:
             return
         is_first = not any(group.usual for group in self._groups.values())
         for name, group in self._groups.items():
-            share = one.groups[name].prompt / total if name in one.groups else 0.0
-            group.now += (1.0 if is_first else MIX_LATEST) * (share - group.now)
+            share = hit_bin.groups[name].prompt / total if name in hit_bin.groups else 0.0
+            group.current += (1.0 if is_first else MIX_LATEST) * (share - group.current)
             if self._down_since is None and self._score == 0.0:
                 group.usual += (1.0 if is_first else MIX_MEMORY) * (share - group.usual)
         self._groups = {
             name: group
             for name, group in self._groups.items()
-            if max(group.now, group.usual) > GONE or name in one.groups
+            if max(group.current, group.usual) > FORGOTTEN or name in hit_bin.groups
         }
-        limit = self.sensitivity.drop
-        if abs(self._moved()) < limit / 2:
+        limit, effect = self.sensitivity.drop, abs(self._mix_effect())
+        if effect < limit / 2:
             self._mix_since = None
-        elif abs(self._moved()) >= limit:
-            self._mix_since = self._mix_since or one.end
+        elif effect >= limit:
+            self._mix_since = self._mix_since or hit_bin.end
 
-    def _moved(self) -> float:
-        """By how much the new mix would move the pool's rate, all groups at their levels."""
-        return sum((group.now - group.usual) * (group.level.ratio or 0.0) for group in self._groups.values())
+    def _mix_effect(self) -> float:
+        """Change of the pool's rate from the usual to the current mix, all groups at their levels."""
+        return sum((group.current - group.usual) * (group.level.ratio or 0.0) for group in self._groups.values())
 
-    # --- what is told ---
-
-    def _add_sums(self, one: Bin) -> None:
-        for name, group in one.groups.items():
-            known = self._groups[name]
-            known.weighted += group.prompt * group.ratio
-            known.prompt += group.prompt
+    def _add_sums(self, hit_bin: Bin) -> None:
+        for name, group_bin in hit_bin.groups.items():
+            group = self._groups[name]
+            group.weighted += group_bin.prompt * group_bin.ratio
+            group.prompt += group_bin.prompt
 
     def _clear_sums(self) -> None:
         self._after.clear()
         for group in self._groups.values():
             group.weighted = group.prompt = 0.0
 
-    def _told(self, one: Bin) -> Detection:
+    def _detection(self, hit_bin: Bin) -> Detection:
         if not any(group.level.ratio is not None for group in self._groups.values()):
-            return Detection(one.end, State.LEARNING, prompt=one.prompt, requests=one.requests)
+            return Detection(hit_bin.end, State.LEARNING, prompt=hit_bin.prompt, requests=hit_bin.requests)
         is_down = self._down_since is not None
         parts = self._after if is_down else self._latest
         return Detection(
-            at=one.end,
+            at=hit_bin.end,
             state=State.DOWN if is_down else State.STEADY,
             level=self._level,
             ratio=min(max(self._level - _mean(parts), 0.0), 1.0),
-            onset=self._steady_until if self._after else None,
+            change_point=self._steady_until if self._after else None,
             since=self._since,
             score=self._score / self.sensitivity.threshold,
-            noise=self._spread(one),
+            noise=self._noise_of(hit_bin),
             prompt=sum(part[1] for part in parts),
             requests=sum(part[2] for part in parts),
-            groups=self._shares() if is_down else (),
-            mix=self._moved(),
+            groups=self._shortfalls() if is_down else (),
+            mix=self._mix_effect(),
             mix_since=self._mix_since,
             shares=self._changed_shares() if self._mix_since else (),
         )
 
     def _changed_shares(self) -> tuple[GroupShare, ...]:
-        found = [GroupShare(name, group.usual, group.now) for name, group in self._groups.items()]
-        return tuple(sorted(found, key=lambda one: abs(one.now - one.usual), reverse=True))
+        shares = [GroupShare(name, group.usual, group.current) for name, group in self._groups.items()]
+        return tuple(sorted(shares, key=lambda share: abs(share.current - share.usual), reverse=True))
 
-    def _spread(self, one: Bin) -> float | None:
-        found = self._shortfall(self._samples(one))
-        return None if found is None else (found[1] * self._noise.factor) ** 0.5
+    def _noise_of(self, hit_bin: Bin) -> float | None:
+        shortfall = self._shortfall(self._samples(hit_bin))
+        return None if shortfall is None else (shortfall[1] * self._noise.factor) ** 0.5
 
-    def _shares(self) -> tuple[GroupShortfall, ...]:
-        found = [
+    def _shortfalls(self) -> tuple[GroupShortfall, ...]:
+        shortfalls = [
             GroupShortfall(name, group.usual, group.level.ratio, group.weighted / group.prompt)
             for name, group in self._groups.items()
             if group.prompt and group.level.ratio is not None
         ]
-        return tuple(sorted(found, key=lambda one: one.points, reverse=True))
-
-
-def _requests(group: GroupBin) -> float:
-    return max(group.requests, 1.0)
+        return tuple(sorted(shortfalls, key=lambda shortfall: shortfall.points, reverse=True))
 
 
 def _mean(parts: Iterable[tuple[float, float, float]]) -> float:
-    """The shortfall of several bins, each with the weight of its tokens."""
-    known = list(parts)
-    tokens = sum(part[1] for part in known)
-    return sum(part[0] * part[1] for part in known) / tokens if tokens else 0.0
+    """Mean shortfall of several bins, weighted by their tokens."""
+    bins = list(parts)
+    tokens = sum(part[1] for part in bins)
+    return sum(part[0] * part[1] for part in bins) / tokens if tokens else 0.0

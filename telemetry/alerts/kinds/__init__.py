@@ -1,39 +1,30 @@
-"""The kinds of rules, a file each: settings, a pure judgement, a sentence."""
+"""The kinds of alert rules: the settings of each, a pure evaluation and a summary for people."""
 
 from __future__ import annotations
 
-from telemetry.alerts.kinds import (
-    error_ratio,
-    evaluator_lag,
-    hit_rate_drop,
-    hit_rate_floor,
-    kv_pressure,
-    load_skew,
-    no_data,
-    prediction_gap,
-    replica_down,
-    replica_ejected,
-    rollout_stuck,
-    ttft_objective,
-)
-from telemetry.alerts.kinds.base import Asked, Kind, RuleSettings, Where
+from telemetry.alerts.kinds.base import Kind, RuleSettings, Scope
+from telemetry.alerts.kinds.control_plane import EVALUATOR_LAG, NO_DATA, ROLLOUT_STUCK
+from telemetry.alerts.kinds.hit_rate_drop import HIT_RATE_DROP
+from telemetry.alerts.kinds.hit_rates import HIT_RATE_FLOOR, PREDICTION_GAP
+from telemetry.alerts.kinds.replicas import KV_PRESSURE, LOAD_SKEW, REPLICA_DOWN, REPLICA_EJECTED
+from telemetry.alerts.kinds.requests import ERROR_RATIO, TTFT_OBJECTIVE
 
 KINDS: dict[str, Kind] = {
-    module.KIND.name: module.KIND
-    for module in (
-        hit_rate_drop,
-        hit_rate_floor,
-        prediction_gap,
-        ttft_objective,
-        error_ratio,
-        replica_down,
-        replica_ejected,
-        kv_pressure,
-        load_skew,
-        rollout_stuck,
-        evaluator_lag,
-        no_data,
+    kind.name: kind
+    for kind in (
+        HIT_RATE_DROP,
+        HIT_RATE_FLOOR,
+        PREDICTION_GAP,
+        TTFT_OBJECTIVE,
+        ERROR_RATIO,
+        REPLICA_DOWN,
+        REPLICA_EJECTED,
+        KV_PRESSURE,
+        LOAD_SKEW,
+        ROLLOUT_STUCK,
+        EVALUATOR_LAG,
+        NO_DATA,
     )
 }
 
-__all__ = ["KINDS", "Asked", "Kind", "RuleSettings", "Where"]
+__all__ = ["KINDS", "Kind", "RuleSettings", "Scope"]

@@ -1,8 +1,8 @@
-"""The hit rate fell below its level since the last change.
+"""Rule ``hit_rate_drop``: the hit rate fell below its level since the last change.
 
-Theory of operation. The newest bins are compared with what the same task groups reached since the last change, which is
-an improvement that the detector found itself, or a revision, a scale or a restart. The detector is
-``telemetry.alerts.detection``; here are its settings, its words, and what an alert keeps of it.
+The newest bins are compared with what the same task groups reached since the last change, which is an improvement that
+the detector found, or a revision, a scale-out or a restart. ``telemetry.alerts.detection`` has the detector. This
+module has its settings, and turns a detection into the figures and the summary of an alert.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.conf import settings as django_settings
-from msgspec import Meta
 
 from telemetry.alerts.detection import Detection, GroupShortfall, Sensitivity, State
-from telemetry.alerts.detection.detector import TELLING
+from telemetry.alerts.detection.detector import ALARM_SHARE
 from telemetry.alerts.detection.level import Decline, Hour, find_decline
-from telemetry.alerts.history_window import Seen, Source, WindowSum
+from telemetry.alerts.history_window import HistoryView, Source, WindowSum
+from telemetry.alerts.hit_rate_series import bin_length_s
 from telemetry.alerts.kinds.base import (
-    Asked,
-    Fault,
     ForS,
     KeepFiringS,
     Kind,
     MinRequests,
     MinTokens,
+    Problem,
     RuleSettings,
+    Scope,
     WarmUpS,
-    Where,
+    duration,
     has_traffic,
-    length,
     percent,
+    setting,
 )
-from telemetry.alerts.series import bin_length_s
-from telemetry.alerts.verdict import POOL, Reason, Result, Verdict, Verdicts, no_data
+from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, below_limit, no_data
 
 POINT = 0.01
-TOP = 3  # task groups that a sentence names
-SHARE = 0.02  # of the shortfall: a task group with less is not named
+NAMED_GROUPS = 3  # task groups that a summary names
+MIN_PART = 0.02  # of the shortfall: a task group with a smaller part is not listed
 
 
 class HitRateDropSettings(RuleSettings, frozen=True):
@@ -46,53 +45,41 @@ class HitRateDropSettings(RuleSettings, frozen=True):
 
     bin_s: Annotated[
         float,
-        Meta(
+        setting(
+            "seconds",
+            "Length of a bin, rounded up to whole scrape intervals. Longer bins find a drop later.",
             ge=5,
             le=60,
-            description="Length of a bin, rounded up to whole scrape intervals. Longer bins find a drop later.",
-            extra={"unit": "seconds"},
         ),
     ] = 10.0
     drop_points: Annotated[
         float,
-        Meta(ge=1, le=100, description="The drop worth knowing. A smaller one becomes the new level.",
-             extra={"unit": "points of 100"}),
-    ] = 10.0  # fmt: skip
+        setting("points of 100", "Size of a drop to report. A smaller one becomes the new level.", ge=1, le=100),
+    ] = 10.0
     quiet_days: Annotated[
         float,
-        Meta(
-            ge=0.1,
-            le=3650,
-            description="Wanted mean time between two false alarms; a longer one finds drops later.",
-            extra={"unit": "days"},
-        ),
+        setting("days", "Target mean time between two false alarms; a longer one finds drops later.", ge=0.1, le=3650),
     ] = 70.0
     baseline_s: Annotated[
         float,
-        Meta(
+        setting(
+            "seconds",
+            "Period of the level, or the time since the last change if that is shorter.",
             ge=300,
             le=14_400,
-            description="The level is that of so long, or of the time since the last change if that is shorter.",
-            extra={"unit": "seconds"},
         ),
     ] = 3600.0
     accept_s: Annotated[
         float,
-        Meta(
-            ge=300,
-            le=14_400,
-            description="A drop that lasts longer becomes the new level, and its alert ends.",
-            extra={"unit": "seconds"},
-        ),
+        setting("seconds", "A drop that lasts longer becomes the new level and resolves.", ge=300, le=14_400),
     ] = 3600.0
     days: Annotated[
         int,
-        Meta(
+        setting(
+            "days",
+            "Days before whose same hours reveal a slow decline; three of them are needed. 0: not looked for.",
             ge=0,
             le=28,
-            description="A slow decline is looked for against the same hours of so many days before, of which three "
-            "are needed; 0: it is not.",
-            extra={"unit": "days"},
         ),
     ] = 7
     min_requests: MinRequests = 50.0
@@ -103,27 +90,23 @@ class HitRateDropSettings(RuleSettings, frozen=True):
 
     @property
     def step_s(self) -> float:
-        """A bin."""
         return bin_length_s(self.bin_s, django_settings.SCRAPE_INTERVAL_S)
 
     @property
     def days_back(self) -> int:
-        """Whose hours are looked at."""
         return self.days
 
     @property
     def series_reach_s(self) -> float:
-        """The level's time, and that of a drop that is as old as it may be."""
+        """The period of the level before the oldest drop that can still be firing."""
         return self.baseline_s + self.accept_s
 
     @property
     def warm_up_reach_s(self) -> float:
-        """The warm-up."""
         return self.warm_up_s
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """What the detector is told."""
         return Sensitivity(
             self.drop_points * POINT,
             self.step_s,
@@ -134,165 +117,154 @@ class HitRateDropSettings(RuleSettings, frozen=True):
             self.min_tokens,
         )
 
-    def fault(self) -> Fault | None:
-        """A level needs its bins."""
+    def problem(self) -> Problem | None:
+        """A level needs enough bins."""
         if self.baseline_s < 20 * self.bin_s:
             return "baseline_s", "expected at least 20 times bin_s"
         return None
 
 
-def judge(settings: HitRateDropSettings, seen: Seen, asked: Asked) -> Verdicts:
-    """What the detector says at the newest bin."""
-    series = seen.past.series
+def _evaluate(settings: HitRateDropSettings, view: HistoryView, group: str) -> Verdicts:
+    """The detector's result at the newest bin, or a slow decline."""
+    series = view.history.series
     if series is None:
         return {POOL: no_data(Reason.NO_READINGS)}
-    verdict = verdict_of(settings, series.detect(settings.sensitivity, asked.group, seen.now), seen.now)
-    if verdict.result is Result.OK and settings.days:
-        verdict = slow_verdict(settings, seen, asked.group) or verdict
+    verdict = verdict_of(settings, series.detect(settings.sensitivity, group, view.now), view.now)
+    if verdict.reason is Reason.WITHIN and settings.days:
+        hour = view.now.replace(minute=0, second=0, microsecond=0)
+        decline = series.decline((settings, group, hour), lambda: _find_decline(settings, view, group))
+        if decline is not None:
+            return {POOL: _decline_verdict(settings, decline)}
     return {POOL: verdict}
 
 
-def slow_verdict(settings: HitRateDropSettings, seen: Seen, group: str) -> Verdict | None:
-    """A decline over hours as a rule's answer; None where there is none."""
-    series, hour = seen.past.series, seen.now.replace(minute=0, second=0, microsecond=0)
-    if series is None:
-        return None
-    found = series.decline((settings, group, hour), lambda: _decline(settings, seen, group))
-    if found is None:
-        return None
+def _decline_verdict(settings: HitRateDropSettings, decline: Decline) -> Verdict:
     figures = {
-        "requests": found.requests,
-        "tokens": found.tokens,
-        "onset": _moment(found.onset),
-        "drop_points": round((found.level - found.ratio) / POINT, 2),
-        "days": found.days,
+        "requests": decline.requests,
+        "tokens": decline.tokens,
+        "onset": _iso(decline.change_point),
+        "drop_points": round((decline.level - decline.ratio) / POINT, 2),
+        "days": decline.days,
     }
-    limit = found.level - settings.drop_points * POINT
-    return Verdict(Result.BREACH, Reason.BELOW, found.ratio, limit, found.level, figures=figures)
+    limit = decline.level - settings.drop_points * POINT
+    return below_limit(decline.ratio, limit, is_breach=True, baseline=decline.level, figures=figures)
 
 
-def _decline(settings: HitRateDropSettings, seen: Seen, group: str) -> Decline | None:
+def _find_decline(settings: HitRateDropSettings, view: HistoryView, group: str) -> Decline | None:
     hours = {
         at: Hour(hour.ratio, hour.queries, hour.requests or 0.0)
-        for at, hour in seen.past.hours.get(group, {}).items()
+        for at, hour in view.history.hours.get(group, {}).items()
         if has_traffic(hour, settings) and hour.ratio is not None and hour.queries
     }
-    return find_decline(
-        hours, seen.now, drop=settings.drop_points * POINT, days=settings.days, quiet_days=settings.quiet_days
-    )
+    drop = settings.drop_points * POINT
+    return find_decline(hours, view.now, drop=drop, days=settings.days, quiet_days=settings.quiet_days)
 
 
-def verdict_of(settings: HitRateDropSettings, found: Detection | None, now: datetime) -> Verdict:
-    """A detection as a rule's answer."""
-    if found is None or (now - found.at).total_seconds() > 2 * settings.step_s:
+def verdict_of(settings: HitRateDropSettings, detection: Detection | None, now: datetime) -> Verdict:
+    """A detection as the verdict of a rule."""
+    if detection is None or (now - detection.at).total_seconds() > 2 * settings.step_s:
         return no_data(Reason.NO_READINGS)
-    figures = _figures(found)
-    if found.level is None or found.ratio is None:
-        return Verdict(Result.NO_DATA, Reason.LITTLE_HISTORY, figures=figures)
-    is_down = found.state is State.DOWN
-    if found.requests < settings.min_requests or found.prompt < settings.min_tokens:
+    figures = _figures(detection)
+    if detection.level is None or detection.ratio is None:
+        return no_data(Reason.LITTLE_HISTORY, **figures)
+    if detection.requests < settings.min_requests or detection.prompt < settings.min_tokens:
         return no_data(Reason.LITTLE_TRAFFIC, **figures)
-    limit = found.level - settings.drop_points * POINT
-    answer, reason = (Result.BREACH, Reason.BELOW) if is_down else (Result.OK, Reason.WITHIN)
-    return Verdict(answer, reason, found.ratio, limit, found.level, figures=figures)
+    limit = detection.level - settings.drop_points * POINT
+    is_breach = detection.state is State.DOWN
+    return below_limit(detection.ratio, limit, is_breach=is_breach, baseline=detection.level, figures=figures)
 
 
-def _figures(found: Detection) -> dict[str, Any]:
-    fallen = [one for one in found.groups if one.points > SHARE * max(found.shortfall, 0.0)]
+def _figures(detection: Detection) -> dict[str, Any]:
+    groups = [group for group in detection.groups if group.points > MIN_PART * max(detection.shortfall, 0.0)]
     return {
-        "requests": found.requests,
-        "tokens": found.prompt,
-        "onset": _moment(found.onset),
-        "level_since": _moment(found.since),
-        "drop_points": round(found.shortfall / POINT, 2),
-        "share_ratio": round(min(sum(one.share for one in fallen), 1.0), 4) if found.groups else None,
-        "groups": [_group(one) for one in fallen],
-        "score": round(found.score, 3),
-        "noise_points": None if found.noise is None else round(found.noise / POINT, 2),
-        "mix_points": round(found.mix / POINT, 2),
-        "mix_since": _moment(found.mix_since),
+        "requests": detection.requests,
+        "tokens": detection.prompt,
+        "onset": _iso(detection.change_point),
+        "level_since": _iso(detection.since),
+        "drop_points": round(detection.shortfall / POINT, 2),
+        "share_ratio": round(min(sum(group.share for group in groups), 1.0), 4) if detection.groups else None,
+        "groups": [_group_figures(group) for group in groups],
+        "score": round(detection.score, 3),
+        "noise_points": None if detection.noise is None else round(detection.noise / POINT, 2),
+        "mix_points": round(detection.mix / POINT, 2),
+        "mix_since": _iso(detection.mix_since),
         "mix_groups": [
-            {"name": one.group, "usual_ratio": round(one.usual, 4), "share_ratio": round(one.now, 4)}
-            for one in found.shares[:TOP]
+            {"name": share.group, "usual_ratio": round(share.usual, 4), "share_ratio": round(share.current, 4)}
+            for share in detection.shares[:NAMED_GROUPS]
         ],
     }
 
 
-def _group(one: GroupShortfall) -> dict[str, Any]:
+def _group_figures(group: GroupShortfall) -> dict[str, Any]:
     return {
-        "name": one.group,
-        "share_ratio": round(one.share, 4),
-        "baseline_ratio": round(one.level, 4),
-        "value_ratio": round(one.ratio, 4),
-        "drop_points": round(one.points / POINT, 2),
+        "name": group.group,
+        "share_ratio": round(group.share, 4),
+        "baseline_ratio": round(group.level, 4),
+        "value_ratio": round(group.ratio, 4),
+        "drop_points": round(group.points / POINT, 2),
     }
 
 
-def _moment(at: datetime | None) -> str | None:
+def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat(timespec="seconds")
 
 
-def window_of(verdict: Verdict, now: datetime) -> WindowSum:
-    """The time since the onset as one window, at the mix of before."""
-    tokens, onset = verdict.figures.get("tokens"), verdict.figures.get("onset")
+def _window_of(verdict: Verdict, now: datetime) -> WindowSum:
+    """The time since the change point as one window, at the traffic mix before it."""
+    tokens, change_point = verdict.figures.get("tokens"), verdict.figures.get("onset")
     hits = None if verdict.value is None or tokens is None else verdict.value * tokens
-    return WindowSum(datetime.fromisoformat(onset) if onset else now, tokens, hits, verdict.figures.get("requests"))
+    start = datetime.fromisoformat(change_point) if change_point else now
+    return WindowSum(start, tokens, hits, verdict.figures.get("requests"))
 
 
-def judge_window(settings: HitRateDropSettings, verdict: Verdict, window: WindowSum) -> Verdict:
-    """What is said of the same drop with another hit rate since its onset."""
-    if verdict.baseline is None or window.ratio is None:
+def _evaluate_window(settings: HitRateDropSettings, verdict: Verdict, window: WindowSum) -> Verdict:
+    """The verdict on the same drop with another hit rate since its change point."""
+    if verdict.baseline is None or window.ratio is None or verdict.limit is None:
         return verdict
-    is_drop = verdict.baseline - window.ratio >= TELLING * settings.drop_points * POINT
-    answer, reason = (Result.BREACH, Reason.BELOW) if is_drop else (Result.OK, Reason.WITHIN)
-    return Verdict(answer, reason, window.ratio, verdict.limit, verdict.baseline, figures=verdict.figures)
+    is_breach = verdict.baseline - window.ratio >= ALARM_SHARE * settings.drop_points * POINT
+    return below_limit(
+        window.ratio, verdict.limit, is_breach=is_breach, baseline=verdict.baseline, figures=verdict.figures
+    )
 
 
-def sentence(where: Where, settings: HitRateDropSettings, verdict: Verdict) -> str:  # noqa: ARG001 - every kind's is called so
-    """What is wrong."""
+def _summarize(scope: Scope, _: HitRateDropSettings, verdict: Verdict) -> str:
     if verdict.value is None or verdict.baseline is None:
-        return f"Hit rate of {where.words} dropped."
+        return f"Hit rate of {scope} dropped."
     points = (verdict.baseline - verdict.value) * 100
     return (
-        f"Hit rate of {where.words} is {percent(verdict.value)}, {points:.1f} points below its baseline "
+        f"Hit rate of {scope} is {percent(verdict.value)}, {points:.1f} points below its baseline "
         f"of {percent(verdict.baseline)}{_since(verdict.figures)}."
     )
 
 
 def _since(figures: Mapping[str, Any]) -> str:
-    """When it began, and whose traffic it is."""
-    onset = figures.get("onset")
-    began = f"; it began at {datetime.fromisoformat(onset):%H:%M:%S} UTC" if onset else ""
-    named = [one["name"] or "no task group" for one in (figures.get("groups") or ())[:TOP]]
-    if len(figures.get("groups") or ()) < 1 or named == ["no task group"]:
-        return began
-    share = figures.get("share_ratio")
-    return f"{began}, in {', '.join(named)} ({percent(share)} of the tokens)"
+    """When the drop began, and in which task groups."""
+    change_point = figures.get("onset")
+    since = f" since {datetime.fromisoformat(change_point):%H:%M:%S} UTC" if change_point else ""
+    names = [group["name"] or "no task group" for group in (figures.get("groups") or ())[:NAMED_GROUPS]]
+    if names in ([], ["no task group"]):
+        return since
+    return f"{since}, in {', '.join(names)} ({percent(figures.get('share_ratio'))} of the tokens)"
 
 
-def finds(settings: HitRateDropSettings) -> str:
-    """What it looks for."""
-    return (
-        f"a hit rate {settings.drop_points:g} points below the level since the last change "
-        f"(of the last {length(settings.baseline_s)} at most)"
-    )
-
-
-KIND = Kind(
+HIT_RATE_DROP = Kind(
     name="hit_rate_drop",
     label="Hit rate drop",
     about="Compares the newest bins with what the same task groups reached since the last change: an improvement, a "
-    "revision, a scale or a restart. A change of the mix of task groups is reported as an event and is no drop. Stays "
-    "silent where too little traffic would make that a guess.",
+    "revision, a scale-out or a restart. A change of the traffic mix between task groups is reported as an event and "
+    "is no drop. Gives no result where too little traffic would make it a guess.",
     settings=HitRateDropSettings,
     sources=frozenset({Source.BINS, Source.ENGINE_HOURS}),
     group_sources=frozenset({Source.BINS, Source.GROUP_HOURS}),
     unit="ratio",
-    judge=judge,
-    sentence=sentence,
-    finds=finds,
+    evaluate=_evaluate,
+    summarize=_summarize,
+    condition=lambda settings: (
+        f"hit rate {settings.drop_points:g} points below its level since the last change "
+        f"(of the last {duration(settings.baseline_s)} at most)"
+    ),
     is_drop=True,
     figure="Hit rate",
-    window_of=window_of,
-    judge_window=judge_window,
+    window_of=_window_of,
+    evaluate_window=_evaluate_window,
 )

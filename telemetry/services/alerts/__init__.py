@@ -1,1 +1,1 @@
-"""Rules, alerts and their life: judged, explained, taken, silenced, told again."""
+"""Services on alerts, alert rules, silences, explanations and previews."""

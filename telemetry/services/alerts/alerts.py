@@ -1,9 +1,4 @@
-"""The alerts that pages and the API list: those that are open, and those that were.
-
-What alerts can be narrowed by, in the same words on pages and over REST.
-
-Taking an alert, and letting it go again: while somebody is at it, it is not told again.
-"""
+"""Lists and filters alerts for pages and REST; acknowledges and unacknowledges an alert."""
 
 from __future__ import annotations
 
@@ -17,8 +12,8 @@ from controlplane.errors import ConflictError
 from controlplane.models import EventKind, Pool
 from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
-from telemetry.alerts.message import payload_of
-from telemetry.alerts.pipeline import note
+from telemetry.alerts.message import alert_payload
+from telemetry.alerts.pipeline import record_transition
 from telemetry.channels.enqueue import enqueue
 from telemetry.models import Alert, AlertState, AlertTransition, NotificationKind, RuleKind, Severity
 from telemetry.models.alert import OPEN_STATES
@@ -30,14 +25,14 @@ def open_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
 
 
 def past_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
-    """Alerts that fired and have ended, newest first."""
+    """Resolved alerts, newest first."""
     return alerts(pool).filter(state=AlertState.RESOLVED)
 
 
 def alerts(pool: Pool | None = None) -> QuerySet[Alert]:
-    """Alerts in whatever state, with their rule and pool, newest first."""
-    found = Alert.objects.select_related("rule", "rule__group", "pool").order_by("-started_at", "-pk")
-    return found if pool is None else found.filter(pool=pool)
+    """Alerts in any state with their rule and pool, newest first."""
+    rows = Alert.objects.select_related("rule", "rule__group", "pool").order_by("-started_at", "-pk")
+    return rows if pool is None else rows.filter(pool=pool)
 
 
 class AlertFilter(filters.FilterSet):
@@ -56,61 +51,43 @@ class AlertFilter(filters.FilterSet):
 
     class Meta:
         model = Alert
-        fields = (
-            "pool",
-            "rule",
-            "kind",
-            "severity",
-            "subject",
-            "state",
-            "acknowledged",
-            "muted",
-            "after",
-            "before",
-        )
-
-
-class AlertOverError(ConflictError):
-    """The alert has ended: there is nothing left to take."""
-
-    def __init__(self, alert: Alert) -> None:
-        super().__init__(f"Alert {alert.pk} has ended; there is nothing to acknowledge.")
+        fields = ("pool", "rule", "kind", "severity", "subject", "state", "acknowledged", "muted", "after", "before")
 
 
 @transaction.atomic
 def acknowledge(alert: Alert, *, by: User, why: str = "") -> Alert:
-    """Take an alert: it is not told again, and whoever was told of it hears of this. AlertOverError."""
+    """Stop repeated notifications of an alert, and notify its channels of that. ConflictError for a resolved alert."""
     alert = _locked(alert)
     now = timezone.now()
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), why.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    times = alert.steps.filter(move=AlertTransition.ACKNOWLEDGED).count()
-    note(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
-    summary = f"{by.get_username()} took the alert: {alert.summary}"
+    count = alert.steps.filter(move=AlertTransition.ACKNOWLEDGED).count()
+    record_transition(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
+    summary = f"{by.get_username()} acknowledged the alert: {alert.summary}"
     record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=why)
     if alert.notification_count:
         kind = NotificationKind.ACKNOWLEDGED
-        enqueue({alert.pk: payload_of(alert, kind, now)}, kind, now, sequences={alert.pk: times})
+        enqueue({alert.pk: alert_payload(alert, kind, now)}, kind, now, sequences={alert.pk: count})
     return alert
 
 
 @transaction.atomic
 def unacknowledge(alert: Alert, *, by: User) -> Alert:
-    """Let an alert go: it is told again when that is due. AlertOverError."""
+    """Resume repeated notifications of an alert. ConflictError for a resolved alert."""
     alert = _locked(alert)
     if alert.acknowledged_at is None:
         return alert
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = None, "", ""
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    note(alert, AlertTransition.UNACKNOWLEDGED, timezone.now(), by=by)
-    summary = f"{by.get_username()} let the alert go: {alert.summary}"
+    record_transition(alert, AlertTransition.UNACKNOWLEDGED, timezone.now(), by=by)
+    summary = f"{by.get_username()} unacknowledged the alert: {alert.summary}"
     record_event(EventKind.ALERT_RELEASED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk})
     return alert
 
 
 def _locked(alert: Alert) -> Alert:
     rows = Alert.objects.select_for_update(of=("self",)).select_related("rule", "rule__group", "pool")
-    found = lock_row(rows, alert.pk)
-    if found.state == AlertState.RESOLVED:
-        raise AlertOverError(found)
-    return found
+    locked = lock_row(rows, alert.pk)
+    if locked.state == AlertState.RESOLVED:
+        raise ConflictError(f"Alert {alert.pk} is resolved: it cannot be acknowledged or unacknowledged.")
+    return locked

@@ -1,10 +1,16 @@
-"""What a rule would have done lately: on stored history, before it is saved, by the evaluation's own code."""
+"""Replays a rule over stored history with the evaluation's own code: when it would have fired.
+
+Theory of operation. The replay evaluates one step of the history after the other, and the state machine takes the
+action that it would have taken then. An evaluation runs every few seconds and the steps of a replay are longer: where a
+rule fires after less than a step, the result is taken to have lasted that long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,52 +20,144 @@ from psycopg.errors import QueryCanceled
 
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
-from telemetry.alerts.history import Wanted, load_pasts
-from telemetry.alerts.history_window import steps_in
+from telemetry.alerts.history import HistoryQuery, load_histories
+from telemetry.alerts.history_window import History, whole_steps
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
-from telemetry.alerts.pipeline import settled_until
-from telemetry.alerts.replay import Episode, Point, Replay, replay, thinned
+from telemetry.alerts.kinds.base import RESTARTED
+from telemetry.alerts.pipeline import watermark
+from telemetry.alerts.verdict import Action, OpenAlert, Result, Unit, Verdict, Verdicts, next_action, worst_verdict
 from telemetry.services.alerts.rules import group_of
 
-DAYS, MOST_DAYS = 7.0, 30.0
-MOST_STEPS = 12_000  # moments that are judged
-MOST_JUDGEMENTS = 200_000  # moments times replicas
-MOST_POINTS = 400  # of the chart
-MOST_EPISODES = 200  # that are told
-QUERY_S = 15  # that the database may take for one query
+DAYS, MAX_DAYS = 7.0, 30.0
+MAX_STEPS = 12_000
+MAX_EVALUATIONS = 200_000  # steps times replicas
+MAX_POINTS = 400  # of the chart
+MAX_EPISODES = 200
+QUERY_S = 15  # time limit of one query
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The value of a rule at one time; of several subjects the worst one."""
+
+    at: datetime
+    value: float | None
+    limit: float | None
+    unit: Unit = "ratio"
+
+
+@dataclass(slots=True)
+class Episode:
+    """One alert that the rule would have opened."""
+
+    subject: str
+    started_at: datetime
+    last_breach_at: datetime
+    worst: Verdict
+    fired_at: datetime | None = None  # None: pending
+    ended_at: datetime | None = None  # None: still open
+    is_cold: bool = True  # every breach was expected after a restart, so no notification would have been sent
+
+    def length_s(self, now: datetime) -> float:
+        return ((self.ended_at or now) - self.started_at).total_seconds()
+
+
+@dataclass(slots=True)
+class Replay:
+    """All points and episodes, ascending."""
+
+    points: list[Point] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)  # that fired
+    results: Counter[str] = field(default_factory=Counter)  # number of steps by result
+    _open: dict[str, Episode] = field(default_factory=dict)  # by subject
+
+    def add(self, settings: RuleSettings, verdicts: Verdicts, now: datetime, step_s: float) -> None:
+        """Take the actions of one step."""
+        for subject, verdict in verdicts.items():
+            self._add_verdict(settings, subject, verdict, now, step_s)
+        for subject in self._open.keys() - verdicts.keys():
+            self._open.pop(subject).ended_at = now
+        if verdicts:
+            worst = worst_verdict(verdicts)
+            self.results[worst.result] += 1
+            value = None if worst.result is Result.NO_DATA else worst.value
+            self.points.append(Point(now, value, worst.limit, worst.unit))
+
+    def _add_verdict(
+        self, settings: RuleSettings, subject: str, verdict: Verdict, now: datetime, step_s: float
+    ) -> None:
+        episode = self._open.get(subject)
+        state = OpenAlert(episode.fired_at is not None, episode.started_at, episode.last_breach_at) if episode else None
+        action = next_action(settings.timing, verdict.result, state, now)
+        if action in {Action.OPEN, Action.OPEN_FIRING}:
+            episode = self._open[subject] = Episode(subject, now, now, verdict)
+            if settings.timing.for_s < step_s:  # an evaluation would have fired it before the next step
+                episode.fired_at = now + timedelta(seconds=settings.timing.for_s)
+                self.episodes.append(episode)
+        if episode is None:
+            return
+        if verdict.result is Result.BREACH:
+            episode.last_breach_at = now
+            episode.worst = worst_verdict({"worst": episode.worst, "this": verdict})
+            episode.is_cold = episode.is_cold and RESTARTED in verdict.figures
+        if action is Action.FIRE:
+            episode.fired_at = now
+            self.episodes.append(episode)
+        elif action in {Action.DROP, Action.RESOLVE}:
+            self._open.pop(subject).ended_at = now
+
+
+def replay(kind: Kind, settings: RuleSettings, history: History, *, group: str = "", first: int = 0) -> Replay:
+    """Evaluate the steps of a history from ``first`` on."""
+    result = Replay()
+    for index in range(first, history.count):
+        view = history.at(index)
+        result.add(settings, kind.evaluate(settings, view, group), view.now, history.step_s)
+    return result
+
+
+def thin_out(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most ``limit`` points: of each part the one farthest beyond its limit, or a gap if all are unknown."""
+    size = -(-len(points) // limit) if points else 1
+    return [max(points[start : start + size], key=_urgency) for start in range(0, len(points), size)]
+
+
+def _urgency(point: Point) -> tuple[bool, float]:
+    if point.value is None:
+        return False, 0.0
+    return True, abs(point.value - point.limit) if point.limit is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would have been."""
+    """What a rule would have done."""
 
     kind: Kind
-    start: datetime  # of what was looked at
+    start: datetime  # of the period that was evaluated
     end: datetime
-    asked_s: float  # how far back it should have been
-    points: list[Point]
-    episodes: list[Episode]  # that fired, the latest first; at most MOST_EPISODES
-    fired: int  # how many did
-    answers: dict[str, int]  # answer -> at how many moments
-    reason: str = ""  # why nothing could be looked at
+    requested_s: float  # length of the requested period
+    points: Sequence[Point] = ()
+    episodes: Sequence[Episode] = ()  # that fired, the latest first; at most MAX_EPISODES
+    fired: int = 0  # all episodes
+    answers: Mapping[str, int] = field(default_factory=dict)  # number of steps by result
+    reason: str = ""  # why there is no preview
 
     @property
     def is_shorter(self) -> bool:
-        """Whether less was looked at than was asked for."""
-        return (self.end - self.start).total_seconds() < self.asked_s * 0.99
+        """Whether less than the requested period was evaluated."""
+        return (self.end - self.start).total_seconds() < self.requested_s * 0.99
 
     @property
     def sentence(self) -> str:
-        """In words."""
         if self.reason:
             return self.reason
         if not self.answers.get("ok", 0) + self.answers.get("breach", 0):
-            return f"Could not have told in {_span(self)}: there is too little history or traffic."
+            return f"No result in {_period_text(self)}: there is too little history or traffic."
         times = {0: "not at all", 1: "once"}.get(self.fired, f"{self.fired} times")
-        return f"Would have fired {times} in {_span(self)}."
+        return f"Would have fired {times} in {_period_text(self)}."
 
 
-def _span(preview: Preview) -> str:
+def _period_text(preview: Preview) -> str:
     seconds = (preview.end - preview.start).total_seconds()
     if seconds >= 172_800:
         return f"the last {seconds / 86_400:.0f} days"
@@ -69,32 +167,38 @@ def _span(preview: Preview) -> str:
 def preview_rule(
     pool: Pool, *, kind: str, settings: Mapping[str, Any], group: str | None = None, days: float = DAYS
 ) -> Preview:
-    """Replay a rule over the last days; InvalidError. As many queries as an evaluation, each bounded in time."""
+    """Replay a rule over the last days; InvalidError. As many queries as an evaluation, each with a time limit."""
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
-    if not 0 < days <= MOST_DAYS:
-        raise InvalidError("$.days", f"expected up to {MOST_DAYS:g}")
-    read: RuleSettings = KINDS[kind].read(dict(settings))
-    named = group_of(pool, kind, group)
+    if not 0 < days <= MAX_DAYS:
+        raise InvalidError("$.days", f"expected up to {MAX_DAYS:g}")
+    parsed: RuleSettings = KINDS[kind].read(dict(settings))
+    task_group = group_of(pool, kind, group)
     now = timezone.now()
     return preview_period(
-        KINDS[kind], read, pool, group=named.name if named else "", start=now - timedelta(days=days), end=now
+        KINDS[kind],
+        parsed,
+        pool,
+        group=task_group.name if task_group else "",
+        start=now - timedelta(days=days),
+        end=now,
     )
 
 
 def preview_period(
     kind: Kind, settings: RuleSettings, pool: Pool, *, group: str, start: datetime, end: datetime
 ) -> Preview:
-    """Replay a kind over a stretch of a pool's past, or over its end where all of it would be too much."""
-    asked_s = (end - start).total_seconds()
-    end = min(end, settled_until(timezone.now()))
+    """Replay a kind over a period, or over the last part of a period that is too long."""
+    requested_s = (end - start).total_seconds()
+    end = min(end, watermark(timezone.now()))
     if not kind.can_be_replayed:
-        return Preview(kind, end, end, asked_s, [], [], 0, {}, "No history is kept of this: there is no preview.")
+        reason = "There is no preview: this kind evaluates current state, of which no history is stored."
+        return Preview(kind, end, end, requested_s, reason=reason)
     replicas = max(pool.replicas.count(), 1)
-    steps = min(steps_in(asked_s, settings.step_s), MOST_STEPS, MOST_JUDGEMENTS // replicas)
-    lead = steps_in(settings.open_reach_s, settings.step_s)
+    steps = min(whole_steps(requested_s, settings.step_s), MAX_STEPS, MAX_EVALUATIONS // replicas)
+    lead = whole_steps(settings.reach_s, settings.step_s)
     first = end - timedelta(seconds=(steps - 1) * settings.step_s)
-    wanted = Wanted(
+    query = HistoryQuery(
         sources=kind.needs(group),
         step_s=settings.step_s,
         count=steps + lead,
@@ -104,21 +208,24 @@ def preview_period(
         series_reach_s=settings.series_reach_s,
         restart_reach_s=settings.warm_up_reach_s,
     )
-    with bounded_queries():
-        past = load_pasts([pool], wanted)[pool.pk]
-    found = replay(kind, settings, past, group=group, first=lead)
-    return _shown(found, kind, first - timedelta(seconds=settings.step_s), end, asked_s)
-
-
-def _shown(found: Replay, kind: Kind, start: datetime, end: datetime, asked_s: float) -> Preview:
-    points = thinned(found.points, MOST_POINTS)
-    latest = found.episodes[::-1][:MOST_EPISODES]
-    return Preview(kind, start, end, asked_s, points, latest, len(found.episodes), found.answers)
+    with _query_time_limit():
+        history = load_histories([pool], query)[pool.pk]
+    result = replay(kind, settings, history, group=group, first=lead)
+    return Preview(
+        kind,
+        first - timedelta(seconds=settings.step_s),
+        end,
+        requested_s,
+        thin_out(result.points, MAX_POINTS),
+        result.episodes[::-1][:MAX_EPISODES],
+        len(result.episodes),
+        dict(result.results),
+    )
 
 
 @contextmanager
-def bounded_queries() -> Iterator[None]:
-    """Have the database give up on queries that take too long; InvalidError says so."""
+def _query_time_limit() -> Iterator[None]:
+    """Cancel queries that take too long; InvalidError says so."""
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"set local statement_timeout = '{QUERY_S}s'")
@@ -127,4 +234,4 @@ def bounded_queries() -> Iterator[None]:
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
-        raise InvalidError("$.days", f"reading so much history takes more than {QUERY_S} s; ask for fewer") from None
+        raise InvalidError("$.days", f"reading this much history takes over {QUERY_S} s; choose fewer days") from None

@@ -1,10 +1,8 @@
-"""The alert rules that every pool starts with.
+"""Creates, changes and removes alert rules, and defines the default rules of a new pool.
 
-A healthy pool keeps their limits whatever its traffic: they find outages and lasting overload, not missed objectives.
-An operator who has objectives narrows them. A rule that an operator changes, disables or deletes stays so: rules are
-created once, with their pool.
-
-Rules: the verbs that change them, and what a pool starts with.
+A healthy pool is within the limits of the default rules whatever its traffic: they find outages and lasting overload,
+not missed objectives, for which an operator sets narrower limits. Default rules are created once, with their pool; a
+rule that an operator changes, disables or removes stays so.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from telemetry.services.alerts.alerts import alerts, open_alerts
 
 @dataclass(frozen=True, slots=True)
 class DefaultRule:
-    """A rule as it is created with a pool."""
+    """A rule that is created with a pool."""
 
     name: str
     kind: RuleKind
@@ -43,47 +41,46 @@ class DefaultRule:
 
 
 def default_rules(scrape_interval_s: float) -> tuple[DefaultRule, ...]:
-    """All of them; the first is the hit rate's."""
+    """The default rules; the first is that of the hit rate."""
     # A worker that restarts evaluates again after about 5 s; three scrapes may be lost.
     behind_s = max(30.0, 3 * scrape_interval_s)
     return (
         DefaultRule("Hit rate drop", RuleKind.HIT_RATE_DROP),
         DefaultRule("Replica down", RuleKind.REPLICA_DOWN),
         DefaultRule("No data", RuleKind.NO_DATA, Severity.CRITICAL),
-        # Three in ten first tokens later than 5 s for a quarter of an hour: beyond the prefill of a long prompt.
+        # 30 % of first tokens later than 5 s for 15 min: longer than the prefill of a long prompt.
         DefaultRule(
             "TTFT objective", RuleKind.TTFT_OBJECTIVE, settings={"within_s": 5.0, "long_s": 900.0, "short_s": 300.0}
         ),
         DefaultRule("Error ratio", RuleKind.ERROR_RATIO, Severity.CRITICAL),
         DefaultRule("Replica ejected", RuleKind.REPLICA_EJECTED),
-        # Affinity skews a quiet pool on purpose: only skew that makes requests wait counts.
+        # Affinity skews a quiet pool on purpose: only skew that makes requests wait is a problem.
         DefaultRule("Load skew", RuleKind.LOAD_SKEW, settings={"min_waiting": 1.0}),
         DefaultRule("KV pressure", RuleKind.KV_PRESSURE),
         DefaultRule("Configuration not converged", RuleKind.ROLLOUT_STUCK),
-        # Confirmed by a second evaluation: the first after a stop of the whole control plane is late by design.
+        # Confirmed by a second evaluation: the first one after a restart of the control plane is late by design.
         DefaultRule(
             "Telemetry behind", RuleKind.EVALUATOR_LAG, Severity.CRITICAL, {"behind_s": behind_s, "for_s": 10.0}
         ),
     )
 
 
-MOST_REPEAT_S = 2_592_000  # 30 days
-SHORTEST_REPEAT_S = 60
+MIN_REPEAT_S, MAX_REPEAT_S = 60, 2_592_000  # up to 30 days
 
 
 def rules(pool: Pool | None = None) -> QuerySet[AlertRule]:
     """The rules of a pool, or all, with their pool; by pool and name."""
-    found = AlertRule.objects.select_related("pool", "group")
-    return found if pool is None else found.filter(pool=pool)
+    rows = AlertRule.objects.select_related("pool", "group")
+    return rows if pool is None else rows.filter(pool=pool)
 
 
 def effective_settings(rule: AlertRule) -> dict[str, Any]:
-    """A rule's settings with the defaults of those that it does not set; as they stand where nobody can read them."""
+    """A rule's settings with defaults for those that it does not set; invalid settings as they are stored."""
     try:
-        found: dict[str, Any] = msgspec.to_builtins(KINDS[rule.kind].read(rule.settings))
+        complete: dict[str, Any] = msgspec.to_builtins(KINDS[rule.kind].read(rule.settings))
     except InvalidError:
         return dict(rule.settings)
-    return found
+    return complete
 
 
 @transaction.atomic
@@ -99,14 +96,14 @@ def create_rule(
     enabled: bool = True,
     by: User | None = None,
 ) -> AlertRule:
-    """Create a rule; InvalidError for settings that no rule can have, NameTakenError."""
+    """Create a rule. InvalidError for invalid settings, NameTakenError."""
     rule = AlertRule(pool=pool, name=_checked_name(name), kind=kind, severity=severity, enabled=enabled)
     rule.settings = checked_settings(kind, settings or {})
     rule.repeat_s = _checked_repeat(repeat_s)
     rule.group = group_of(pool, kind, group)
     rule = _saved(rule)
     summary = f"Alert rule {rule.name} of pool {pool.name} was created."
-    record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": facts(rule)})
+    record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": _facts(rule)})
     return rule
 
 
@@ -114,36 +111,36 @@ def create_rule(
 def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> AlertRule:
     """Change ``name``, ``group``, ``severity``, ``settings`` (all of them), ``repeat_s`` or ``enabled``.
 
-    Its kind is for good. Disabling a rule, or looking elsewhere, ends its alerts. InvalidError, NameTakenError.
+    The kind cannot change. Disabling a rule or changing its group resolves its alerts. InvalidError, NameTakenError.
     """
     rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
-    before, group = facts(rule), rule.group_id
+    before, group = _facts(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)
     rule = _saved(rule)
-    if (after := facts(rule)) != before:
+    if (after := _facts(rule)) != before:
         summary = f"Alert rule {rule.name} of pool {rule.pool.name} was changed."
         change = {"before": before, "after": after}
         record_event(EventKind.RULE_CHANGED, summary, pool=rule.pool, by=by, detail=change)
     if not rule.enabled:
-        close_alerts(rule, because="its rule was disabled")
+        close_alerts(rule, reason="its rule was disabled")
     elif rule.group_id != group:
-        close_alerts(rule, because="its rule looks elsewhere now")
+        close_alerts(rule, reason="its rule was changed to another task group")
     return rule
 
 
 @transaction.atomic
 def delete_rule(rule: AlertRule, *, by: User | None = None) -> None:
-    """Remove a rule and its alerts; what was firing is first resolved, so that nobody waits for the end of it."""
+    """Remove a rule and its alerts. Firing alerts are resolved first, so that their channels are notified."""
     rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
-    close_alerts(rule, because="its rule was removed")
+    close_alerts(rule, reason="its rule was removed")
     summary = f"Alert rule {rule.name} of pool {rule.pool.name} was removed."
-    record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": facts(rule)})
+    record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": _facts(rule)})
     rule.delete()
 
 
-def facts(rule: AlertRule) -> dict[str, Any]:
-    """What an event shows of a rule before and after a change."""
+def _facts(rule: AlertRule) -> dict[str, Any]:
+    """The rule in an event, before and after a change."""
     return {
         "name": rule.name,
         "enabled": rule.enabled,
@@ -154,30 +151,30 @@ def facts(rule: AlertRule) -> dict[str, Any]:
     }
 
 
-def close_alerts(rule: AlertRule, *, because: str) -> None:
-    """End what is open of a rule that is no longer evaluated, and tell those who were told of it."""
+def close_alerts(rule: AlertRule, *, reason: str) -> None:
+    """Resolve the alerts of a rule that is no longer evaluated, and notify their channels."""
     now = timezone.now()
     for alert in open_alerts().filter(rule=rule):
-        resolve(alert, now, because=f", because {because}")
+        resolve(alert, now, reason=reason)
     Alert.objects.filter(rule=rule, state=AlertState.PENDING).delete()
     notify_resolved(alerts(rule.pool).filter(rule=rule), now)
 
 
 def ensure_default_rules(pool: Pool) -> AlertRule:
-    """The rules that every pool starts with, as they are where they are there; the first of them."""
-    made = [
+    """Create the default rules that a pool lacks; returns the first of all."""
+    rows = [
         AlertRule.objects.get_or_create(
             pool=pool,
-            name=one.name,
-            defaults={"kind": one.kind, "severity": one.severity, "settings": dict(one.settings)},
+            name=rule.name,
+            defaults={"kind": rule.kind, "severity": rule.severity, "settings": dict(rule.settings)},
         )[0]
-        for one in default_rules(settings.SCRAPE_INTERVAL_S)
+        for rule in default_rules(settings.SCRAPE_INTERVAL_S)
     ]
-    return made[0]
+    return rows[0]
 
 
 def checked_settings(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a kind can read, as they were given; InvalidError."""
+    """The settings, if they are valid for the kind; InvalidError."""
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     KINDS[kind].read(dict(settings))
@@ -185,11 +182,11 @@ def checked_settings(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_of(pool: Pool, kind: str, name: str | None) -> TaskGroup | None:
-    """The task group that a rule is narrowed to by its name; InvalidError where it cannot be."""
+    """The task group of a rule by its name; InvalidError."""
     if not name:
         return None
     if KINDS[kind].group_sources is None:
-        raise InvalidError("$.group", f"a rule of kind {kind} looks at a whole pool")
+        raise InvalidError("$.group", f"a rule of kind {kind} is always for a whole pool")
     group = TaskGroup.objects.filter(pool=pool, name=name).first()
     if group is None:
         raise InvalidError("$.group", f"pool {pool.name} has no such task group")
@@ -197,8 +194,8 @@ def group_of(pool: Pool, kind: str, name: str | None) -> TaskGroup | None:
 
 
 def _checked_repeat(repeat_s: int) -> int:
-    if repeat_s and not SHORTEST_REPEAT_S <= repeat_s <= MOST_REPEAT_S:
-        raise InvalidError("$.repeat_s", f"expected 0, or {SHORTEST_REPEAT_S} to {MOST_REPEAT_S}")
+    if repeat_s and not MIN_REPEAT_S <= repeat_s <= MAX_REPEAT_S:
+        raise InvalidError("$.repeat_s", f"expected 0, or {MIN_REPEAT_S} to {MAX_REPEAT_S}")
     return repeat_s
 
 
@@ -218,8 +215,8 @@ def _saved(rule: AlertRule) -> AlertRule:
 
 
 _CHECKS: dict[str, Callable[[AlertRule, Any], Any]] = {
-    "name": lambda _, given: _checked_name(given),
-    "settings": lambda rule, given: checked_settings(rule.kind, given),
-    "repeat_s": lambda _, given: _checked_repeat(given),
-    "group": lambda rule, given: group_of(rule.pool, rule.kind, given),
+    "name": lambda _, value: _checked_name(value),
+    "settings": lambda rule, value: checked_settings(rule.kind, value),
+    "repeat_s": lambda _, value: _checked_repeat(value),
+    "group": lambda rule, value: group_of(rule.pool, rule.kind, value),
 }

@@ -1,1 +1,1 @@
-"""What leaves the house: channels, what they delivered, what they still owe, and the heartbeat."""
+"""Services on channels, the delivery of notifications, and the heartbeat."""

@@ -1,8 +1,8 @@
-"""The dead man's switch: an address outside that hears from us while all is well, and raises the alarm when not.
+"""The heartbeat: regular requests to an external monitor, which raises an alarm when they stop (dead man's switch).
 
-Theory of operation. Beat knocks every few seconds; the row says when the next sign of life is due and is moved on by a
-conditional update, so that of several workers one sends it. Nothing is sent while scraping, evaluating or delivering is
-more than three intervals late: whoever listens cannot tell that from a dead server, and need not.
+Theory of operation. A periodic task runs every few seconds. The row stores when the next heartbeat is due and is
+updated conditionally, so that one of several workers sends it. No heartbeat is sent while scraping, evaluating or
+delivering is more than three intervals late, so that the monitor raises its alarm as if the server were down.
 """
 
 from __future__ import annotations
@@ -25,83 +25,83 @@ from telemetry.channels.http_post import open_client, post
 from telemetry.models import Heartbeat
 from telemetry.services.self_monitoring import overdue_work
 
-ONE = 1
-SHORTEST_S, LONGEST_S = 10, 86_400
+ONLY = 1  # primary key
+MIN_S, MAX_S = 10, 86_400
 
 
 def heartbeat() -> Heartbeat | None:
-    """The one there is. One query."""
-    return Heartbeat.objects.filter(pk=ONE).first()
+    """The heartbeat, if there is one. One query."""
+    return Heartbeat.objects.filter(pk=ONLY).first()
 
 
 @transaction.atomic
 def set_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbeat:
-    """Give signs of life to this address, or another than before; "" keeps the one there is. InvalidError."""
-    known = heartbeat()
-    if not url and known is None:
-        raise InvalidError("$.url", "this is needed")
-    if not SHORTEST_S <= every_s <= LONGEST_S:
-        raise InvalidError("$.every_s", f"expected {SHORTEST_S} to {LONGEST_S}")
+    """Create or change the heartbeat; url "" keeps the current one. InvalidError."""
+    current = heartbeat()
+    if not url and current is None:
+        raise InvalidError("$.url", "this is required")
+    if not MIN_S <= every_s <= MAX_S:
+        raise InvalidError("$.every_s", f"expected {MIN_S} to {MAX_S}")
     try:
-        encrypted = encrypt(checked_url(url).encode()) if url or known is None else bytes(known.encrypted)
+        encrypted = encrypt(checked_url(url).encode()) if url or current is None else bytes(current.encrypted)
     except ValueError as error:
         raise InvalidError("$.url", str(error)) from None
     fields = {"encrypted": encrypted, "every_s": every_s, "due_at": timezone.now(), "withheld": "", "error": ""}
-    found, _ = Heartbeat.objects.update_or_create(pk=ONE, defaults=fields)
+    row, _ = Heartbeat.objects.update_or_create(pk=ONLY, defaults=fields)
     detail = {"after": {"every_s": every_s, "url": "replaced" if url else "kept"}}
     record_event(EventKind.CHANNEL_CHANGED, f"A heartbeat is sent every {every_s} s.", by=by, detail=detail)
-    return found
+    return row
 
 
 @transaction.atomic
 def create_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbeat:
-    """The first one; ConflictError where there is one already. InvalidError."""
+    """Create the heartbeat; ConflictError if there is one, InvalidError."""
     if heartbeat() is not None:
-        raise ConflictError("A heartbeat is sent already; change that one.")
+        raise ConflictError("There is a heartbeat already: change it.")
     return set_heartbeat(url=url, every_s=every_s, by=by)
 
 
 @transaction.atomic
 def update_heartbeat(
-    found: Heartbeat, *, url: str = "", every_s: int | None = None, by: User | None = None
+    current: Heartbeat, *, url: str = "", every_s: int | None = None, by: User | None = None
 ) -> Heartbeat:
-    """Change what is given of the one there is. InvalidError."""
-    return set_heartbeat(url=url, every_s=found.every_s if every_s is None else every_s, by=by)
+    """Change the given values. InvalidError."""
+    return set_heartbeat(url=url, every_s=current.every_s if every_s is None else every_s, by=by)
 
 
 @transaction.atomic
 def remove_heartbeat(*, by: User | None = None) -> None:
-    """Give no sign of life any more. Whoever listens will take that for an end."""
-    if Heartbeat.objects.filter(pk=ONE).delete()[0]:
-        record_event(EventKind.CHANNEL_REMOVED, "No heartbeat is sent any more.", by=by)
+    """Stop sending the heartbeat; the receiver raises its alarm."""
+    if Heartbeat.objects.filter(pk=ONLY).delete()[0]:
+        record_event(EventKind.CHANNEL_REMOVED, "The heartbeat was removed.", by=by)
 
 
-def target(found: Heartbeat) -> str:
-    """Where it goes, as far as that may be shown."""
+def target(row: Heartbeat) -> str:
+    """The URL without its path."""
     try:
-        return f"{origin(decrypt(bytes(found.encrypted)).decode())}/..."
+        return f"{origin(decrypt(bytes(row.encrypted)).decode())}/..."
     except DecryptionError:
-        return "its stored address cannot be opened with this server's keys: set it again"
+        return "its stored URL cannot be decrypted with this server's keys: set it again"
 
 
 def beat(now: datetime, opener: Callable[[], httpx.Client] = open_client) -> bool:
-    """Send the sign of life that is due; whether one arrived. An address that does not answer raises nothing."""
-    found = heartbeat()
-    if found is None or not _claimed(found, now):
+    """Send the heartbeat if it is due; whether it was delivered. A failed delivery raises nothing."""
+    row = heartbeat()
+    if row is None or not _claim(row, now):
         return False
     if late := overdue_work(now):
-        Heartbeat.objects.filter(pk=ONE).update(withheld="; ".join(late)[:300])
+        Heartbeat.objects.filter(pk=ONLY).update(withheld="; ".join(late)[:300])
         return False
     try:
         with opener() as http:
-            post(http, decrypt(bytes(found.encrypted)).decode(), b"{}", now=now, headers={})
+            post(http, decrypt(bytes(row.encrypted)).decode(), b"{}", now=now)
     except (DeliveryError, DecryptionError) as error:
-        Heartbeat.objects.filter(pk=ONE).update(failed_at=now, error=str(error)[:200], withheld="")
+        Heartbeat.objects.filter(pk=ONLY).update(failed_at=now, error=str(error)[:200], withheld="")
         return False
-    Heartbeat.objects.filter(pk=ONE).update(sent_at=now, withheld="")
+    Heartbeat.objects.filter(pk=ONLY).update(sent_at=now, withheld="")
     return True
 
 
-def _claimed(found: Heartbeat, now: datetime) -> bool:
-    ours = Heartbeat.objects.filter(pk=ONE, due_at=found.due_at, due_at__lte=now)
-    return bool(ours.update(due_at=now + timedelta(seconds=found.every_s)))
+def _claim(row: Heartbeat, now: datetime) -> bool:
+    due = Heartbeat.objects.filter(pk=ONLY, due_at=row.due_at, due_at__lte=now)
+    return bool(due.update(due_at=now + timedelta(seconds=row.every_s)))

@@ -1,26 +1,24 @@
-"""The delivery log: every message with each attempt at it, and sending one again.
+"""Delivers notifications from the outbox at least once, under the same id at each attempt; and lists and replays them.
 
-Delivering what the outbox holds: at least once, under the same id each time.
+Theory of operation. A worker claims a notification by a conditional update that sets a lease and counts the attempt;
+other workers skip it meanwhile. The attempt is stored before the message is sent and completed afterwards. A worker
+that dies in between leaves an unfinished attempt and a lease that expires; then another worker claims and sends it
+again, under the same id, by which the receiver recognizes a duplicate. A result is stored only if the claim is still
+the newest one, so a worker that was merely slow changes nothing later.
 
-Theory of operation. A notification is claimed by a conditional update that gives the claimer a lease and counts the
-attempt; others skip it meanwhile. The attempt is written down before the message goes out and completed after. A
-worker that dies in between leaves an attempt without an end and a lease that runs out; then another worker claims the
-notification again and sends it again under the same id, by which the receiver knows a duplicate. A result is
-recorded only while the claim is still the newest one, so a worker that was merely slow changes nothing later.
+One thread claims rows and stores results; several threads send messages and do not use the database. At most
+``PER_CHANNEL`` messages are being sent to one channel, so a receiver that hangs does not delay others. Of the messages
+of a channel about an alert, only the oldest pending one can be claimed, so messages arrive in order.
 
-Rows are claimed and settled by one thread, messages are sent by several, which know no database. At most
-``PER_CHANNEL`` of them wait for one channel, so a receiver that hangs delays nobody else. Of the messages of a channel
-about an alert only the oldest that is not settled can be claimed: a later one never overtakes it.
-
-Locks are taken in one order: the channel, the notification, its attempts, the logs (``channels.holding``). Each outcome
-is a transaction of its own, run again where PostgreSQL ends it.
+Locks are taken in one order: the channel, the notification, its attempts, the logs (``enqueue.lock_channels``). Each
+result is a transaction of its own, which is repeated if PostgreSQL aborts it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,19 +34,42 @@ from controlplane.database.transactions import retry_on_conflict
 from controlplane.errors import ConflictError, DecryptionError
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask
-from telemetry.channels.base import DeliveryError, Message, Sender
+from telemetry.channels import KINDS
+from telemetry.channels.base import DeliveryError, Message, Receipt
 from telemetry.channels.enqueue import DELIVER
-from telemetry.models import Channel, DeliveryAttempt, Notification, NotificationKind, NotificationState
-from telemetry.services.notifications.channels import disable_channel, open_sender, without_secrets
+from telemetry.models import (
+    Alert,
+    AlertState,
+    Channel,
+    DeliveryAttempt,
+    Notification,
+    NotificationKind,
+    NotificationState,
+)
+from telemetry.services.notifications.channels import disable_channel, open_config, send, without_secrets
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 60.0  # longer than any send may take
+BUDGET_S = 30.0  # in which a run claims messages; the next run claims the rest
+CONCURRENCY = 16  # messages being sent in one run
+PER_CHANNEL = 2  # messages being sent to one channel, in all runs together
+POLL_S = 0.5  # between two checks for due messages while others are being sent
+# Seconds from one attempt to the next (Standard Webhooks, OPERATORS 2.6): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
+PAUSES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+LAST_ATTEMPT = len(PAUSES_S) + 1
+GIVEN_UP = f"a message was not delivered in {LAST_ATTEMPT} attempts over {sum(PAUSES_S) / 86_400:.1f} days"
+MAX_RESENT = 500  # messages of one channel that are searched for firing alerts
+Send = Callable[[Channel, Message], Receipt]
 
 
 def deliveries() -> QuerySet[Notification]:
-    """Messages with their attempts and channel, the newest first. Two queries."""
+    """Messages with their attempts and channel, newest first. Two queries."""
     return Notification.objects.select_related("channel").prefetch_related("log").order_by("-number")
 
 
 def narrowed(
-    found: QuerySet[Notification],
+    rows: QuerySet[Notification],
     *,
     channel: str = "",
     state: str = "",
@@ -56,18 +77,18 @@ def narrowed(
     alert: int | None = None,
     before: int | None = None,
 ) -> QuerySet[Notification]:
-    """Those of a channel of this name, in this state, of this kind, about this alert, before this number."""
-    asked: dict[str, Any] = {"channel__name": channel, "state": state, "kind": kind, "number__lt": before}
+    """Messages of a channel, in a state, of a kind, about an alert, before a number."""
+    filters: dict[str, Any] = {"channel__name": channel, "state": state, "kind": kind, "number__lt": before}
     if alert is not None:
-        asked["alert_ids__contains"] = [alert]
-    return found.filter(**{name: value for name, value in asked.items() if value})
+        filters["alert_ids__contains"] = [alert]
+    return rows.filter(**{name: value for name, value in filters.items() if value})
 
 
 @transaction.atomic
 def replay(notification: Notification, now: datetime) -> Notification:
-    """Send a message again that was given up or delivered: at once, under the same id, as on its first day."""
-    ended = Notification.objects.filter(pk=notification.pk).exclude(state=NotificationState.PENDING)
-    if not ended.update(
+    """Send a delivered or failed message again: at once, under the same id, with a new retry schedule."""
+    finished = Notification.objects.filter(pk=notification.pk).exclude(state=NotificationState.PENDING)
+    if not finished.update(
         state=NotificationState.PENDING, next_at=now, leased_until=None, finished_at=None, tried_before=F("attempts")
     ):
         raise ConflictError("The message is still being delivered.")
@@ -76,23 +97,9 @@ def replay(notification: Notification, now: datetime) -> Notification:
     return notification
 
 
-log = logging.getLogger(__name__)
-
-LEASE_S = 60.0  # longer than any send may take
-BUDGET_S = 30.0  # in which a run claims; what is left waits for the next
-AT_ONCE = 16  # messages under way in one run
-PER_CHANNEL = 2  # of one channel, in all runs together
-LOOK_S = 0.5  # between two looks for what has become due while others are under way
-# Seconds from one attempt to the next (Standard Webhooks, OPERATORS 2.6): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
-PAUSES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-LAST_ATTEMPT = len(PAUSES_S) + 1
-GIVEN_UP = f"a message was tried {LAST_ATTEMPT} times over {sum(PAUSES_S) / 86_400:.1f} days and never arrived"
-Opener = Callable[[Channel], Sender]
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A notification that is ours until the lease ends, and the attempt that we are making."""
+    """A notification that this worker holds until the lease expires, and the number of its attempt."""
 
     notification: Notification
     number: int
@@ -100,58 +107,53 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt went; ``error`` is None for a success."""
+    """Result of an attempt; ``error`` is None for a success."""
 
     status: int | None
     duration_s: float
     error: DeliveryError | None = None
-    answer: str = ""
+    response: str = ""
 
 
-def deliver_due(clock: Callable[[], datetime] = timezone.now, opener: Opener = open_sender) -> int:
-    """Send everything that is due; how many attempts were made. Ends when nothing is due and nothing under way."""
+def deliver_due(clock: Callable[[], datetime] = timezone.now, sender: Send = send) -> int:
+    """Send all due messages; the number of attempts. Ends when nothing is due and nothing is being sent."""
     ends_s = time.monotonic() + BUDGET_S
-    under_way: dict[Future[Outcome], Claim] = {}
+    sending: dict[Future[Outcome], Claim] = {}
     attempts = 0
     with (
         isolated_items(PeriodicTask.DELIVERIES) as item,
-        ThreadPoolExecutor(AT_ONCE, thread_name_prefix="deliver") as threads,
+        ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="deliver") as threads,
     ):
         while True:
-            while time.monotonic() < ends_s and len(under_way) < AT_ONCE and (claim := claim_next(clock())):
-                under_way[threads.submit(attempt, claim, clock(), opener)] = claim
+            while time.monotonic() < ends_s and len(sending) < CONCURRENCY and (claim := claim_next(clock())):
+                sending[threads.submit(attempt, claim, clock(), sender)] = claim
                 attempts += 1
-            if not under_way:
+            if not sending:
                 return attempts
-            for done in wait(under_way, LOOK_S, FIRST_COMPLETED).done:
-                claim = under_way.pop(done)
-                with item(claim.notification.channel.name):  # one that fails is claimed again when its lease ends
+            for done in wait(sending, POLL_S, FIRST_COMPLETED).done:
+                claim = sending.pop(done)
+                with item(claim.notification.channel.name):  # after an error it is claimed again when its lease expires
                     record_outcome(claim, done.result(), clock())
 
 
 def due(now: datetime) -> QuerySet[Notification]:
-    """What may be claimed now: nobody is at it, its turn among its alert's has come, and its channel has room."""
-    free = Q(leased_until=None) | Q(leased_until__lte=now)
-    wanted = Q(channel__enabled=True) | Q(kind=NotificationKind.TEST)  # of a disabled channel the others wait
+    """Messages that can be claimed: not leased, the first of their alert, and of a channel below its limit."""
+    is_free = Q(leased_until=None) | Q(leased_until__lte=now)
+    is_enabled = Q(channel__enabled=True) | Q(kind=NotificationKind.TEST)
     pending = Notification.objects.filter(state=NotificationState.PENDING)
-    beside = pending.filter(channel=OuterRef("channel")).order_by()
-    earlier = beside.filter(number__lt=OuterRef("number"), alert_ids__overlap=OuterRef("alert_ids"))
-    busy = beside.filter(leased_until__gt=now).values("channel").annotate(count=Count("pk")).values("count")
-    room = pending.annotate(busy=Coalesce(Subquery(busy), 0)).filter(busy__lt=PER_CHANNEL)
-    return room.filter(free, wanted, ~Exists(earlier), next_at__lte=now)
+    of_channel = pending.filter(channel=OuterRef("channel")).order_by()
+    earlier = of_channel.filter(number__lt=OuterRef("number"), alert_ids__overlap=OuterRef("alert_ids"))
+    leased = of_channel.filter(leased_until__gt=now).values("channel").annotate(count=Count("pk")).values("count")
+    below_limit = pending.annotate(busy=Coalesce(Subquery(leased), 0)).filter(busy__lt=PER_CHANNEL)
+    return below_limit.filter(is_free, is_enabled, ~Exists(earlier), next_at__lte=now)
 
 
 @retry_on_conflict
 @transaction.atomic
 def claim_next(now: datetime) -> Claim | None:
-    """Claim the notification that has been due the longest and write down the attempt; None for none."""
-    notification = (
-        due(now)
-        .select_for_update(skip_locked=True, of=("self",))
-        .select_related("channel")
-        .order_by("next_at", "number")
-        .first()
-    )
+    """Claim the message that has been due longest and store the attempt; None for none."""
+    rows = due(now).select_for_update(skip_locked=True, of=("self",)).select_related("channel")
+    notification = rows.order_by("next_at", "number").first()
     if notification is None:
         return None
     notification.attempts += 1
@@ -161,34 +163,30 @@ def claim_next(now: datetime) -> Claim | None:
     return Claim(notification, notification.attempts)
 
 
-def attempt(claim: Claim, now: datetime, opener: Opener) -> Outcome:
-    """Send once. Nothing is read or written in the database; nothing that a channel does is raised."""
+def attempt(claim: Claim, now: datetime, sender: Send) -> Outcome:
+    """Send once. Uses no database and raises nothing."""
     channel = claim.notification.channel
     message = Message(f"msg_{claim.notification.pk.hex}", now, claim.notification.payload)
     started_s = time.monotonic()
     try:
-        sender = opener(channel)
+        receipt = sender(channel, message)
     except DecryptionError:
-        return Outcome(None, 0.0, DeliveryError("its stored config cannot be opened", retryable=True))
-    try:
-        receipt = sender.send(message)
+        return Outcome(None, 0.0, DeliveryError("its stored config cannot be decrypted", retryable=True))
     except DeliveryError as error:
-        answer = without_secrets(channel, error.answer)
-        return Outcome(error.status, time.monotonic() - started_s, error, answer)
+        response = without_secrets(channel, error.response)
+        return Outcome(error.status, time.monotonic() - started_s, error, response)
     except Exception as error:
         log.exception("channel kind %s failed", channel.kind)
         return Outcome(None, time.monotonic() - started_s, DeliveryError(type(error).__name__, retryable=True))
-    finally:
-        sender.close()
-    return Outcome(receipt.status, time.monotonic() - started_s, answer=without_secrets(channel, receipt.answer))
+    return Outcome(receipt.status, time.monotonic() - started_s, response=without_secrets(channel, receipt.response))
 
 
 @retry_on_conflict
 @transaction.atomic
 def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
-    """Complete the attempt, and settle the notification unless somebody claimed it after us.
+    """Complete the attempt, and update the notification unless another worker claimed it since.
 
-    The channel is locked first, as by whoever deletes it; one that is gone has nothing left to settle.
+    The channel is locked first, as in ``delete_channel``; nothing is left to update for a removed channel.
     """
     error, channel = outcome.error, claim.notification.channel
     if not Channel.objects.select_for_update(no_key=True).filter(pk=channel.pk).exists():
@@ -197,31 +195,76 @@ def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
         duration_s=outcome.duration_s,
         status=outcome.status,
         error=str(error)[:200] if error else "",
-        answer=outcome.answer[:200],
+        answer=outcome.response[:200],
     )
-    ours = Notification.objects.filter(pk=claim.notification.pk, state=NotificationState.PENDING, attempts=claim.number)
+    pending = Notification.objects.filter(pk=claim.notification.pk, state=NotificationState.PENDING)
+    claimed = pending.filter(attempts=claim.number)
     if error is None:
-        Channel.objects.filter(pk=channel.pk).update(delivered_at=now)
-        ours.update(state=NotificationState.DELIVERED, finished_at=now, leased_until=None)
+        claimed.update(state=NotificationState.DELIVERED, finished_at=now, leased_until=None)
     else:
         log.warning("channel %s: attempt %s failed: %s", channel.name, claim.number, error)
-        Channel.objects.filter(pk=channel.pk).update(failed_at=now, error=str(error)[:200])
-        _after_failure(claim, ours, error, now)
+        _after_failure(claim, claimed, error, now)
+    _record_health(channel, None if error is None else str(error), now)
 
 
-def _after_failure(claim: Claim, ours: QuerySet[Notification], error: DeliveryError, now: datetime) -> None:
+def _record_health(channel: Channel, error: str | None, now: datetime) -> None:
+    changes: dict[str, Any] = {"delivered_at": now} if error is None else {"failed_at": now, "error": error[:200]}
+    Channel.objects.filter(pk=channel.pk).update(**changes)
+
+
+def _after_failure(claim: Claim, claimed: QuerySet[Notification], error: DeliveryError, now: datetime) -> None:
     number = claim.number - claim.notification.tried_before
     if error.retryable and number < LAST_ATTEMPT:
-        ours.update(next_at=now + timedelta(seconds=_pause_s(number, error)), leased_until=None)
+        pause_s = max(PAUSES_S[number - 1], error.retry_after_s or 0.0)
+        claimed.update(next_at=now + timedelta(seconds=pause_s), leased_until=None)
         return
-    given_up = ours.update(state=NotificationState.FAILED, finished_at=now, leased_until=None)
+    has_failed = claimed.update(state=NotificationState.FAILED, finished_at=now, leased_until=None)
     if error.gone:
-        reason = "its receiver answered 410: it wants nothing any more"
-        disable_channel(claim.notification.channel, reason=reason, now=now)
-    elif given_up and error.retryable and claim.notification.kind != NotificationKind.TEST:
+        disable_channel(claim.notification.channel, reason="its receiver responded with 410 (Gone)", now=now)
+    elif has_failed and error.retryable and claim.notification.kind != NotificationKind.TEST:
         disable_channel(claim.notification.channel, reason=GIVEN_UP, now=now)
 
 
-def _pause_s(number: int, error: DeliveryError) -> float:
-    """The schedule's pause after an attempt, or the receiver's longer wish."""
-    return max(PAUSES_S[number - 1], error.retry_after_s or 0.0)
+def resend_firing(now: datetime) -> int:
+    """Resend firing alerts to receivers that forget them; the number of channels. Not in the delivery log."""
+    firing = set(Alert.objects.filter(state=AlertState.FIRING).values_list("pk", flat=True))
+    kinds = [kind.name for kind in KINDS.values() if kind.resend is not None]
+    channels = Channel.objects.filter(enabled=True, kind__in=kinds) if firing else ()
+    batches: list[tuple[Channel, list[Mapping[str, Any]]]] = []
+    with isolated_items(PeriodicTask.ALERT_REFRESH) as item:
+        for channel in channels:
+            with item(channel.name):
+                if alerts := _delivered_alerts(channel, firing):
+                    batches.append((channel, alerts))
+        with ThreadPoolExecutor(max(1, len(batches))) as threads:  # a receiver that hangs does not delay others
+            results = [(channel, threads.submit(_resend, channel, alerts, now)) for channel, alerts in batches]
+            for channel, result in results:
+                with item(channel.name):
+                    _record_health(channel, result.result(), now)
+    return len(batches)
+
+
+def _delivered_alerts(channel: Channel, firing: set[int]) -> list[Mapping[str, Any]]:
+    """The last delivered payload of each firing alert. One query."""
+    kinds = (NotificationKind.FIRING, NotificationKind.REPEATED, NotificationKind.ACKNOWLEDGED)
+    rows = Notification.objects.filter(
+        channel=channel, kind__in=kinds, state=NotificationState.DELIVERED, alert_ids__overlap=list(firing)
+    )
+    alerts: dict[int, Mapping[str, Any]] = {}
+    for payload in rows.order_by("-number").values_list("payload", flat=True)[:MAX_RESENT]:
+        for alert in payload["data"].get("alerts", [payload["data"]]):
+            if alert.get("alert") in firing:
+                alerts.setdefault(alert["alert"], alert)
+    return list(alerts.values())
+
+
+def _resend(channel: Channel, alerts: list[Mapping[str, Any]], now: datetime) -> str | None:
+    """Resend alerts to one channel; the error, if any."""
+    resend = KINDS[channel.kind].resend
+    try:
+        if resend is not None:
+            resend(open_config(channel), alerts, now)
+    except (DecryptionError, DeliveryError) as error:
+        log.warning("channel %s: firing alerts could not be resent: %s", channel.name, error)
+        return str(error)
+    return None

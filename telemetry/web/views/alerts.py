@@ -81,7 +81,7 @@ def _finds(rule: AlertRule) -> str:
     """What a rule looks for, in half a sentence."""
     kind = KINDS[rule.kind]
     try:
-        return kind.finds(kind.read(rule.settings))
+        return kind.condition(kind.read(rule.settings))
     except InvalidError as error:
         return f"its settings cannot be read: {error}"
 
@@ -175,7 +175,7 @@ def silence_list(request: HttpRequest) -> HttpResponse:
 
 
 def _line(silence: Silence) -> dict[str, Any]:
-    return {"silence": silence, "words": service.words(silence)}
+    return {"silence": silence, "words": " and ".join(service.conditions(silence))}
 
 
 @require_http_methods(["GET", "POST"])

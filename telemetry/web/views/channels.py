@@ -25,7 +25,7 @@ from controlplane.errors import ConflictError, ControlPlaneError, DecryptionErro
 from controlplane.web.base import errors_as_messages, signed_in
 from controlplane.web.forms.base import Form
 from controlplane.web.tables import int_parameter
-from telemetry.channels.registry import KINDS
+from telemetry.channels import KINDS
 from telemetry.models import Channel, Notification, NotificationKind, NotificationState
 from telemetry.services.notifications.channels import (
     channels,
@@ -38,8 +38,8 @@ from telemetry.services.notifications.channels import (
     update_channel,
 )
 from telemetry.services.notifications.heartbeats import (
-    LONGEST_S,
-    SHORTEST_S,
+    MAX_S,
+    MIN_S,
     heartbeat,
     remove_heartbeat,
     set_heartbeat,
@@ -263,7 +263,7 @@ class HeartbeatForm(Form):
         widget=forms.TextInput({"autocomplete": "off", "inputmode": "url", "spellcheck": "false"}),
         help_text=ADDRESS,
     )
-    every_s = forms.IntegerField(label="Every", help_text=f"Seconds, {SHORTEST_S} to {LONGEST_S:,}.")
+    every_s = forms.IntegerField(label="Every", help_text=f"Seconds, {MIN_S} to {MAX_S:,}.")
 
 
 @sensitive_post_parameters()

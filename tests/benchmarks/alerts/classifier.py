@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from telemetry.alerts.detection import Detection, Detector, Sensitivity, State
 from telemetry.causes import Evidence, rank
-from telemetry.causes.evidence import onset
+from telemetry.causes.evidence import find_change_point
 from tests.benchmarks.alerts.fleet import BIN_S, MemoryFleet
 from tests.benchmarks.alerts.incidents import DROP_S, INCIDENTS, SHAPES, USUAL_S, play
 from tests.telemetry.causes.fleet import T0
@@ -67,7 +67,7 @@ def judged(kind: int, shape: int, seed: int) -> Outcome:
     alarms = [one for one, before in states if one.state is State.DOWN is not before]
     after = [one for one in alarms if _second(one) > USUAL_S]
     delay = _second(after[0]) - USUAL_S + LATENCY_S if after else None
-    start_s = (after[0].onset - T0).total_seconds() if after and after[0].onset else USUAL_S
+    start_s = (after[0].change_point - T0).total_seconds() if after and after[0].change_point else USUAL_S
     alarm_s = (delay or 0.0) + USUAL_S
     at_alarm, causes = (
         _causes(fleet, start_s, min(alarm_s + later_s, USUAL_S + DROP_S)) if after else ()
@@ -103,7 +103,7 @@ def _second(one: Detection) -> float:
 
 def _causes(fleet: MemoryFleet, start_s: float, end_s: float) -> tuple[str, ...]:
     now, before = fleet.side(start_s, end_s), fleet.side(BEFORE_S, start_s)
-    fell = onset(fleet.series(BEFORE_S, end_s, BIN_S))
+    fell = find_change_point(fleet.series(BEFORE_S, end_s, BIN_S))
     return tuple(cause.kind for cause in rank(Evidence(now, before, fleet.happenings, fell)))
 
 

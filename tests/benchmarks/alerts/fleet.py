@@ -24,7 +24,7 @@ from routing.observability.metrics import Outcome
 from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin
 from telemetry.causes.evidence import Bin as OnsetBin
-from telemetry.causes.evidence import EngineSums, Prefix, RelatedEvent, Route, Seen, Side, Sums
+from telemetry.causes.evidence import DescribedPrompt, EngineSums, Period, Prefix, RelatedEvent, Route, Sums
 from telemetry.lint import PromptStructure
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled
 
@@ -117,11 +117,11 @@ class MemoryFleet(Fleet):
             part[1] += one.record.cached_tokens or 0
         return [OnsetBin(T0 + timedelta(seconds=start_s + step_s * n), *sums[n]) for n in sorted(sums)]
 
-    def side(self, start_s: float, end_s: float, ladder: Any = None) -> Side:
+    def side(self, start_s: float, end_s: float, ladder: Any = None) -> Period:
         routes: dict[tuple[str, str, str, int], Sums] = defaultdict(Sums)
         prefixes: dict[tuple[str, int | None, str], Sums] = defaultdict(Sums)
         early: set[tuple[str, int | None, str]] = set()
-        seen: list[Seen] = []
+        seen: list[DescribedPrompt] = []
         for one in self._between(start_s, end_s):
             record, sums = one.record, _sums(one.record)
             routes[record.group, record.replica, record.policy, record.revision] += sums
@@ -131,14 +131,14 @@ class MemoryFleet(Fleet):
                 early.add(key)
             opening = PromptStructure.read(json.loads(record.structure)) if record.structure else None
             if opening is not None:
-                seen.append(Seen(record.group, T0 + timedelta(seconds=one.at_s), opening))
-        return Side(
+                seen.append(DescribedPrompt(record.group, T0 + timedelta(seconds=one.at_s), opening))
+        return Period(
             T0 + timedelta(seconds=start_s),
             T0 + timedelta(seconds=end_s),
             routes=[Route(*key, sums) for key, sums in routes.items()],
             prefixes=[Prefix(*key, sums, key in early) for key, sums in prefixes.items()],
             engines=self._engines(start_s, end_s),
-            openings=seen[-400:],
+            prompts=seen[-400:],
             ladder=ladder,
         )
 

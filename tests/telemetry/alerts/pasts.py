@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from telemetry.alerts.history_window import Past, ReplicaStep, WindowSum
-from telemetry.alerts.kinds import KINDS, Asked
+from telemetry.alerts.history_window import History, ReplicaStep, WindowSum
+from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.verdict import Verdict, Verdicts
 from tests.telemetry.conftest import T0
 
@@ -26,18 +26,19 @@ def step(
 FAILED = ReplicaStep(None, None, None, read=False, failed=True)
 
 
-def past(step_s: float, *, count: int = 1, replicas: tuple[str, ...] = ("r1", "r2"), **parts: Any) -> Past:
+def past(step_s: float, *, count: int = 1, replicas: tuple[str, ...] = ("r1", "r2"), **parts: Any) -> History:
     """A past that ends at T0."""
     start = T0 - timedelta(seconds=step_s * count)
-    return Past(start, step_s, count, replicas, parts.pop("active", frozenset(replicas)), frozenset(replicas), **parts)
+    return History(
+        start, step_s, count, replicas, parts.pop("active", frozenset(replicas)), frozenset(replicas), **parts
+    )
 
 
-def judged(kind: str, seen: Past, group: str = "", opened: Any = None, **settings: Any) -> Verdicts:
-    """What a kind says at the end of a past."""
-    return KINDS[kind].judge(KINDS[kind].read(settings), seen.at(seen.count - 1), Asked(group, opened))
+def evaluated(kind: str, history: History, group: str = "", **settings: Any) -> Verdicts:
+    """Verdicts of a kind at the end of a history."""
+    return KINDS[kind].evaluate(KINDS[kind].read(settings), history.at(history.count - 1), group)
 
 
 def only(verdicts: Verdicts) -> Verdict:
-    """The one verdict."""
     (verdict,) = verdicts.values()
     return verdict

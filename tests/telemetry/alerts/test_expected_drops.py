@@ -235,7 +235,7 @@ def test_so_does_a_rule_of_a_task_group(pool: Pool) -> None:
 
     (alert,) = Alert.objects.filter(rule__name="agents")
     assert (alert.notification_count, alert.muted["why"]) == (0, "restart")
-    assert alert.muted["words"].startswith("r1 restarted or was away")
+    assert alert.muted["words"].startswith("r1 restarted or was down")
 
 
 def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Prefix:

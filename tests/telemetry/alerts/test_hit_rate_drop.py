@@ -7,11 +7,11 @@ import pytest
 from controlplane.errors import InvalidError
 from telemetry.alerts.detection import Bin
 from telemetry.alerts.history_window import WindowSum
-from telemetry.alerts.kinds import KINDS, Where
-from telemetry.alerts.series import HitRateSeries, bin_length_s, grid_floor
+from telemetry.alerts.hit_rate_series import HitRateSeries, bin_length_s, grid_floor
+from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.alerts.verdict import Reason, Result
 from tests.telemetry.alerts.detection.traffic import Stretch, bins
-from tests.telemetry.alerts.pasts import judged, only, past
+from tests.telemetry.alerts.pasts import evaluated, only, past
 from tests.telemetry.conftest import T0
 
 KIND = KINDS["hit_rate_drop"]
@@ -23,7 +23,7 @@ def verdict_after(*stretches: Stretch, group: str = "", late_s: float = 0.0, **s
     known = bins(stretches)
     moved = [Bin(T0 - (known[-1].end - one.end) - timedelta(seconds=late_s), one.groups) for one in known]
     series = HitRateSeries(10.0, moved[0].end - timedelta(seconds=10), moved[-1].end, moved)
-    return only(judged("hit_rate_drop", past(10, series=series), group, **settings))
+    return only(evaluated("hit_rate_drop", past(10, series=series), group, **settings))
 
 
 def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
@@ -34,10 +34,10 @@ def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
     assert verdict.limit == pytest.approx(verdict.baseline - 0.1)
     assert [one["name"] for one in verdict.figures["groups"]] == ["chat", "support"]
     assert verdict.figures["share_ratio"] == pytest.approx(0.7, abs=0.05)
-    said = KIND.sentence(Where("chat"), SETTINGS, verdict)
+    said = KIND.summarize(Scope("chat"), SETTINGS, verdict)
     assert "points below its baseline of 8" in said
     assert said.endswith("in chat, support (70.0 % of the tokens).") or "in chat, support (" in said
-    assert f"it began at {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
+    assert f"% since {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
 
 
 def test_a_rule_of_a_task_group_looks_at_that_group_alone():
@@ -59,7 +59,7 @@ def test_a_drop_of_less_traffic_than_the_floors_says_nothing(floor, reason):
 def test_too_few_bins_and_none_are_no_data_and_not_a_rate_of_zero():
     few = verdict_after(Stretch(70, 0.8))
     old = verdict_after(Stretch(1800, 0.8), late_s=60)
-    none = only(judged("hit_rate_drop", past(10)))
+    none = only(evaluated("hit_rate_drop", past(10)))
 
     assert (few.reason, few.value) == (Reason.LITTLE_HISTORY, None)
     assert (old.reason, none.reason) == (Reason.NO_READINGS, Reason.NO_READINGS)
@@ -71,8 +71,8 @@ def test_what_replicas_that_were_away_cost_is_taken_off_the_drop():
     assert (window.start, window.ratio) == (T0 - timedelta(seconds=90), pytest.approx(verdict.value))
 
     without = WindowSum(window.start, window.queries, 0.78 * window.queries, window.requests)
-    assert KIND.judge_window(SETTINGS, verdict, without).result is Result.OK
-    assert KIND.judge_window(SETTINGS, verdict, window).result is Result.BREACH
+    assert KIND.evaluate_window(SETTINGS, verdict, without).result is Result.OK
+    assert KIND.evaluate_window(SETTINGS, verdict, window).result is Result.BREACH
 
 
 def test_a_series_gives_the_same_however_often_it_is_asked():

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from controlplane.errors import InvalidError
-from telemetry.alerts.history_window import ControlNow, PressureStep
-from telemetry.alerts.kinds import KINDS, Where
+from telemetry.alerts.history_window import ControlPlaneState, PressureStep
+from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import RouterCounts
 from telemetry.models import RuleKind
-from tests.telemetry.alerts.pasts import FAILED, judged, only, past, step, window
+from tests.telemetry.alerts.pasts import FAILED, evaluated, only, past, step, window
 
 BREACH, OK, NO_DATA = Result.BREACH, Result.OK, Result.NO_DATA
 
@@ -30,15 +30,15 @@ def answers(verdicts):
     ],
 )
 def test_a_floor_is_a_floor_whatever_is_usual(newest, expected):
-    assert answers(judged("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
+    assert answers(evaluated("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
 
 
 def test_a_rule_of_a_task_group_looks_at_that_group_alone():
     seen = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
 
-    assert only(judged("hit_rate_floor", seen, "coding")).result is BREACH
-    assert only(judged("hit_rate_floor", seen)).result is OK
-    assert only(judged("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
+    assert only(evaluated("hit_rate_floor", seen, "coding")).result is BREACH
+    assert only(evaluated("hit_rate_floor", seen)).result is OK
+    assert only(evaluated("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
 
 
 def answered(delivered, predicted=None, requests=200):
@@ -72,7 +72,7 @@ def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(answers_, 
     """H17"""
     seen = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
 
-    verdict = only(judged("prediction_gap", seen))
+    verdict = only(evaluated("prediction_gap", seen))
 
     assert verdict.result is expected
     assert verdict.figures.get("between", [None])[0] == between
@@ -83,8 +83,8 @@ def test_a_decode_replica_s_counters_are_not_held_against_its_answers():
     parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
     seen = past(300, replicas=("r1",), **parts)
 
-    assert only(judged("prediction_gap", seen)).result is BREACH
-    assert only(judged("prediction_gap", replace(seen, rated=frozenset()))).reason is Reason.NOT_REPORTED
+    assert only(evaluated("prediction_gap", seen)).result is BREACH
+    assert only(evaluated("prediction_gap", replace(seen, hit_rate_replicas=frozenset()))).reason is Reason.NOT_REPORTED
 
 
 def late(share, requests=100):
@@ -104,15 +104,15 @@ def test_an_objective_is_broken_when_both_windows_burn(before, now, expected):
     """T6: 95 % within a second; six times the budget is 30 % late."""
     seen = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
 
-    assert answers(judged("ttft_objective", seen)) == {"": expected}
+    assert answers(evaluated("ttft_objective", seen)) == {"": expected}
 
 
 def test_the_share_is_read_at_an_edge_which_the_verdict_names():
     seen = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
-    verdict = only(judged("ttft_objective", seen, within_s=0.9))
+    verdict = only(evaluated("ttft_objective", seen, within_s=0.9))
 
     assert (verdict.value, verdict.figures["edge_s"]) == (0.5, 1.0)
-    assert only(judged("ttft_objective", past(300, count=12))).reason is Reason.NO_READINGS
+    assert only(evaluated("ttft_objective", past(300, count=12))).reason is Reason.NO_READINGS
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_a_replica_is_down_when_every_scrape_failed_and_not_when_nobody_tried():
     engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
     seen = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
 
-    verdicts = judged("replica_down", seen)
+    verdicts = evaluated("replica_down", seen)
 
     assert answers(verdicts) == {
-        "r1": (BREACH, Reason.UNREAD),
+        "r1": (BREACH, Reason.SCRAPES_FAIL),
         "r2": (NO_DATA, Reason.NO_READINGS),
         "r3": (OK, Reason.WITHIN),
     }
@@ -147,18 +147,18 @@ def test_a_replica_that_was_never_read_is_down_once_it_was_tried_for_long_enough
     engines = {"new": [None, None, FAILED], "old": [None, FAILED, FAILED]}
     seen = past(30, count=3, replicas=("new", "old"), engines=engines)
 
-    verdicts = judged("replica_down", seen)
+    verdicts = evaluated("replica_down", seen)
 
-    assert answers(verdicts) == {"new": (NO_DATA, Reason.UNREAD), "old": (BREACH, Reason.UNREAD)}
+    assert answers(verdicts) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
     kind = KINDS["replica_down"]
-    assert kind.sentence(Where("chat", "", "old"), kind.read({}), verdicts["old"]).endswith("for more than 30 s.")
+    assert kind.summarize(Scope("chat", "", "old"), kind.read({}), verdicts["old"]).endswith("for more than 30 s.")
 
 
 def test_kv_pressure_is_usage_or_preemptions():
     full, pushed = PressureStep(0.96, 0), PressureStep(0.5, 30)
     unknown = PressureStep(None, None)
     pressure = {"r1": [full], "r2": [pushed], "r3": [PressureStep(0.94, 29)], "r4": [unknown]}
-    verdicts = judged("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
+    verdicts = evaluated("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
 
     assert answers(verdicts) == {
         "r1": (BREACH, Reason.ABOVE),
@@ -175,43 +175,43 @@ def test_kv_pressure_is_usage_or_preemptions():
     [
         ({"r1": 300, "r2": 100}, ("r1", "r2"), (BREACH, Reason.ABOVE)),
         ({"r1": 260, "r2": 140}, ("r1", "r2"), (OK, Reason.WITHIN)),
-        ({"r1": 300, "r2": 0}, ("r1",), (NO_DATA, Reason.NOBODY)),  # one drains
+        ({"r1": 300, "r2": 0}, ("r1",), (NO_DATA, Reason.NO_REPLICAS)),  # one drains
         ({"r1": 150, "r2": 49}, ("r1", "r2"), (NO_DATA, Reason.LITTLE_TRAFFIC)),
     ],
 )
 def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expected):
     engines = {name: [step(requests=count)] for name, count in requests.items()}
 
-    assert answers(judged("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
+    assert answers(evaluated("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
 
 
 @pytest.mark.parametrize(
     ("control", "expected"),
     [
-        (ControlNow({"router-1": 120.0}, {}, 2), (BREACH, Reason.ABOVE)),
-        (ControlNow({"router-1": 119.0}, {}, 2), (OK, Reason.WITHIN)),
-        (ControlNow({}, {}, 2), (OK, Reason.WITHIN)),
-        (ControlNow(), (NO_DATA, Reason.NOBODY)),
+        (ControlPlaneState({"router-1": 120.0}, {}, 2), (BREACH, Reason.ABOVE)),
+        (ControlPlaneState({"router-1": 119.0}, {}, 2), (OK, Reason.WITHIN)),
+        (ControlPlaneState({}, {}, 2), (OK, Reason.WITHIN)),
+        (ControlPlaneState(), (NO_DATA, Reason.NO_REPLICAS)),
         (None, (NO_DATA, Reason.NOT_STORED)),
     ],
 )
 def test_a_router_that_is_behind_for_too_long_is_stuck(control, expected):
-    assert answers(judged("rollout_stuck", past(60, control=control))) == {"": expected}
+    assert answers(evaluated("rollout_stuck", past(60, control=control))) == {"": expected}
 
 
 def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
     quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
-    verdict = only(judged("evaluator_lag", quiet))
+    verdict = only(evaluated("evaluator_lag", quiet))
     assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
 
     failing = past(15, count=1, engines={"r1": [FAILED]})
-    assert only(judged("evaluator_lag", failing)).result is OK  # somebody tries
+    assert only(evaluated("evaluator_lag", failing)).result is OK  # somebody tries
 
-    late_rules = ControlNow(unevaluated_s=40.0)
-    verdict = only(judged("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
+    late_rules = ControlPlaneState(since_evaluation_s=40.0)
+    verdict = only(evaluated("evaluator_lag", past(15, engines={"r1": [step()]}, control=late_rules)))
     assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 40.0, "evaluated")
 
-    assert only(judged("evaluator_lag", past(15, count=3, engines={}))).result is NO_DATA  # it never began
+    assert only(evaluated("evaluator_lag", past(15, count=3, engines={}))).result is NO_DATA  # it never began
 
 
 @pytest.mark.parametrize(
@@ -223,24 +223,24 @@ def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
     ],
 )
 def test_no_data_is_a_finding_of_its_own(engines, expected):
-    assert answers(judged("no_data", past(60, engines=engines))) == {"": expected}
+    assert answers(evaluated("no_data", past(60, engines=engines))) == {"": expected}
 
 
 def test_a_pool_without_replicas_is_nobody_s_fault():
     for kind in ("no_data", "evaluator_lag"):
-        assert only(judged(kind, past(60, replicas=()))).reason is Reason.NOBODY
+        assert only(evaluated(kind, past(60, replicas=()))).reason is Reason.NO_REPLICAS
 
 
 def test_there_is_a_kind_for_each_that_a_row_may_have_and_it_speaks_in_sentences():
     assert set(KINDS) == set(RuleKind.values)
     for kind in KINDS.values():
         assert kind.about.endswith(".")
-        assert kind.finds(kind.read({}))
+        assert kind.condition(kind.read({}))
         assert KINDS[kind.name].label == RuleKind(kind.name).label
 
 
 def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
-    control = ControlNow({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
+    control = ControlPlaneState({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
     cases = {
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
         "prediction_gap": past(300, answers={"r1": [answered(0.1, 0.9)]}),
@@ -254,8 +254,8 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
     }
     for name, seen in cases.items():
         kind = KINDS[name]
-        subject, verdict = next(pair for pair in judged(name, seen).items() if pair[1].result is BREACH)
-        said = kind.sentence(Where("chat", "", subject), kind.read({}), verdict)
+        subject, verdict = next(pair for pair in evaluated(name, seen).items() if pair[1].result is BREACH)
+        said = kind.summarize(Scope("chat", "", subject), kind.read({}), verdict)
         assert said.endswith((".", "x.")), said
         assert "chat" in said or name == "rollout_stuck", said
         assert "None" not in said, said
@@ -264,9 +264,9 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
 def test_a_task_group_s_hit_rate_says_which_share_of_the_responses_it_rests_on():
     part = replace(window(0.2), accounted_ratio=0.4)
     settings = KINDS["hit_rate_floor"].read({})
-    where = Where(pool="chat", group="coding")
-    verdict = only(judged("hit_rate_floor", past(300, windows={"coding": [part]}), "coding"))
+    where = Scope(pool="chat", group="coding")
+    verdict = only(evaluated("hit_rate_floor", past(300, windows={"coding": [part]}), "coding"))
 
-    assert KINDS["hit_rate_floor"].sentence(where, settings, verdict).endswith(" It rests on 40.0 % of the responses.")
-    whole = only(judged("hit_rate_floor", past(300, windows={"": [window(0.2)]})))
-    assert "rests on" not in KINDS["hit_rate_floor"].sentence(Where(pool="chat"), settings, whole)
+    assert KINDS["hit_rate_floor"].summarize(where, settings, verdict).endswith(" Measured on 40.0 % of the responses.")
+    whole = only(evaluated("hit_rate_floor", past(300, windows={"": [window(0.2)]})))
+    assert "Measured on" not in KINDS["hit_rate_floor"].summarize(Scope(pool="chat"), settings, whole)

@@ -17,7 +17,7 @@ from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels
 from telemetry.alerts.notifications import INHIBITED_BY, notify_due
 from telemetry.alerts.pipeline import resolve
-from telemetry.alerts.verdict import OVER, Reason, Result, Verdict
+from telemetry.alerts.verdict import ENDED, Reason, Result, Verdict
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
@@ -209,7 +209,7 @@ def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_whi
 
 def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(pool, channel):
     down, ejected = (firing(pool, kind, subject="r1") for kind in ("replica_down", "replica_ejected"))
-    long_ago, going_on = (replace(BROKEN, figures={OVER: is_over}) for is_over in (True, False))
+    long_ago, going_on = (replace(BROKEN, figures={ENDED: is_over}) for is_over in (True, False))
     notify_due(at(10), {ejected.pk: going_on})
     resolve(fresh(down), at(20))
 
@@ -222,7 +222,7 @@ def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(p
 
 def test_an_ejection_that_ended_is_told_where_nothing_explained_it(pool, channel):
     ejected = firing(pool, "replica_ejected", subject="r1")
-    notify_due(at(10), {ejected.pk: replace(BROKEN, figures={OVER: True})})
+    notify_due(at(10), {ejected.pk: replace(BROKEN, figures={ENDED: True})})
     assert fresh(ejected).notified_at == at(10)
 
 

@@ -213,15 +213,15 @@ def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, 
     now = T0 + timedelta(seconds=310)
     verdict = Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.65, 0.8)
     loaded = AlertRule.objects.select_related("pool", "group").get(pk=rule.pk)
-    (ready,) = pipeline._ready([loaded], now, Items(PeriodicTask.ALERT_RULES))
+    (evaluation,) = pipeline._evaluations([loaded], now, Items(PeriodicTask.ALERT_RULES))
     seen_by_both = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
 
     for alert in seen_by_both:
-        pipeline.fire(alert, ready, verdict, now)
-    assert pipeline.open_alert(ready, "", verdict, T0) is None
+        pipeline._fire(alert, evaluation, verdict, now)
+    assert pipeline._open_alert(evaluation, "", verdict, T0) is None
     untold = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
-    claim = notifications._claim_telling(now)
-    told = [notifications._tell_together([alert], NotificationKind.FIRING, claim, now) for alert in untold]
+    claim = notifications._claim_notification(now)
+    told = [notifications._notify_group([alert], NotificationKind.FIRING, claim, now) for alert in untold]
 
     assert told == [1, 0]
     assert Notification.objects.count() == 1
@@ -309,7 +309,7 @@ def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule
 
 
 def test_a_fleet_that_is_down_as_a_whole_opens_no_more_alerts_than_a_rule_may_have(pool, monkeypatch):
-    monkeypatch.setattr(pipeline, "MOST_SUBJECTS", 3)
+    monkeypatch.setattr(pipeline, "MAX_SUBJECTS", 3)
     for number in range(1, 6):
         replica = add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:910{number}")
         for second in (200, 240, 280):

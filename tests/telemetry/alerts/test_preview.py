@@ -15,11 +15,10 @@ from telemetry.alerts import pipeline
 from telemetry.alerts.history import engine_hours
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.notifications import notify_due
-from telemetry.alerts.replay import Point, replay, thinned
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts import previews
 from telemetry.services.alerts.explanations import explain_drops
-from telemetry.services.alerts.previews import preview_rule
+from telemetry.services.alerts.previews import Point, preview_rule, replay, thin_out
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel
 from telemetry.web.ladder_figures import draw
@@ -96,7 +95,7 @@ def test_a_slow_decline_is_found_against_the_same_hours_of_days_before(pool, r1)
 
 def test_a_preview_is_bounded_and_says_how_far_it_looked(pool, r1, monkeypatch):
     minutes(r1, DROPS)
-    monkeypatch.setattr(previews, "MOST_STEPS", 5)
+    monkeypatch.setattr(previews, "MAX_STEPS", 5)
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
         found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS)
 
@@ -107,7 +106,7 @@ def test_a_preview_is_bounded_and_says_how_far_it_looked(pool, r1, monkeypatch):
 
 def test_what_has_no_stored_past_has_no_preview_and_says_so(pool):
     found = preview_rule(pool, kind="rollout_stuck", settings={})
-    assert "No history is kept" in found.sentence
+    assert "no history is stored" in found.sentence
     assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).sentence
 
 
@@ -195,6 +194,6 @@ def test_a_drawing_has_a_line_for_each_stretch_and_a_band_for_each_time_it_fired
 
 def test_thinning_keeps_what_is_farthest_beyond_the_limit():
     points = [Point(at(number), 0.1 if number == 57 else 0.6, 0.5) for number in range(100)]
-    kept = thinned(points, 10)
+    kept = thin_out(points, 10)
     assert len(kept) == 10
     assert 0.1 in [point.value for point in kept]

@@ -1,4 +1,4 @@
-"""Where windows end: at what everybody has told, and no later than that."""
+"""Scope windows end: at what everybody has told, and no later than that."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.alerts.kinds import KINDS
-from telemetry.alerts.pipeline import evaluate, settled_until
+from telemetry.alerts.pipeline import evaluate, watermark
 from telemetry.models import AlertRule, ScrapeState
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import create_rule, update_rule
@@ -35,7 +35,7 @@ def readings(replica, until_s, ratio, *, requests=20):
     scraped(replica, at(until_s))
 
 
-def judged(pool, kind, settings, now_s):
+def evaluated(pool, kind, settings, now_s):
     rule = AlertRule.objects.filter(pool=pool, kind=kind).first() or create_rule(pool, name=kind, kind=kind)
     update_rule(rule, settings=settings)
     (fresh,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
@@ -48,8 +48,8 @@ def test_a_pool_s_hit_rate_is_not_that_of_whoever_was_read_first(pool, three):
     for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
         readings(replica, until_s, ratio)
 
-    drop = judged(pool, "hit_rate_drop", {"baseline_s": 300, "days": 0, "min_requests": 10, "for_s": 0}, 240.5)
-    floor = judged(pool, "hit_rate_floor", {**SHORT, "floor_ratio": 0.3}, 240.5)
+    drop = evaluated(pool, "hit_rate_drop", {"baseline_s": 300, "days": 0, "min_requests": 10, "for_s": 0}, 240.5)
+    floor = evaluated(pool, "hit_rate_floor", {**SHORT, "floor_ratio": 0.3}, 240.5)
 
     assert (drop["answer"], drop["value"], drop["baseline"]) == ("ok", pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert floor["answer"] == "ok"
@@ -62,14 +62,14 @@ def test_an_even_load_is_not_skewed_by_who_was_read_first(pool, three):
     for replica, until_s in zip(three, (240, 235, 235), strict=True):
         readings(replica, until_s, 0.8)
 
-    assert judged(pool, "load_skew", {**SHORT, "most_over_mean": 1.4}, 240.5)["value"] == pytest.approx(1)
+    assert evaluated(pool, "load_skew", {**SHORT, "most_over_mean": 1.4}, 240.5)["value"] == pytest.approx(1)
 
 
 def test_a_window_that_a_slow_replica_has_not_told_of_yet_is_not_below_its_floor(pool, three):
     for replica, until_s in zip(three, (240, 240, 235), strict=True):
         readings(replica, until_s, 0.8)
 
-    found = judged(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
+    found = evaluated(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
 
     assert (found["answer"], found["figures"]["requests"]) == ("ok", 120)
 
@@ -103,7 +103,7 @@ def test_windows_end_just_before_the_first_reading_that_is_due_and_not_there(poo
     for replica, second in zip(three, others_s, strict=False):
         ScrapeState.objects.create(replica=replica, at=at(second))
 
-    assert abs((settled_until(at(now_s)) - at(until_s)).total_seconds()) <= 1e-6
+    assert abs((watermark(at(now_s)) - at(until_s)).total_seconds()) <= 1e-6
 
 
 def test_a_replica_that_hangs_holds_nothing_back(pool, three):
@@ -111,6 +111,6 @@ def test_a_replica_that_hangs_holds_nothing_back(pool, three):
     for replica, until_s in zip(three, (240, 240, 180), strict=True):
         readings(replica, until_s, 0.8)
 
-    found = judged(pool, "hit_rate_floor", SHORT, 240.5)
+    found = evaluated(pool, "hit_rate_floor", SHORT, 240.5)
 
     assert (found["answer"], found["figures"]["requests"]) == ("ok", 80)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from telemetry.causes import policies, workload
-from telemetry.causes.evidence import Evidence, Prefix, RelatedEvent, Route, Side, Sums
+from telemetry.causes.evidence import Evidence, Period, Prefix, RelatedEvent, Route, Sums
 from tests.telemetry.conftest import T0
 
 HOUR = timedelta(hours=1)
@@ -17,7 +17,7 @@ def side(start, spilled, *parts):
     prefixes = [Prefix("chat", 1, name, Sums(tokens / 1000, tokens, rate * tokens)) for name, tokens, rate in parts]
     cached = sum(part.sums.cached for part in prefixes)
     route = Route("chat", "r1", "p", 1, Sums(1000, TOKENS, cached, spilled=spilled))
-    return Side(start, start + HOUR, routes=[route], prefixes=prefixes)
+    return Period(start, start + HOUR, routes=[route], prefixes=prefixes)
 
 
 def evidence(spilled, *happenings):
@@ -43,11 +43,11 @@ def tokens(judge, seen):
 def test_what_is_lost_elsewhere_is_given_up_affinity_as_far_as_requests_spilled(spilled, given_up, evicted):
     seen = evidence(spilled)
 
-    assert tokens(policies.judge_overflow, seen) == pytest.approx(given_up)
-    assert tokens(workload.judge_capacity, seen) == pytest.approx(evicted)
+    assert tokens(policies.check_overflow, seen) == pytest.approx(given_up)
+    assert tokens(workload.check_capacity, seen) == pytest.approx(evicted)
 
 
 def test_what_a_restart_may_have_sent_elsewhere_is_not_taken_for_evicted():
     restarted = RelatedEvent(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
 
-    assert tokens(workload.judge_capacity, evidence(0, restarted)) == 0
+    assert tokens(workload.check_capacity, evidence(0, restarted)) == 0

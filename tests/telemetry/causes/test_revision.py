@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.causes.evidence import Evidence, RelatedEvent, Route, Side, Sums
-from telemetry.causes.policies import judge_revision
+from telemetry.causes.evidence import Evidence, Period, RelatedEvent, Route, Sums
+from telemetry.causes.policies import check_revision
 from tests.telemetry.conftest import T0
 
 HOUR = timedelta(hours=1)
@@ -19,8 +19,8 @@ def evidence(*before, ahead_s=0.0):
     """Hit rates fell from 80 % to 50 %, at which time revision 2 places everything."""
     event = RelatedEvent(T0 - timedelta(seconds=ahead_s), "policy_published", "Revision 2.", revision=2, policy="p")
     return Evidence(
-        Side(T0, T0 + HOUR, routes=[route(2, 5000, 0.5)]),
-        Side(T0 - HOUR, T0, routes=before),
+        Period(T0, T0 + HOUR, routes=[route(2, 5000, 0.5)]),
+        Period(T0 - HOUR, T0, routes=before),
         [event],
         T0,
     )
@@ -37,7 +37,7 @@ def evidence(*before, ahead_s=0.0):
     ],
 )
 def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did_well, certainty):
-    finding = judge_revision(evidence(*before))
+    finding = check_revision(evidence(*before))
 
     assert finding.evidence["did_well_before"] is did_well
     assert finding.certainty == pytest.approx(certainty)
@@ -46,6 +46,6 @@ def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did
 @pytest.mark.parametrize(("rate", "is_named"), [(0.79, False), (0.6, True)])
 def test_a_revision_that_did_well_since_its_last_event_is_not_named(rate, is_named):
     """Published a minute before the fall: what it placed since then shows whether that is its doing."""
-    finding = judge_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
+    finding = check_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
 
     assert (finding is not None) is is_named

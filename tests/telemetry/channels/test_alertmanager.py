@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.channels.alertmanager import ALERTMANAGER, KEPT_S, REFRESH_S, alert_labels, posted
+from telemetry.channels.alertmanager import ALERTMANAGER, EXPIRES_S, RESEND_S, labels_of, to_alerts
 from telemetry.channels.base import ConfigError, Message
 from tests.fakes.alertmanager import alertmanager, until
 from tests.fakes.real_prometheus import program
@@ -14,11 +14,7 @@ from tests.telemetry.conftest import T0
 
 
 def push(url, told, **given):
-    sender = ALERTMANAGER.open(ALERTMANAGER.complete({"url": url, **given}))
-    try:
-        return sender.send(told)
-    finally:
-        sender.close()
+    return ALERTMANAGER.send(ALERTMANAGER.complete({"url": url, **given}), told)
 
 
 def now_told(state, **changes):
@@ -55,16 +51,16 @@ def test_an_alert_fires_is_told_again_and_ends_there_as_it_does_here(tmp_path, r
 
 
 def test_what_is_not_told_again_is_over_after_some_repetitions():
-    (alert,) = posted([message().data], T0, "")
+    (alert,) = to_alerts([message().data], T0, "")
 
-    assert KEPT_S >= 3 * REFRESH_S
-    assert datetime.fromisoformat(alert["endsAt"]) == T0 + timedelta(seconds=KEPT_S)
+    assert EXPIRES_S >= 3 * RESEND_S
+    assert datetime.fromisoformat(alert["endsAt"]) == T0 + timedelta(seconds=EXPIRES_S)
     assert "generatorURL" not in alert
 
 
 def test_labels_are_the_same_at_the_end_and_have_names_that_prometheus_takes():
     labels = {"pool": "chat", "task-group": "a b", "replica": None}
-    begun, ended = (alert_labels(payload(7, state, labels=labels)["data"]) for state in ("firing", "resolved"))
+    begun, ended = (labels_of(payload(7, state, labels=labels)["data"]) for state in ("firing", "resolved"))
 
     assert begun == ended
     assert begun == {"pool": "chat", "task_group": "a b", "alertname": "Hit rate drop", "source": "warmpath"}

@@ -7,7 +7,7 @@ import pytest
 from telemetry.channels import pagerduty as pagerduty_module
 from telemetry.channels.base import ConfigError, DeliveryError
 from telemetry.channels.pagerduty import PAGERDUTY
-from telemetry.channels.slack import SLACK, escaped
+from telemetry.channels.slack import SLACK, escape
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.told import HOSTILE, NOTICE, TEST, message, several
 
@@ -15,11 +15,7 @@ KEY = "s3cretkey0123456789abcdefABCDEF0"
 
 
 def send(kind, told, **given):
-    sender = kind.open(kind.complete(given))
-    try:
-        return sender.send(told)
-    finally:
-        sender.close()
+    return kind.send(kind.complete(given), told)
 
 
 def slack(receiver, told):
@@ -44,8 +40,8 @@ def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
     shown = [field["text"] for field in fields["fields"]]
     assert "*Value*\n20.1 %" in shown
     assert "*Pool*\nchat" in shown
-    assert cause["text"]["text"] == "*Cause*\nRevision 7 moved homes. (90 % sure) Revert it."
-    assert "<https://warmpath.example/alerts/7/|Open the alert>" in links["text"]["text"]
+    assert cause["text"]["text"] == "*Cause*\nRevision 7 moved homes. (confidence 90 %) Revert it."
+    assert "<https://warmpath.example/alerts/7/|Open alert>" in links["text"]["text"]
 
 
 def test_a_room_is_told_several_alerts_tests_and_notices(receiver):
@@ -75,8 +71,8 @@ def header(body):
 
 
 def test_text_without_markup_is_left_as_it_is():
-    assert escaped("a & b < c > d @e") == "a &amp; b &lt; c &gt; d @\u200be"
-    assert escaped("90 % of pool *chat*") == "90 % of pool *chat*"
+    assert escape("a & b < c > d @e") == "a &amp; b &lt; c &gt; d @\u200be"
+    assert escape("90 % of pool *chat*") == "90 % of pool *chat*"
 
 
 def test_an_incident_lives_as_long_as_its_alert_under_one_key(receiver):
@@ -90,7 +86,7 @@ def test_an_incident_lives_as_long_as_its_alert_under_one_key(receiver):
     assert first["payload"]["severity"] == "critical"
     assert first["payload"]["component"] == "chat"
     assert first["payload"]["custom_details"]["Value"] == "20.1 %"
-    assert first["links"][0] == {"href": "https://warmpath.example/alerts/7/", "text": "Open the alert"}
+    assert first["links"][0] == {"href": "https://warmpath.example/alerts/7/", "text": "Open alert"}
     assert "payload" not in told[-1]
 
 
@@ -130,7 +126,7 @@ def test_a_failure_among_several_is_tried_again_as_a_whole_and_too_slow_a_one_to
         pager(receiver, several(1, 2, 3))
     assert (caught.value.retryable, caught.value.retry_after_s, len(receiver.received)) == (True, 30.0, 2)
 
-    monkeypatch.setattr(pagerduty_module, "WHOLE_S", -1.0)
+    monkeypatch.setattr(pagerduty_module, "MAX_MESSAGE_S", -1.0)
     with pytest.raises(DeliveryError, match="too slow"):
         pager(receiver, several(1, 2, 3))
 
@@ -140,7 +136,7 @@ def test_what_the_receiver_says_is_kept(receiver):
     with pytest.raises(DeliveryError) as caught:
         pager(receiver, message())
 
-    assert (caught.value.status, caught.value.answer) == (400, '{"status": "invalid event", "errors": ["Length"]}')
+    assert (caught.value.status, caught.value.response) == (400, '{"status": "invalid event", "errors": ["Length"]}')
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 import pytest
 
+from telemetry.channels import KINDS
 from telemetry.channels.base import DeliveryError
-from telemetry.channels.registry import KINDS
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.fakes.mail_server import mail_server
 from tests.telemetry.channels.told import TEST
@@ -34,12 +34,8 @@ def config(kind, host, port):
 
 
 def refusal(kind, host, port):
-    sender = KINDS[kind].open(KINDS[kind].complete(config(kind, host, port)))
-    try:
-        with pytest.raises(DeliveryError) as caught:
-            sender.send(TEST)
-    finally:
-        sender.close()
+    with pytest.raises(DeliveryError) as caught:
+        KINDS[kind].send(KINDS[kind].complete(config(kind, host, port)), TEST)
     return caught.value
 
 

@@ -10,7 +10,7 @@ import pytest
 from controlplane.egress import Rules
 from telemetry.channels import email as channel_module
 from telemetry.channels.base import ConfigError, DeliveryError
-from telemetry.channels.email import EMAIL, EmailChannel
+from telemetry.channels.email import EMAIL, send_mail
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_metrics_server import refusing
 from tests.fakes.mail_server import mail_server
@@ -45,8 +45,8 @@ def config(port, **changes):
 
 
 def send(port, told=TEST, *, tls=None, rules=LOOPBACK, **changes):
-    settings = config(port, **changes)
-    return EmailChannel(settings, "https://warmpath.example", rules, tls or ssl.create_default_context()).send(told)
+    tls = tls or ssl.create_default_context()
+    return send_mail(config(port, **changes), told, site="https://warmpath.example", rules=rules, tls=tls)
 
 
 def refused(port, **options):
@@ -70,12 +70,12 @@ def test_a_mail_says_what_an_alert_says_as_text_and_as_html():
         "Value: 20.1 %",
         "Baseline: 79.0 %",
         "Replicas: r1 (10.0 %)",
-        "Revision 7 moved homes. (90 % sure) Revert",
+        "Revision 7 moved homes. (confidence 90 %) Revert",
     ):
         assert words in text
     assert "Reachable" not in text  # it is not known
-    assert "Open the alert: https://warmpath.example/alerts/7/" in text
-    assert '<a href="https://warmpath.example/alerts/7/">Open the alert</a>' in html
+    assert "Open alert: https://warmpath.example/alerts/7/" in text
+    assert '<a href="https://warmpath.example/alerts/7/">Open alert</a>' in html
 
 
 def test_the_same_message_has_the_same_id_and_all_of_an_alert_are_one_thread():
@@ -98,7 +98,7 @@ def test_several_alerts_are_one_mail_and_a_notice_goes_to_the_owner_too():
     text = server.mails[0].get_body(("plain",)).get_content()
     assert "* Alert 1." in text
     assert "* Alert 2." in text
-    assert "2 alerts fire in pool chat" in text
+    assert "2 alerts firing in pool chat" in text
     assert server.envelopes[1][1] == ["a@example.org", "b@example.org", "owner@example.org"]
 
 
@@ -125,7 +125,7 @@ def test_the_password_goes_over_tls_alone(security, certificate, trusting):
         wrong = refused(server.port, security=security, username=LOGIN[0], password="wrong", tls=trusting)
 
     assert server.encrypted == [True]
-    assert (str(wrong), wrong.status, wrong.retryable) == ("it refused the user or the password", 535, False)
+    assert (str(wrong), wrong.status, wrong.retryable) == ("it rejected the user or the password", 535, False)
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
@@ -151,17 +151,17 @@ def test_what_is_worth_another_try(reply, retryable):
         server.replies = [reply]
         error = refused(server.port)
 
-    assert (error.retryable, error.status, error.answer) == (retryable, int(reply[:3]), reply[4:])
+    assert (error.retryable, error.status, error.response) == (retryable, int(reply[:3]), reply[4:])
 
 
 def test_recipients_that_are_refused_are_told_of():
     with mail_server() as server:
         server.refused = {"b@example.org"}
-        assert send(server.port).answer == "refused for 1 of 2 recipients"
+        assert send(server.port).response == "rejected for 1 of 2 recipients"
         server.refused.add("a@example.org")
         error = refused(server.port)
 
-    assert (str(error), error.retryable) == ("it refused every recipient", False)
+    assert (str(error), error.retryable) == ("it rejected every recipient", False)
 
 
 def test_nobody_there_is_retryable():
@@ -208,7 +208,7 @@ def test_an_address_that_channels_may_not_reach_is_refused_for_good():
         error = refused(server.port, rules=Rules((), allow_public=True))
 
     assert not error.retryable
-    assert "may not reach" in str(error)
+    assert "not allowed for channels" in str(error)
     assert server.mails == []
 
 
@@ -219,7 +219,7 @@ def test_no_error_names_the_server_or_the_password(certificate, trusting):
         errors = [refused(server.port, **asked), refused(port)]
 
     for error in errors:
-        assert "s3cret" not in f"{error} {error!r} {error.__cause__!r} {error.answer}"
+        assert "s3cret" not in f"{error} {error!r} {error.__cause__!r} {error.response}"
 
 
 @pytest.mark.parametrize(

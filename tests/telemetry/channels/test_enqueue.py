@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.errors import InvalidError
-from telemetry.channels.enqueue import MOST_TOGETHER, enqueue, together
+from telemetry.channels.enqueue import MAX_ALERTS, combine, enqueue
 from telemetry.models import Alert, AlertRule, Notification, NotificationKind
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.conftest import T0
@@ -52,18 +52,18 @@ def test_numbers_say_what_came_first_where_clocks_do_not(pool, channel):
 
 
 def test_alerts_told_together_are_one_message_up_to_a_bound(pool, channel):
-    told = make(pool, MOST_TOGETHER + 1)
+    told = make(pool, MAX_ALERTS + 1)
     enqueue(told, "firing", T0)
 
     first, second = Notification.objects.order_by("number")
-    assert first.alert_ids == list(told)[:MOST_TOGETHER]
+    assert first.alert_ids == list(told)[:MAX_ALERTS]
     assert [one["alert"] for one in first.payload["data"]["alerts"]] == first.alert_ids
-    assert first.payload["data"]["summary"].startswith(f"{MOST_TOGETHER} alerts fire in pool chat: Alert ")
+    assert first.payload["data"]["summary"].startswith(f"{MAX_ALERTS} alerts firing in pool chat: Alert ")
     assert (second.alert_ids, second.payload["data"]["alert"]) == ([list(told)[-1]], list(told)[-1])
 
 
 def test_what_is_told_together_says_what_it_has_in_common():
-    both = together([payload(1, pool="chat", replica="r1"), payload(2, pool="chat", replica="r2")], T0)
+    both = combine([payload(1, pool="chat", replica="r1"), payload(2, pool="chat", replica="r2")], T0)
 
     assert both["data"]["labels"] == {"pool": "chat"}
 
@@ -93,7 +93,7 @@ def test_a_channel_that_is_off_is_told_nothing(pool, channel):
     assert not Notification.objects.exists()
 
 
-def test_a_repetition_alone_is_not_taken_for_one_that_was_told_together(pool, channel):
+def test_a_repetition_alone_is_not_taken_for_one_that_was_told_combine(pool, channel):
     told = make(pool, 2)
     first, second = told
     enqueue(told, "repeated", T0, sequences={first: 1, second: 3})

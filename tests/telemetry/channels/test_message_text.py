@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from telemetry.channels.alertmanager import posted
+from telemetry.channels.alertmanager import to_alerts
 from telemetry.channels.email import mail_of
 from telemetry.channels.pagerduty import events_of
-from telemetry.channels.slack import LONGEST_FIELD, LONGEST_SECTION, MOST_FIELDS, blocks_of
+from telemetry.channels.slack import MAX_FIELD, MAX_FIELDS, MAX_SECTION, blocks_of
 from tests.telemetry.channels.told import ISO, message, several
 from tests.telemetry.conftest import T0
 
@@ -34,9 +34,10 @@ FULL = {
 NEEDED = [
     "coding", "r9", "critical", "20.1 %", "64.0 %", "79.0 %", "98.5 % ± 2.4 points, 4,321 requests, ",
     "50.0 %", "532,580 tokens",
-    *(f"place-{number} ({number}0.0 %)" for number in range(1, 6)), "place-6 (60.0 % of 25.0 % of responses)", "Began",
-    "It is revision. (90 % sure) Mend revision.", "It is capacity. (40 % sure) Mend capacity.",
-    "It is index_stale. (10 % sure) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
+    *(f"place-{number} ({number}0.0 %)" for number in range(1, 6)), "place-6 (60.0 % of 25.0 % of responses)",
+    "Started",
+    "It is revision. (confidence 90 %) Mend revision.", "It is capacity. (confidence 40 %) Mend capacity.",
+    "It is index_stale. (confidence 10 %) Mend index_stale.", *(f"{SITE}{path}" for path in FULL["links"].values()),
 ]  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def pager(told):
 
 
 def manager(told):
-    return json.dumps(posted(told.alerts, T0, SITE), ensure_ascii=False)
+    return json.dumps(to_alerts(told.alerts, T0, SITE), ensure_ascii=False)
 
 
 CHANNELS = {"slack": slack, "mail": mail, "html": lambda told: mail(told, "html"), "pager": pager, "manager": manager}
@@ -83,6 +84,6 @@ def test_slack_is_given_no_more_than_it_takes():
 
     assert len(blocks) <= 50
     for block in blocks[1:]:
-        assert len(block.get("fields", [])) <= MOST_FIELDS
-        assert all(len(field["text"]) <= LONGEST_FIELD for field in block.get("fields", []))
-        assert len(block.get("text", {}).get("text", "")) <= LONGEST_SECTION
+        assert len(block.get("fields", [])) <= MAX_FIELDS
+        assert all(len(field["text"]) <= MAX_FIELD for field in block.get("fields", []))
+        assert len(block.get("text", {}).get("text", "")) <= MAX_SECTION

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from telemetry import channels
-from telemetry.channels.registry import KINDS
+from telemetry.channels import KINDS
 from telemetry.web.forms import NOT_TWICE
 
 FOLDER = Path(channels.__file__).parent

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from telemetry.channels import http_post, webhook
+from telemetry.channels import http_post
 from telemetry.channels.base import ConfigError, DeliveryError, Message
 from telemetry.channels.webhook import WEBHOOK, signature
 from tests.fakes.fake_metrics_server import refusing
@@ -20,11 +20,7 @@ MESSAGE = Message("msg_1", T0, {"type": "alert.test", "data": {"summary": "Prüf
 
 
 def send(url, message=MESSAGE, **config):
-    sender = webhook.open_webhook(WEBHOOK.complete({"url": url, "secret": SECRET, **config}))
-    try:
-        return sender.send(message)
-    finally:
-        sender.close()
+    return WEBHOOK.send(WEBHOOK.complete({"url": url, "secret": SECRET, **config}), message)
 
 
 def refused(url, **config):

@@ -1,7 +1,7 @@
 """Messages as rules write them, for the tests of every channel."""
 
 from telemetry.channels.base import Message
-from telemetry.channels.enqueue import together
+from telemetry.channels.enqueue import combine
 from tests.telemetry.conftest import T0
 
 ISO = T0.isoformat(timespec="seconds")
@@ -42,9 +42,7 @@ def message(number=7, state="firing", **changes):
 
 
 def several(*numbers, state="firing"):
-    return Message(
-        "msg_1", T0, together([payload(number, state, summary=f"Alert {number}.") for number in numbers], T0)
-    )
+    return Message("msg_1", T0, combine([payload(number, state, summary=f"Alert {number}.") for number in numbers], T0))
 
 
 TEST = Message("msg_1", T0, {"type": "alert.test", "data": {"state": "test", "summary": "A test.", "path": "/alerts/"}})

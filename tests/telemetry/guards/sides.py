@@ -9,7 +9,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from telemetry.guards.judge import Bin
+from telemetry.guards.analysis import Bin
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
 
 T0 = datetime(2026, 3, 2, 10, tzinfo=UTC)

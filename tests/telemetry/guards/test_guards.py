@@ -16,8 +16,7 @@ from controlplane.services.policies.lifecycle import publish_revision, save_draf
 from controlplane.services.policies.rollout_plans import GuardLimits, RolloutPlan, make_plan
 from controlplane.services.policies.rollouts import Verdict, advance_rollouts, pause_rollout
 from controlplane.services.routers import announce, record_ack
-from telemetry.guards.evidence import bin_length_s, measure
-from telemetry.services.guards import analyze_rollouts
+from telemetry.guards.measurement import analyze_rollouts, bin_length_s, measure
 from telemetry.storage.locks import GUARD, advisory_lock
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading
@@ -119,7 +118,7 @@ def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers,
     assert hits["limit"] == pytest.approx(0.555, abs=0.01)
     assert readings["ttft_p95_s"]["verdict"] == Verdict.PASSED
     assert rollout.steps.order_by("-pk").first().evidence == rollout.readings
-    assert re.fullmatch(r"A hit rate of 30\.\d % beside 60\.\d %: 30\.0 points less \(± \d+\.\d\)\.", rollout.why)
+    assert re.fullmatch(r"Hit rate 30\.\d %, baseline 60\.\d %: 30\.0 points less \(± \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
 
 
@@ -199,7 +198,7 @@ def test_too_little_traffic_holds_when_the_time_is_over_and_a_pause_is_watched_t
     traffic(routers[0], 5, 1)
     readings = judged(rollout, time_machine, 11)
     assert rollout.state == RolloutState.HOLDING
-    assert "The trial has 0 of the 100 requests" in readings["hit_rate"]["detail"]
+    assert "The canary has 0 of at least 100 requests" in readings["hit_rate"]["detail"]
     pause_rollout(rollout.pk, by=admin_user)
     for minute in range(12, 20):
         traffic(routers[0], minute, 1)
@@ -236,8 +235,12 @@ def test_a_router_of_the_stage_is_compared_with_the_others_and_with_itself_befor
         traffic(routers[0], minute, 2, hit_rate=0.3)
         traffic(routers[1], minute, 1)
     measured = measure(rollout, since=T0 + timedelta(minutes=1), until=T0 + timedelta(minutes=8))
-    assert [len(side) for side in (measured.trial.now, measured.trial.before, measured.baseline.before)] == [7, 60, 60]
-    assert sum(one.requests for one in measured.trial.before) == 2000
+    assert [len(side) for side in (measured.canary.now, measured.canary.before, measured.baseline.before)] == [
+        7,
+        60,
+        60,
+    ]
+    assert sum(one.requests for one in measured.canary.before) == 2000
     assert judged(rollout, time_machine, 8)["hit_rate"]["verdict"] == Verdict.BREACHED
 
 

@@ -7,7 +7,7 @@ import pytest
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.alerts.history import Wanted, load_pasts
+from telemetry.alerts.history import HistoryQuery, load_histories
 from telemetry.alerts.history_window import Source
 from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import PointState, Window
@@ -29,8 +29,8 @@ def record_restart(replica, at):
 
 def whole_window(pool):
     """The minute as one window, as alert rules read it."""
-    wanted = Wanted(frozenset({Source.ENGINES}), 60.0, 1, T0 + timedelta(seconds=60))
-    return load_pasts([pool], wanted)[pool.pk].windows[""][0]
+    query = HistoryQuery(frozenset({Source.ENGINES}), 60.0, 1, T0 + timedelta(seconds=60))
+    return load_histories([pool], query)[pool.pk].windows[""][0]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_a_drop_after_an_improvement_of_ten_minutes_is_found() -> None:
 
     (alarm,) = alarms(found)
     assert 3600 < second(alarm.at) <= 3600 + 60
-    assert 3590 <= second(alarm.onset) <= 3610
+    assert 3590 <= second(alarm.change_point) <= 3610
     assert alarm.level == pytest.approx(0.82, abs=0.03)
     assert alarm.ratio == pytest.approx(0.41, abs=0.05)
     assert 3000 <= second(alarm.since) <= 3100

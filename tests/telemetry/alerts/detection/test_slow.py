@@ -31,7 +31,7 @@ def test_a_decline_of_a_point_or_two_an_hour_is_found() -> None:
 
     assert found is not None
     assert 0.08 < found.level - found.ratio < 0.2
-    assert T0 - timedelta(hours=12) <= found.onset
+    assert T0 - timedelta(hours=12) <= found.change_point
 
 
 def test_a_daily_cycle_is_no_decline() -> None:

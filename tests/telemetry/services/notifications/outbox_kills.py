@@ -30,26 +30,19 @@ def die() -> None:
 def delivering(now: datetime, moment: str | None, after_s: float) -> None:
     """In a process of its own: deliver what is due, and be killed at a moment; None for one that lives."""
     from telemetry.services.notifications import outbox
-    from telemetry.services.notifications.channels import open_sender
+    from telemetry.services.notifications.channels import send
 
-    class Doomed:
-        def __init__(self, channel):
-            self.inner = open_sender(channel)
+    def send_and_die(channel, message):
+        if moment == "before the send":
+            die()
+        if moment == "while it is sent":
+            threading.Timer(after_s, die).start()
+        receipt = send(channel, message)
+        if moment in {"after the send", "while it is sent"}:
+            die()
+        return receipt
 
-        def send(self, message):
-            if moment == "before the send":
-                die()
-            if moment == "while it is sent":
-                threading.Timer(after_s, die).start()
-            receipt = self.inner.send(message)
-            if moment in {"after the send", "while it is sent"}:
-                die()
-            return receipt
-
-        def close(self):
-            self.inner.close()
-
-    outbox.deliver_due(lambda: now, Doomed)
+    outbox.deliver_due(lambda: now, send_and_die)
     if moment is not None:
         die()
 

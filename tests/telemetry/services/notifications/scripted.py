@@ -27,22 +27,16 @@ class Scripted:
         self.endings = list(endings)
         self.messages: list[Message] = []
 
-    def __call__(self, _channel):
-        return self
-
-    def send(self, message):
+    def __call__(self, _channel, message):
         self.messages.append(message)
         ending = self.endings.pop(0) if self.endings else None
         if ending is not None:
             raise ending
         return Receipt(204)
 
-    def close(self):
-        pass
-
 
 def away():
-    return DeliveryError("it cannot be reached", retryable=True)
+    return DeliveryError("connection failed", retryable=True)
 
 
 def told(channel, *kinds, alert=7):

@@ -1,6 +1,5 @@
 """Each message is one worker's at a time, those of one alert go in order, and a slow channel holds nobody up."""
 
-import copy
 import threading
 
 import pytest
@@ -69,24 +68,19 @@ class Hangs(Scripted):
         self.at_once = self.most = 0
         self.lock = threading.Lock()
 
-    def __call__(self, channel):
-        sender = copy.copy(self)
-        sender.stuck, sender.all = channel.name == "stuck", self
-        return sender
-
-    def send(self, message):
+    def __call__(self, channel, message):
+        is_stuck = channel.name == "stuck"
         with self.lock:
-            everything = self.all
-            everything.at_once += self.stuck
-            everything.most = max(everything.most, everything.at_once)
+            self.at_once += is_stuck
+            self.most = max(self.most, self.at_once)
             self.messages.append(message)
-            everything.others -= not self.stuck
-            if everything.others == 0:
+            self.others -= not is_stuck
+            if self.others == 0:
                 self.released.set()
-        if self.stuck:
+        if is_stuck:
             self.in_time.append(self.released.wait(timeout=20))
             with self.lock:
-                self.all.at_once -= 1
+                self.at_once -= 1
         return Receipt(204)
 
 

@@ -23,18 +23,13 @@ CHILD = """
     import django
     django.setup()
     from telemetry.services.notifications import outbox
-    from telemetry.services.notifications.channels import open_sender
+    from telemetry.services.notifications.channels import send
 
-    class Dies:
-        def __init__(self, channel):
-            self.inner = open_sender(channel)
-        def send(self, message):
-            self.inner.send(message)
-            os.kill(os.getpid(), signal.SIGKILL)  # after the message is out, before that is written down
-        def close(self):
-            self.inner.close()
+    def send_and_die(channel, message):
+        send(channel, message)
+        os.kill(os.getpid(), signal.SIGKILL)  # after the message is sent, before the result is stored
 
-    outbox.deliver_due(opener=Dies)
+    outbox.deliver_due(sender=send_and_die)
 """
 
 

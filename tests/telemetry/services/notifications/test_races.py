@@ -70,7 +70,7 @@ def test_telling_others_of_a_disabled_channel_waits_for_whoever_deletes_one_of_t
     other = create_channel("chat", config={"url": "https://hooks.example/y"})
     told(channel, "firing")
     claim, before = outbox.claim_next(T0), deadlocks()
-    gone = outbox.Outcome(410, 0.1, DeliveryError("it answered with status 410", retryable=False, gone=True))
+    gone = outbox.Outcome(410, 0.1, DeliveryError("it responded with status 410", retryable=False, gone=True))
     with nobody_writes_to_the_audit_log(), in_thread(lambda: outbox.record_outcome(claim, gone, T0)) as recording:
         until_waiting(1)
         with in_thread(lambda: delete_channel(other)) as deleting:

@@ -28,7 +28,7 @@ def test_the_log_keeps_the_answer_without_the_channel_s_secrets(queued, channel,
 
     assert DeliveryAttempt.objects.get().answer == "no: ... ... ... [31m"
     channel.refresh_from_db()
-    assert (channel.failed_at, channel.error, channel.delivered_at) == (T0, "it answered with status 500", None)
+    assert (channel.failed_at, channel.error, channel.delivered_at) == (T0, "it responded with status 500", None)
 
 
 def test_a_fresh_secret_signs_beside_the_former_one_until_that_is_taken_away(channel, receiver, clock):

@@ -6,9 +6,9 @@ import pytest
 
 from controlplane.errors import InvalidError
 from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
-from telemetry.services.alerts.refreshing import resend_firing
 from telemetry.services.notifications.channels import create_channel, test_send
 from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
+from telemetry.services.notifications.outbox import resend_firing
 from telemetry.services.self_monitoring import overdue_work
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.channels.told import payload
@@ -72,7 +72,7 @@ def test_an_address_that_does_not_answer_is_told_of_and_tried_again(at_noon, rec
     set_heartbeat(url=receiver.url, every_s=10)
 
     assert beat(T0) is False
-    assert (heartbeat().error, heartbeat().failed_at) == ("it answered with status 503", T0)
+    assert (heartbeat().error, heartbeat().failed_at) == ("it responded with status 503", T0)
     assert beat(later(10)) is True
 
 
@@ -134,4 +134,4 @@ def test_a_refresh_that_fails_is_seen_beside_the_channel(pool, receiver):
 
     resend_firing(T0)
 
-    assert Channel.objects.get().error == "it answered with status 500"
+    assert Channel.objects.get().error == "it responded with status 500"

@@ -8,14 +8,14 @@ import pytest
 
 from controlplane.services.policies.rollout_plans import GuardLimits
 from controlplane.services.policies.rollouts import Verdict
-from telemetry.guards.judge import Bin, Measured, Side, chance_of_skew, judge, overall, skew
+from telemetry.guards.analysis import Bin, Measured, Side, analyze, chance_of_skew, overall, skew
 from tests.telemetry.guards.sides import minutes
 
 LIMITS = GuardLimits(max_load_skew=None)
 
 
 def verdicts(measured: Measured, limits: GuardLimits = LIMITS) -> tuple[Verdict, dict[str, Any]]:
-    verdict, figures = judge(limits, measured)
+    verdict, figures = analyze(limits, measured)
     return verdict, {figure["name"]: figure for figure in figures}
 
 
@@ -79,7 +79,7 @@ def test_a_trial_without_streams_beside_a_baseline_of_streams_is_inconclusive() 
     _, figures = verdicts(Measured(Side(trial), Side(baseline)))
 
     assert figures["ttft_p95_s"]["verdict"] == Verdict.INCONCLUSIVE
-    assert "No TTFT was measured yet" in figures["ttft_p95_s"]["detail"]
+    assert "One side has no TTFT yet" in figures["ttft_p95_s"]["detail"]
 
 
 def test_a_harmless_trial_passes_in_the_end() -> None:
@@ -115,14 +115,14 @@ def test_too_little_traffic_on_either_side_says_nothing(trial: int, baseline: in
     verdict, figures = verdicts(Measured(Side(minutes(1, trial, hit_rate=0.1)), Side(minutes(2, baseline))))
     assert verdict == Verdict.INCONCLUSIVE
     assert {figure["verdict"] for figure in figures.values() if figure["name"] != "load_skew"} == {"inconclusive"}
-    assert "requests that are needed" in figures["hit_rate"]["detail"]
+    assert "of at least 200 requests" in figures["hit_rate"]["detail"]
 
 
 def test_many_requests_in_two_bins_are_no_ground_for_a_verdict() -> None:
     measured = Measured(Side(minutes(1, 2, requests=500, hit_rate=0.1)), Side(minutes(2, 2, requests=500)))
     verdict, figures = verdicts(measured)
     assert verdict == Verdict.INCONCLUSIVE
-    assert figures["hit_rate"]["detail"].startswith("Fewer than 3 bins")
+    assert figures["hit_rate"]["detail"].startswith("Fewer than 3 time bins")
 
 
 def test_a_limit_that_is_off_is_shown_and_never_breached() -> None:
@@ -138,7 +138,7 @@ def test_answers_that_told_no_cached_tokens_leave_the_hit_rate_open() -> None:
     verdict, figures = verdicts(Measured(Side(mute), Side(minutes(2, 40))))
     assert verdict == Verdict.INCONCLUSIVE
     assert figures["hit_rate"]["trial"] is None
-    assert figures["hit_rate"]["detail"] == "Nothing was measured yet."
+    assert figures["hit_rate"]["detail"] == "There is no data yet."
     assert figures["ttft_p95_s"]["verdict"] == "passed"
 
 
@@ -151,10 +151,10 @@ def test_load_that_piles_up_breaches_and_load_that_was_always_uneven_does_not() 
     limits = GuardLimits(max_hit_rate_drop=None, max_ttft_p95_growth=None, max_error_ratio=None, max_load_skew=1.5)
     even, piled = {"a": 1000.0, "b": 1010.0, "c": 990.0}, {"a": 2400.0, "b": 300.0, "c": 300.0}
     sides = (Side(minutes(1, 30)), Side(minutes(2, 30)))
-    assert judge(limits, Measured(*sides, piled, even))[0] == Verdict.BREACHED
-    assert judge(limits, Measured(*sides, piled, piled))[0] == Verdict.PASSED
-    assert judge(limits, Measured(*sides, even, even))[0] == Verdict.PASSED
-    assert judge(limits, Measured(*sides, {}, even))[0] == Verdict.INCONCLUSIVE
+    assert analyze(limits, Measured(*sides, piled, even))[0] == Verdict.BREACHED
+    assert analyze(limits, Measured(*sides, piled, piled))[0] == Verdict.PASSED
+    assert analyze(limits, Measured(*sides, even, even))[0] == Verdict.PASSED
+    assert analyze(limits, Measured(*sides, {}, even))[0] == Verdict.INCONCLUSIVE
 
 
 def test_skew_is_the_greatest_over_the_mean_and_chance_is_allowed_for() -> None:

@@ -1,0 +1,179 @@
+"""Rules on the control plane itself: configuration rollout, telemetry lag, and pools without data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from telemetry.alerts.history_window import HistoryView, Source
+from telemetry.alerts.kinds.base import (
+    ForS,
+    KeepFiringS,
+    Kind,
+    RuleSettings,
+    Scope,
+    WindowS,
+    WindowSettings,
+    duration,
+    setting,
+)
+from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
+
+
+class RolloutStuckSettings(RuleSettings, frozen=True):
+    """Settings of ``rollout_stuck``."""
+
+    after_s: Annotated[
+        float,
+        setting("seconds", "How long a router may be behind the newest configuration.", ge=10, le=86_400),
+    ] = 120.0
+    for_s: ForS = 0.0
+    keep_firing_s: KeepFiringS = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return 60.0  # any: no stored history is evaluated
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(self.for_s, self.keep_firing_s, self.after_s)
+
+
+def _evaluate_rollout(settings: RolloutStuckSettings, view: HistoryView, _: str) -> Verdicts:
+    """Compare how long routers have been behind with the limit."""
+    control = view.history.control
+    if control is None:
+        return {POOL: no_data(Reason.NOT_STORED)}
+    if not control.routers:
+        return {POOL: no_data(Reason.NO_REPLICAS)}
+    behind = sorted(control.behind_s, key=lambda name: -control.behind_s[name])
+    figures = {"routers": behind[:20], "present": control.routers, "refusing": dict(control.rejections)}
+    longest_s = control.behind_s[behind[0]] if behind else 0.0
+    return {POOL: above_limit(longest_s, settings.after_s, "seconds", **figures)}
+
+
+def _summarize_rollout(_: Scope, __: RolloutStuckSettings, verdict: Verdict) -> str:
+    count = f"{len(verdict.figures['routers'])} of {verdict.figures['present']} routers"
+    rejections = verdict.figures["refusing"].items()
+    reason = next((f"; {router} rejects it: {reason}" for router, reason in rejections), "")
+    return f"{count} have not applied the newest configuration for {duration(verdict.value)}{reason}"[:299] + "."
+
+
+ROLLOUT_STUCK = Kind(
+    name="rollout_stuck",
+    label="Configuration not converged",
+    about="Fires when a router that is present has not applied the newest configuration for a while: it rejects it or "
+    "cannot be reached. All routers serve all pools, so one pool's rule is enough. It evaluates the current state, of "
+    "which no history is stored: there is no preview.",
+    settings=RolloutStuckSettings,
+    sources=frozenset({Source.CONTROL}),
+    unit="seconds",
+    evaluate=_evaluate_rollout,
+    summarize=_summarize_rollout,
+    condition=lambda settings: f"a router without the newest configuration for {duration(settings.after_s)}",
+    figure="Behind for",
+)
+
+
+class EvaluatorLagSettings(RuleSettings, frozen=True):
+    """Settings of ``evaluator_lag``."""
+
+    behind_s: Annotated[
+        float,
+        setting(
+            "seconds",
+            "How long there may be no scrape and no evaluation of rules; three scrape intervals are a good start.",
+            ge=10,
+            le=3600,
+        ),
+    ] = 15.0
+    for_s: ForS = 0.0
+    keep_firing_s: KeepFiringS = 60.0
+
+    @property
+    def step_s(self) -> float:
+        return self.behind_s
+
+    @property
+    def reach_s(self) -> float:
+        return max(3600.0, self.behind_s)  # long enough to tell an outage from a fleet that was never scraped
+
+
+def _evaluate_lag(settings: EvaluatorLagSettings, view: HistoryView, _: str) -> Verdicts:
+    """Whether the last evaluation, or the last attempted scrape, was too long ago."""
+    if not view.history.replicas:
+        return {POOL: no_data(Reason.NO_REPLICAS)}
+    since_evaluation_s = view.history.control.since_evaluation_s if view.history.control else 0.0
+    if since_evaluation_s >= settings.behind_s:
+        return {POOL: above_limit(since_evaluation_s, settings.behind_s, "seconds", what="evaluated")}
+    if any(view.engine(name) is not None for name in view.history.replicas):
+        return {POOL: Verdict(Result.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
+    since_scrape_s = view.since_any_scrape_s(settings.reach_s)
+    if since_scrape_s is None:
+        return {POOL: no_data(Reason.NO_READINGS)}  # scraping has not begun
+    return {POOL: above_limit(since_scrape_s, settings.behind_s, "seconds", what="scraped")}
+
+
+def _summarize_lag(scope: Scope, _: EvaluatorLagSettings, verdict: Verdict) -> str:
+    if verdict.figures.get("what") == "evaluated":
+        return f"Alert rules were not evaluated for {duration(verdict.value)}: alerts of that time may be missing."
+    return f"No replica of {scope} was scraped for {duration(verdict.value)}: its figures are out of date."
+
+
+EVALUATOR_LAG = Kind(
+    name="evaluator_lag",
+    label="Telemetry behind",
+    about="Fires when scraping stopped or rules were evaluated late: the worker is overloaded or was down, or its "
+    "database was. While it fires, all other figures of the pool are out of date. If no worker evaluates rules for "
+    "30 s, a web process sends this alert. If web processes are down too, only an external heartbeat monitor reports "
+    "it.",
+    settings=EvaluatorLagSettings,
+    sources=frozenset({Source.ENGINES, Source.CONTROL}),
+    unit="seconds",
+    evaluate=_evaluate_lag,
+    summarize=_summarize_lag,
+    condition=lambda settings: f"no scrape, or no evaluation of rules, for {duration(settings.behind_s)}",
+    figure="Behind by",
+)
+
+
+class NoDataSettings(WindowSettings, frozen=True):
+    """Settings of ``no_data``."""
+
+    window_s: WindowS = 60.0
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 30.0
+
+
+def _evaluate_no_data(_: NoDataSettings, view: HistoryView, __: str) -> Verdicts:
+    """Whether a scrape of any replica succeeded."""
+    replicas = view.history.replicas
+    if not replicas:
+        return {POOL: no_data(Reason.NO_REPLICAS)}
+    if all(view.is_starting(name) for name in replicas):
+        return {POOL: no_data(Reason.STARTING)}
+    steps = [view.engine(name) for name in replicas]
+    read = sum(step is not None and step.read for step in steps)
+    result, reason = (Result.OK, Reason.WITHIN) if read else (Result.BREACH, Reason.NO_READINGS)
+    figures = {"replicas": len(steps), "failed": sum(step is not None and step.failed for step in steps)}
+    return {POOL: Verdict(result, reason, float(read), 1.0, unit="count", figures=figures)}
+
+
+def _summarize_no_data(scope: Scope, settings: NoDataSettings, verdict: Verdict) -> str:
+    failed, count = verdict.figures["failed"], verdict.figures["replicas"]
+    reason = f"scrapes of {failed} of {count} replicas fail" if failed else f"none of {count} replicas was scraped"
+    return f"No data of {scope} for {duration(settings.window_s)}: {reason}."
+
+
+NO_DATA = Kind(
+    name="no_data",
+    label="No data",
+    about="Fires when no replica of the pool could be scraped. Every other rule of the pool then has no result: "
+    "without this rule, an outage would look like a healthy pool.",
+    settings=NoDataSettings,
+    sources=frozenset({Source.ENGINES}),
+    unit="count",
+    evaluate=_evaluate_no_data,
+    summarize=_summarize_no_data,
+    condition=lambda settings: f"no successful scrape of any replica for {duration(settings.window_s)}",
+    figure="Replicas read",
+)

@@ -1,0 +1,157 @@
+"""Rules on a hit rate in one window: below a fixed value, or different from what was predicted (H17).
+
+Theory of operation of ``prediction_gap``. Three hit rates of a replica can be known: the one that the router predicted
+and the one that responses reported, both of the same responses, and the one by the engine's own counters of nearly the
+same requests. They are compared as on the replica's page (``metrics/rates.py``): the prediction with the responses that
+had one, and the engine with all responses, where routers have the responses of nearly all of its requests. A pair that
+is far apart means that placement relies on a wrong estimate, or that a counter is wrong. The verdict is that of the
+pair farthest apart.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from telemetry.alerts.history_window import HistoryView, ReplicaStep, Source, WindowSum
+from telemetry.alerts.kinds.base import (
+    ForS,
+    KeepFiringS,
+    Kind,
+    MinRequests,
+    MinTokens,
+    Scope,
+    WarmUpS,
+    WindowS,
+    WindowSettings,
+    basis_text,
+    duration,
+    has_traffic,
+    mark_restarts,
+    no_result_reason,
+    percent,
+    setting,
+    traffic_figures,
+)
+from telemetry.alerts.verdict import POOL, Reason, Verdict, Verdicts, above_limit, below_limit, no_data
+from telemetry.metrics.rates import Agreement, EngineCounts, RouterCounts, compare
+
+
+class HitRateFloorSettings(WindowSettings, frozen=True):
+    """Settings of ``hit_rate_floor``."""
+
+    floor_ratio: Annotated[float, setting("ratio", "A hit rate below this value is too low.", gt=0, le=1)] = 0.5
+    window_s: WindowS = 300.0
+    min_requests: MinRequests = 50.0
+    min_tokens: MinTokens = 20_000.0
+    warm_up_s: WarmUpS = 300.0
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 600.0
+
+    @property
+    def warm_up_reach_s(self) -> float:
+        return self.warm_up_s
+
+
+def _evaluate_floor(settings: HitRateFloorSettings, view: HistoryView, group: str) -> Verdicts:
+    """Compare the newest window with the floor."""
+    compare_window = partial(_compare_with_floor, settings)
+    verdict = compare_window(view.window(group))
+    return {POOL: verdict if group else mark_restarts(verdict, view, settings.warm_up_s, compare_window)}
+
+
+def _compare_with_floor(settings: HitRateFloorSettings, window: WindowSum) -> Verdict:
+    figures = traffic_figures(window)
+    if window.ratio is None or not has_traffic(window, settings):
+        return no_data(no_result_reason(window), **figures)
+    floor = settings.floor_ratio
+    return below_limit(window.ratio, floor, is_breach=window.ratio < floor, figures=figures)
+
+
+def _summarize_floor(scope: Scope, settings: HitRateFloorSettings, verdict: Verdict) -> str:
+    floor = percent(settings.floor_ratio)
+    return f"Hit rate of {scope} is {percent(verdict.value)}, below its floor of {floor}.{basis_text(verdict)}"
+
+
+HIT_RATE_FLOOR = Kind(
+    name="hit_rate_floor",
+    label="Hit rate floor",
+    about="Compares the hit rate with a fixed value: for a fleet whose cost or capacity was planned with one. It does "
+    "not know what is usual; a drop that stays above the floor is found by the other kind.",
+    settings=HitRateFloorSettings,
+    sources=frozenset({Source.ENGINES}),
+    group_sources=frozenset({Source.GROUPS}),
+    unit="ratio",
+    evaluate=_evaluate_floor,
+    summarize=_summarize_floor,
+    condition=lambda settings: f"hit rate below {percent(settings.floor_ratio)} over {duration(settings.window_s)}",
+    is_drop=True,
+    figure="Hit rate",
+)
+
+
+class PredictionGapSettings(WindowSettings, frozen=True):
+    """Settings of ``prediction_gap``."""
+
+    gap_points: Annotated[float, setting("points of 100", "Difference that is too large.", ge=1, le=100)] = 5.0
+    window_s: WindowS = 300.0
+    min_requests: MinRequests = 200.0
+    for_s: ForS = 60.0
+    keep_firing_s: KeepFiringS = 600.0
+
+
+def _evaluate_gap(settings: PredictionGapSettings, view: HistoryView, _: str) -> Verdicts:
+    """Compare the hit rates of each replica whose responses routers counted."""
+    history = view.history
+    return {
+        name: _gap_verdict(
+            settings,
+            view.answers(name) or RouterCounts(),
+            _engine_counts(view.engine(name), decodes=name not in history.hit_rate_replicas),
+        )
+        for name in history.replicas
+        if name in history.answers
+    }
+
+
+def _engine_counts(step: ReplicaStep | None, *, decodes: bool) -> EngineCounts:
+    if step is None:
+        return EngineCounts(decodes=decodes)
+    reports = step.hits is not None or not step.requests
+    return EngineCounts(step.queries, step.hits, requests=step.requests, reports=reports, decodes=decodes)
+
+
+def _gap_verdict(settings: PredictionGapSettings, counts: RouterCounts, engine: EngineCounts) -> Verdict:
+    gap = compare(engine, counts, least_requests=max(settings.min_requests, 1.0))
+    if gap.points is None or gap.rates is None:
+        too_few = gap.agreement is Agreement.TOO_FEW
+        return no_data(Reason.LITTLE_TRAFFIC if too_few else Reason.NOT_REPORTED, requests=counts.requests)
+    name = "predicted" if gap.is_of_prediction else "counted"
+    figures = {"between": [name, "delivered"], name: gap.rates[0], "delivered": gap.rates[1]}
+    return above_limit(gap.points / 100, settings.gap_points / 100, "ratio", requests=counts.requests, **figures)
+
+
+def _summarize_gap(scope: Scope, _: PredictionGapSettings, verdict: Verdict) -> str:
+    name, delivered = verdict.figures["between"]
+    source = "routers predict" if name == "predicted" else "the engine counts"
+    rates = f"{source} {percent(verdict.figures[name])}, responses report {percent(verdict.figures[delivered])}"
+    return f"Hit rates of {scope} disagree: {rates}."
+
+
+PREDICTION_GAP = Kind(
+    name="prediction_gap",
+    label="Prediction gap",
+    about="Compares, for each replica, the hit rate that routers predicted, that responses reported, and that the "
+    "engine counted, as its page does. A gap means that placement relies on a wrong estimate: a cache that was reset, "
+    "a block size that is not the engine's, or a counter that does not count. Where more than a tenth of an engine's "
+    "requests do not come through routers, its counters are not compared with responses.",
+    settings=PredictionGapSettings,
+    sources=frozenset({Source.ANSWERS, Source.ENGINES}),
+    unit="ratio",
+    evaluate=_evaluate_gap,
+    summarize=_summarize_gap,
+    condition=lambda settings: (
+        f"hit rates of one replica {settings.gap_points:g} points apart over {duration(settings.window_s)}"
+    ),
+    figure="Gap",
+)

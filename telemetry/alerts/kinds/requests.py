@@ -1,0 +1,175 @@
+"""Rules on requests: the share that fails, and the share whose first token comes too late.
+
+Theory of operation of ``ttft_objective`` (T6). The objective is a share of requests whose first token comes within some
+seconds; the rest is the error budget. The burn rate is the share of late requests divided by the budget: a burn rate of
+1 uses the budget up exactly. A breach needs the burn rate in a long window, so that a short slowdown does not page, and
+in a short one, so that the alert resolves soon after its cause. The share is exact at an edge of the histogram, so the
+seconds are rounded to the nearest edge, which the verdict names.
+Source: Beyer et al., "The Site Reliability Workbook", 2018, chapter 5: multiwindow, multi-burn-rate alerts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+from telemetry.alerts.history_window import HistoryView, Source
+from telemetry.alerts.kinds.base import (
+    ForS,
+    KeepFiringS,
+    Kind,
+    MinRequests,
+    Problem,
+    RuleSettings,
+    Scope,
+    WindowS,
+    WindowSettings,
+    duration,
+    percent,
+    setting,
+)
+from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
+from telemetry.metrics.histograms import Buckets, merge
+
+
+class ErrorRatioSettings(WindowSettings, frozen=True):
+    """Settings of ``error_ratio``."""
+
+    most_ratio: Annotated[float, setting("ratio", "Failed requests divided by all requests.", gt=0, le=1)] = 0.05
+    window_s: WindowS = 300.0
+    min_requests: MinRequests = 20.0
+    for_s: ForS = 30.0
+    keep_firing_s: KeepFiringS = 300.0
+
+
+def _evaluate_errors(settings: ErrorRatioSettings, view: HistoryView, group: str) -> Verdicts:
+    """Compare the share of failed requests with its limit."""
+    step = view.failures(group or None)
+    if step is None:
+        return {POOL: no_data(Reason.NO_READINGS)}
+    figures = {"requests": step.requests, "failed_requests": step.failed}
+    if step.requests < max(settings.min_requests, 1):
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
+    return {POOL: above_limit(step.failed / step.requests, settings.most_ratio, "ratio", **figures)}
+
+
+def _summarize_errors(scope: Scope, settings: ErrorRatioSettings, verdict: Verdict) -> str:
+    failed, requests = verdict.figures["failed_requests"], verdict.figures["requests"]
+    counts = f"{failed:.0f} of {requests:.0f} in {duration(settings.window_s)}"
+    return f"{percent(verdict.value)} of the requests to {scope} failed ({counts})."
+
+
+ERROR_RATIO = Kind(
+    name="error_ratio",
+    label="Error ratio",
+    about="Compares failed requests with all requests, as routers count them: errors of replicas, and requests that no "
+    "replica could accept. Client errors and cancelled requests are not failures.",
+    settings=ErrorRatioSettings,
+    sources=frozenset({Source.FAILURES}),
+    group_sources=frozenset({Source.FAILURES}),
+    unit="ratio",
+    evaluate=_evaluate_errors,
+    summarize=_summarize_errors,
+    condition=lambda settings: f"{percent(settings.most_ratio)} of requests failed over {duration(settings.window_s)}",
+    figure="Failed requests",
+)
+
+
+class TtftObjectiveSettings(RuleSettings, frozen=True):
+    """Settings of ``ttft_objective``."""
+
+    within_s: Annotated[float, setting("seconds", "A first token after this time is late.", gt=0, le=600)] = 1.0
+    objective_ratio: Annotated[
+        float, setting("ratio", "Share of requests that should not be late.", ge=0.5, le=0.9999)
+    ] = 0.95
+    burn_rate: Annotated[
+        float, setting("times", "Burn rate of the error budget at which the alert fires.", ge=1, le=1000)
+    ] = 6.0
+    long_s: Annotated[float, setting("seconds", "Long window, which must reach the rate.", ge=60, le=21_600)] = 3600.0
+    short_s: Annotated[float, setting("seconds", "Short window, which must reach it too.", ge=10, le=3600)] = 300.0
+    min_requests: MinRequests = 50.0
+    for_s: ForS = 0.0
+    keep_firing_s: KeepFiringS = 300.0
+
+    @property
+    def step_s(self) -> float:
+        return self.short_s
+
+    @property
+    def reach_s(self) -> float:
+        return self.long_s
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(self.for_s, self.keep_firing_s, self.long_s)
+
+    @property
+    def late_ratio(self) -> float:
+        """The share of late requests that is a breach."""
+        return self.burn_rate * (1 - self.objective_ratio)
+
+    def problem(self) -> Problem | None:
+        """The long window consists of short ones, and the rule must be able to fire."""
+        if self.long_s < 2 * self.short_s or not math.isclose(self.long_s % self.short_s, 0, abs_tol=1e-6):
+            return "long_s", "expected a multiple of short_s, at least twice as long"
+        if self.late_ratio > 1:
+            return "burn_rate", f"expected at most {1 / (1 - self.objective_ratio):.4g}, when all requests are late"
+        return None
+
+
+def _evaluate_ttft(settings: TtftObjectiveSettings, view: HistoryView, group: str) -> Verdicts:
+    """Compare the share of late requests in both windows with the limit."""
+    long = _late(settings, view.first_tokens(group, round(settings.long_s / settings.short_s)))
+    short = _late(settings, view.first_tokens(group, 1))
+    if long is None or short is None:
+        return {POOL: no_data(Reason.NO_READINGS)}
+    requests = long[1]
+    figures = {"requests": requests, "late_short_ratio": short[0], "edge_s": long[2]}
+    if requests < settings.min_requests or not short[1]:
+        return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
+    is_breach = min(long[0], short[0]) >= settings.late_ratio - 1e-9
+    result, reason = (Result.BREACH, Reason.ABOVE) if is_breach else (Result.OK, Reason.WITHIN)
+    return {POOL: Verdict(result, reason, long[0], settings.late_ratio, figures=figures)}
+
+
+def _late(settings: TtftObjectiveSettings, parts: Sequence[Buckets]) -> tuple[float, int, float] | None:
+    """(share of late requests, requests, edge in seconds); None without observations."""
+    merged = merge(parts)
+    if merged is None or not merged.buckets.total or not merged.buckets.edges:
+        return None
+    edges = merged.buckets.edges
+    position = min(range(len(edges)), key=lambda index: abs(edges[index] - settings.within_s))
+    late = sum(count for bucket, count in merged.buckets.counts.items() if bucket > position)
+    return late / merged.buckets.total, merged.buckets.total, edges[position]
+
+
+def _summarize_ttft(scope: Scope, settings: TtftObjectiveSettings, verdict: Verdict) -> str:
+    late = f"{percent(verdict.value)} of first tokens of {scope} came after {duration(settings.within_s)}"
+    burn_rate = (verdict.value or 0) / (1 - settings.objective_ratio)
+    return f"{late} in {duration(settings.long_s)}: burn rate of the error budget {burn_rate:.1f}."
+
+
+def _ttft_condition(settings: TtftObjectiveSettings) -> str:
+    return (
+        f"{percent(settings.late_ratio)} of first tokens after {duration(settings.within_s)}, over "
+        f"{duration(settings.long_s)} and over {duration(settings.short_s)}"
+    )
+
+
+TTFT_OBJECTIVE = Kind(
+    name="ttft_objective",
+    label="TTFT objective",
+    about="Watches an objective such as: 95 % of first tokens within a second. It fires when late responses use up the "
+    "error budget several times too fast, over a long window and still over a short one. Seconds are rounded to the "
+    "nearest edge of the histogram, where the share is exact. Routers time streamed responses; where none is streamed, "
+    "engines time all requests.",
+    settings=TtftObjectiveSettings,
+    sources=frozenset({Source.FIRST_TOKENS}),
+    group_sources=frozenset({Source.FIRST_TOKENS}),
+    unit="ratio",
+    evaluate=_evaluate_ttft,
+    summarize=_summarize_ttft,
+    condition=_ttft_condition,
+    figure="Late first tokens",
+)
