@@ -1,4 +1,4 @@
-"""Rows and servers that the tests of telemetry start from."""
+"""Shared fixtures: a pool, partitions, and scripted servers."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -11,7 +11,7 @@ from telemetry.storage.partitions import drop_before
 from tests.fakes.fake_metrics_server import FakeMetricsServer, serving
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 
-T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # on the grid of every interval
+T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # a due time of every interval
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def pool(db) -> Pool:
 
 @pytest.fixture
 def no_days(db) -> None:
-    """No table of any day: those that other tests committed are gone until this one ends."""
+    """Drops all partitions until the test ends, also those that other tests committed."""
     drop_before(date.max)
 
 

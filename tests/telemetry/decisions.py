@@ -1,4 +1,4 @@
-"""What routers tell of their decisions, as ``/admin/decisions`` shows it."""
+"""Decisions as routers report them at ``/admin/decisions``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hashes(seed: int, count: int) -> list[str]:
 
 
 def decision(seq: int, at: datetime | None = None, **changes: Any) -> dict[str, Any]:
-    """One decision, 10 ms after the one before it unless told otherwise."""
+    """One decision, by default 10 ms after the previous one."""
     blocks = changes.pop("blocks", hashes(seq, 4))
     return {
         "seq": seq,
@@ -60,70 +60,68 @@ def decision(seq: int, at: datetime | None = None, **changes: Any) -> dict[str, 
 
 
 class FakeRing:
-    """A router's ring over HTTP: keeps the rules of ``/admin/decisions``. ``asked`` holds the queries."""
+    """A router's ring of decisions over HTTP, as ``/admin/decisions`` serves it. ``tokens`` are those of requests."""
 
     def __init__(self, boot: str = "b1", page: int = 1000) -> None:
         self.boot = boot
         self.page = page
         self.records: list[dict[str, Any]] = []
-        self.asked: list[dict[str, list[str]]] = []
         self.tokens: list[str | None] = []
 
     def __call__(self, handler: Any) -> None:
         query = parse_qs(urlsplit(handler.path).query)
-        self.asked.append(query)
         self.tokens.append(handler.headers["Authorization"])
         after, limit, ratio = int(query["after"][0]), int(query["limit"][0]), float(query["blocks"][0])
-        text(json.dumps(self.answer(after, min(limit, self.page), ratio)), "application/json")(handler)
+        text(json.dumps(self.page_after(after, min(limit, self.page), ratio)), "application/json")(handler)
 
-    def answer(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
+    def page_after(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
         last = self.records[-1]["seq"] if self.records else 0
         first = self.records[0]["seq"] if self.records else 1
-        found = [one for one in self.records if one["seq"] > after][:limit]
+        records = [record for record in self.records if record["seq"] > after][:limit]
         return {
             "boot": self.boot,
-            "decisions": [self.thinned(one, ratio) for one in found],
-            "next": found[-1]["seq"] if found else min(after, last),
+            "decisions": [self.sampled(record, ratio) for record in records],
+            "next": records[-1]["seq"] if records else min(after, last),
             "dropped": max(0, first - after - 1),
         }
 
-    def thinned(self, one: dict[str, Any], ratio: float) -> dict[str, Any]:
+    def sampled(self, record: dict[str, Any], ratio: float) -> dict[str, Any]:
         if ratio >= 1:
-            return one
-        kept = [(at, block) for at, block in enumerate(one["blocks"]) if int(block, 16) < ratio * 2**64]
-        return {**one, "blocks": [block for _, block in kept], "positions": [at for at, _ in kept]}
+            return record
+        blocks = [(at, block) for at, block in enumerate(record["blocks"]) if int(block, 16) < ratio * 2**64]
+        return {**record, "blocks": [block for _, block in blocks], "positions": [at for at, _ in blocks]}
 
 
-def said(page: Any) -> Answer:
-    """Any answer."""
+def json_response(page: Any) -> Answer:
     return text(json.dumps(page), "application/json")
 
 
 def store(requests: Iterable[Request], *, pool: str = "chat", boot: str = "b1") -> None:
-    """Let a router have told of these requests, and have them stored as they are when they are collected."""
+    """Store these requests as if they were collected from a router."""
     router, _ = Router.objects.get_or_create(
         name="r", defaults={"admin_url": "http://127.0.0.1:1", "boot": "b1", "last_seen_at": T0}
     )
     cursor, _ = DecisionCursor.objects.get_or_create(router=router, defaults={"boot": boot})
-    told = [_told(one, cursor.seq + number, pool) for number, one in enumerate(requests, 1)]
-    page = Page(boot, cursor.seq + len(told), 0, [msgspec.Raw(json.dumps(one).encode()) for one in told])
-    ratio = min((one.sample_ratio for one in requests), default=1.0)
-    record_page(Progress(router, cursor, len(told), 0), page, ratio=ratio, now=T0 + timedelta(hours=2))
+    records = [_record(request, cursor.seq + number, pool) for number, request in enumerate(requests, 1)]
+    raw = [msgspec.Raw(json.dumps(record).encode()) for record in records]
+    page = Page(boot, cursor.seq + len(records), 0, raw)
+    ratio = min((request.sample_ratio for request in requests), default=1.0)
+    record_page(Progress(router, cursor, len(records), 0), page, ratio=ratio, now=T0 + timedelta(hours=2))
 
 
-def _told(one: Request, seq: int, pool: str) -> dict[str, Any]:
+def _record(request: Request, seq: int, pool: str) -> dict[str, Any]:
     return decision(
         seq,
-        datetime.fromtimestamp(one.at_s, UTC),
+        datetime.fromtimestamp(request.at_s, UTC),
         pool=pool,
-        group=one.group,
-        replica=one.replica,
-        blocks=[f"{block:016x}" for block in one.blocks],
-        positions=one.positions,
-        block_count=one.block_count,
-        hash_tokens=one.hash_tokens,
-        prompt_tokens_estimate=one.estimate_tokens,
-        prompt_tokens=one.prompt_tokens,
-        cached_tokens=one.cached_tokens,
-        block_tokens=one.block_tokens,
+        group=request.group,
+        replica=request.replica,
+        blocks=[f"{block:016x}" for block in request.blocks],
+        positions=request.positions,
+        block_count=request.block_count,
+        hash_tokens=request.hash_tokens,
+        prompt_tokens_estimate=request.estimate_tokens,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        block_tokens=request.block_tokens,
     )

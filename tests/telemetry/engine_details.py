@@ -1,4 +1,4 @@
-"""One reading of everything that only some engines report, and what each chart draws of it."""
+"""A reading of everything that only some engines report, and the values of each chart."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Expositions for tests: what a replica and a router would say, in few words."""
+"""Expositions of replicas and routers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored bins of a ladder."""
+"""Stored bins of a hit-rate ladder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings for tests of what is asked of them: rows straight into the tables."""
+"""Readings stored directly in the tables, for tests of queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine_reading(
     not_reported: Collection[str] = (),
     **counters: float,
 ) -> None:
-    """One engine's reading; counters by name, ``ttft`` as {position: count}."""
+    """Store one engine's reading; counters by name, ``ttft`` as {position: count}."""
     histograms = {} if ttft is None else {"ttft": Buckets(edges, ttft, 1.0)}
     if ttft is not None:
         counters["first_tokens"] = sum(ttft.values())
@@ -40,7 +40,7 @@ def engine_reading(
 
 
 def gap(replica: Replica, at: datetime) -> None:
-    """A scrape that failed."""
+    """Store the reading of a failed scrape."""
     store_readings(REPLICAS, at, [(replica.pk, SourceReading(FAILED_SCRAPE, Increase(ReadingState.STALE)))])
 
 
@@ -58,7 +58,7 @@ def route_reading(
     reuse: str = "",
     **counters: float,
 ) -> None:
-    """One key's reading of a router, of revision 1 unless told.
+    """Store one key's reading of a router, by default of revision 1.
 
     ``ttft`` is of streamed responses, ``streamed`` and ``plain`` are latencies, {position: count}; with ``revision`` or
     ``reuse`` they are of all replicas together.
@@ -76,13 +76,13 @@ def route_reading(
 
 
 def router_scraped(router: Router, at: datetime, *, stale: bool = False) -> None:
-    """The router's own row: it was scraped, or could not be."""
+    """Store the router's own reading: it was scraped, or that failed."""
     increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, 5.0)
     store_readings(ROUTERS, at, [(router.pk, SourceReading(ROUTER_ITSELF, increase))])
 
 
 def scraped(replica: Replica, at: datetime, **fields: object) -> ScrapeState:
-    """What the scraper remembers of a replica."""
+    """Store the scrape state of a replica."""
     values = {"at": at, "ok_at": at, "health": "up", **fields}
     return ScrapeState.objects.create(replica=replica, **values)
 

@@ -1,4 +1,4 @@
-"""Decisions as the collector stores them, in few words."""
+"""Stored decisions, with defaults for most columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def a_router(name: str = "router-1") -> Router:
 
 
 def decided(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
-    """One request of 1,000 tokens, placed by affinity, 800 of them predicted and 780 delivered."""
+    """Store one request of 1,000 tokens: 800 predicted to be cached, 780 reported as cached."""
     ensure_days([at.date()])
     row = decision(router, at, seq, **changes)
     row.save(force_insert=True)
@@ -24,7 +24,7 @@ def decided(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
 
 
 def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision:
-    """The same, not stored yet."""
+    """The same, without storing it."""
     fields: dict[str, Any] = {
         "boot": "b1",
         "pool": "chat",
@@ -56,5 +56,5 @@ def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision
 
 
 def decided_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> list[Decision]:
-    """One a second, the last one a second before ``until``; ascending."""
+    """Store one decision per second, the last one a second before ``until``; ascending."""
     return [decided(router, until - timedelta(seconds=count - seq), seq, **changes) for seq in range(count)]

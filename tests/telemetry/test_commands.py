@@ -8,7 +8,7 @@ from telemetry import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_maintain_partitions_says_what_it_did(no_days):
+def test_maintain_partitions_reports_what_it_did(no_days):
     out = StringIO()
 
     call_command("maintain_partitions", "--days-ahead", "4", stdout=out)
@@ -32,8 +32,8 @@ TASKS = (
 )
 
 
-def test_the_tasks_have_the_names_that_beat_knows(settings):
-    """One shard's task is told by the one for the fleet."""
+def test_beat_schedules_every_task(settings):
+    """Except the task of one shard, which the task of the fleet schedules."""
     names = {entry["task"] for entry in settings.CELERY_BEAT_SCHEDULE.values() if "telemetry" in entry["task"]}
 
     assert names == {task.name for task in TASKS}

@@ -1,4 +1,4 @@
-"""Routers' decisions, collected over real sockets: each stored once, whoever restarts, whatever a router says."""
+"""Decisions collected over real sockets: each is stored once, despite restarts and invalid pages."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from telemetry.storage.locks import COLLECT
 from tests.fakes.fake_metrics_server import endless, hang, status
 from tests.side_by_side import alone
 from tests.telemetry.conftest import T0
-from tests.telemetry.decisions import FakeRing, decision, hashes, said
+from tests.telemetry.decisions import FakeRing, decision, hashes, json_response
 
 pytestmark = pytest.mark.django_db
 NOW = T0 + timedelta(minutes=1)
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """A busy machine may take its time; who is waited for in vain says so itself."""
+def generous_deadlines(monkeypatch):
+    """For busy machines; tests of deadlines set their own."""
     monkeypatch.setattr(collect, "RUN_S", 60.0)
     monkeypatch.setattr(collect, "PAGE_S", 30.0)
 
 
 @pytest.fixture
 def server(metrics_server):
-    """Answers to paths without their query."""
+    """Matches paths without their query."""
     scripted = metrics_server.next_answer
     metrics_server.next_answer = lambda path: scripted(path.partition("?")[0])
     return metrics_server
 
 
-def router(server, name, *answers) -> Router:
-    server.script(f"/{name}/admin/decisions", *answers)
+def router(server, name, *responses) -> Router:
+    server.script(f"/{name}/admin/decisions", *responses)
     return Router.objects.create(name=name, admin_url=f"{server.url}/{name}", boot="b1", last_seen_at=timezone.now())
 
 
@@ -48,7 +48,7 @@ def stored() -> list[str]:
     return list(Decision.objects.order_by("router_id", "boot", "seq").values_list("request_id", flat=True))
 
 
-def test_what_a_router_told_is_stored_as_it_was_told(server):
+def test_a_decision_is_stored_as_the_router_reports_it(server):
     ring = FakeRing()
     ring.records = [decision(1, group="support", rank=2, arm="trial", cached_tokens=None, opening={"segments": []})]
     router(server, "one", ring)
@@ -68,7 +68,7 @@ def test_what_a_router_told_is_stored_as_it_was_told(server):
     assert ring.tokens == ["Bearer router-token-for-tests"] * 2
 
 
-def test_every_decision_is_stored_once_whoever_restarts_and_whatever_is_asked_twice(server):
+def test_every_decision_is_stored_once_despite_restarts_and_repeated_requests(server):
     ring, other = FakeRing(page=3), FakeRing(boot="x")
     router(server, "one", ring)
     router(server, "two", other)
@@ -78,7 +78,7 @@ def test_every_decision_is_stored_once_whoever_restarts_and_whatever_is_asked_tw
     assert [collect_decisions(NOW).decisions for _ in range(2)] == [8, 0]
     assert stored() == [*(f"r{seq}" for seq in range(1, 8)), "other"]
 
-    DecisionCursor.objects.update(seq=4)  # a page was stored, and the worker killed before it noted that
+    DecisionCursor.objects.update(seq=4)  # as if the worker was killed before it stored the cursor
     collect_decisions(NOW)
     ring.boot, ring.records = "b2", [decision(seq, request_id=f"again{seq}") for seq in range(1, 10)]
     collect_decisions(NOW)
@@ -88,7 +88,7 @@ def test_every_decision_is_stored_once_whoever_restarts_and_whatever_is_asked_tw
     assert list(of_one.filter(boot="b2").order_by("seq").values_list("seq", flat=True)) == list(range(1, 10))
 
 
-def test_what_a_router_no_longer_had_is_counted_and_what_cannot_be_read_does_not_stop_the_rest(server):
+def test_dropped_and_invalid_decisions_are_counted_and_do_not_stop_the_others(server):
     ring = FakeRing()
     ring.records = [
         decision(11),
@@ -111,19 +111,19 @@ def test_what_a_router_no_longer_had_is_counted_and_what_cannot_be_read_does_not
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
         (status(401), "status 401"),
         (status(302, "http://169.254.169.254/"), "status 302"),
-        (said({"boot": "b", "decisions": 7}), "not a page of decisions"),
-        (said([]), "not a page of decisions"),
+        (json_response({"boot": "b", "decisions": 7}), "not a page of decisions"),
+        (json_response([]), "not a page of decisions"),
         (endless(), "too long"),
     ],
 )
-def test_a_router_that_says_what_none_says_is_noted_and_costs_no_other_one_its_rows(server, answer, reason):
+def test_an_invalid_page_is_recorded_and_affects_no_other_router(server, response, reason):
     ring = FakeRing()
     ring.records = [decision(1)]
-    router(server, "bad", answer)
+    router(server, "bad", response)
     router(server, "good", ring)
 
     run = collect_decisions(NOW)
@@ -133,7 +133,7 @@ def test_a_router_that_says_what_none_says_is_noted_and_costs_no_other_one_its_r
     assert DecisionCursor.objects.get(router__name="good").reason == ""
 
 
-def test_an_address_outside_the_fleets_networks_is_not_asked(server, settings):
+def test_an_address_outside_the_fleets_networks_is_not_requested(server, settings):
     settings.FLEET_NETWORKS = []
     router(server, "one", FakeRing())
     collect_decisions(NOW)
@@ -142,7 +142,7 @@ def test_an_address_outside_the_fleets_networks_is_not_asked(server, settings):
 
 
 @alone
-def test_a_router_that_hangs_ends_with_the_run_and_holds_nobody_back(server, monkeypatch):
+def test_a_router_that_hangs_delays_no_other(server, monkeypatch):
     monkeypatch.setattr(collect, "PAGE_S", 3.0)
     ring = FakeRing()
     ring.records = [decision(1)]
@@ -153,7 +153,7 @@ def test_a_router_that_hangs_ends_with_the_run_and_holds_nobody_back(server, mon
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_router_that_another_worker_asks_is_left_alone(server):
+def test_a_router_that_another_worker_collects_from_is_skipped(server):
     ring = FakeRing()
     ring.records = [decision(1)]
     busy, free = router(server, "busy", ring), router(server, "free", ring)
@@ -166,7 +166,7 @@ def test_a_router_that_another_worker_asks_is_left_alone(server):
     Decision.objects.all().delete()
 
 
-def test_a_run_stores_no_more_than_its_budget_and_the_next_one_goes_on(server, settings):
+def test_a_run_stores_no_more_than_its_budget_and_the_next_one_continues(server, settings):
     settings.DECISIONS_ROWS_PER_S = 60  # 300 a run
     ring = FakeRing(page=200)
     ring.records = [decision(seq, blocks=[]) for seq in range(1, 701)]
@@ -175,7 +175,7 @@ def test_a_run_stores_no_more_than_its_budget_and_the_next_one_goes_on(server, s
     assert Decision.objects.exclude(candidates=None).count() < 350
 
 
-def test_the_part_of_the_blocks_follows_the_budget(server, settings):
+def test_the_sample_ratio_follows_the_budget(server, settings):
     settings.DECISIONS_BLOCKS_PER_S = 101
     ring = FakeRing()
     ring.records = [decision(seq, blocks=hashes(seq, 16)) for seq in range(1, 201)]  # 1,600 blocks a second
@@ -195,11 +195,11 @@ def test_the_part_of_the_blocks_follows_the_budget(server, settings):
 @pytest.mark.parametrize(
     ("rate", "ratio"), [(0.0, 1.0), (2000.0, 1.0), (2001.0, 0.5), (8000.0, 0.25), (1e12, 2.0**-12)]
 )
-def test_a_part_is_the_largest_power_of_two_within_the_budget(rate, ratio):
+def test_the_sample_ratio_is_the_largest_power_of_two_within_the_budget(rate, ratio):
     assert sample_ratio(rate, 2000.0) == ratio
 
 
-def test_a_peak_fades_and_is_never_below_what_is_now():
+def test_a_peak_fades_and_is_never_below_the_current_rate():
     assert faded_peak(100.0, 10.0, 0.0) == 100.0
     assert 36 < faded_peak(100.0, 10.0, 600.0) < 37
     assert faded_peak(100.0, 10.0, 1e9) == 10.0

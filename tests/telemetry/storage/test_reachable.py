@@ -1,4 +1,4 @@
-"""The reachable share of pools and task groups: the ladder's, with its range and its error, or unknown."""
+"""The reachable share of pools and task groups: from the hit-rate ladder, with its time range and error, or unknown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MINUTE = Window(T0 - timedelta(minutes=1), T0, 5)
 HALF_HOUR = Window(T0 - timedelta(minutes=30), T0, 300)
 
 
-def test_it_is_the_ladder_s_share_of_the_same_minutes(fleet):  # noqa: F811
+def test_the_share_is_the_ladder_s_for_the_same_minutes(fleet):  # noqa: F811
     requests = spread(traffic(2400, placed="random"))
     store(requests)
     replay_pools(at(30))
@@ -46,11 +46,11 @@ def test_it_is_the_ladder_s_share_of_the_same_minutes(fleet):  # noqa: F811
     assert 0 < share.standard_error < 0.01
     assert 0 < share.delivered_ratio < 1
     groups = reachable_by_group(["chat"], Window(at(0), at(15), 300))
-    assert sum(one.requests for one in groups.values()) == 2400
+    assert sum(share.requests for share in groups.values()) == 2400
     assert groups["chat", "g1"] == reachable_share(["chat"], Window(at(0), at(15), 300), group="g1")
 
 
-def test_a_sampled_ladder_has_a_larger_error_with_unknown_caches_too(fleet):  # noqa: F811
+def test_a_sampled_ladder_has_a_larger_error_also_with_unknown_caches(fleet):  # noqa: F811
     type(fleet.replicas.first()).objects.update(capacity_blocks=None)
     requests = spread(traffic(2400, placed="random"))
     store(sampled(requests, 1 / 16))
@@ -63,7 +63,7 @@ def test_a_sampled_ladder_has_a_larger_error_with_unknown_caches_too(fleet):  # 
     assert share.ratio == pytest.approx(whole.reachable / whole.prompt_tokens, abs=4 * share.standard_error)
 
 
-def test_it_is_unknown_until_there_are_enough_requests(pool):
+def test_the_share_is_unknown_with_too_few_requests(pool):
     assert reachable_share(["chat"], MINUTE) is None
     ladder_bin(pool, T0 - timedelta(minutes=5), requests=99, reachable=0.85)
     assert reachable_share(["chat"], MINUTE) is None
@@ -72,7 +72,7 @@ def test_it_is_unknown_until_there_are_enough_requests(pool):
     assert reachable_share(["chat"], MINUTE).requests == 100
 
 
-def test_it_is_unknown_where_its_error_is_too_large(pool):
+def test_the_share_is_unknown_if_its_error_is_too_large(pool):
     ladder_bin(pool, T0 - timedelta(minutes=5), requests=120, reachable=0.5, spread=0.5)
     assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
     ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, doubt=20_000.0)
@@ -80,7 +80,7 @@ def test_it_is_unknown_where_its_error_is_too_large(pool):
     assert MAX_STANDARD_ERROR == 0.05
 
 
-def test_a_short_window_reaches_back_half_an_hour_and_says_so(pool):
+def test_a_short_window_is_extended_to_half_an_hour(pool):
     ladder_bin(pool, T0 - timedelta(minutes=30), requests=200, reachable=0.4)
     ladder_bin(pool, T0 - timedelta(minutes=5), requests=200, reachable=0.6)
     ladder_bin(pool, T0 - timedelta(minutes=35), requests=200, reachable=1.0)
@@ -89,12 +89,12 @@ def test_a_short_window_reaches_back_half_an_hour_and_says_so(pool):
     assert (share.start, share.end) == (T0 - timedelta(minutes=30), T0)
 
 
-def test_pools_groups_and_all_together(pool):
+def test_shares_by_pool_by_group_and_of_all(pool):
     other = create_pool("other", models=["m"])
     ladder_bin(pool, T0 - timedelta(minutes=5), requests=100, reachable=0.2, group="a")
     ladder_bin(other, T0 - timedelta(minutes=5), requests=300, reachable=0.6, group="a")
     assert reachable_share(None, MINUTE).ratio == pytest.approx(0.5)
-    assert {name: one.ratio for name, one in reachable_by_pool(None, MINUTE).items()} == pytest.approx(
+    assert {name: of.ratio for name, of in reachable_by_pool(None, MINUTE).items()} == pytest.approx(
         {"chat": 0.2, "other": 0.6}
     )
     assert set(reachable_by_group(["other"], MINUTE)) == {("other", "a")}
@@ -102,7 +102,7 @@ def test_pools_groups_and_all_together(pool):
     assert set(reachable_over_time_by(None, HALF_HOUR, by="pool")) == {"chat", "other"}
 
 
-def test_over_time_each_step_has_the_bins_of_half_an_hour_before_its_end(pool):
+def test_over_time_each_step_uses_the_bins_of_the_last_half_hour(pool):
     for minutes, ratio in ((60, 0.2), (30, 0.8)):
         for earlier in range(0, 30, 5):
             ladder_bin(pool, T0 - timedelta(minutes=minutes - earlier), requests=50, reachable=ratio)
@@ -118,7 +118,7 @@ def test_delivered_over_reachable(pool):
     assert (share.delivered_ratio, share.delivered_of_reachable) == (0.4, pytest.approx(0.5))
 
 
-def test_the_error_is_that_of_many_windows_of_the_same_traffic():
+def test_the_error_equals_the_spread_over_many_windows_of_the_same_traffic():
     chance = random.Random(5)
     ratios, errors = [], []
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Rollups against the readings they were made of: the same answers, whatever came late, twice or not at all."""
+"""Rollups give the same sums as the readings they were made from, whatever arrives late, twice or not at all."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -73,7 +73,8 @@ def some_hours(replicas, router, every_min=7):
         )
 
 
-def answers(replicas, window):
+def all_sums(replicas, window):
+    """The results of every query, by name."""
     ids = [replica.pk for replica in replicas]
     return {
         "engines": sums.engine_sums(ids, window),
@@ -108,38 +109,38 @@ def read_from(window, whole=False):
         pytest.param(MINUTES, 60, id="from minutes"),
     ],
 )
-def test_rollups_answer_as_the_readings_did(replicas, router, window, resolution_s):
+def test_rollups_give_the_sums_of_the_readings(replicas, router, window, resolution_s):
     some_hours(replicas, router)
-    before = answers(replicas, window)
+    before = all_sums(replicas, window)
     assert read_from(window) == {None}
 
     rolled = roll(hours=6.5 if window is SIX_HOURS else 5)
 
     assert rolled.behind_s == 0
     assert read_from(window) == {resolution_s}
-    assert answers(replicas, window) == before
+    assert all_sums(replicas, window) == before
 
 
-def test_what_is_not_rolled_up_yet_comes_from_finer_bins_and_from_readings(replicas, router):
+def test_bins_that_are_not_rolled_up_yet_are_read_from_finer_bins_and_readings(replicas, router):
     some_hours(replicas, router)
-    before = answers(replicas, HOURS)
+    before = all_sums(replicas, HOURS)
 
     roll(hours=3 + 7.5 / 60)
 
     assert [part.resolution_s for part in spans_of(HOURS)] == [3600, 300, 60, None]
-    assert answers(replicas, HOURS) == before
+    assert all_sums(replicas, HOURS) == before
 
 
-def test_a_second_run_makes_nothing_and_changes_nothing(replicas, router):
+def test_a_second_run_changes_nothing(replicas, router):
     some_hours(replicas, router)
     assert roll().bins == 299 + 59 + 4  # the last minute of five hours is not over for long enough
 
-    before = everything()
+    before = all_rows()
     assert (roll().bins, roll().repaired) == (0, 0)
-    assert everything() == before
+    assert all_rows() == before
 
 
-def everything():
+def all_rows():
     with connection.cursor() as cursor:
         rows = []
         for tables in TABLES.values():
@@ -149,7 +150,7 @@ def everything():
     return rows
 
 
-def test_a_reading_that_comes_late_is_in_every_resolution_after_the_next_run(replicas, router):
+def test_a_late_reading_is_in_every_resolution_after_the_next_run(replicas, router):
     some_hours(replicas, router)
     roll()
 
@@ -158,15 +159,15 @@ def test_a_reading_that_comes_late_is_in_every_resolution_after_the_next_run(rep
     assert roll().repaired == 3
 
     assert not RollupRepair.objects.exists()
-    late = answers(replicas, HOURS)
+    late = all_sums(replicas, HOURS)
     assert read_from(HOURS) == {3600}
     RollupState.objects.all().delete()  # as if nothing were rolled up
-    assert answers(replicas, HOURS) == late
+    assert all_sums(replicas, HOURS) == late
     assert late["engines"][1].hits >= 5000
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_reading_that_is_not_committed_yet_is_in_its_bin_or_marks_it_again(replicas, router):
+def test_an_uncommitted_reading_is_in_its_bin_or_marks_it_again(replicas, router):
     some_hours(replicas, router)
     roll()
     engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)  # marks the minute
@@ -184,42 +185,42 @@ def test_a_reading_that_is_not_committed_yet_is_in_its_bin_or_marks_it_again(rep
         with transaction.atomic():
             engine_reading(replicas[0], at(61, 40), queries=7000, hits=7000)  # finds the mark
             is_stored.set()
-            wait_until(lambda: waiting() or rolled.done(), 20, "the mark to be taken")
+            wait_until(lambda: waiting() or rolled.done(), 20, "the mark to be deleted")
     rolled.result(timeout=20)
     roll()
 
     assert not RollupRepair.objects.exists()
-    late = answers(replicas, HOURS)
+    late = all_sums(replicas, HOURS)
     assert read_from(HOURS) == {3600}
     RollupState.objects.all().delete()
-    assert answers(replicas, HOURS) == late
+    assert all_sums(replicas, HOURS) == late
 
 
-def test_a_reading_that_comes_twice_changes_nothing(replicas, router):
+def test_a_duplicate_reading_changes_nothing(replicas, router):
     some_hours(replicas, router)
     roll()
-    before = answers(replicas, HOURS)
+    before = all_sums(replicas, HOURS)
 
     some_hours(replicas, router)
     roll()
 
-    assert answers(replicas, HOURS) == before
+    assert all_sums(replicas, HOURS) == before
 
 
-def test_a_bin_whose_readings_are_gone_is_left_as_it_is(replicas, router):
+def test_a_bin_whose_readings_were_dropped_stays_as_it_is(replicas, router):
     some_hours(replicas, router)
     roll()
-    before = answers(replicas, HOURS)
+    before = all_sums(replicas, HOURS)
     drop_before((T0 + timedelta(days=1)).date())
     engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)
 
     roll_up(T0 + timedelta(days=5), readings_kept_s=KEPT_S)
 
     assert not RollupRepair.objects.exists()
-    assert answers(replicas, HOURS) == before
+    assert all_sums(replicas, HOURS) == before
 
 
-def test_one_worker_rolls_up_and_another_leaves_it_to_that_one(replicas, router):
+def test_one_worker_at_a_time_rolls_up(replicas, router):
     some_hours(replicas, router)
     with connection.get_new_connection(connection.get_connection_params()) as other:
         other.execute("select pg_advisory_lock(%s)", [ROLLUP])
@@ -229,7 +230,7 @@ def test_one_worker_rolls_up_and_another_leaves_it_to_that_one(replicas, router)
     assert roll().bins > 0
 
 
-def test_a_worker_that_was_away_for_long_catches_up_run_by_run(replicas):
+def test_a_worker_that_was_away_catches_up_run_by_run(replicas):
     engine_reading(replicas[0], at(1), queries=10, hits=1)
     engine_reading(replicas[0], at(60 * 30), queries=10, hits=1)
     runs = 0
@@ -242,11 +243,7 @@ def test_a_worker_that_was_away_for_long_catches_up_run_by_run(replicas):
     assert (row.queries, row.hits) == (20, 2)
 
 
-def test_an_empty_fleet_has_nothing_to_roll_up(db):
-    assert roll().bins == 0
-
-
-def test_rollups_go_by_days_and_by_months(replicas, router):
+def test_partitions_of_rollups_are_days_and_months(replicas, router):
     some_hours(replicas, router)
     roll()
 
@@ -256,8 +253,8 @@ def test_rollups_go_by_days_and_by_months(replicas, router):
     assert len(drop_before((T0 + timedelta(days=30)).date(), TABLES[3600])) == 3
 
 
-def test_the_tables_hold_what_the_list_says(db):
-    """A column that is added to readings is added to the list, and then to the tables."""
+def test_the_tables_have_the_listed_columns(db):
+    """A new column of readings must be added to the list, and then to the tables."""
     with connection.cursor() as cursor:
         for rollup in SUMS:
             expected = ["at", *(name.strip('"') for name in rollup.key), *(column.name for column in rollup.columns)]
@@ -276,7 +273,7 @@ scrapes = st.lists(st.tuples(st.integers(0, 3 * 3600 // 5), kinds, st.integers(0
 
 @pytest.fixture(scope="module")
 def large_chunks():
-    """So that an example is a few statements; what a chunk of the usual size makes, the tests above hold."""
+    """An example then takes few statements; the tests above use chunks of the usual size."""
     with patch.dict(CHUNK_BINS, {60: 300, 300: 60}):
         yield
 
@@ -285,16 +282,16 @@ def large_chunks():
 @pytest.mark.usefixtures("large_chunks")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(early=scrapes, late=scrapes, until_min=st.integers(30, 200))
-def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(replicas, early, late, until_min):
-    """Late ones and duplicates (R19), runs in between and a window that ends anywhere."""
+def test_the_order_of_readings_and_rollups_changes_no_sum(replicas, early, late, until_min):
+    """Late and duplicate readings (R19), runs in between, and a window that ends anywhere."""
     with connection.cursor() as cursor:
         for table in ("telemetry_reading", *(table for tables in TABLES.values() for table in tables)):
             cursor.execute(f"delete from {table}")
     RollupState.objects.all().delete()
     RollupRepair.objects.all().delete()
 
-    def store(those):
-        for place, kind, which in those:
+    def store(scrapes):
+        for place, kind, which in scrapes:
             due = at(0, 5 * place + 5)
             if kind == "failed":
                 gap(replicas[which], due)
@@ -305,18 +302,18 @@ def test_the_order_in_which_readings_come_and_are_rolled_up_changes_no_answer(re
     beside_the_grid = Window(at(1, 17), at(until_min, 31), 3600)  # a bin across two of its steps is told in one
     windows = [HOURS, MINUTES, beside_the_grid]
 
-    def told():
-        sums = {name: found for name, found in answers(replicas, beside_the_grid).items() if name.endswith("whole")}
-        return [answers(replicas, HOURS), answers(replicas, MINUTES), sums]
+    def sums_of_all():
+        sums = {name: found for name, found in all_sums(replicas, beside_the_grid).items() if name.endswith("whole")}
+        return [all_sums(replicas, HOURS), all_sums(replicas, MINUTES), sums]
 
     store(early)
     roll(until_min / 60)
     store(late)
     store(early)
     roll()
-    rolled = told()
+    rolled = sums_of_all()
     RollupState.objects.all().delete()
 
-    assert rolled == told()
+    assert rolled == sums_of_all()
     assert rolled[2]
     assert all(part == Span(None, window.start, window.end) for window in windows for part in spans_of(window))
