@@ -169,7 +169,7 @@ async def serve(settings: ServeSettings) -> None:
             if await _finished(server.open(), unless=stop):
                 return_large_blocks()
                 tune_garbage_collector()
-                event(logger, "serving", **api.facts(__version__))
+                event(logger, "serving", **api.build_info(__version__))
                 _say_ready(server)
                 await stop.wait()
                 await _finished(server.drain(), unless=stop_now)

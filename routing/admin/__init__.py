@@ -1,1 +1,1 @@
-"""The admin port, and the calls from the router to the control plane."""
+"""The admin port, and the router's calls to the control plane."""

@@ -1,11 +1,8 @@
-"""The admin port: configuration in, state and figures out. Not on the request path, so aiohttp does the HTTP.
+"""The HTTP API of the admin port: configuration in, state and metrics out. It is not on the request path (aiohttp).
 
-With a token set, everything but ``/healthz``, ``/readyz`` and ``/metrics`` asks for it. Without one the port is bound
-to the loopback and must be asked for as such, so that no web page gets in whose own name resolves there.
-
-What the admin port shows and does, of one router or of several workers together.
-
-Which build of the router runs: plain Python, or its hot modules as native code.
+With a token set, every path but ``/healthz``, ``/readyz`` and ``/metrics`` requires it. Without one the port is bound
+to the loopback and accepts only requests whose Host is a loopback address, so that no web page can use a host name of
+its own that resolves there (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -31,13 +28,23 @@ from routing.observability.exposition import PREFIX, header, labels
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError
 from routing.schema import without_secrets
 
+MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
+MAX_DECISIONS = 1000  # per page
+RETRY_AFTER_S = 2  # for a configuration that no worker could check
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+
+logger = logging.getLogger(__name__)
+# aiohttp logs requests that are not HTTP, and would quote the token in them.
+_silent = logging.Logger("silent", logging.CRITICAL + 1)  # noqa: LOG001 - outside the hierarchy, so nothing enables it
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 def is_compiled() -> bool:
     """Whether the hot modules are native code; one of them stands for all."""
     return circuit_breaker.__file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
-def facts(version: str) -> dict[str, Any]:
+def build_info(version: str) -> dict[str, Any]:
     """Version, build and Python, as texts, for the log and for labels."""
     return {
         "version": version,
@@ -47,95 +54,75 @@ def facts(version: str) -> dict[str, Any]:
 
 
 class View(Protocol):
-    """Whoever can show and do that."""
+    """What the admin port needs of a router: one process, or several workers together."""
 
-    @property
-    def name(self) -> str:
-        """The router's name."""
-        ...
-
-    @property
-    def boot(self) -> str:
-        """Tells one life of the router from the next."""
-        ...
-
-    @property
-    def store(self) -> ConfigStore:
-        """The configuration in force."""
-        ...
+    name: str
+    boot: str  # identifies this run of the router
+    store: ConfigStore
 
     async def apply_config(self, document: bytes) -> Applied:
-        """Put a pushed configuration into force; NackError if it is refused, RetryLaterError if it was not judged."""
+        """Activate a pushed configuration; NackError if it is rejected, RetryLaterError if it could not be checked."""
         ...
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why no traffic should come here; None when it may."""
+        """Why the router should get no traffic; None if it is ready."""
         ...
 
     @property
     def warming(self) -> dict[str, dict[str, int]]:
-        """How far each replica is that warms up, by name."""
+        """The progress of each replica that warms up, by name."""
         ...
 
     async def metrics(self, *, is_fine: bool = False) -> str:
-        """Everything counted, as Prometheus text; histograms with all their edges where ``is_fine``."""
+        """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
         ...
 
     @property
     def health_epoch(self) -> int | None:
-        """Changes with any replica's health; None where that is only known by looking."""
+        """Changes with any replica's health; None if only the replicas themselves show that."""
         ...
 
     async def replicas(self) -> list[dict[str, Any]]:
-        """Every configured replica, its health and its load."""
+        """Every configured replica with its health and load."""
         ...
 
     async def last_polled_replicas(self) -> list[dict[str, Any]]:
-        """The same, as they were seen last: for who looks all the time."""
+        """The same as of the last poll of the workers, for frequent calls."""
         ...
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
-        """Decisions after a sequence number, oldest first, with this part of their block hashes."""
+        """Decisions after a sequence number, oldest first, with a sample ``ratio`` of their block hashes."""
         ...
 
-    async def explain(self, asked: bytes) -> dict[str, Any]:
+    async def explain(self, request: bytes) -> dict[str, Any]:
         """The decision that a request would get now; RejectedRequestError if it gets none."""
         ...
 
 
-def about_lines(view: View, version: str) -> Iterator[str]:
-    """Which router this is, and what it runs."""
+def info_lines(view: View, version: str) -> Iterator[str]:
+    """Prometheus text about the router and its active configuration."""
     yield from header("info", "gauge", "This router.")
-    yield f"{PREFIX}info{{{labels(router=view.name, boot=view.boot, **facts(version))}}} 1"
+    yield f"{PREFIX}info{{{labels(router=view.name, boot=view.boot, **build_info(version))}}} 1"
     applied = view.store.applied
     if applied is not None:
-        yield from header("config_revision", "gauge", "The configuration in force.")
+        yield from header("config_revision", "gauge", "The active configuration.")
         yield f"{PREFIX}config_revision {applied.snapshot.revision}"
-        yield from header("config_applied_timestamp_seconds", "gauge", "Unix time since when it is.")
+        yield from header("config_applied_timestamp_seconds", "gauge", "Unix time at which it became active.")
         yield f"{PREFIX}config_applied_timestamp_seconds {applied.at.timestamp()}"
 
 
-MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
-MAX_DECISIONS = 1000  # an answer
-RETRY_AFTER_S = 2  # with a configuration that nobody could look at
-_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-
-logger = logging.getLogger(__name__)
-# aiohttp would tell it what was no HTTP, and quote the token in it.
-_nobody = logging.Logger("nobody", logging.CRITICAL + 1)  # noqa: LOG001 - of no hierarchy, so no configuration opens it
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Admin:
-    """The handlers of one admin port."""
+class AdminPort:
+    """The admin port: an address and its handlers."""
 
     def __init__(self, view: View) -> None:
+        self.port = 0  # the real one, once open
         self._view = view
+        self._runner: web.AppRunner | None = None
 
-    def application(self, token: str | None) -> web.Application:
-        """The port's application; without a token everything is open, so it must be bound to the loopback only."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(token), _answer_errors])
+    async def open(self, host: str, port: int, token: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """Serve, over TLS if ``tls`` is set; OSError if the port is taken. Bind to the loopback without a token."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_authorization(token), _json_errors])
         app.add_routes(
             [
                 web.get("/healthz", self.healthz),
@@ -148,21 +135,29 @@ class Admin:
                 web.post("/admin/explain", self.explain),
             ]
         )
-        return app
+        self._runner = web.AppRunner(app, access_log=None, logger=_silent, auto_decompress=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stop serving."""
+        if self._runner is not None:
+            await self._runner.cleanup()
 
     async def healthz(self, _: web.Request) -> web.Response:
-        """The process is alive."""
+        """Liveness: 200 while the process runs."""
         return _json({"status": "ok"})
 
     async def readyz(self, _: web.Request) -> web.Response:
-        """Traffic may come here. The control plane has no part in it."""
+        """Readiness for traffic. It does not depend on the control plane."""
         reason = self._view.not_ready_reason
         if reason is not None:
             return _json({"status": "not_ready", "reason": reason}, status=503)
         return _json({"status": "ready", "revision": self._view.store.revision})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Everything counted, as Prometheus text. ``?buckets=fine``: histograms with all edges, non-empty ones only."""
+        """Prometheus text. ``?buckets=fine``: histograms with all non-empty buckets."""
         buckets = request.query.get("buckets")
         if buckets not in (None, "fine"):
             return _json({"error": "buckets: expected fine, or no such parameter"}, status=400)
@@ -170,7 +165,7 @@ class Admin:
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def read_config(self, _: web.Request) -> web.Response:
-        """What runs, since when, and what was last refused."""
+        """The active configuration, and the last rejection."""
         store = self._view.store
         applied, nack = store.applied, store.last_nack
         return _json(
@@ -188,82 +183,52 @@ class Admin:
         )
 
     async def put_config(self, request: web.Request) -> web.Response:
-        """Take a snapshot: acknowledged once it is on disk and in force, or refused with the reason."""
+        """Take a snapshot: acknowledged once it is on disk and active, or rejected with the reason."""
         store = self._view.store
         try:
             applied = await self._view.apply_config(await request.read())
         except NackError as nack:
-            refusal = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
-            return _json(refusal, status=409 if nack.is_conflict else 422)
+            body = {"status": "nack", "reason": nack.reason, "path": nack.path, "running_revision": store.revision}
+            return _json(body, status=409 if nack.is_conflict else 422)
         except RetryLaterError as error:
-            delay = {"status": "not_now", "reason": error.reason, "running_revision": store.revision}
-            return _json(delay, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
+            body = {"status": "not_now", "reason": error.reason, "running_revision": store.revision}
+            return _json(body, status=503, headers={"Retry-After": str(RETRY_AFTER_S)})
         return _json({**applied.as_ack(), "signature": store.signature})
 
     async def replicas(self, _: web.Request) -> web.Response:
-        """Every configured replica, its health and its load."""
+        """Every configured replica with its health and load."""
         return _json({"replicas": await self._view.replicas()})
 
     async def decisions(self, request: web.Request) -> web.Response:
-        """Decisions after a sequence number, oldest first; ``blocks`` is the part of their hashes that is wanted."""
+        """Decisions after a sequence number, oldest first; ``blocks`` is the ratio of their block hashes to return."""
         after = _number(request, "after", 0)
         limit = min(_number(request, "limit", MAX_DECISIONS), MAX_DECISIONS)
-        found = await self._view.decisions(after, limit, _part(request, "blocks"))
-        return _json({"boot": self._view.boot, **found})
+        page = await self._view.decisions(after, limit, _ratio(request, "blocks"))
+        return _json({"boot": self._view.boot, **page})
 
     async def explain(self, request: web.Request) -> web.Response:
-        """The decision that a request would get now. Nothing is sent."""
+        """The decision that a request would get now. Nothing is sent to a replica."""
         return _json(await self._view.explain(await request.read()))
 
 
-class AdminPort:
-    """The handlers, bound to an address."""
-
-    def __init__(self, view: View) -> None:
-        self._admin = Admin(view)
-        self._runner: web.AppRunner | None = None
-        self.port = 0  # the real one, once open
-
-    async def open(self, host: str, port: int, token: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """Serve, over TLS where there is a context for it; OSError where the port is taken."""
-        self._runner = web.AppRunner(
-            self._admin.application(token),
-            access_log=None,
-            logger=_nobody,
-            auto_decompress=False,
-            shutdown_timeout=1.0,
-        )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port, ssl_context=tls).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def close(self) -> None:
-        """Serve no more."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-
-def _guard(token: str | None) -> Any:
-    """Let in who may be; the middleware of one port."""
-
+def _authorization(token: str | None) -> Any:
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def authorization(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in _OPEN_PATHS:
             return await handler(request)
-        if token is None and not _asks_loopback(request):
+        if token is None and not _has_loopback_host(request):
             return _json({"error": "without a token this port is http://localhost or a loopback address"}, status=403)
         if token is not None and not _has_token(request, token):
             return _json({"error": "unauthorized"}, status=401, headers={"WWW-Authenticate": "Bearer"})
-        # A small body that is large inside would hold requests up for long.
+        # A small body that decompresses to a large one would delay requests.
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            return _json({"error": "compressed bodies are not taken"}, status=415)
+            return _json({"error": "compressed bodies are not supported"}, status=415)
         return await handler(request)
 
-    return guard
+    return authorization
 
 
-def _asks_loopback(request: web.Request) -> bool:
-    """Whether the client meant the loopback, as far as it says what it meant."""
+def _has_loopback_host(request: web.Request) -> bool:
     try:
         return is_loopback(urlsplit(f"//{request.host}").hostname or "")
     except ValueError:
@@ -271,23 +236,21 @@ def _asks_loopback(request: web.Request) -> bool:
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    """Compare in constant time."""
-    given = request.headers.get("Authorization", "")
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {token}".encode())
+    header = request.headers.get("Authorization", "")
+    return hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {token}".encode())
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as JSON, with what went wrong where that is the caller's business."""
+async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:
         return _json({"error": error.text or error.reason}, status=error.status)
     except RejectedRequestError as error:
         return _json({"error": error.message}, status=error.status)
-    except (web.RequestPayloadError, ConnectionError):  # nobody reads this
-        return _json({"error": "the body did not come whole"}, status=400)
-    except Exception as error:  # noqa: BLE001 - the port's border
+    except (web.RequestPayloadError, ConnectionError):  # the client is gone
+        return _json({"error": "the request body is incomplete"}, status=400)
+    except Exception as error:  # noqa: BLE001 - exception boundary of the port
         defect(logger, error, f"admin {request.path}")
         return _json({"error": "internal error"}, status=500)
 
@@ -305,13 +268,12 @@ def _number(request: web.Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _part(request: web.Request, name: str) -> float:
-    """A number from 0 to 1; all of it where it is not said."""
-    text = request.query.get(name, "1")
+def _ratio(request: web.Request, name: str) -> float:
+    """A number from 0 to 1, by default 1."""
     try:
-        part = float(text)
+        ratio = float(request.query.get(name, "1"))
     except ValueError:
-        part = math.nan
-    if not 0 <= part <= 1:
+        ratio = math.nan
+    if not 0 <= ratio <= 1:
         raise web.HTTPUnprocessableEntity(text=f"{name}: expected a number from 0 to 1")
-    return part
+    return ratio

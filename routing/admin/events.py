@@ -1,17 +1,16 @@
-"""Events on disk until somebody has taken them, so that none is lost with the process or with the control plane.
+"""Events of replicas and of the configuration, kept on disk until the control plane has acknowledged them.
 
 Theory of operation. An event is one line with its own checksum, appended when it happens; its number counts within one
-life of the router (``boot``), so that (router, boot, number) names it for ever. Events go out oldest first, and are
-dropped here once they were taken; whoever takes them may see some again, and knows them by their names. A line that is
-torn or altered is passed over; each begins with a line break of its own, so that it is not glued to such a one. What a
-full disk did not take is written with the next event that it takes. What is kept is bounded: of too many the oldest
-go, and the gap in the numbers says so. The file survives the process; a loss of power may cost its last lines.
+run of the router (``boot``), so that (router, boot, number) identifies it. Events are sent oldest first and dropped
+once they are acknowledged; the control plane may receive some twice and recognizes them. A damaged line is skipped;
+each line starts with a line break of its own, so that it does not continue a damaged one. Events that a full disk
+rejected are written with the next event that it accepts. The spool is bounded: if there are too many events, the oldest
+are dropped, and the gap in the numbers shows it. The file survives the process; a power failure may cost the last
+lines.
 
-What becomes of replicas and of the configuration, noticed once a second and put into the spool.
-
-Only what the control plane cannot know by itself: which replicas this router lets go and takes back, and with which
-configuration it began, since what it was pushed later was answered. A replica that is out and back within a second is
-none of it; breakers and health checks take longer.
+``StateObserver`` adds only what the control plane cannot know otherwise: which replicas this router ejects, readmits or
+finds down, and the configuration that it started with (pushed configurations are acknowledged). It compares states
+once a second; breakers and health checks take longer to change.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,10 +35,11 @@ logger = logging.getLogger(__name__)
 
 CAPACITY = 1000  # events
 FILE = "events"
+PERIOD_S = 1.0  # of the state observer
 
 
 class RouterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. ``at`` is Unix time by this machine's clock; the texts are names, or a reason."""
+    """One event. ``at`` is Unix time by this machine's clock; the values of ``facts`` are names, or a reason."""
 
     boot: str
     seq: int
@@ -49,150 +49,128 @@ class RouterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventSpool:
-    """The events of this life and of those before that nobody has taken."""
+    """The events of this run and earlier ones that have not been acknowledged."""
 
     def __init__(self, folder: Path, boot: str, capacity: int = CAPACITY) -> None:
         self._path = folder / FILE
         self._boot = boot
         self._capacity = capacity
-        self._waiting: deque[RouterEvent] = deque(_read(self._path), maxlen=capacity)
-        self._lines = len(self._waiting)  # in the file
+        self._events: deque[RouterEvent] = deque(_read(self._path), maxlen=capacity)
+        self._lines = len(self._events)  # in the file
         self._seq = 0
-        self._is_on_disk = True  # all that waits
-        self.news = asyncio.Event()  # set when something is appended; whoever waits clears it
+        self._is_on_disk = True  # whether the file has all events
+        self.has_news = asyncio.Event()  # set when an event is added; the reader clears it
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._events)
 
     def add(self, kind: str, **facts: object) -> None:
-        """Keep an event. A disk that refuses costs its keeping, not its telling."""
+        """Add an event. If the disk rejects it, it is only kept in memory."""
         self._seq += 1
-        told = {name: str(value)[:500] for name, value in facts.items() if value is not None}
-        happening = RouterEvent(self._boot, self._seq, time.time(), kind, told)
-        self._waiting.append(happening)
-        self.news.set()
+        texts = {name: str(value)[:500] for name, value in facts.items() if value is not None}
+        added = RouterEvent(self._boot, self._seq, time.time(), kind, texts)
+        self._events.append(added)
+        self.has_news.set()
         if self._lines >= 2 * self._capacity or not self._is_on_disk:
             self._rewrite()
-        elif self._write("ab", [happening], self._path):
+        elif self._write("ab", [added], self._path):
             self._lines += 1
 
     def oldest(self, limit: int) -> list[RouterEvent]:
-        """What has waited the longest."""
-        return [happening for happening, _ in zip(self._waiting, range(limit), strict=False)]
+        """The oldest events, at most ``limit``."""
+        return list(islice(self._events, limit))
 
-    def acknowledge(self, happenings: list[RouterEvent]) -> None:
-        """These need not be kept any more."""
-        gone = {(happening.boot, happening.seq) for happening in happenings}
-        self._waiting = deque(
-            (kept for kept in self._waiting if (kept.boot, kept.seq) not in gone), maxlen=self._capacity
-        )
-        if gone:
+    def acknowledge(self, events: list[RouterEvent]) -> None:
+        """Drop these events."""
+        if events:
+            keys = {(it.boot, it.seq) for it in events}
+            remaining = (it for it in self._events if (it.boot, it.seq) not in keys)
+            self._events = deque(remaining, maxlen=self._capacity)
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Put a file with what waits in the place of the old one."""
-        fresh = self._path.with_suffix(".new")
-        if self._write("wb", self._waiting, fresh, becomes=self._path):
-            self._lines = len(self._waiting)
+        """Replace the file by one with the present events."""
+        new = self._path.with_suffix(".new")
+        if self._write("wb", self._events, new, replaces=self._path):
+            self._lines = len(self._events)
 
-    def _write(self, mode: str, happenings: Iterable[RouterEvent], path: Path, *, becomes: Path | None = None) -> bool:
-        """Whether the disk took it; a refusal is said once."""
+    def _write(self, mode: str, events: Iterable[RouterEvent], path: Path, *, replaces: Path | None = None) -> bool:
+        """Whether the disk accepted the events; a rejection is logged once."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with path.open(mode) as file:
-                file.write(b"".join(map(_line, happenings)))
-            if becomes is not None:
-                path.replace(becomes)
+                file.write(b"".join(map(_line, events)))
+            if replaces is not None:
+                path.replace(replaces)
         except OSError as error:
             if self._is_on_disk:
-                event(logger, "events_not_kept", level=logging.WARNING, reason=error.strerror)
+                event(logger, "events_not_stored", level=logging.WARNING, reason=error.strerror)
             self._is_on_disk = False
         else:
             self._is_on_disk = True
         return self._is_on_disk
 
 
-def _line(happening: RouterEvent) -> bytes:
-    text = msgspec.json.encode(happening)
+def _line(stored: RouterEvent) -> bytes:
+    text = msgspec.json.encode(stored)
     return b"\n%08x %b" % (zlib.crc32(text), text)
 
 
 def _read(path: Path) -> list[RouterEvent]:
-    """What the lines of a file say; those that are torn, altered or strange are left out."""
+    """The events of a file, without damaged lines."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    found = []
+    events = []
     for line in lines:
         checksum, _, text = line.partition(b" ")
         if checksum == b"%08x" % zlib.crc32(text):
             try:
-                found.append(msgspec.json.decode(text, type=RouterEvent))
+                events.append(msgspec.json.decode(text, type=RouterEvent))
             except msgspec.MsgspecError:
                 continue
-    return found
-
-
-LOOK_S = 1.0
-
-
-class ReplicaStatus(NamedTuple):
-    """A replica at one look."""
-
-    is_down: bool  # its health check fails
-    is_out: bool  # its breaker keeps requests away
-
-
-WELL = ReplicaStatus(is_down=False, is_out=False)
+    return events
 
 
 class StateObserver:
-    """Compares each look with the one before."""
+    """Adds an event for each change of a replica's health or breaker since the previous observation."""
 
     def __init__(self, view: View, spool: EventSpool, version: str) -> None:
         self._view = view
         self._spool = spool
-        self._replicas: dict[tuple[str, str], ReplicaStatus] = {}
+        self._states: dict[tuple[str, str], tuple[bool, bool]] = {}  # by pool and replica: is ejected, is down
         self._epoch: int | None = None
         spool.add("router_started", version=version)
-        self._note_configuration()
+        applied, nack = view.store.applied, view.store.last_nack
+        if nack is not None:
+            spool.add("config_refused", path=nack.path, reason=nack.reason)
+        if applied is not None and applied.source is not Source.PUSH:
+            spool.add("config_loaded", source=applied.source, revision=applied.snapshot.revision)
 
     async def observe_forever(self) -> None:
-        """For ever."""
+        """Observe every ``PERIOD_S``."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
+            await self.observe()
+            await asyncio.sleep(PERIOD_S)
 
-    async def look(self) -> None:
-        """Note what is different."""
+    async def observe(self) -> None:
+        """Compare all replicas with the previous observation."""
         epoch = self._view.health_epoch
         if epoch is not None and epoch == self._epoch:
             return
-        rows = {(row["pool"], row["name"]): row for row in await self._view.last_polled_replicas()}
-        now = {
-            name: ReplicaStatus(is_down=row["health"] == "down", is_out=row["breaker"] != State.CLOSED)
-            for name, row in rows.items()
-        }
-        for name, seen in now.items():
-            before = self._replicas.get(name, WELL)
-            facts = {"pool": name[0], "replica": name[1]}
-            if seen.is_out != before.is_out:
-                self._note("replica_ejected", "replica_readmitted", facts, rows[name]["reason"], ill=seen.is_out)
-            if seen.is_down != before.is_down:
-                self._note("replica_unreachable", "replica_reachable", facts, rows[name]["reason"], ill=seen.is_down)
-        self._replicas, self._epoch = now, epoch
-
-    def _note(self, ill_kind: str, well_kind: str, facts: dict[str, str], reason: str | None, *, ill: bool) -> None:
-        if ill:
-            self._spool.add(ill_kind, **facts, reason=reason)
-        else:
-            self._spool.add(well_kind, **facts)
-
-    def _note_configuration(self) -> None:
-        """What it began with, and what it could not begin with."""
-        applied, nack = self._view.store.applied, self._view.store.last_nack
-        if nack is not None:
-            self._spool.add("config_refused", path=nack.path, reason=nack.reason)
-        if applied is not None and applied.source is not Source.PUSH:
-            self._spool.add("config_loaded", source=applied.source, revision=applied.snapshot.revision)
+        states: dict[tuple[str, str], tuple[bool, bool]] = {}
+        for row in await self._view.last_polled_replicas():
+            key = (row["pool"], row["name"])
+            was_ejected, was_down = self._states.get(key, (False, False))
+            is_ejected, is_down = states[key] = (row["breaker"] != State.CLOSED, row["health"] == "down")
+            facts = {"pool": row["pool"], "replica": row["name"]}
+            if is_ejected and not was_ejected:
+                self._spool.add("replica_ejected", **facts, reason=row["reason"])
+            elif was_ejected and not is_ejected:
+                self._spool.add("replica_readmitted", **facts)
+            if is_down and not was_down:
+                self._spool.add("replica_unreachable", **facts, reason=row["reason"])
+            elif was_down and not is_down:
+                self._spool.add("replica_reachable", **facts)
+        self._states, self._epoch = states, epoch

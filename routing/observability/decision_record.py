@@ -1,16 +1,16 @@
-"""One decision: where a request went, why, and what came of it. Hashes, never text.
+"""One placement decision with its outcome, as hashes without prompt text.
 
-A part of the block hashes, for a reader who wants every record but not every hash.
-
-Which ones those are is a property of the blocks, not of the prompts: the hash lies below that part of its range.
-Whoever replays them then sees the same blocks again wherever they come back (SHARDS: Waldspurger et al., "Efficient
-MRC Construction with SHARDS", FAST 2015). A smaller part is a subset of a larger one.
+A reader may ask for a sample of the block hashes of every record: those below that fraction of their range. Whether a
+hash is in the sample depends on the block, not on the prompt, so whoever replays the records sees the same blocks
+recur (SHARDS: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015). A smaller sample is a subset of
+a larger one.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -25,28 +25,26 @@ if TYPE_CHECKING:
     from routing.http.response_json import Usage
 
 
+MAX_CANDIDATES: Final = 8  # loads in a record: the chosen replica, the preferred ones that were skipped, others
 _HASHES: Final = 1 << 64
 
 
-def bound(ratio: float) -> int:
-    """Hashes below it are in this part of them, 0 to 1."""
-    return round(ratio * _HASHES)
+def sampled_blocks(blocks: Iterable[int], ratio: float) -> dict[str, Any]:
+    """The blocks of a sample, 0 <= ``ratio`` < 1, and their positions in the prompt, from 0 on."""
+    limit = round(ratio * _HASHES)
+    sample = [(position, block) for position, block in enumerate(blocks) if block < limit]
+    return {"blocks": [format_hash(block) for _, block in sample], "positions": [position for position, _ in sample]}
 
 
-def thinned(shown: dict[str, Any], ratio: float) -> dict[str, Any]:
-    """A record that is shown with all its blocks, with this part of them."""
+def with_block_sample(row: dict[str, Any], ratio: float) -> dict[str, Any]:
+    """A record's JSON that has all block hashes, with a sample of them."""
     if ratio >= 1:
-        return shown
-    below = bound(ratio)
-    kept = [(place, block) for place, block in enumerate(shown["blocks"]) if int(block, 16) < below]
-    return {**shown, "blocks": [block for _, block in kept], "positions": [place for place, _ in kept]}
-
-
-MAX_CANDIDATES: Final = 8  # loads shown with a decision: the chosen replica, the homes that refused, others
+        return row
+    return row | sampled_blocks((int(block, 16) for block in row["blocks"]), ratio)
 
 
 class Record:
-    """One decision. Tokens and seconds; None where nobody said."""
+    """One decision. Tokens and seconds; None is unknown."""
 
     __slots__ = (
         "arm",
@@ -115,24 +113,24 @@ class Record:
         self.block_tokens = block_tokens  # of the replica
         self.prefix = prefix
         self.hash_tokens = hash_tokens  # estimated, of each of ``blocks``
-        self.blocks = blocks  # in stretches, shared with other records
-        self.candidates = candidates  # with costs where the shape is taken
-        self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None where the strategy does not ask
+        self.blocks = blocks  # in parts that records share
+        self.candidates = candidates  # with costs if the prompt structure is recorded
+        self.hit_tokens = hit_tokens  # predicted, of the estimated prompt; None if the strategy predicts none
         self.retries = 0
         self.status: int | None = None
-        self.is_streamed: bool | None = None  # whether the response came as events; None: there was none
-        self.ttft_s: float | None = None  # of a streamed response only: the first byte of another is its last token
-        self.latency_s: float | None = None  # from the request's last byte to the response's; None: it never came whole
+        self.is_streamed: bool | None = None  # whether the response is an event stream; None: there was no response
+        self.ttft_s: float | None = None  # of streamed responses only: the first byte of others is their last token
+        self.latency_s: float | None = None  # last byte of the request to last byte of a complete response
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
-        self.lacks_details = False  # the engine generated tokens and reported usage, but not how many were cached
-        self.rank = rank  # data-parallel, of the replica; None: it has only one
-        self.arm = arm  # whether the revision in force placed it or the one on trial; None: the policy tries none
+        self.lacks_details = False  # the engine reported usage, but not how many tokens were cached
+        self.rank = rank  # data-parallel rank of the replica; None: it has only one
+        self.arm = arm  # whether the active or the canary revision placed the request; None: there is no canary
         self.structure: bytes | None = None  # JSON of a ``PromptStructure``, of a few requests (decision_log.py)
 
     @classmethod
     def from_decision(cls, decision: Decision, request_id: str, *, with_costs: bool = False) -> Record:
-        """What is known when a request is placed; ``with_costs``: with what the strategy made of each candidate."""
+        """The record of a request that is being placed; ``with_costs``: of each candidate, by the strategy."""
         route, target, choice = decision.route, decision.target, decision.choice
         policy, replica, keys = route.policy, target.replica, decision.keys
         return Record(
@@ -158,7 +156,7 @@ class Record:
         )
 
     def on_retry(self, decision: Decision) -> None:
-        """The replica before failed; this one is next."""
+        """The request goes to another replica, because the previous one failed."""
         self.retries += 1
         self.replica = decision.replica.name
         self.rank = decision.target.rank
@@ -168,20 +166,21 @@ class Record:
         self.hit_tokens = decision.choice.hit_tokens
 
     def on_first_byte(self, status: int, *, is_streamed: bool) -> None:
-        """The first byte of the answer's body is here; of a streamed one also the first token, at most endpoints."""
+        """The first byte of the response's body arrived; at most endpoints a stream's is its first token."""
         self.status = status
         self.is_streamed = is_streamed
 
     def add_usage(self, usage: Usage | None) -> None:
-        """What the answer said about its tokens."""
+        """Record the usage that the response reports."""
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
             self.lacks_details = self.prompt_tokens is not None and usage.lacks_details
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
-        """The record as the admin port shows it, with this part of its block hashes."""
-        shown = {
-            "seq": seq,
+        """The record in the format of the admin port, with a sample of its block hashes if ``ratio`` < 1."""
+        blocks = chain.from_iterable(self.blocks)
+        return {
+            **({} if seq is None else {"seq": seq}),
             "at": datetime.fromtimestamp(self.at, UTC).isoformat(),
             "request_id": self.request_id,
             "pool": self.pool,
@@ -197,7 +196,8 @@ class Record:
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
             "block_tokens": self.block_tokens,
             "prefix": format_hash(self.prefix),
-            **self._shown_blocks(ratio),
+            **(sampled_blocks(blocks, ratio) if ratio < 1 else {"blocks": [f"{block:016x}" for block in blocks]}),
+            "block_count": self.block_count,
             "hash_tokens": self.hash_tokens,
             "candidates": self.candidates.as_json(),
             "hit_tokens": self.hit_tokens,
@@ -210,30 +210,13 @@ class Record:
             "cached_tokens": self.cached_tokens,
             "opening": msgspec.json.decode(self.structure) if self.structure else None,
         }
-        if seq is None:
-            del shown["seq"]
-        return shown
 
     @property
     def block_count(self) -> int:
         """Blocks of the prompt."""
         return sum(map(len, self.blocks))
 
-    def _shown_blocks(self, ratio: float) -> dict[str, Any]:
-        """``positions`` says which of the prompt's blocks these are, from 0 on; not said where they are all."""
-        blocks = chain.from_iterable(self.blocks)
-        if ratio >= 1:
-            shown = [f"{block:016x}" for block in blocks]
-            return {"blocks": shown, "block_count": len(shown)}
-        below = bound(ratio)
-        kept = [(place, block) for place, block in enumerate(blocks) if block < below]
-        return {
-            "blocks": [f"{block:016x}" for _, block in kept],
-            "positions": [place for place, _ in kept],
-            "block_count": self.block_count,
-        }
-
 
 def format_hash(value: int | None) -> str | None:
-    """A hash as people copy it: 16 hexadecimal digits."""
+    """A hash in the form used everywhere: 16 hexadecimal digits."""
     return None if value is None else f"{value:016x}"

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from routing.admin.api import about_lines
+from routing.admin.api import info_lines
 from routing.health.circuit_breaker import State
 from routing.http.response import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
 from routing.observability.exposition import PREFIX, header, process_lines
-from routing.proxy.config_store import Applied, ConfigStore, RetryLaterError, Source
+from routing.proxy.config_store import Applied, RetryLaterError, Source
 from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.workers.metrics import lines, parse
 from routing.workers.process import GONE
@@ -37,20 +37,12 @@ class WorkersView:
     """One router of several processes, seen from outside."""
 
     def __init__(self, supervisor: Supervisor, version: str) -> None:
-        self.boot = secrets.token_hex(8)  # of the parent's life
+        self.name = supervisor.name
+        self.boot = secrets.token_hex(8)  # identifies this run of the parent
+        self.store = supervisor.store
         self._supervisor = supervisor
         self._version = version
         self._turn = count()
-
-    @property
-    def name(self) -> str:
-        """The router's name."""
-        return self._supervisor.name
-
-    @property
-    def store(self) -> ConfigStore:
-        """The configuration in force."""
-        return self._supervisor.store
 
     async def apply_config(self, document: bytes) -> Applied:
         """Put a pushed configuration into force in all workers; NackError if one refuses, else RetryLaterError."""
@@ -80,7 +72,7 @@ class WorkersView:
         present = [worker.figures for worker in supervisor.processes]
         total = supervisor.counts.total([*present, parse("\n".join(process_lines()))], supervisor.configuration.series)
         return (
-            "\n".join((*about_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))) + "\n"
+            "\n".join((*info_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))) + "\n"
         )
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS
-from routing.observability.decision_record import thinned
+from routing.observability.decision_record import with_block_sample
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode
@@ -54,7 +54,9 @@ class KeptBook:
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
         """What is there of these."""
         records = self._records
-        return [thinned(_decode(records[number]), ratio) for number in range(first, last + 1) if number in records]
+        return [
+            with_block_sample(_decode(records[number]), ratio) for number in range(first, last + 1) if number in records
+        ]
 
 
 @dataclass(slots=True)

@@ -140,7 +140,7 @@ class Worker:
     async def _poll(self, _: Any) -> Any:
         """What there is to see."""
         rows = await self._view.replicas()
-        text = "\n".join(await run_in_slices(self._view.figures(rows, is_fine=True)))
+        text = "\n".join(await run_in_slices(self._view.metric_lines(rows, is_fine=True)))
         ring = self.router.services.decisions
         return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, ring.first, ring.last))
 

@@ -18,4 +18,4 @@ def record(name: str, blocks: array[int]) -> Record:
 def told(ring: DecisionRing, after: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
     """A page of the latest decisions, written out."""
     page = ring.page(after, limit, ratio)
-    return page.as_json(list(page.shown()))
+    return page.as_json(list(page.rows()))

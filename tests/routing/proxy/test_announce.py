@@ -101,7 +101,7 @@ async def test_an_answer_that_no_control_plane_gives_takes_no_event_and_ends_not
     says: bytes, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(announce, "_pause_s", lambda _: 0.01)
-    monkeypatch.setattr(announce, "NEWS_PAUSE_S", 0.01)
+    monkeypatch.setattr(announce, "MIN_PAUSE_S", 0.01)
     heard = 0
 
     async def listen(_: web.Request) -> web.Response:
@@ -125,7 +125,7 @@ async def test_what_happens_during_an_announcement_waits_for_no_heartbeat(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(announce, "HEARTBEAT_S", 600.0)
-    monkeypatch.setattr(announce, "NEWS_PAUSE_S", 0.01)
+    monkeypatch.setattr(announce, "MIN_PAUSE_S", 0.01)
     spool = EventSpool(tmp_path, "boot")
     heard: list[list[str]] = []
 
@@ -163,4 +163,4 @@ def test_pauses_grow_to_a_heartbeat_and_no_further() -> None:
 async def test_a_router_on_all_addresses_tells_the_one_that_reaches_the_control_plane(
     url: str, control_plane_url: str, told: str
 ) -> None:
-    assert await announce.reachable(url, control_plane_url) == told
+    assert await announce.reachable_url(url, control_plane_url) == told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routing.admin import announce
-from routing.admin.announce import reachable
+from routing.admin.announce import reachable_url
 from routing.admin.views import RouterView
 from routing.health import checks
 from routing.health.circuit_breaker import CircuitBreakers
@@ -135,7 +135,7 @@ async def announced(folder: Path) -> AsyncIterator[tuple[Server, list[dict[str, 
 
 
 async def test_a_router_announces_itself_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "reachable", Failing(reachable))
+    monkeypatch.setattr(announce, "reachable_url", Failing(reachable_url))
     async with announced(tmp_path) as (server, heard):
         await until(lambda: bool(heard), "an announcement")
         assert heard[0]["name"] == server.settings.name

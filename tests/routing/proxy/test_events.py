@@ -151,7 +151,7 @@ def live_and_say(folder: Path, boot: str, says: int) -> None:
 
 @pytest.fixture
 def noticing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routing.admin.events.LOOK_S", 0.02)
+    monkeypatch.setattr("routing.admin.events.PERIOD_S", 0.02)
 
 
 async def test_what_a_router_lets_go_and_takes_back_is_noticed_once(

@@ -83,7 +83,7 @@ def test_so_many_are_described_and_no_more(groups: int, per_s: int, expected: fl
 @pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
 def test_a_description_that_fails_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
     assert structure_json(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
-    assert "shape" in caplog.text
+    assert "prompt structure" in caplog.text
 
 
 @pytest.mark.plain_python(reason="It replaces what the router calls.")

@@ -124,7 +124,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
             while not all(row["health"] == "down" for row in await view.replicas()):
                 await asyncio.sleep(0.01)
         monkeypatch.setattr(WorkerProcess, "poll", count)
-        await observer.look()
+        await observer.observe()
         assert [happening.kind for happening in spool.oldest(9)][2:] == ["replica_unreachable"]
     assert polls == 0
 
