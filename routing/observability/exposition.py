@@ -2,9 +2,9 @@
 
 Theory of operation. PromQL adds series up by ``le``, so every series of a histogram must have the same edges, even
 for empty buckets. Histograms are counted in buckets that are 5 % wide; exposing all 275 edges in every series would
-make the text ten times as long. Prometheus therefore gets ``EXPOSED_EDGES``, every 11th edge: each is an edge of the fine
-histogram, so the cumulative counts are exact, and ``histogram_quantile`` finds the right bucket. Warmpath reads the
-non-empty fine buckets (``/metrics?buckets=fine``), from which a quantile is off by 2.5 % at most.
+make the text ten times as long. Prometheus therefore gets ``EXPOSED_EDGES``, every 11th edge: each is an edge of the
+fine histogram, so the cumulative counts are exact, and ``histogram_quantile`` finds the right bucket. Warmpath reads
+the non-empty fine buckets (``/metrics?buckets=fine``), from which a quantile is off by 2.5 % at most.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Decided:
     def keys(self) -> Any:
         return self
 
-    def shape(self, _tools: Any) -> Any:
+    def structure(self, _tools: Any) -> Any:
         raise ValueError("no such thing")
 
 
