@@ -23,8 +23,7 @@ class RolloutStuckSettings(RuleSettings, frozen=True):
     """Settings of ``rollout_stuck``."""
 
     after_s: Annotated[
-        float,
-        setting("seconds", "How long a router may be behind the newest configuration.", ge=10, le=86_400),
+        float, setting("seconds", "How long a router may be behind the newest configuration.", ge=10, le=86_400)
     ] = 120.0
     for_s: ForS = 0.0
     keep_firing_s: KeepFiringS = 0.0

@@ -53,8 +53,7 @@ class HitRateDropSettings(RuleSettings, frozen=True):
         ),
     ] = 10.0
     drop_points: Annotated[
-        float,
-        setting("points of 100", "Size of a drop to report. A smaller one becomes the new level.", ge=1, le=100),
+        float, setting("points of 100", "Size of a drop to report. A smaller one becomes the new level.", ge=1, le=100)
     ] = 10.0
     quiet_days: Annotated[
         float,
@@ -63,15 +62,11 @@ class HitRateDropSettings(RuleSettings, frozen=True):
     baseline_s: Annotated[
         float,
         setting(
-            "seconds",
-            "Period of the level, or the time since the last change if that is shorter.",
-            ge=300,
-            le=14_400,
+            "seconds", "Period of the level, or the time since the last change if that is shorter.", ge=300, le=14_400
         ),
     ] = 3600.0
     accept_s: Annotated[
-        float,
-        setting("seconds", "A drop that lasts longer becomes the new level and resolves.", ge=300, le=14_400),
+        float, setting("seconds", "A drop that lasts longer becomes the new level and resolves.", ge=300, le=14_400)
     ] = 3600.0
     days: Annotated[
         int,

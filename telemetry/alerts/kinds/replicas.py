@@ -210,8 +210,7 @@ class LoadSkewSettings(WindowSettings, frozen=True):
     keep_firing_s: KeepFiringS = 600.0
     min_waiting: (
         Annotated[
-            float,
-            setting("requests", "Mean waiting requests at the busiest replica; null: skew alone.", gt=0, le=1e6),
+            float, setting("requests", "Mean waiting requests at the busiest replica; null: skew alone.", gt=0, le=1e6)
         ]
         | None
     ) = None
