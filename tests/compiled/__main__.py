@@ -19,11 +19,8 @@ LEFT_OUT = [
     f"tests/routing/{name}.py"
     for name in (
         "prompt/test_shape",
-        "proxy/test_announce",
-        "proxy/test_events",
-        "proxy/test_last_known_good",
-        "proxy/test_listening",
-        "proxy/test_signatures",
+        "proxy/test_announcements",
+        "proxy/test_stored_configurations",
         "proxy/test_tls",
         "workers/test_channel",
         "workers/test_processes",

@@ -1,4 +1,4 @@
-"""The router's own event loop, and replicas for it."""
+"""The router's event loop, and fake replicas."""
 
 from __future__ import annotations
 

@@ -1,29 +1,44 @@
-"""A router in this process, on real sockets, and a client that sees every byte."""
+"""A router in this process on real sockets, a client that sees every byte, and configurations for tests."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import ssl
 import tempfile
+from array import array
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from cryptography import x509
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
+from routing.balancing.decision import CandidateLoads
 from routing.http.tls import TlsFiles
+from routing.observability.decision_log import DecisionRing
+from routing.observability.decision_record import Record
+from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
 from routing.schema import (
+    Access,
+    ApiKey,
     BreakerConfig,
+    Canary,
     ConcurrencyConfig,
     HealthCheck,
+    LeastLoadSettings,
     Limits,
+    LoadedSnapshot,
     PolicyConfig,
     PoolConfig,
+    PrefixHashSettings,
     ReplicaConfig,
     RoundRobinSettings,
     RouterConfig,
@@ -38,7 +53,7 @@ from routing.singleprocess import SingleProcess
 from tests.fakes.replica import FakeReplica
 
 DEADLINE_S = 10.0
-SOCKET_BYTES = 4096  # of a narrow connection, which the kernel doubles
+SOCKET_BYTES = 4096  # socket buffer of a narrow connection; the kernel doubles it
 SECRET = "ab" * 16
 CHAT = b"/v1/chat/completions"
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Say something."}]}).encode()
@@ -57,7 +72,7 @@ def config(
     policy_revision: int = 1,
     stream_usage: StreamUsage = StreamUsage.REQUEST,
 ) -> RouterConfig:
-    members = tuple(ReplicaConfig(name=one.name, url=one.url, block_tokens=16) for one in replicas)
+    members = tuple(ReplicaConfig(name=item.name, url=item.url, block_tokens=16) for item in replicas)
     policy = PolicyConfig(name="everyday", revision=policy_revision, settings=settings or RoundRobinSettings())
     pool = PoolConfig(
         name="chat",
@@ -93,11 +108,11 @@ class Harness:
     def connect(self, tls: ssl.SSLContext | None = None) -> Any:
         return connect(self.port, tls)
 
-    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Answer:
-        """One request on a connection of its own."""
+    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Response:
+        """Send one request on its own connection."""
         async with self.connect() as client:
             await client.send(post(CHAT, body, headers))
-            return await client.answer()
+            return await client.read_response()
 
     async def admin(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
         async with self.http.request(method, self.server.admin_url + path, **options) as response:
@@ -107,15 +122,15 @@ class Harness:
     async def push(self, config: RouterConfig, revision: int) -> tuple[int, Any]:
         return await self.admin("PUT", "/admin/config", data=dump_snapshot(config, revision).document)
 
-    async def until(self, holds: Any, what: str) -> None:
+    async def until(self, is_met: Any, description: str) -> None:
         """Wait until a condition holds."""
         deadline = asyncio.get_running_loop().time() + DEADLINE_S
-        while not holds():
-            assert asyncio.get_running_loop().time() < deadline, f"waited {DEADLINE_S} s for {what}"
+        while not is_met():
+            assert asyncio.get_running_loop().time() < deadline, f"waited {DEADLINE_S} s for {description}"
             await asyncio.sleep(0.005)
 
     async def at_rest(self) -> None:
-        """Wait until no request is under way, and check that nothing of them is left in the books."""
+        """Wait until no request is in flight, and check that no load remains."""
         await self.until(lambda: self.router.services.in_flight == 0, "all requests to end")
         assert self.router.balancer.loads.audit() == {}
         serving = self.router.active
@@ -157,8 +172,8 @@ async def routed(
             yield Harness(server, http)
 
 
-class Answer:
-    """An answer, as it came."""
+class Response:
+    """A response as received."""
 
     def __init__(self, head: bytes, body: bytes, raw_body: bytes) -> None:
         self.head = head
@@ -166,7 +181,7 @@ class Answer:
         self.raw_body = raw_body
         line, *lines = head.split(b"\r\n")[:-2]
         self.status = int(line.split()[1])
-        pairs = [one.partition(b":") for one in lines]
+        pairs = [item.partition(b":") for item in lines]
         self.headers = {name.lower().decode(): value.strip().decode("latin-1") for name, _, value in pairs}
 
     @property
@@ -202,7 +217,7 @@ class RawClient:
             return await self.reader.readuntil(mark)
 
     async def read_all(self) -> bytes:
-        """Everything up to the end of the connection; a reset counts as the end."""
+        """Read to the end of the connection; a reset counts as the end."""
         data = b""
         async with asyncio.timeout(DEADLINE_S):
             try:
@@ -212,20 +227,20 @@ class RawClient:
                 pass
         return data
 
-    async def answer(self, *, bodyless: bool = False) -> Answer:
-        """Read one whole answer; IncompleteReadError if it is not whole."""
+    async def read_response(self, *, bodyless: bool = False) -> Response:
+        """Read one whole response; IncompleteReadError if it is incomplete."""
         async with asyncio.timeout(DEADLINE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
-            blank = Answer(head, b"", b"")
+            blank = Response(head, b"", b"")
             if bodyless or blank.status in {100, 204, 304}:
                 return blank
             if "content-length" in blank.headers:
                 body = await self.reader.readexactly(int(blank.headers["content-length"]))
-                return Answer(head, body, body)
+                return Response(head, body, body)
             if "transfer-encoding" in blank.headers:
-                return Answer(head, *await self._chunks())
+                return Response(head, *await self._chunks())
         body = await self.read_all()
-        return Answer(head, body, body)
+        return Response(head, body, body)
 
     async def _chunks(self) -> tuple[bytes, bytes]:
         body, framed = bytearray(), bytearray()
@@ -249,7 +264,7 @@ async def connect(port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator
 
 @asynccontextmanager
 async def narrow(harness: Harness) -> AsyncIterator[RawClient]:
-    """The only client, which reads nothing yet, on a connection that the kernel keeps little of."""
+    """The only client, which does not read yet, on a connection with small kernel buffers."""
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
     narrow.setblocking(False)
@@ -272,3 +287,67 @@ def post(path: bytes, body: bytes = BODY, headers: Sequence[bytes] = ()) -> byte
 
 def get(path: bytes, headers: Sequence[bytes] = (), method: bytes = b"GET") -> bytes:
     return b"%b %b HTTP/1.1\r\nHost: router\r\n%b\r\n" % (method, path, b"".join(line + b"\r\n" for line in headers))
+
+
+KEY, OTHER = "sk-" + "a1" * 32, "sk-" + "b2" * 32
+MODELS = ("tiny", "large")
+
+
+def api_key(name: str = "team", secret: str = KEY, **fields: Any) -> ApiKey:
+    return ApiKey(name=name, digest=hashlib.sha256(secret.encode()).hexdigest(), **fields)
+
+
+def with_keys(replicas: Sequence[FakeReplica], *keys: ApiKey, **fields: Any) -> RouterConfig:
+    groups = tuple(TaskGroupConfig(name=name) for name in ("coding", "chatting"))
+    open_to_all = config(replicas, models=MODELS, groups=groups, **fields)
+    return msgspec.structs.replace(open_to_all, access=Access(keys=keys))
+
+
+def bearer(secret: str = KEY) -> bytes:
+    return b"Authorization: Bearer " + secret.encode()
+
+
+def chat_body(model: str = "tiny", text: str = "Say something.", **fields: Any) -> bytes:
+    return json.dumps({"model": model, "messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+def record(name: str, blocks: array[int]) -> Record:
+    placed = ("chat", "", "", "everyday", 1, "prefix_hash", "a", "affinity")
+    return Record(name, 0.0, *placed, 100, 16, None, [blocks], CandidateLoads([]))
+
+
+def decision_page(ring: DecisionRing, after: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
+    """A page of decision records as JSON."""
+    page = ring.page(after, limit, ratio)
+    return page.as_json(list(page.rows()))
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    values: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return values
+
+
+HISTOGRAM = "warmpath_router_policy_ttft_seconds"
+
+
+def with_canary(replicas: list[FakeReplica], share: float = 0.5, **trial: Any) -> RouterConfig:
+    whole = config(replicas, settings=PrefixHashSettings())
+    tried = Canary(revision=2, settings=LeastLoadSettings(), share=share, **trial)
+    pool = whole.pools[0]
+    return replace(whole, pools=(replace(pool, policy=replace(pool.policy, trial=tried)),))
+
+
+def body(number: int) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": f"Prompt {number}."}]}).encode()
+
+
+async def ready(_: LoadedSnapshot) -> Swap:
+    """Prepare any configuration."""
+
+    async def swap() -> None:
+        return
+
+    return swap

@@ -16,7 +16,7 @@ WHOLE = b"".join(sse({"n": number}) for number in range(3))
 
 @dataclass
 class Load:
-    """Streams at a fixed rate, each timed to its first byte; clients see no errors or this fails."""
+    """Streams at a fixed rate, each timed to its first byte; fails if a client sees an error."""
 
     harness: Harness
     rate: float
@@ -26,16 +26,16 @@ class Load:
 
     async def run(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started_at = loop.time()
         for number in range(int(seconds * self.rate)):
-            await asyncio.sleep(max(0.0, begun + number / self.rate - loop.time()))
+            await asyncio.sleep(max(0.0, started_at + number / self.rate - loop.time()))
             self.tasks.add(asyncio.create_task(self.ask()))
 
     async def ask(self) -> None:
-        begun = time.perf_counter()
-        answer = await self.harness.chat(self.body)
-        assert (answer.status, answer.body) == (200, WHOLE)
-        self.ttft_s.append(time.perf_counter() - begun)
+        started_at = time.perf_counter()
+        response = await self.harness.chat(self.body)
+        assert (response.status, response.body) == (200, WHOLE)
+        self.ttft_s.append(time.perf_counter() - started_at)
 
     async def ended(self) -> None:
         async with asyncio.timeout(20):

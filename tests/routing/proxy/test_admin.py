@@ -1,4 +1,4 @@
-"""The admin port: who may ask, and what it shows."""
+"""The admin port: authentication, explanations, replicas, decision records."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import gzip
 import json
 import logging
+from array import array
 
 import pytest
 
+from routing.observability.decision_log import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import HealthCheck, Limits, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.harness import config, connect, routed
-from tests.routing.proxy.records import told
+from tests.routing.proxy.harness import config, connect, decision_page, record, routed
 
 
-async def test_the_token_guards_everything_that_changes_or_shows_anything(replica: FakeReplica) -> None:
+async def test_the_token_protects_everything_but_health_and_metrics(replica: FakeReplica) -> None:
     paths = ["/admin/config", "/admin/replicas", "/admin/decisions"]
     async with routed(config([replica]), token="s3cret") as harness:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}):
@@ -41,17 +42,15 @@ async def test_the_token_guards_everything_that_changes_or_shows_anything(replic
         ("10.0.0.1", 403),
     ],
 )
-async def test_without_a_token_the_port_is_for_who_asks_for_the_loopback(
-    host: str, status: int, replica: FakeReplica
-) -> None:
+async def test_without_a_token_only_loopback_hosts_are_served(host: str, status: int, replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
         assert (await harness.admin("GET", "/admin/config", headers={"Host": host}))[0] == status
         assert (await harness.admin("GET", "/healthz", headers={"Host": host}))[0] == 200
 
 
 @pytest.mark.parametrize(("token", "status"), [(None, 415), ("s3cret", 401)])
-async def test_a_compressed_body_is_refused_as_it_is(token: str | None, status: int, replica: FakeReplica) -> None:
-    """Half a kilobyte may be half a megabyte, and half a megabyte what holds everybody's requests up for seconds."""
+async def test_compressed_bodies_are_rejected(token: str | None, status: int, replica: FakeReplica) -> None:
+    """Half a kilobyte may decompress to a body that blocks all requests for seconds."""
     document = dump_snapshot(config([replica]), 2).document
     async with routed(config([replica]), token=token) as harness:
         for body in (gzip.compress(document), gzip.compress(b" " * (1 << 20)), b"no gzip"):
@@ -60,7 +59,7 @@ async def test_a_compressed_body_is_refused_as_it_is(token: str | None, status: 
         assert harness.router.store.revision == 1
 
 
-async def test_whoever_goes_away_in_the_middle_of_a_body_is_no_defect(
+async def test_a_client_that_disconnects_during_its_body_causes_no_defect(
     replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"PUT /admin/config HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
@@ -84,11 +83,11 @@ async def test_whoever_goes_away_in_the_middle_of_a_body_is_no_defect(
         b"GET s3cret\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_is_refused_and_not_quoted(
+async def test_malformed_http_is_rejected_and_not_logged(
     raw: bytes, replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for known in logging.root.manager.loggerDict.values():  # as logging.config does with those that it finds
-        monkeypatch.setattr(known, "disabled", False, raising=False)
+    for existing in logging.root.manager.loggerDict.values():  # logging.config disables existing loggers
+        monkeypatch.setattr(existing, "disabled", False, raising=False)
     async with routed(config([replica])) as harness:
         async with connect(int(harness.server.admin_url.rpartition(":")[2])) as client:
             await client.send(raw)
@@ -98,23 +97,23 @@ async def test_what_is_no_http_is_refused_and_not_quoted(
     assert "ERROR" not in caplog.text
 
 
-async def test_what_no_client_may_send_is_not_explained(replica: FakeReplica) -> None:
-    asked = {"path": "/v1/completions", "body": {"prompt": "x" * 2000}}
+async def test_bodies_over_the_limit_are_not_explained(replica: FakeReplica) -> None:
+    explained_request = {"path": "/v1/completions", "body": {"prompt": "x" * 2000}}
     async with routed(config([replica], limits=Limits(max_body_bytes=1024))) as harness:
-        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 413
-        asked["body"] = {"prompt": "x"}
-        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 200
+        assert (await harness.admin("POST", "/admin/explain", json=explained_request))[0] == 413
+        explained_request["body"] = {"prompt": "x"}
+        assert (await harness.admin("POST", "/admin/explain", json=explained_request))[0] == 200
 
 
-async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
+async def test_explain_returns_the_decision_that_a_request_gets(two: list[FakeReplica]) -> None:
     async with routed(config(two, settings=PrefixHashSettings())) as harness:
         for number in range(10):
             body = {"model": "tiny", "messages": [{"role": "system", "content": f"Expert {number}. " * 99}]}
-            asked = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}
-            status, explained = await harness.admin("POST", "/admin/explain", json=asked)
-            answer = await harness.chat(json.dumps(body).encode())
-            assert (status, explained["replica"]) == (200, answer.replica)
-            record = told(harness.router.services.decisions, number, 1)["decisions"][0]
+            explained_request = {"path": "/v1/chat/completions", "headers": {"X-Task-Group": "none"}, "body": body}
+            status, explained = await harness.admin("POST", "/admin/explain", json=explained_request)
+            response = await harness.chat(json.dumps(body).encode())
+            assert (status, explained["replica"]) == (200, response.replica)
+            record = decision_page(harness.router.services.decisions, number, 1)["decisions"][0]
             assert (record["prefix"], record["blocks"]) == (explained["prefix"], explained["blocks"])
             assert len(record["blocks"]) == 3
         calls = sum(len(replica.calls) for replica in two)
@@ -126,22 +125,22 @@ async def test_explain_gives_the_decision_that_a_request_gets(two: list[FakeRepl
         assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
 
 
-async def test_explain_shows_what_each_candidate_holds_and_costs(two: list[FakeReplica]) -> None:
+async def test_explain_shows_the_hit_and_cost_of_each_candidate(two: list[FakeReplica]) -> None:
     async with routed(config(two, settings=LowestCostSettings())) as harness:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 200}]}
         first = await harness.chat(json.dumps(body).encode())
-        asked = {"path": "/v1/chat/completions", "body": body}
-        status, explained = await harness.admin("POST", "/admin/explain", json=asked)
+        explained_request = {"path": "/v1/chat/completions", "body": body}
+        status, explained = await harness.admin("POST", "/admin/explain", json=explained_request)
         shown = {candidate["replica"]: candidate for candidate in explained["candidates"]}
 
         assert (status, explained["replica"], explained["reason"]) == (200, first.replica, "hit")
         assert explained["hit_tokens"] == shown[first.replica]["hit_tokens"] > 800
-        (other,) = shown.keys() - {first.replica}
-        assert shown[other]["hit_tokens"] == 0
-        assert shown[first.replica]["cost"] < shown[other]["cost"]
+        (other_replica,) = shown.keys() - {first.replica}
+        assert shown[other_replica]["hit_tokens"] == 0
+        assert shown[first.replica]["cost"] < shown[other_replica]["cost"]
 
 
-async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -> None:
+async def test_replicas_show_health_and_load(two: list[FakeReplica]) -> None:
     two[1].health_status = 500
     async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
         await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
@@ -156,15 +155,132 @@ async def test_replicas_are_shown_with_health_and_load(two: list[FakeReplica]) -
     assert (down["health"], down["reason"], down["last_ok_at"]) == ("down", "health check returned status 500", None)
 
 
-async def test_decisions_are_shown_with_the_part_of_their_blocks_that_is_asked_for(replica: FakeReplica) -> None:
+async def test_decisions_can_be_fetched_with_a_sample_of_their_blocks(replica: FakeReplica) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "A shared document. " * 2000}]}
     async with routed(config([replica])) as harness:
         await harness.chat(json.dumps(body).encode())
         shown = [(await harness.admin("GET", f"/admin/decisions{query}"))[1] for query in ("", "?blocks=0.25")]
         (whole,), (part,) = (page["decisions"] for page in shown)
         assert len(whole["blocks"]) == whole["block_count"] == part["block_count"] > 100
-        assert part["blocks"] == [whole["blocks"][place] for place in part["positions"]]
+        assert part["blocks"] == [whole["blocks"][index] for index in part["positions"]]
         assert 0 < len(part["blocks"]) < 60
         assert (whole["hash_tokens"], whole["block_tokens"]) == (64, 16)
         for bad in ("2", "-0.1", "nan", "half", "inf"):
             assert (await harness.admin("GET", f"/admin/decisions?blocks={bad}"))[0] == 422
+
+
+def many(count: int) -> array[int]:
+    """Evenly distributed hashes."""
+    return array("Q", [(number * 0x9E37_79B9_7F4A_7C15) % (1 << 64) for number in range(count)])
+
+
+def pages_of(ring: DecisionRing, limit: int = 1000) -> list[list[str]]:
+    """Request ids on each page, until there are no more."""
+    pages, after = [], 0
+    while (page := decision_page(ring, after, limit))["decisions"]:
+        pages.append([decision["request_id"] for decision in page["decisions"]])
+        after = page["next"]
+    return pages
+
+
+def test_a_page_is_limited_by_its_number_of_block_hashes() -> None:
+    ring = DecisionRing()
+    for number in range(5):
+        ring.add(record(f"r{number}", many(MAX_SHOWN_BLOCKS // 2)))
+    assert pages_of(ring) == [["r0", "r1"], ["r2", "r3"], ["r4"]]
+    assert pages_of(ring, limit=1) == [["r0"], ["r1"], ["r2"], ["r3"], ["r4"]]
+
+
+def test_a_record_longer_than_a_page_has_its_own_page() -> None:
+    ring = DecisionRing()
+    for name, blocks in (("short", 1), ("long", MAX_SHOWN_BLOCKS + 1), ("last", 1)):
+        ring.add(record(name, many(blocks)))
+    assert pages_of(ring) == [["short"], ["long"], ["last"]]
+
+
+def test_a_block_sample_is_the_lower_part_of_the_hash_range() -> None:
+    ring, hashes = DecisionRing(), many(1000)
+    ring.add(record("r", hashes))
+    whole = decision_page(ring, 0, 1)["decisions"][0]
+    assert (len(whole["blocks"]), whole["block_count"], "positions" in whole) == (1000, 1000, False)
+
+    shown = {ratio: decision_page(ring, 0, 1, ratio)["decisions"][0] for ratio in (0.0, 0.125, 0.5)}
+    for ratio, decision in shown.items():
+        assert decision["block_count"] == 1000
+        assert [int(block, 16) for block in decision["blocks"]] == [hashes[index] for index in decision["positions"]]
+        assert len(decision["blocks"]) == pytest.approx(1000 * ratio, abs=2)
+    assert set(shown[0.125]["blocks"]) < set(shown[0.5]["blocks"])  # a smaller part is a subset of a larger one
+
+
+def test_a_smaller_block_sample_gives_more_records_a_page_up_to_a_limit() -> None:
+    ring = DecisionRing()
+    for number in range(600):
+        ring.add(record(f"r{number}", many(256)))
+    whole, part, none = (decision_page(ring, 0, 1000, ratio)["decisions"] for ratio in (1.0, 0.05, 0.0))
+    assert len(whole) == MAX_SHOWN_BLOCKS // 256
+    assert len(whole) < len(part) < len(none) < 600
+
+
+async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for number in range(5):
+            await harness.chat(headers=[b"X-Request-Id: r%d" % number])
+        _, first = await harness.admin("GET", "/admin/decisions", params={"limit": "2"})
+        _, rest = await harness.admin("GET", "/admin/decisions", params={"after": str(first["next"])})
+        _, none = await harness.admin("GET", "/admin/decisions", params={"after": str(rest["next"])})
+        assert (await harness.admin("GET", "/admin/decisions", params={"after": "x"}))[0] == 422
+    assert [decision["request_id"] for decision in first["decisions"]] == ["r0", "r1"]
+    assert [decision["seq"] for decision in rest["decisions"]] == [3, 4, 5]
+    assert (none["decisions"], none["next"], none["dropped"]) == ([], 5, 0)
+    assert first["boot"] == harness.router.boot
+    assert set(first["decisions"][0]) == {
+        "seq", "at", "request_id", "pool", "group", "matched_by", "policy", "revision", "arm", "strategy", "replica",
+        "rank",
+        "reason",
+        "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
+        "candidates", "hit_tokens", "retries", "status", "streamed", "ttft_s", "latency_s",
+        "prompt_tokens", "cached_tokens", "opening",
+    }  # fmt: skip
+    load = {"replica", "running", "waiting_tokens"}
+    assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its prompt is described
+    assert set(first["decisions"][1]["candidates"][0]) == load
+
+
+async def test_a_decision_has_the_predicted_and_the_delivered_hit(
+    replica: FakeReplica,
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "The same again. " * 100}]}).encode()
+    async with routed(config([replica], settings=LowestCostSettings())) as harness:
+        for _ in range(2):
+            await harness.chat(body)
+        _, listed = await harness.admin("GET", "/admin/decisions")
+    first, again = listed["decisions"]
+
+    assert (first["reason"], first["hit_tokens"]) == ("cold", 0)
+    assert again["reason"] == "hit"
+    assert 300 < again["hit_tokens"] <= again["prompt_tokens_estimate"]
+
+
+async def test_no_prompt_text_is_stored(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "canary " * 500}]}).encode())
+        for path in ("/admin/decisions", "/metrics", "/admin/config", "/admin/replicas"):
+            assert "canary" not in json.dumps(await harness.admin("GET", path))
+
+
+def test_the_ring_is_bounded_in_records_and_bytes() -> None:
+    ring = DecisionRing(max_records=100, max_bytes=50_000)
+    for _ in range(500):
+        ring.add(record("short", array("Q")))
+    assert ring.bytes <= 50_000
+    assert len(ring) == 50_000 // 950
+    seen = decision_page(ring, 0, 10)
+    assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
+        500 - len(ring),
+        500 - len(ring) + 1,
+        500 - len(ring) + 10,
+    )
+    for _ in range(20):
+        ring.add(record("long", array("Q", range(2048))))
+    assert ring.bytes <= 50_000
+    assert len(ring) == 2

@@ -1,4 +1,4 @@
-"""Clients that send too much, or hardly anything: what they cost the router, and whoever else is served (S2, S3)."""
+"""Clients that send too much or too slowly: their cost to the router and to other clients (S2, S3)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MIB = 1 << 20
 START = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
 CHUNK = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
 SLOW_CLIENTS = 2000
-OFFERS = 3500  # to upgrade, pipelined
+OFFERS = 3500  # pipelined upgrade offers
 NOISE_S = 0.005  # that another process on the machine may add to a 99th percentile
 
 
 class Process:
-    """A router in a process of its own, so that its memory is its own."""
+    """A router in its own process, whose memory is measured."""
 
     def __init__(self, popen: subprocess.Popen[str], port: int) -> None:
         self.port = port
         self._proc = Path(f"/proc/{popen.pid}")
 
-    def memory_bytes(self, what: str) -> int:
-        """``VmRSS``, now, or ``VmHWM``, the most since ``forget_peak``."""
-        found = re.search(rf"{what}:\s+(\d+) kB", (self._proc / "status").read_text())
+    def memory_bytes(self, field: str) -> int:
+        """``VmRSS``: current, or ``VmHWM``: the peak since ``forget_peak``."""
+        found = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
         assert found
         return int(found[1]) * 1024
 
@@ -63,7 +63,7 @@ def _port(popen: subprocess.Popen[str]) -> int:
 
 
 async def pour_on(client: RawClient, piece: bytes, size: int) -> None:
-    """Send ``size`` bytes, or as many as are taken before the connection is cut."""
+    """Send ``size`` bytes, or as many as possible before the connection closes."""
     async with asyncio.timeout(30):
         for _ in range(size // len(piece)):
             client.writer.write(piece)
@@ -75,18 +75,18 @@ async def pour_on(client: RawClient, piece: bytes, size: int) -> None:
 
 
 async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes:
-    """Send ``size`` bytes of body, or as many as are taken; what came back."""
-    answer = asyncio.create_task(client.read_all())
+    """Send ``size`` bytes of body, or as many as possible; returns the response."""
+    response = asyncio.create_task(client.read_all())
     client.writer.write(head)
     for _ in range(size // len(piece)):
-        if answer.done() or client.writer.transport.is_closing():
+        if response.done() or client.writer.transport.is_closing():
             break
         client.writer.write(piece)
         try:
             await asyncio.wait_for(client.writer.drain(), timeout=10)
         except ConnectionError:
             break
-    return await answer
+    return await response
 
 
 @pytest.mark.parametrize(
@@ -103,63 +103,59 @@ async def pour(client: RawClient, head: bytes, piece: bytes, size: int) -> bytes
     ],
     ids=["length", "chunks", "tiny chunks", "chunk extension", "header", "headers", "target", "empty lines"],
 )
-async def test_a_hundred_mebibytes_cost_sixteen(
+async def test_a_hundred_mebibytes_cost_at_most_sixteen(
     head: bytes, piece: bytes, replica: FakeReplica, tmp_path: Path
 ) -> None:
     async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
-        async with connect(router.port) as other:
-            await other.send(post(CHAT))
-            assert (await other.answer()).status == 200
+        async with connect(router.port) as other_client:
+            await other_client.send(post(CHAT))
+            assert (await other_client.read_response()).status == 200
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
-        answer = await pour(client, head, piece, 100 * MIB)
-        assert answer == b"" or re.match(rb"HTTP/1.1 (400|413|431) ", answer)
+        response = await pour(client, head, piece, 100 * MIB)
+        assert response == b"" or re.match(rb"HTTP/1.1 (400|413|431) ", response)
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
-        async with connect(router.port) as other:
-            await other.send(post(CHAT))
-            assert (await other.answer()).status == 200
+        async with connect(router.port) as other_client:
+            await other_client.send(post(CHAT))
+            assert (await other_client.read_response()).status == 200
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/nowhere"])
-async def test_a_client_that_asks_on_and_on_and_reads_nothing_is_not_read(
-    path: bytes, replica: FakeReplica, tmp_path: Path
-) -> None:
-    """Each question is a tenth of what is kept of it until its turn comes."""
+async def test_a_client_that_reads_no_responses_is_not_read(path: bytes, replica: FakeReplica, tmp_path: Path) -> None:
+    """A queued request takes ten times its bytes."""
     async with (
         started(replica, tmp_path, Limits(write_stall_timeout_s=3.0)) as router,
-        connect(router.port) as other,
+        connect(router.port) as other_client,
         connect(router.port) as client,
     ):
-        await other.send(post(CHAT))
-        assert (await other.answer()).status == 200
+        await other_client.send(post(CHAT))
+        assert (await other_client.read_response()).status == 200
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's are read and written to
         await pour_on(client, get(path) * 1000, 100 * MIB)
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
-        await other.send(post(CHAT))
-        assert (await other.answer()).status == 200
+        await other_client.send(post(CHAT))
+        assert (await other_client.read_response()).status == 200
 
 
-async def test_offers_to_upgrade_are_declined_however_many_come_in_one_read(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
-    """The parser stops at each of them, with all the others still to be read."""
+async def test_many_upgrade_offers_in_one_read_are_declined(replica: FakeReplica, tmp_path: Path) -> None:
+    """The parser stops at each offer, with all others still unread."""
     offer = get(b"/nowhere", [b"Connection: upgrade", b"Upgrade: x"])
     async with started(replica, tmp_path, Limits()) as router, connect(router.port) as client:
         await client.send(offer)
-        assert (await client.answer()).status == 404
+        assert (await client.read_response()).status == 404
         router.forget_peak()
         before = router.memory_bytes("VmRSS")
         await client.send(offer * OFFERS)
         for _ in range(OFFERS):
-            assert (await client.answer()).status == 404
+            assert (await client.read_response()).status == 404
         assert router.memory_bytes("VmHWM") - before <= 16 * MIB
 
 
 @alone
-async def test_slow_clients_hold_up_nobody_and_are_let_go(replica: FakeReplica, tmp_path: Path) -> None:
-    """A third sends no whole head, and the others bodies that never stop and never get anywhere."""
+async def test_slow_clients_delay_no_other_and_are_disconnected(replica: FakeReplica, tmp_path: Path) -> None:
+    """A third sends incomplete heads, the others bodies that never end."""
     limits = Limits(header_timeout_s=2.0, body_grace_s=2.0)
     halves = (START, START + b"Content-Length: 1000\r\n\r\n{", START + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{")
     async with started(replica, tmp_path, limits) as router, asyncio.TaskGroup() as group:
@@ -172,14 +168,14 @@ async def test_slow_clients_hold_up_nobody_and_are_let_go(replica: FakeReplica, 
         assert await _p99_s(router) <= 1.2 * quiet + NOISE_S
         assert router.memory_bytes("VmRSS") - before <= SLOW_CLIENTS * 16 * 1024
         async with asyncio.timeout(10):
-            answers = await asyncio.gather(*(reader.read() for reader, _ in slow))
-        assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
+            responses = await asyncio.gather(*(reader.read() for reader, _ in slow))
+        assert all(response.startswith(b"HTTP/1.1 408 ") for response in responses)
         for _, writer in slow:
             writer.transport.abort()
 
 
 async def _drip(writers: list[asyncio.StreamWriter]) -> None:
-    """A byte from each, again and again, as long as they are not cut."""
+    """Send a byte from each, again and again, until they are closed."""
     while writers := [writer for writer in writers if not writer.transport.is_closing()]:
         for writer in writers:
             writer.write(b" ")
@@ -191,10 +187,10 @@ async def _p99_s(router: Process) -> float:
     took = []
     async with connect(router.port) as client:
         for _ in range(200):
-            begun = perf_counter()
+            started_at = perf_counter()
             await client.send(post(CHAT, BODY))
-            assert (await client.answer()).status == 200
-            took.append(perf_counter() - begun)
+            assert (await client.read_response()).status == 200
+            took.append(perf_counter() - started_at)
     return sorted(took)[-3]
 
 
@@ -202,11 +198,11 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
     limits = Limits(max_unfinished_body_bytes=64 * MIB)
     async with started(replica, tmp_path, limits) as router:
         before = router.memory_bytes("VmRSS")
-        held = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(20)]
-        for _, writer in held:
+        connections = [await asyncio.open_connection("127.0.0.1", router.port) for _ in range(20)]
+        for _, writer in connections:
             writer.write(START + b"Content-Length: 8388608\r\n\r\n")
             writer.write(b"x" * (8_388_608 - 1))
-        waiting = {asyncio.create_task(reader.readline()) for reader, _ in held}
+        waiting = {asyncio.create_task(reader.readline()) for reader, _ in connections}
         refused: set[asyncio.Task[bytes]] = set()
         async with asyncio.timeout(20):
             while len(refused) < 20 - limits.max_unfinished_body_bytes // limits.max_body_bytes:
@@ -214,13 +210,13 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
                 refused |= done
         assert {task.result() for task in refused} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
         assert router.memory_bytes("VmHWM") - before <= limits.max_unfinished_body_bytes + 64 * MIB
-        async with connect(router.port) as other:  # whole in one read, it needs no share
-            await other.send(post(CHAT))
-            assert (await other.answer()).status == 200
-        for _, writer in held:
+        async with connect(router.port) as other_client:  # a body in one read does not count
+            await other_client.send(post(CHAT))
+            assert (await other_client.read_response()).status == 200
+        for _, writer in connections:
             writer.transport.abort()
         await asyncio.gather(*waiting, return_exceptions=True)
-        async with connect(router.port) as other:
+        async with connect(router.port) as other_client:
             big = b'{"prompt":"%b"}' % (b"x" * 8_000_000)
-            await other.send(post(b"/v1/completions", big))
-            assert (await other.answer()).status == 200
+            await other_client.send(post(b"/v1/completions", big))
+            assert (await other_client.read_response()).status == 200

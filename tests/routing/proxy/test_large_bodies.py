@@ -1,4 +1,4 @@
-"""Large bodies are read by another process: placed, limited and refused as small ones, and nobody waits for them."""
+"""Large bodies are read by another process, treated like small ones, and delay no other request."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from routing.proxy.client_connection import READ_BYTES, ClientConnection
 from routing.proxy.large_bodies import read_in_process, unpack_result
 from routing.schema import Alias, Caps, LowestCostSettings
 from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
-from tests.routing.proxy.api_keys import api_key, bearer, guarded
-from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
-from tests.routing.proxy.records import told
+from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, decision_page, post, routed, with_keys
 
 USAGE = b'{"usage":{"prompt_tokens":9000,"prompt_tokens_details":{"cached_tokens":0}}}'
 FACTS = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
@@ -44,20 +42,22 @@ def process_of(harness: Harness) -> subprocess.Popen[bytes]:
 
 
 def decisions(harness: Harness) -> list[dict[str, Any]]:
-    return told(harness.router.services.decisions, 0, 9)["decisions"]
+    return decision_page(harness.router.services.decisions, 0, 9)["decisions"]
 
 
 @pytest.mark.parametrize("path", sorted(BODIES))
-def test_what_the_process_answers_is_what_was_read(path: str) -> None:
+def test_the_process_reads_bodies_as_the_router_does(path: str) -> None:
     members = {"prompt": [1, 2], "input": "a", "instructions": "b", "tools": [{"name": "f"}], "cache_salt": "salt"}
     body = large("text ", 10, stream=True, session_id="s", reasoning_effort="high", **members)
-    here, there = read_body(path, body), unpack_result(*read_in_process(path, body))
+    in_router, in_process = read_body(path, body), unpack_result(*read_in_process(path, body))
 
-    assert (there.session_key, there.is_plain, there.omits_usage) == ("s", False, here.omits_usage)
-    assert {name: getattr(there.prompt, name) for name in FACTS} == {name: getattr(here.prompt, name) for name in FACTS}
+    assert (in_process.session_key, in_process.is_plain, in_process.omits_usage) == ("s", False, in_router.omits_usage)
+    assert {name: getattr(in_process.prompt, name) for name in FACTS} == {
+        name: getattr(in_router.prompt, name) for name in FACTS
+    }
 
 
-async def test_a_large_body_reaches_a_replica_byte_by_byte_and_is_placed_by_its_prefix(two: list[FakeReplica]) -> None:
+async def test_a_large_body_is_forwarded_byte_by_byte_and_placed_by_its_prefix(two: list[FakeReplica]) -> None:
     bodies = []
 
     async def script(call: Call) -> None:
@@ -68,14 +68,14 @@ async def test_a_large_body_reaches_a_replica_byte_by_byte_and_is_placed_by_its_
         replica.script = script
     whole = config(two, settings=LowestCostSettings())
     async with routed(whole) as harness:
-        answers = [await harness.chat(large(user="somebody")) for _ in range(3)]
+        responses = [await harness.chat(large(user="somebody")) for _ in range(3)]
         placed = decisions(harness)
         assert process_of(harness).poll() is None
         await harness.at_rest()
 
     assert bodies == [large(user="somebody")] * 3
-    assert len({answer.replica for answer in answers}) == 1
-    assert [one["hit_tokens"] > 0 for one in placed] == [False, True, True]
+    assert len({response.replica for response in responses}) == 1
+    assert [decision["hit_tokens"] > 0 for decision in placed] == [False, True, True]
 
 
 async def test_other_connections_are_read_after_each_large_read(
@@ -97,10 +97,10 @@ async def test_other_connections_are_read_after_each_large_read(
     ticks: deque[asyncio.Handle] = deque(maxlen=1)
     async with routed(config([replica])) as harness:
         count_turn()
-        answer = await harness.chat(large("text ", 6 << 20))
+        response = await harness.chat(large("text ", 6 << 20))
         ticks[-1].cancel()
 
-    assert answer.status == 200
+    assert response.status == 200
     assert reads.total() >= 20
     assert max(reads.values()) == 1
 
@@ -114,36 +114,20 @@ async def test_other_connections_are_read_after_each_large_read(
         (large(n=129), "at most 128"),
     ],
 )
-async def test_a_large_body_is_refused_as_a_small_one_is(replica: FakeReplica, body: bytes, message: str) -> None:
+async def test_an_invalid_large_body_is_rejected_as_a_small_one(
+    replica: FakeReplica, body: bytes, message: str
+) -> None:
     async with routed(config([replica])) as harness:
-        answer = await harness.chat(body)
-        assert (answer.status, message in answer.error["message"]) == (400, True), answer.error
+        response = await harness.chat(body)
+        assert (response.status, message in response.error["message"]) == (400, True), response.error
         assert (await harness.chat(SMALL)).status == 200
         await harness.at_rest()
 
 
-async def test_lengths_are_added_to_large_bodies_too(replica: FakeReplica) -> None:
-    whole = config([replica])
-    capped = msgspec.structs.replace(
-        whole, pools=(msgspec.structs.replace(whole.pools[0], caps=Caps(max_tokens=7, prompts=1)),)
-    )
-    bodies = []
-
-    async def script(call: Call) -> None:
-        bodies.append(json.loads(call.body))
-        await call.send(plain_answer(USAGE))
-
-    replica.script = script
-    async with routed(capped) as harness:
-        assert (await harness.chat(large())).status == 200
-        assert (await harness.chat(large(max_tokens=8))).status == 400
-    assert [body["max_tokens"] for body in bodies] == [7]
-
-
-async def test_the_event_loop_decodes_no_large_body_to_put_members_in(
+async def test_the_event_loop_decodes_no_large_body_to_set_members(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = guarded([replica], api_key(tenant="a"))
+    whole = with_keys([replica], api_key(tenant="a"))
     pool = msgspec.structs.replace(whole.pools[0], aliases=(Alias("gpt", "tiny"),), caps=Caps(max_tokens=7))
     bodies: list[dict[str, Any]] = []
     sizes: list[int] = []
@@ -174,7 +158,7 @@ async def test_the_event_loop_decodes_no_large_body_to_put_members_in(
     assert max(sizes, default=0) < 100
 
 
-async def test_a_process_that_is_killed_costs_one_body_and_is_replaced(replica: FakeReplica) -> None:
+async def test_a_killed_process_costs_one_body_and_is_replaced(replica: FakeReplica) -> None:
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(large())).status == 200
@@ -206,11 +190,11 @@ async def test_the_process_ends_with_its_router(replica: FakeReplica) -> None:
         await harness.chat(large())
         process, streams = process_of(harness), harness.router.services.large_bodies._streams
         assert streams is not None
-        streams[1].transport.abort()  # as the kernel does with those of a process that is killed
+        streams[1].transport.abort()  # as the kernel does for a killed process
         assert await asyncio.to_thread(process.wait, 10) == 0
 
 
-async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_hangs_is_killed(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     replica.script = answering(USAGE)
     async with routed(config([replica])) as harness:
         await harness.chat(large())
@@ -221,7 +205,7 @@ async def test_a_process_that_hangs_is_ended(replica: FakeReplica, monkeypatch: 
         assert (await harness.chat(large())).status == 200
 
 
-async def test_who_goes_away_is_not_waited_for_and_the_line_is_bounded(
+async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(large_bodies, "MAX_WAITING", 2)

@@ -1,4 +1,4 @@
-"""What the router counts, and how it is told."""
+"""Metrics: what the router counts and exposes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from routing.observability.exposition import EDGES, EXPOSED_EDGES, Histogram
 from routing.observability.metrics import GRACE_S, ConfiguredSeries, Metrics, Outcome
 from routing.schema import ConcurrencyConfig, RouterConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, streaming
-from tests.routing.proxy.harness import config, routed
-from tests.routing.proxy.scraped import samples
+from tests.routing.proxy.harness import config, routed, samples
 
 PREDICTED = (
     "usage_reported",
@@ -46,7 +45,7 @@ def record(replica: str = "replica-0", revision: int = 1, blocks: int = 0) -> Re
     return record
 
 
-async def test_everything_the_contract_names_is_exposed_and_parses(replica: FakeReplica) -> None:
+async def test_every_metric_of_the_contract_is_exposed_and_parses(replica: FakeReplica) -> None:
     replica.script = streaming(EVENT)
     groups = (TaskGroupConfig(name="coding"),)
     async with routed(config([replica], groups=groups), revision=8) as harness:
@@ -56,28 +55,28 @@ async def test_everything_the_contract_names_is_exposed_and_parses(replica: Fake
         await harness.chat(b"not JSON")
         _, text = await harness.admin("GET", "/metrics")
         boot = harness.router.boot
-    seen = samples(text)
-    place = {"pool": "chat", "group": "coding", "replica": "replica-0"}
-    series = {**place, "policy": "everyday", "revision": "1"}
+    scraped = samples(text)
+    labels_of_replica = {"pool": "chat", "group": "coding", "replica": "replica-0"}
+    series = {**labels_of_replica, "policy": "everyday", "revision": "1"}
     ok = {**series, "reason": "round_robin", "outcome": "ok"}
-    assert (ok, 3) in seen["warmpath_router_requests_total"]
-    refused = [labels for labels, _ in seen["warmpath_router_requests_total"] if labels["outcome"] == "client_error"]
+    assert (ok, 3) in scraped["warmpath_router_requests_total"]
+    refused = [labels for labels, _ in scraped["warmpath_router_requests_total"] if labels["outcome"] == "client_error"]
     assert refused == [dict.fromkeys(ok, "") | {"outcome": "client_error"}]
     compiled = str("TEST_COMPILED" in os.environ).lower()
     build = {"version": __version__, "compiled": compiled, "python": platform.python_version()}
-    assert seen["warmpath_router_info"] == [({"router": "tested", "boot": boot} | build, 1)]
-    assert seen["warmpath_router_config_revision"] == [({}, 8)]
+    assert scraped["warmpath_router_info"] == [({"router": "tested", "boot": boot} | build, 1)]
+    assert scraped["warmpath_router_config_revision"] == [({}, 8)]
     for name, value in (("usage_reported", 3), ("prompt_tokens", 1293), ("cached_tokens", 1248)):
-        assert seen[f"warmpath_router_{name}_total"] == [(series, value)]
-    assert seen["warmpath_router_ttft_seconds_count"] == [(place, 3)]
-    assert seen["warmpath_router_latency_seconds_count"] == [({**place, "response": "streamed"}, 3)]
-    assert [labels["le"] for labels, _ in seen["warmpath_router_ttft_seconds_bucket"]] == LE
+        assert scraped[f"warmpath_router_{name}_total"] == [(series, value)]
+    assert scraped["warmpath_router_ttft_seconds_count"] == [(labels_of_replica, 3)]
+    assert scraped["warmpath_router_latency_seconds_count"] == [({**labels_of_replica, "response": "streamed"}, 3)]
+    assert [labels["le"] for labels, _ in scraped["warmpath_router_ttft_seconds_bucket"]] == LE
     where = {"pool": "chat", "replica": "replica-0"}
     for name, value in (("replica_up", 1), ("in_flight", 0), ("waiting_tokens", 0)):
-        assert seen[f"warmpath_router_{name}"] == [(where, value)]
+        assert scraped[f"warmpath_router_{name}"] == [(where, value)]
     for name in ("start_time_seconds", "cpu_seconds_total", "resident_memory_bytes"):
-        assert seen[f"process_{name}"][0][1] > 0
-    assert seen["warmpath_router_config_applied_timestamp_seconds"][0][1] > 1e9
+        assert scraped[f"process_{name}"][0][1] > 0
+    assert scraped["warmpath_router_config_applied_timestamp_seconds"][0][1] > 1e9
 
 
 @pytest.mark.parametrize(("seconds", "index"), [(0.0, 0), (EDGES[0], 0), (EDGES[0] * 1.001, 1), (EDGES[200], 200)])
@@ -87,7 +86,7 @@ def test_a_bucket_includes_its_edge(seconds: float, index: int) -> None:
     assert next(iter(histogram.lines("x", "", is_fine=True))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
 
 
-def test_what_is_longer_than_every_edge_counts_only_as_infinite() -> None:
+def test_values_beyond_every_edge_count_only_as_infinite() -> None:
     histogram = Histogram()
     histogram.observe(EDGES[-1] * 2)
     assert [line.split("{")[0] for line in histogram.lines("x", "", is_fine=True)] == ["x_bucket", "x_sum", "x_count"]
@@ -99,7 +98,7 @@ def test_edges_grow_by_five_percent() -> None:
     assert all(b / a == pytest.approx(1.05) for a, b in pairwise(EDGES))
 
 
-def test_series_leave_after_their_configuration_and_not_before_everybody_has_read_them(two: list[FakeReplica]) -> None:
+def test_series_are_dropped_a_grace_period_after_their_configuration(two: list[FakeReplica]) -> None:
     now = 0.0
     metrics = Metrics(clock=lambda: now)
     for name in ("replica-0", "replica-1"):
@@ -115,7 +114,7 @@ def test_series_leave_after_their_configuration_and_not_before_everybody_has_rea
     assert 'replica="replica-0"' in text
 
 
-async def test_series_leave_though_nobody_reads_them(two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_series_are_dropped_without_scrapes(two: list[FakeReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     async with routed(config(two), revision=1) as harness:
         metrics = harness.router.services.metrics
@@ -129,7 +128,7 @@ async def test_series_leave_though_nobody_reads_them(two: list[FakeReplica], mon
         assert {key[2] for key in metrics._series} == {"replica-0"}
 
 
-async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two: list[FakeReplica]) -> None:
+async def test_configured_series_follow_the_configuration(two: list[FakeReplica]) -> None:
     async with routed(config(two), revision=1) as harness:
 
         def is_configured(*key: Any) -> bool:
@@ -146,8 +145,8 @@ async def test_a_new_revision_and_a_removed_replica_are_known_to_the_labels(two:
         assert not is_configured("gone", "", "replica-0", "everyday", 2)
 
 
-def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> None:
-    """H17: a prediction is of the estimated prompt, and is counted in tokens of the real one."""
+def test_predictions_are_counted_beside_their_results() -> None:
+    """H17: a prediction for the estimated prompt is counted in tokens of the real one."""
     metrics = Metrics()
     for hit_tokens, estimate, prompt, cached in ((200, 400, 500, 240), (0, 100, 100, 0), (None, 90, 90, 80)):
         answered = record()
@@ -158,8 +157,8 @@ def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> Non
     silent.hit_tokens, silent.prompt_tokens, silent.cached_tokens = 5, None, None
     metrics.count_placed(silent, Outcome.OK)
 
-    seen = samples("\n".join(metrics.lines()) + "\n")
-    counted = {name: seen[f"warmpath_router_{name}_total"][0][1] for name in PREDICTED}
+    scraped = samples("\n".join(metrics.lines()) + "\n")
+    counted = {name: scraped[f"warmpath_router_{name}_total"][0][1] for name in PREDICTED}
     assert counted == {
         "usage_reported": 3,
         "predicted_answers": 2,
@@ -169,22 +168,22 @@ def test_what_was_predicted_stands_beside_what_came_of_the_same_answers() -> Non
     }
 
 
-def test_ttft_is_told_apart_by_whether_half_of_the_prompt_was_cached() -> None:
+def test_ttft_is_split_by_whether_half_of_the_prompt_was_cached() -> None:
     metrics = Metrics()
     for prompt, cached in ((100, 50), (100, 100), (100, 49), (100, 0), (100, None), (0, 0)):
         answered = record()
         answered.prompt_tokens, answered.cached_tokens = prompt, cached
         metrics.count_placed(answered, Outcome.OK)
 
-    seen = samples("\n".join(metrics.lines()) + "\n")
-    by_reuse = {labels["reuse"]: value for labels, value in seen["warmpath_router_reuse_ttft_seconds_count"]}
+    scraped = samples("\n".join(metrics.lines()) + "\n")
+    by_reuse = {labels["reuse"]: value for labels, value in scraped["warmpath_router_reuse_ttft_seconds_count"]}
     assert by_reuse == {"hit": 2, "miss": 2}
-    assert seen["warmpath_router_ttft_seconds_count"][0][1] == 6
-    (labels, _), *_ = seen["warmpath_router_reuse_ttft_seconds_count"]
+    assert scraped["warmpath_router_ttft_seconds_count"][0][1] == 6
+    (labels, _), *_ = scraped["warmpath_router_reuse_ttft_seconds_count"]
     assert set(labels) == {"pool", "group", "reuse"}
 
 
-def test_ttft_by_reuse_leaves_with_its_group() -> None:
+def test_ttft_by_reuse_is_dropped_with_its_group() -> None:
     now = [0.0]
     metrics = Metrics(clock=lambda: now[0])
     metrics.count_placed(record(), Outcome.OK)
@@ -194,18 +193,18 @@ def test_ttft_by_reuse_leaves_with_its_group() -> None:
     assert "reuse_ttft" not in "\n".join(metrics.lines())
 
 
-def test_exposed_buckets_are_all_there_and_count_exactly_what_the_fine_ones_do() -> None:
+def test_exposed_buckets_count_exactly_what_fine_ones_do() -> None:
     histogram = Histogram()
     edge = EXPOSED_EDGES[3]
     for seconds in (0.0, EXPOSED_EDGES[0], EXPOSED_EDGES[0] * 1.001, edge, edge * 1.001, 1e4, EXPOSED_EDGES[-1]):
         histogram.observe(seconds)
 
-    found = samples("# TYPE x histogram\n" + "\n".join(histogram.lines("x", 'pool="chat"')) + "\n")
+    bucket_samples = samples("# TYPE x histogram\n" + "\n".join(histogram.lines("x", 'pool="chat"')) + "\n")
 
-    assert [labels["le"] for labels, _ in found["x_bucket"]] == LE
-    counts = [count for _, count in found["x_bucket"]]
+    assert [labels["le"] for labels, _ in bucket_samples["x_bucket"]] == LE
+    counts = [count for _, count in bucket_samples["x_bucket"]]
     assert counts == [2, 3, 3, 4, *[5] * (len(EXPOSED_EDGES) - 5), 6, 7]
-    assert found["x_count"] == [({"pool": "chat"}, 7)]
+    assert bucket_samples["x_count"] == [({"pool": "chat"}, 7)]
 
 
 async def test_every_series_of_every_histogram_has_the_same_edges(two: list[FakeReplica]) -> None:
@@ -226,13 +225,13 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
         status, refusal = await harness.admin("GET", "/metrics?buckets=some")
 
     edges: dict[tuple[str, str], list[str]] = {}
-    for name, found in samples(text).items():
-        for labels, _ in found:
+    for name, bucket_samples in samples(text).items():
+        for labels, _ in bucket_samples:
             if name.endswith("_bucket"):
                 rest = str(sorted((label, value) for label, value in labels.items() if label != "le"))
                 edges.setdefault((name, rest), []).append(labels["le"])
     assert {name.removeprefix("warmpath_router_") for name, _ in edges} == HISTOGRAMS
     assert len(edges) > len(HISTOGRAMS)
-    assert all(found == LE for found in edges.values())
+    assert all(bucket_samples == LE for bucket_samples in edges.values())
     assert {labels["le"] for labels, _ in samples(fine)["warmpath_router_ttft_seconds_bucket"]} - set(LE)
     assert (status, refusal["error"]) == (400, "buckets: expected fine, or no such parameter")

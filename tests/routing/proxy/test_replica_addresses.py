@@ -1,4 +1,4 @@
-"""Routers connect to replicas only where the configuration permits it, whatever a host name resolves to."""
+"""Routers connect to replicas only at permitted addresses, whatever a host name resolves to."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ METADATA = "169.254.169.254"
 QUICK = HealthCheck(interval_s=0.05, failures=1)
 
 
-def restricted(made: RouterConfig, networks: ReplicaNetworks | None, host: str = "localhost") -> RouterConfig:
-    """The same replicas by a host name, in these networks."""
-    (pool,) = made.pools
+def restricted(configuration: RouterConfig, networks: ReplicaNetworks | None, host: str = "localhost") -> RouterConfig:
+    """The same replicas with a host name and permitted networks."""
+    (pool,) = configuration.pools
     replicas = tuple(msgspec.structs.replace(one, url=one.url.replace("127.0.0.1", host)) for one in pool.replicas)
     pool = msgspec.structs.replace(pool, replicas=replicas)
-    return msgspec.structs.replace(made, pools=(pool,), replica_networks=networks)
+    return msgspec.structs.replace(configuration, pools=(pool,), replica_networks=networks)
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What host names resolve to; a change is seen by the next look-up."""
-    known: dict[str, list[str]] = {}
+    """Addresses of host names, which a test may change."""
+    resolved: dict[str, list[str]] = {}
     resolve = socket.getaddrinfo
 
     def getaddrinfo(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        if host not in known:
+        if host not in resolved:
             return resolve(host, port, *args, **kwargs)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in known[host]]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in resolved[host]]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return known
+    return resolved
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     ],
 )
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "2130706433"])
-async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
+async def test_replicas_get_requests_only_at_permitted_addresses(
     networks: ReplicaNetworks | None,
     is_permitted: bool,
     host: str,
@@ -64,11 +64,11 @@ async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
 ) -> None:
     caplog.set_level(logging.WARNING)
     async with routed(restricted(config([replica], health=QUICK), networks, host)) as harness:
-        answer = await harness.chat()
+        response = await harness.chat()
         if is_permitted:
-            assert answer.status == 200
+            assert response.status == 200
             return
-        assert answer.status in {502, 503}
+        assert response.status in {502, 503}
         await harness.until(
             lambda: not harness.router.balancer.health.is_up("replica-0"), "its health check to see it too"
         )
@@ -79,30 +79,30 @@ async def test_a_replica_gets_requests_only_at_addresses_that_are_permitted(
     assert f"host={host} address=127.0.0.1" in line or f"host={host} address=::1" in line
 
 
-def test_a_name_is_judged_anew_at_each_connection(names: dict[str, list[str]]) -> None:
-    """DNS rebinding: it is a replica's address when it is entered, and a metadata service later."""
+def test_a_name_is_checked_at_each_connection(names: dict[str, list[str]]) -> None:
+    """DNS rebinding: a name resolves to a replica first and to a metadata service later."""
 
     async def connect_twice() -> None:
         replica = FakeReplica("replica-0")
         await replica.start()
         names["engine.example"] = ["127.0.0.1"]
-        made = restricted(config([replica], health=HealthCheck(interval_s=60)), LOOPBACK, "engine.example")
-        async with routed(made) as harness:
+        configuration = restricted(config([replica], health=HealthCheck(interval_s=60)), LOOPBACK, "engine.example")
+        async with routed(configuration) as harness:
             assert (await harness.chat()).status == 200
             names["engine.example"] = [METADATA]
             assert (await harness.chat()).status == 200, "on the connection that is kept alive"
             (idle,) = harness.router.active.connection_pools["replica-0"]._idle
             idle.abort()
-            answer = await harness.chat()
-            assert (answer.status, "not permitted" in answer.error["message"]) == (502, True)
-            assert METADATA not in answer.error["message"]
+            response = await harness.chat()
+            assert (response.status, "not permitted" in response.error["message"]) == (502, True)
+            assert METADATA not in response.error["message"]
         replica.kill()
 
     asyncio.run(connect_twice())
 
 
 @pytest.mark.parametrize(
-    "found",
+    "addresses",
     [
         [METADATA],
         ["127.0.0.1", METADATA],
@@ -114,10 +114,8 @@ def test_a_name_is_judged_anew_at_each_connection(names: dict[str, list[str]]) -
         ["8.8.8.8"],
     ],
 )
-def test_one_address_that_is_not_permitted_refuses_the_whole_name(
-    found: list[str], names: dict[str, list[str]]
-) -> None:
-    names["engine.example"] = found
+def test_one_forbidden_address_rejects_the_whole_name(addresses: list[str], names: dict[str, list[str]]) -> None:
+    names["engine.example"] = addresses
     address = Address("http://engine.example:8000", networks=LOOPBACK)
     with pytest.raises(PermissionError):
         asyncio.run(permitted_hosts(address))
@@ -129,12 +127,12 @@ def test_permitted_addresses_are_tried_in_the_resolvers_order(names: dict[str, l
     assert asyncio.run(permitted_hosts(address)) == ["127.0.0.2", "127.0.0.1"]
 
 
-async def test_new_networks_hold_from_the_next_configuration_on(replica: FakeReplica) -> None:
-    made = config([replica], health=HealthCheck(interval_s=60))
-    async with routed(restricted(made, None)) as harness:
+async def test_new_networks_apply_from_the_next_configuration(replica: FakeReplica) -> None:
+    configuration = config([replica], health=HealthCheck(interval_s=60))
+    async with routed(restricted(configuration, None)) as harness:
         assert (await harness.chat()).status == 200
-        await harness.push(restricted(made, ELSEWHERE), 2)
+        await harness.push(restricted(configuration, ELSEWHERE), 2)
         assert (await harness.chat()).status in {502, 503}
-        await harness.push(restricted(made, LOOPBACK), 3)
+        await harness.push(restricted(configuration, LOOPBACK), 3)
         await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "it to be asked again")
         assert (await harness.chat()).status == 200

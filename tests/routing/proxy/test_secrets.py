@@ -1,4 +1,4 @@
-"""Nothing that a client or a replica says, prompts, keys and cookies among it, is found in a log or a figure (S19)."""
+"""No prompt, key, cookie or other content of clients and replicas gets into a log or a metric (S19)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from routing.schema import (
     dump_snapshot,
 )
 from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
-from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, post, routed
-from tests.routing.proxy.records import told
+from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, decision_page, post, routed
 
 CANARY = b"canary"
 SECRETS = (
@@ -37,7 +36,6 @@ ECHO = b'{"error":{"message":"you said canary-prompt"}}'
 LIMITS = Limits(
     max_body_bytes=4096, first_byte_timeout_s=0.1, idle_timeout_s=0.1, header_timeout_s=0.2, body_idle_timeout_s=0.2
 )
-
 SAID: dict[str, bytes] = {
     "sound": post(PATH, PROMPT, SECRETS),
     "no JSON": post(PATH, PROMPT[:-1], SECRETS),
@@ -67,15 +65,15 @@ ANSWERED: dict[str, Script] = {
 }
 
 
-async def say(harness: Harness, said: bytes) -> None:
+async def say(harness: Harness, sent: bytes) -> None:
     async with harness.connect() as client:
-        await client.send(said)
-        await client.reader.read(65_536)  # an answer, or the deadline
+        await client.send(sent)
+        await client.reader.read(65_536)  # a response, or the deadline
 
 
 async def nothing_is_kept(harness: Harness) -> None:
     await harness.at_rest()
-    assert CANARY not in str(told(harness.router.services.decisions, 0, 100)).encode()
+    assert CANARY not in str(decision_page(harness.router.services.decisions, 0, 100)).encode()
     for page in ("/metrics", "/admin/decisions", "/admin/replicas", "/admin/config"):
         status, text = await harness.admin("GET", page)
         assert (status, "canary" in str(text)) == (200, False)
@@ -87,19 +85,19 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.setFormatter(LineFormatter())
 
 
-@pytest.mark.parametrize("said", SAID)
-async def test_nothing_that_a_client_says_is_logged(
-    said: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("sent", SAID)
+async def test_nothing_that_a_client_sends_is_logged(
+    sent: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     snapshot = config([replica], settings=PrefixHashSettings(), models=("tiny",), limits=LIMITS)
     async with routed(snapshot) as harness:
-        await say(harness, SAID[said])
+        await say(harness, SAID[sent])
         await nothing_is_kept(harness)
     assert "canary" not in caplog.text
 
 
 @pytest.mark.parametrize("answered", ANSWERED)
-async def test_nothing_that_a_replica_says_is_logged(
+async def test_nothing_that_a_replica_sends_is_logged(
     answered: str, two: list[FakeReplica], caplog: pytest.LogCaptureFixture
 ) -> None:
     for replica in two:
@@ -112,22 +110,22 @@ async def test_nothing_that_a_replica_says_is_logged(
     assert "canary" not in caplog.text
 
 
-@pytest.mark.parametrize("place", [(Placement, "decide"), (LoadTracker, "dispatch")], ids=["placing", "dispatching"])
+@pytest.mark.parametrize("location", [(Placement, "decide"), (LoadTracker, "dispatch")], ids=["placing", "dispatching"])
 @pytest.mark.plain_python(reason="It puts mistakes into objects of the router.")
-async def test_a_mistake_of_our_own_quotes_nobody(
-    place: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_internal_errors_quote_nothing(
+    location: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("canary-prompt")
 
-    monkeypatch.setattr(*place, fail)
+    monkeypatch.setattr(*location, fail)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(PROMPT, SECRETS)).status == 500
     assert "error=ValueError" in caplog.text
     assert "canary" not in caplog.text
 
 
-async def test_a_mistake_of_our_own_about_a_request_to_explain_quotes_nobody(
+async def test_internal_errors_of_explanations_quote_nothing(
     replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -135,8 +133,8 @@ async def test_a_mistake_of_our_own_about_a_request_to_explain_quotes_nobody(
 
     async with routed(config([replica])) as harness:
         monkeypatch.setattr(Placement, "decide", fail)
-        asked = {"path": CHAT.decode(), "body": json.loads(PROMPT)}
-        assert await harness.admin("POST", "/admin/explain", json=asked) == (500, {"error": "internal error"})
+        case = {"path": CHAT.decode(), "body": json.loads(PROMPT)}
+        assert await harness.admin("POST", "/admin/explain", json=case) == (500, {"error": "internal error"})
     assert "error=ValueError" in caplog.text
     assert "canary" not in caplog.text
 
@@ -160,7 +158,7 @@ GUARDED: dict[str, tuple[bytes, int]] = {
 }
 
 
-def guarded(replica: FakeReplica) -> RouterConfig:
+def with_keys(replica: FakeReplica) -> RouterConfig:
     rate = 0.001 if replica.script is ONCE else None
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     key = ApiKey(name="team", digest=digest, models=("tiny",), tenant="red", requests_per_s=rate)
@@ -172,20 +170,20 @@ def guarded(replica: FakeReplica) -> RouterConfig:
 ONCE = answering(ECHO)
 
 
-@pytest.mark.parametrize("asked", GUARDED)
-async def test_keys_of_clients_and_replicas_are_told_to_nobody(
-    asked: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", GUARDED)
+async def test_keys_of_clients_and_replicas_are_never_shown(
+    case: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said, status = GUARDED[asked]
-    if asked == "over a rate":
+    sent, status = GUARDED[case]
+    if case == "over a rate":
         replica.script = ONCE
-    snapshot = guarded(replica)
+    snapshot = with_keys(replica)
     secrets = (KEY, hashlib.sha256(KEY.encode()).hexdigest(), SECRET)
     async with routed(snapshot) as harness, harness.connect() as client:
         for _ in range(2):
-            await client.send(said)
-            answer = await client.answer()
-        assert answer.status == status
+            await client.send(sent)
+            response = await client.read_response()
+        assert response.status == status
         await nothing_is_kept(harness)
         explained = {
             "path": "/v1/completions",
@@ -197,30 +195,30 @@ async def test_keys_of_clients_and_replicas_are_told_to_nobody(
         shown += [
             repr(snapshot),
             repr(harness.router.active),
-            str(told(harness.router.services.decisions, 0, 9)),
+            str(decision_page(harness.router.services.decisions, 0, 9)),
             caplog.text,
         ]
-        shown += [(answer.head + answer.body).decode()] if status != 200 else []
+        shown += [(response.head + response.body).decode()] if status != 200 else []
     for text in shown:
         assert not [secret for secret in secrets if secret in text]
     assert "canary" not in caplog.text
 
 
-@pytest.mark.parametrize("spoilt", ["digest", "api_key", "hash_secret"])
-async def test_a_configuration_that_is_refused_keeps_its_secrets(
-    spoilt: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("field", ["digest", "api_key", "hash_secret"])
+async def test_a_rejected_configuration_keeps_its_secrets(
+    field: str, replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    document = json.loads(dump_snapshot(guarded(replica), 2).document)
+    document = json.loads(dump_snapshot(with_keys(replica), 2).document)
     del document["sha256"]
     fields = {
         "digest": document["config"]["access"]["keys"][0],
         "api_key": document["config"]["pools"][0]["replicas"][0],
         "hash_secret": document["config"],
     }
-    fields[spoilt][spoilt] = KEY + " "  # the key itself where its digest should be, or a character too many
+    fields[field][field] = KEY + " "  # the key instead of its digest, or one character too many
     async with routed(config([replica])) as harness:
         status, nack = await harness.admin("PUT", "/admin/config", data=json.dumps(document).encode())
         _, shown = await harness.admin("GET", "/admin/config")
     assert status == 422
-    assert nack["path"].endswith(spoilt)
+    assert nack["path"].endswith(field)
     assert "canary" not in f"{nack} {shown} {caplog.text}"

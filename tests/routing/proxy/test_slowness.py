@@ -1,4 +1,4 @@
-"""Engines that crawl while all the rest of them is well: found beside their peers, tried, and taken back (R8)."""
+"""Slow engines whose health checks succeed: ejected by comparison, probed and readmitted (R8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from routing.schema import BreakerConfig, PrefixHashSettings
 from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
-from tests.routing.proxy.streams import WHOLE, Load, p95
+from tests.routing.proxy.streams import Load, p95
 
 SOONER = BreakerConfig(stall_s=1.0, open_s=0.4, slow_start_s=0.5)
 FOUND_S = 5.0  # (R8)
@@ -24,17 +24,17 @@ FOUND_S = 5.0  # (R8)
 
 @dataclass
 class Engine:
-    """Streams of three events. ``delay_s`` holds the first one back, for all but each ``spares``-th request."""
+    """Streams of three events. ``delay_s`` delays the first event, except for every ``spares``-th request."""
 
     between_s: float = 0.02
     delay_s: float = 0.02
     spares: int = 1000
-    taken: int = 0
+    requests: int = 0
 
     async def __call__(self, call: Call) -> None:
-        self.taken += 1
+        self.requests += 1
         await call.send(STREAM_HEAD)
-        await self._pause(0.02 if self.taken % self.spares == 0 else self.delay_s)
+        await self._pause(0.02 if self.requests % self.spares == 0 else self.delay_s)
         for number in range(3):
             if call.writer.is_closing():
                 return
@@ -43,7 +43,7 @@ class Engine:
         await call.send(LAST_CHUNK)
 
     async def _pause(self, seconds: float) -> None:
-        """So long, or until it is well again."""
+        """Sleep, or until the engine is healthy again."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and max(self.between_s, self.delay_s) >= seconds:
             await asyncio.sleep(min(0.02, seconds))
@@ -56,22 +56,22 @@ async def four() -> AsyncIterator[list[FakeReplica]]:
 
 
 def engines(replicas: list[FakeReplica]) -> list[Engine]:
-    made = [Engine() for _ in replicas]
-    for replica, engine in zip(replicas, made, strict=True):
+    engines_made = [Engine() for _ in replicas]
+    for replica, engine in zip(replicas, engines_made, strict=True):
         replica.script = engine
-    return made
+    return engines_made
 
 
 def about(number: int, *, stream: bool = True) -> bytes:
-    """A request that has a home of its own."""
+    """A request with its own preferred replica."""
     message = {"role": "user", "content": f"You are expert number {number}. " * 20}
     return json.dumps({"model": "tiny", "messages": [message], "stream": stream}).encode()
 
 
 async def is_out(harness: Harness, replica: str, within_s: float) -> None:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await harness.until(lambda: not harness.router.balancer.health.is_up(replica), "the replica to be out")
-    assert is_within(time.monotonic() - begun, within_s)
+    assert is_within(time.monotonic() - started_at, within_s)
 
 
 def causes(harness: Harness) -> set[str]:
@@ -80,7 +80,7 @@ def causes(harness: Harness) -> set[str]:
 
 @asynccontextmanager
 async def going(load: Load) -> AsyncIterator[None]:
-    """Streams for as long as the block lasts; they may end after it."""
+    """Start streams for the length of the block; they may end after it."""
     asking = asyncio.create_task(load.run(60.0))
     try:
         yield
@@ -89,38 +89,38 @@ async def going(load: Load) -> AsyncIterator[None]:
         await asyncio.wait([asking])
 
 
-async def test_a_replica_that_trickles_is_out_within_five_seconds_and_nobody_else_notices(
+async def test_a_trickling_replica_is_ejected_within_five_seconds(
     four: list[FakeReplica],
 ) -> None:
-    """R8 in short, at the defaults: an event in 4 s, and its first bytes as quick as ever."""
-    made = engines(four)
+    """R8 in short, at the defaults: one event in 4 s, with normal first bytes."""
+    engines_made = engines(four)
     place = random.Random(7).randrange(4)
     async with routed(config(four)) as harness:
         base, load, later = (Load(harness, rate=60) for _ in range(3))
         await base.run(1.0)
         await base.ended()
         async with going(load):
-            made[place].between_s = 4.0
+            engines_made[place].between_s = 4.0
             await is_out(harness, f"replica-{place}", FOUND_S)
             assert causes(harness) == {"slow"}
         await later.run(1.0)
         await later.ended()
         assert p95(later.ttft_s) <= 1.2 * p95(base.ttft_s) + 0.2
-        made[place].between_s = 0.02
+        engines_made[place].between_s = 0.02
         await load.ended()
         await harness.at_rest()
 
 
-async def test_a_replica_whose_first_bytes_are_late_is_out_though_others_get_theirs(four: list[FakeReplica]) -> None:
-    made = engines(four)
+async def test_a_replica_with_late_first_bytes_is_ejected(four: list[FakeReplica]) -> None:
+    engines_made = engines(four)
     async with routed(config(four, breaker=SOONER)) as harness:
         load = Load(harness, rate=80)
         await load.run(0.5)
         async with going(load):
-            made[1].delay_s, made[1].spares = 8.0, 4
+            engines_made[1].delay_s, engines_made[1].spares = 8.0, 4
             await is_out(harness, "replica-1", 3.0)
             assert causes(harness) == {"slow"}
-        made[1].delay_s = 0.02
+        engines_made[1].delay_s = 0.02
         await load.ended()
         _, text = await harness.admin("GET", "/metrics")
         assert 'ejections_total{pool="chat",replica="replica-1",cause="slow"}' in text
@@ -128,19 +128,23 @@ async def test_a_replica_whose_first_bytes_are_late_is_out_though_others_get_the
         await harness.at_rest()
 
 
-async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(four: list[FakeReplica]) -> None:
-    made = engines(four)
+async def test_a_slow_replica_is_probed_until_a_whole_response_and_then_starts_slowly(four: list[FakeReplica]) -> None:
+    engines_made = engines(four)
     async with routed(config(four, breaker=SOONER)) as harness:
         load = Load(harness, rate=60)
         async with going(load):
-            made[0].between_s = 3.0
+            engines_made[0].between_s = 3.0
             await is_out(harness, "replica-0", FOUND_S)
-            taken, opened = made[0].taken, harness.router.balancer.breakers.ejections
+            requests, opened = engines_made[0].requests, harness.router.balancer.breakers.ejections
             before = opened["chat", "replica-0", "slow"]
             await harness.until(lambda: opened["chat", "replica-0", "slow"] >= before + 2, "probes to fail")
-            tried = opened["chat", "replica-0", "slow"] - before  # a busy machine looks late; its share is 15 a second
-            assert 2 <= made[0].taken - taken <= 8 + 3 * tried, "one at a time, though its first bytes are quick"
-            made[0].between_s = 0.02
+            tried = (
+                opened["chat", "replica-0", "slow"] - before
+            )  # a busy machine checks late; its share is 15 requests a second
+            assert 2 <= engines_made[0].requests - requests <= 8 + 3 * tried, (
+                "one at a time, though its first bytes are quick"
+            )
+            engines_made[0].between_s = 0.02
             await harness.until(
                 lambda: harness.router.balancer.breakers.state("replica-0") == "closed", "it to prove well"
             )
@@ -149,9 +153,9 @@ async def test_it_is_tried_until_a_whole_answer_comes_and_then_starts_slowly(fou
         await harness.at_rest()
 
 
-async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: list[FakeReplica]) -> None:
-    """Three stay, without another byte, and it is tried by an answer that takes longer than ``stall_s``."""
-    well, released = Engine(), asyncio.Event()
+async def test_older_slow_streams_do_not_fail_the_probe(two: list[FakeReplica]) -> None:
+    """Three older streams stay silent, while the probe's response takes longer than ``stall_s``."""
+    healthy, released = Engine(), asyncio.Event()
 
     async def forgetful(call: Call) -> None:
         if json.loads(call.body).get("stream"):
@@ -162,13 +166,13 @@ async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: li
             await call.send(plain_answer(b"{}"))
 
     for replica in two:
-        replica.script = well
+        replica.script = healthy
     breaker = BreakerConfig(stall_s=0.5, open_s=0.3, successes=1)
     async with routed(config(two, breaker=breaker, settings=PrefixHashSettings(load_factor=10.0))) as harness:
         homes = {(await harness.chat(about(number))).replica: number for number in range(20)}
         here, there = (homes[replica.name] for replica in two)
         two[0].script = forgetful
-        crawling = [asyncio.create_task(harness.chat(about(here))) for _ in range(3)]
+        slow_streams = [asyncio.create_task(harness.chat(about(here))) for _ in range(3)]
         async with going(Load(harness, rate=60, body=about(there))):
             await is_out(harness, "replica-0", FOUND_S)
             await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "its probe")
@@ -180,25 +184,21 @@ async def test_streams_that_crawl_since_before_it_was_out_spoil_no_trial(two: li
             released.set()
             assert (await probe).replica == "replica-0"
         assert harness.router.balancer.breakers.ejections == {("chat", "replica-0", "slow"): 1}
-        for stream in crawling:
+        for stream in slow_streams:
             stream.cancel()
         await harness.until(lambda: harness.router.services.in_flight == 0, "all to have gone")
 
 
-async def test_when_all_crawl_half_stays_at_most(four: list[FakeReplica]) -> None:
-    made = engines(four)
+async def test_at_most_half_of_a_slow_pool_is_ejected(four: list[FakeReplica]) -> None:
+    engines_made = engines(four)
     async with routed(config(four, breaker=SOONER)) as harness:
         load = Load(harness, rate=60)
-        for engine in made:
+        for engine in engines_made:
             engine.between_s = 3.0
         await load.run(3.0)
         up = [number for number in range(4) if harness.router.balancer.health.is_up(f"replica-{number}")]
         assert len(up) >= 2
-        for engine in made:
+        for engine in engines_made:
             engine.between_s = 0.02
         await load.ended()
         await harness.at_rest()
-
-
-def test_the_streams_here_are_those_of_the_load() -> None:
-    assert b"".join(sse({"n": number}) for number in range(3)) == WHOLE

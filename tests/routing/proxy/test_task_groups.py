@@ -1,4 +1,4 @@
-"""Which task group a request is of, as a client, a decision and an explanation see it."""
+"""Which task group a request belongs to, as clients, decisions and explanations show it."""
 
 from __future__ import annotations
 
@@ -23,34 +23,33 @@ from routing.schema import (
     dump_snapshot,
 )
 from tests.fakes.replica import FakeReplica
-from tests.routing.proxy.api_keys import KEY, OTHER, api_key, asking, bearer
-from tests.routing.proxy.harness import CHAT, Harness, config, routed
+from tests.routing.proxy.harness import CHAT, KEY, OTHER, Harness, api_key, bearer, chat_body, config, routed
 
 HANDBOOK = "Answer from the handbook. " * 40
 
 
 def grouped(replicas: list[FakeReplica], *groups: TaskGroupConfig, **fields: Any) -> RouterConfig:
-    """A pool in which each group has one replica to itself, in turn, so that a replica tells the group."""
+    """A pool in which each group has its own replica, so that the replica shows the group."""
     owned = tuple(replace(group, replicas=(replicas[at % len(replicas)].name,)) for at, group in enumerate(groups))
     snapshot = config(replicas, groups=owned, models=("tiny",), settings=LowestCostSettings())
     return replace(snapshot, pools=(replace(snapshot.pools[0], **fields),))
 
 
 async def explained(harness: Harness, body: bytes, headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    asked = {"path": CHAT.decode(), "body": json.loads(body), "headers": headers or {}, **fields}
-    status, answer = await harness.admin("POST", "/admin/explain", json=asked)
-    assert status == 200, answer
-    return answer
+    explained_request = {"path": CHAT.decode(), "body": json.loads(body), "headers": headers or {}, **fields}
+    status, response = await harness.admin("POST", "/admin/explain", json=explained_request)
+    assert status == 200, response
+    return response
 
 
 async def decided(harness: Harness) -> Any:
     """The latest decision's record."""
     await harness.at_rest()
-    _, answer = await harness.admin("GET", "/admin/decisions")
-    return answer["decisions"][-1]
+    _, response = await harness.admin("GET", "/admin/decisions")
+    return response["decisions"][-1]
 
 
-async def test_a_task_group_uses_its_own_replicas_and_an_unknown_one_is_none(two: list[FakeReplica]) -> None:
+async def test_a_task_group_uses_its_own_replicas_and_unknown_names_are_ignored(two: list[FakeReplica]) -> None:
     groups = (TaskGroupConfig(name="coding", replicas=("replica-1",)),)
     async with routed(config(two, groups=groups)) as harness:
         for _ in range(4):
@@ -62,7 +61,7 @@ async def test_a_task_group_uses_its_own_replicas_and_an_unknown_one_is_none(two
         assert "nobody" not in text
 
 
-async def test_a_hash_that_an_explanation_shows_makes_the_prompt_a_groups(two: list[FakeReplica]) -> None:
+async def test_a_hash_from_an_explanation_can_match_a_group(two: list[FakeReplica]) -> None:
     prompt = [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": "Hello"}]
     body = json.dumps({"model": "tiny", "messages": prompt}).encode()
     async with routed(grouped(two, TaskGroupConfig(name="other"), TaskGroupConfig(name="handbook"))) as harness:
@@ -71,51 +70,51 @@ async def test_a_hash_that_an_explanation_shows_makes_the_prompt_a_groups(two: l
         claimed = GroupMatch(tier1_hashes=(before["tier1"]["hash_by_group"]["handbook"],))
         groups = TaskGroupConfig(name="other"), TaskGroupConfig(name="handbook", match=claimed)
         await harness.push(grouped(two, *groups), revision=2)
-        after, answer = await explained(harness, body), await harness.chat(body)
+        after, response = await explained(harness, body), await harness.chat(body)
         record = await decided(harness)
-    assert answer.replica == two[1].name
+    assert response.replica == two[1].name
     for shown in (after, record):
         assert (shown["group"], shown["matched_by"], shown["replica"]) == ("handbook", "tier1", two[1].name)
         assert shown["prefix"] == after["tier1"]["hash"] == claimed.tier1_hashes[0]
     assert HANDBOOK not in json.dumps([before, after, record])
 
 
-async def test_a_group_ends_tier_1_where_it_says(two: list[FakeReplica]) -> None:
+async def test_a_group_has_its_own_tier_1_boundary(two: list[FakeReplica]) -> None:
     rule = Tier1(boundary=Boundary.MARKER, boundary_marker="<q>")
-    bodies = [asking(text=f"{text} <q> {question}") for text, question in (("one", "a"), ("one", "b"), ("two", "a"))]
+    bodies = [chat_body(text=f"{text} <q> {question}") for text, question in (("one", "a"), ("one", "b"), ("two", "a"))]
     async with routed(grouped(two, TaskGroupConfig(name="asked", tier1=rule))) as harness:
-        one, same, other = [await explained(harness, body, {"X-Task-Group": "asked"}) for body in bodies]
+        first, same, second = [await explained(harness, body, {"X-Task-Group": "asked"}) for body in bodies]
         whole = await explained(harness, bodies[0])
-    assert one["prefix"] == same["prefix"] != other["prefix"]
-    assert one["tier1"]["rule"] == {
+    assert first["prefix"] == same["prefix"] != second["prefix"]
+    assert first["tier1"]["rule"] == {
         "boundary": "marker",
         "boundary_bytes": 1024,
         "boundary_messages": 1,
         "boundary_marker": "<q>",
     }
-    assert one["tier1"]["bytes"] < whole["tier1"]["bytes"]
-    assert whole["tier1"]["hash_by_group"] == {"asked": one["prefix"]}
+    assert first["tier1"]["bytes"] < whole["tier1"]["bytes"]
+    assert whole["tier1"]["hash_by_group"] == {"asked": first["prefix"]}
 
 
-async def test_a_session_and_a_model_can_name_the_group(two: list[FakeReplica]) -> None:
+async def test_a_session_and_a_model_can_match_a_group(two: list[FakeReplica]) -> None:
     groups = (
         TaskGroupConfig(name="agents", match=GroupMatch(session_prefixes=("agent-",))),
         TaskGroupConfig(name="sql", match=GroupMatch(models=("sql",))),
     )
     async with routed(grouped(two, *groups, adapters=(Adapter("sql", "tiny"),))) as harness:
-        found = []
+        matches = []
         for body, headers in (
-            (asking(user="agent-7"), ()),
-            (asking("sql"), ()),
-            (asking("sql"), [b"X-Session-ID: agent-8"]),
+            (chat_body(user="agent-7"), ()),
+            (chat_body("sql"), ()),
+            (chat_body("sql"), [b"X-Session-ID: agent-8"]),
         ):
             assert (await harness.chat(body, headers)).status == 200
             record = await decided(harness)
-            found.append((record["group"], record["matched_by"]))
-    assert found == [("agents", "session"), ("sql", "model"), ("agents", "session")]
+            matches.append((record["group"], record["matched_by"]))
+    assert matches == [("agents", "session"), ("sql", "model"), ("agents", "session")]
 
 
-async def test_a_key_can_name_the_group_and_an_explanation_can_be_asked_for_a_key(two: list[FakeReplica]) -> None:
+async def test_a_key_can_match_a_group_and_explanations_accept_a_key(two: list[FakeReplica]) -> None:
     groups = (
         TaskGroupConfig(name="red", match=GroupMatch(api_keys=("main",))),
         TaskGroupConfig(name="agents", match=GroupMatch(session_prefixes=("agent-",), api_key_prefixes=("batch-",))),
@@ -124,26 +123,26 @@ async def test_a_key_can_name_the_group_and_an_explanation_can_be_asked_for_a_ke
     snapshot = replace(grouped(two, *groups), access=Access(keys=keys))
     async with routed(snapshot) as harness:
         for secret, key, group in ((KEY, "main", "red"), (OTHER, "batch-2", "agents")):
-            assert (await harness.chat(asking(user="agent-7"), [bearer(secret)])).status == 200
-            record, shown = await decided(harness), await explained(harness, asking(user="agent-7"), key=key)
+            assert (await harness.chat(chat_body(user="agent-7"), [bearer(secret)])).status == 200
+            record, shown = await decided(harness), await explained(harness, chat_body(user="agent-7"), key=key)
             for it in (record, shown):
                 assert (it["group"], it["matched_by"]) == (group, "api_key")
-        assert (await explained(harness, asking(user="agent-7")))["group"] == "agents"
-        asked = {"path": CHAT.decode(), "body": json.loads(asking()), "key": "nobody"}
-        assert (await harness.admin("POST", "/admin/explain", json=asked))[0] == 422
-        assert KEY not in json.dumps(await explained(harness, asking(), key="main"))
+        assert (await explained(harness, chat_body(user="agent-7")))["group"] == "agents"
+        explained_request = {"path": CHAT.decode(), "body": json.loads(chat_body()), "key": "nobody"}
+        assert (await harness.admin("POST", "/admin/explain", json=explained_request))[0] == 422
+        assert KEY not in json.dumps(await explained(harness, chat_body(), key="main"))
 
 
-async def test_an_explanation_spends_nothing_of_a_keys_rate(two: list[FakeReplica]) -> None:
+async def test_an_explanation_uses_up_no_rate(two: list[FakeReplica]) -> None:
     snapshot = replace(grouped(two), access=Access(keys=(api_key("main", requests_per_s=0.001, burst=1),)))
     async with routed(snapshot) as harness:
         for _ in range(3):
-            await explained(harness, asking(), key="main")
-        assert (await harness.chat(asking(), [bearer()])).status == 200
-        assert (await harness.chat(asking(), [bearer()])).status == 429
+            await explained(harness, chat_body(), key="main")
+        assert (await harness.chat(chat_body(), [bearer()])).status == 200
+        assert (await harness.chat(chat_body(), [bearer()])).status == 429
 
 
-async def test_a_configuration_in_which_two_groups_claim_the_same_is_refused(two: list[FakeReplica]) -> None:
+async def test_two_groups_with_the_same_match_are_rejected(two: list[FakeReplica]) -> None:
     claim = GroupMatch(session_prefixes=("agent-",))
     groups = TaskGroupConfig(name="one", match=claim), TaskGroupConfig(name="two", match=claim)
     sound = grouped(two)
@@ -159,53 +158,53 @@ async def test_a_configuration_in_which_two_groups_claim_the_same_is_refused(two
         assert (status, nack["path"]) == (422, "$.pools[0].groups[1].match.session_prefixes[0]")
         assert "'one'" in nack["reason"]
         assert "'two'" in nack["reason"]
-        assert (await harness.chat(asking())).status == 200
+        assert (await harness.chat(chat_body())).status == 200
 
 
-async def test_a_group_that_follows_its_traffic_is_placed_in_its_set_and_shown_with_it(two: list[FakeReplica]) -> None:
+async def test_a_group_with_automatic_replicas_is_placed_on_them(two: list[FakeReplica]) -> None:
     groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
     snapshot = config(two, groups=groups)
     async with routed(snapshot) as harness:
         for number in range(200):
             name = b"blue" if number % 2 else b"red"
-            assert (await harness.chat(asking(), [b"X-Task-Group: " + name])).status == 200
-        shown = {name: await explained(harness, asking(), {"X-Task-Group": name}) for name in ("red", "blue")}
+            assert (await harness.chat(chat_body(), [b"X-Task-Group: " + name])).status == 200
+        shown = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}
         await harness.push(replace(snapshot, limits=Limits(retries=1)), revision=2)
-        after = {name: await explained(harness, asking(), {"X-Task-Group": name}) for name in ("red", "blue")}
+        after = {name: await explained(harness, chat_body(), {"X-Task-Group": name}) for name in ("red", "blue")}
         _, decisions = await harness.admin("GET", "/admin/decisions")
     sets = {name: set(it["group_replicas"]["replicas"]) for name, it in shown.items()}
-    assert sets["red"] | sets["blue"] == {one.name for one in two}
+    assert sets["red"] | sets["blue"] == {first.name for first in two}
     assert sets["red"].isdisjoint(sets["blue"])
     assert all(it["group_replicas"]["share_ratio"] == pytest.approx(0.5, abs=0.1) for it in shown.values())
     assert {name: it["group_replicas"] for name, it in after.items()} == {
         name: it["group_replicas"] for name, it in shown.items()
     }
-    for name, own in sets.items():
-        assert {it["replica"] for it in shown[name]["candidates"]} == own
+    for name, group_replicas in sets.items():
+        assert {it["replica"] for it in shown[name]["candidates"]} == group_replicas
         late = [it for it in decisions["decisions"][-60:] if it["group"] == name]
-        assert {it["replica"] for it in late} == own
+        assert {it["replica"] for it in late} == group_replicas
 
 
-async def test_a_group_of_one_replica_is_tried_elsewhere_when_that_fails(two: list[FakeReplica]) -> None:
+async def test_a_group_with_one_replica_is_retried_elsewhere(two: list[FakeReplica]) -> None:
     groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
     async with routed(config(two, groups=groups)) as harness:
-        own = (await explained(harness, asking(), {"X-Task-Group": "red"}))["group_replicas"]["replicas"]
-        next(one for one in two if one.name == own[0]).kill()
-        answer = await harness.chat(asking(), [b"X-Task-Group: red"])
-    assert len(own) == 1
-    assert (answer.status, answer.replica != own[0]) == (200, True)
+        group_replicas = (await explained(harness, chat_body(), {"X-Task-Group": "red"}))["group_replicas"]["replicas"]
+        next(first for first in two if first.name == group_replicas[0]).kill()
+        response = await harness.chat(chat_body(), [b"X-Task-Group: red"])
+    assert len(group_replicas) == 1
+    assert (response.status, response.replica != group_replicas[0]) == (200, True)
 
 
-async def test_a_request_that_is_tried_twice_counts_once_to_its_groups_share(two: list[FakeReplica]) -> None:
+async def test_a_retried_request_counts_once_to_its_groups_share(two: list[FakeReplica]) -> None:
     groups = tuple(TaskGroupConfig(name=name, auto_replicas=AutoReplicas()) for name in ("red", "blue"))
     red, shares = {"X-Task-Group": "red"}, []
     for fails in (False, True):
         async with routed(config(two, groups=groups)) as harness:
-            own = (await explained(harness, asking(), red))["group_replicas"]["replicas"][0]
+            group_replicas = (await explained(harness, chat_body(), red))["group_replicas"]["replicas"][0]
             if fails:
-                next(one for one in two if one.name == own).kill()
-            answer = await harness.chat(asking(), [b"X-Task-Group: red"])
-            assert (answer.status, answer.replica == own) == (200, not fails)
-            shares.append((await explained(harness, asking(), red))["group_replicas"]["share_ratio"])
+                next(first for first in two if first.name == group_replicas).kill()
+            response = await harness.chat(chat_body(), [b"X-Task-Group: red"])
+            assert (response.status, response.replica == group_replicas) == (200, not fails)
+            shares.append((await explained(harness, chat_body(), red))["group_replicas"]["share_ratio"])
 
     assert shares[0] == shares[1]

@@ -1,4 +1,4 @@
-"""TLS on both sides: what clients see of us, and what we ask of replicas."""
+"""TLS on both sides: the router's certificate, and the verification of replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from tests.fakes.replica import (
     answering,
     chunk,
     fake_replicas,
-    hanging,
     resetting,
     sse,
 )
@@ -43,15 +42,13 @@ def files(certificate: Certificate, ca: Path | None = None) -> TlsFiles:
 
 
 # --- clients ---
-
-
 async def test_requests_over_tls_are_answered_on_one_connection(authority: Authority, replica: FakeReplica) -> None:
     async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
         assert harness.server.data_url.startswith("https://")
         async with harness.connect(authority.client()) as client:
             for _ in range(2):
                 await client.send(post(CHAT))
-                assert (await client.answer()).status == 200
+                assert (await client.read_response()).status == 200
             assert client.writer.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
         await harness.at_rest()
     assert [call.body for call in replica.calls] == [BODY, BODY]
@@ -67,36 +64,26 @@ async def test_large_bodies_and_streams_pass_both_ways(authority: Authority, rep
     ):
         replica.script = answering(LARGE)
         await client.send(post(CHAT, BODY + b" " * 3_000_000))
-        assert (await client.answer()).body == LARGE
+        assert (await client.read_response()).body == LARGE
         replica.script = stream
         await client.send(post(CHAT))
-        assert (await client.answer()).body == b"".join(sse({"n": number}) for number in range(200))
+        assert (await client.read_response()).body == b"".join(sse({"n": number}) for number in range(200))
 
 
-async def test_a_refused_client_reads_why(
+async def test_a_rejected_client_can_read_the_rejection(
     authority: Authority, replica: FakeReplica, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = Limits(max_body_bytes=1024)
     async with routed(config([replica], limits=limits), tls=files(authority.issue("router"))) as harness:
         async with harness.connect(authority.client()) as client:
             await client.send(post(CHAT, BODY + b" " * 500_000))
-            assert (await client.answer()).status == 413
+            assert (await client.read_response()).status == 413
             assert await client.read_all() == b""
         await harness.until(lambda: not harness.router.clients, "the connection to end")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_client_that_goes_away_stops_its_request(authority: Authority, replica: FakeReplica) -> None:
-    replica.script = hanging
-    async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
-        async with harness.connect(authority.client()) as client:
-            await client.send(post(CHAT))
-            call = await replica.wait_calls(1)
-        await harness.at_rest()
-        await harness.until(call.gone.is_set, "the replica to hear of it")
-
-
-async def test_an_answer_that_breaks_off_is_not_taken_for_whole(authority: Authority, replica: FakeReplica) -> None:
+async def test_an_incomplete_response_is_not_complete_over_tls(authority: Authority, replica: FakeReplica) -> None:
     async def half(call: Call) -> None:
         await call.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(b"half")
@@ -110,23 +97,23 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(authority: Autho
     ):
         await client.send(post(CHAT))
         with pytest.raises(asyncio.IncompleteReadError):
-            await client.answer()
+            await client.read_response()
 
 
-@pytest.mark.parametrize("said", [post(CHAT), b"", b"\x16\x03\x01\x00\x00"])
-async def test_who_speaks_no_tls_gets_nothing(said: bytes, authority: Authority, replica: FakeReplica) -> None:
+@pytest.mark.parametrize("sent", [post(CHAT), b"", b"\x16\x03\x01\x00\x00"])
+async def test_clients_without_tls_get_no_http(sent: bytes, authority: Authority, replica: FakeReplica) -> None:
     async with routed(config([replica]), tls=files(authority.issue("router"))) as harness:
         async with harness.connect() as client:
-            await client.send(said)
+            await client.send(sent)
             client.writer.write_eof()
             assert b"HTTP" not in await client.read_all()
         async with harness.connect(authority.client()) as client:
             await client.send(post(CHAT))
-            assert (await client.answer()).status == 200
+            assert (await client.read_response()).status == 200
 
 
 def test_a_connection_has_one_handshake(authority: Authority) -> None:
-    """A client that may ask for more makes the router work at little cost to itself. Read off, since no client asks."""
+    """Renegotiation would cost the router more than the client. No client can request it, so the option is checked."""
     listening = Tls(files(authority.issue("router"))).server_context
     assert listening is not None
     assert listening.options & ssl.OP_NO_RENEGOTIATION
@@ -142,7 +129,7 @@ async def test_old_versions_are_declined(authority: Authority, replica: FakeRepl
                 raise AssertionError
 
 
-async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
+async def test_a_renewed_certificate_is_loaded_and_a_broken_one_is_not(
     authority: Authority, replica: FakeReplica
 ) -> None:
     first = authority.issue("router")
@@ -154,26 +141,24 @@ async def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(
         renewals = (
             lambda: authority.issue("router"),
             lambda: first.key.write_text("torn"),
-            lambda: first.path.write_bytes(authority.issue("another").path.read_bytes()),  # its key is not there yet
+            lambda: first.path.write_bytes(authority.issue("another").path.read_bytes()),  # its key is not written yet
         )
         for renew in renewals:
             renew()
             harness.server.data.reload()
             async with harness.connect(authority.client()) as client:
                 await client.send(post(CHAT))
-                assert (await client.answer()).status == 200
+                assert (await client.read_response()).status == 200
                 serials.append(client.seen_serial)
         await early.send(post(CHAT))
-        assert (await early.answer()).status == 200
+        assert (await early.read_response()).status == 200
         assert early.seen_serial == first.serial
     second, *later = serials
     assert first.serial != second
     assert later == [second, second]
 
 
-async def test_the_admin_port_has_a_certificate_of_its_own_which_is_renewed_too(
-    authority: Authority, replica: FakeReplica
-) -> None:
+async def test_the_admin_port_has_its_own_renewable_certificate(authority: Authority, replica: FakeReplica) -> None:
     first = authority.issue("admin")
     async with routed(config([replica]), token="t" * 32, admin_tls=files(first)) as harness:
         url, headers = harness.server.admin_url, {"Authorization": "Bearer " + "t" * 32}
@@ -190,53 +175,51 @@ async def test_the_admin_port_has_a_certificate_of_its_own_which_is_renewed_too(
         with pytest.raises(aiohttp.ClientError):
             await harness.http.get(url.replace("https", "http") + "/healthz")
         with pytest.raises(aiohttp.ClientError):
-            await harness.http.get(f"{url}/healthz")  # nobody that this client knows signed it
+            await harness.http.get(f"{url}/healthz")  # signed by an unknown authority
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path, authority: Authority) -> None:
-    one, other = authority.issue("one"), authority.issue("other")
-    missing = Certificate(tmp_path / "nothing.pem", one.key, 0)
-    for certificate in (Certificate(one.path, other.key, 0), missing):
+def test_unusable_files_are_named(tmp_path: Path, authority: Authority) -> None:
+    secure, other_certificate = authority.issue("one"), authority.issue("other")
+    missing = Certificate(tmp_path / "nothing.pem", secure.key, 0)
+    for certificate in (Certificate(secure.path, other_certificate.key, 0), missing):
         with pytest.raises(TlsError, match=certificate.path.name):
             Tls(files(certificate))
     with pytest.raises(TlsError, match="nothing"):
         assert Tls(TlsFiles(upstream_ca=str(missing.path))).upstream_context
 
 
-async def test_a_router_does_not_start_without_the_certificate_it_was_told_of(tmp_path: Path) -> None:
+async def test_a_router_does_not_start_without_its_certificate(tmp_path: Path) -> None:
     with pytest.raises(TlsError):
         async with routed(None, tls=TlsFiles(str(tmp_path / "a"), str(tmp_path / "b"))):
             raise AssertionError
 
 
 # --- replicas ---
-
-
 @asynccontextmanager
 async def secure_replica(certificate: Certificate) -> AsyncIterator[FakeReplica]:
-    one = FakeReplica("secure")
-    one.tls = certificate.server()
-    await one.start()
+    secure = FakeReplica("secure")
+    secure.tls = certificate.server()
+    await secure.start()
     try:
-        yield one
+        yield secure
     finally:
-        one.kill()
+        secure.kill()
 
 
 def trusting(authority: Authority) -> TlsFiles:
     return TlsFiles(upstream_ca=str(authority.path))
 
 
-async def test_a_replica_with_a_good_certificate_is_reached_and_kept(authority: Authority) -> None:
+async def test_a_replica_with_a_valid_certificate_is_used_and_its_connection_kept(authority: Authority) -> None:
     async with (
-        secure_replica(authority.issue("replica")) as one,
-        routed(config([one], health=HealthCheck(interval_s=0.05)), tls=trusting(authority)) as harness,
+        secure_replica(authority.issue("replica")) as secure,
+        routed(config([secure], health=HealthCheck(interval_s=0.05)), tls=trusting(authority)) as harness,
     ):
         for body in (BODY, BODY + b" " * 1_000_000):
             assert (await harness.chat(body)).status == 200
         await harness.until(lambda: harness.router.services.checks.status("secure").is_up, "its health check")
-        assert one.connections == 1
-        one.script = resetting
+        assert secure.connections == 1
+        secure.script = resetting
         assert (await harness.chat()).status == 502
         await harness.at_rest()
 
@@ -252,34 +235,34 @@ async def test_a_replica_whose_certificate_is_not_accepted_gets_nothing(
     }[problem]()
     checks = HealthCheck(interval_s=0.05, failures=100)
     async with (
-        secure_replica(certificate) as one,
-        routed(config([one], health=checks), tls=trusting(authority)) as harness,
+        secure_replica(certificate) as secure,
+        routed(config([secure], health=checks), tls=trusting(authority)) as harness,
     ):
-        answer = await harness.chat()
+        response = await harness.chat()
         await harness.until(lambda: harness.router.services.checks.status("secure").reason, "its health check")
         reason = harness.router.services.checks.status("secure").reason
         await harness.at_rest()
-    assert answer.status == 502
-    assert "its certificate is not accepted" in answer.error["message"]
+    assert response.status == 502
+    assert "its certificate is not accepted" in response.error["message"]
     assert reason is not None
     assert "its certificate is not accepted" in reason
-    assert (one.calls, one.probes) == ([], 0)
+    assert (secure.calls, secure.probes) == ([], 0)
 
 
-async def test_without_authorities_of_ones_own_the_systems_count(authority: Authority) -> None:
-    async with secure_replica(authority.issue("replica")) as one, routed(config([one])) as harness:
+async def test_by_default_the_systems_authorities_apply(authority: Authority) -> None:
+    async with secure_replica(authority.issue("replica")) as secure, routed(config([secure])) as harness:
         assert (await harness.chat()).status == 502
-        assert one.calls == []
+        assert secure.calls == []
 
 
 async def test_a_replica_that_moves_to_https_is_a_new_one(authority: Authority) -> None:
     async with (
         fake_replicas(1) as [plain],
-        secure_replica(authority.issue("replica")) as one,
+        secure_replica(authority.issue("replica")) as secure,
         routed(config([plain]), tls=trusting(authority)) as harness,
     ):
         assert (await harness.chat()).status == 200
-        one.name = plain.name
-        assert (await harness.push(config([one]), revision=2))[0] == 200
+        secure.name = plain.name
+        assert (await harness.push(config([secure]), revision=2))[0] == 200
         assert (await harness.chat()).status == 200
-        assert (len(plain.calls), len(one.calls)) == (1, 1)
+        assert (len(plain.calls), len(secure.calls)) == (1, 1)

@@ -1,4 +1,4 @@
-"""What responses report of their prompts' tokens: estimates, rooms, budgets and figures follow it."""
+"""Estimates, cache capacity, budgets and metrics follow the tokens that responses report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from routing.schema import LowestCostSettings
 from routing.traffic.mix import passage
 from routing.types import TargetId
 from tests.fakes.replica import Call, FakeReplica, Script, answering
-from tests.routing.proxy.api_keys import api_key, asking, bearer, guarded
-from tests.routing.proxy.harness import CHAT, Harness, config, post, routed
-from tests.routing.proxy.scraped import samples
+from tests.routing.proxy.harness import (
+    CHAT,
+    Harness,
+    api_key,
+    bearer,
+    chat_body,
+    config,
+    post,
+    routed,
+    samples,
+    with_keys,
+)
 
 TOKENS_PER_BYTE = 0.4
 TEXT_BYTES = 8000
 
 
 def tokenizing(tokens_per_byte: float = TOKENS_PER_BYTE) -> Script:
-    """A replica whose tokenizer makes so many tokens of each byte of the messages' texts."""
+    """A replica with this ratio of tokens per byte of message text."""
 
     async def script(call: Call) -> None:
         texts = (str(message["content"]) for message in json.loads(call.body)["messages"])
@@ -34,28 +43,28 @@ def tokenizing(tokens_per_byte: float = TOKENS_PER_BYTE) -> Script:
 
 
 def chat(number: int, content: Callable[[str], Any] = str, **fields: Any) -> dict[str, Any]:
-    """A request whose text nobody else has."""
+    """A request with a unique text."""
     text = passage(f"prompt {number}", TEXT_BYTES)
     return {"model": "tiny", "messages": [{"role": "user", "content": content(text)}], **fields}
 
 
-async def played(harness: Harness, count: int, **options: Any) -> None:
+async def send_requests(harness: Harness, count: int, **options: Any) -> None:
     for number in range(count):
         assert (await harness.chat(json.dumps(chat(number, **options)).encode())).status == 200
 
 
 async def explained(harness: Harness, number: int = 0) -> Any:
-    asked = {"path": CHAT.decode(), "body": chat(number)}
-    return (await harness.admin("POST", "/admin/explain", json=asked))[1]
+    explained_request = {"path": CHAT.decode(), "body": chat(number)}
+    return (await harness.admin("POST", "/admin/explain", json=explained_request))[1]
 
 
-async def test_estimates_follow_what_the_engine_reports(replica: FakeReplica) -> None:
+async def test_estimates_follow_reported_tokens(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
         before = await explained(harness)
-        await played(harness, 40)
+        await send_requests(harness, 40)
         after = await explained(harness)
-        found = samples((await harness.admin("GET", "/metrics"))[1])
+        scraped = samples((await harness.admin("GET", "/metrics"))[1])
 
     assert (before["prompt_tokens_estimate"], before["hash_tokens"]) == (pytest.approx(TEXT_BYTES / 4, abs=5), 64)
     assert after["prompt_tokens_estimate"] == pytest.approx(TOKENS_PER_BYTE * TEXT_BYTES, rel=0.05)
@@ -63,32 +72,32 @@ async def test_estimates_follow_what_the_engine_reports(replica: FakeReplica) ->
     assert after["hash_tokens"] == pytest.approx(256 * TOKENS_PER_BYTE, rel=0.05)
     assert after["hit_tokens"] == pytest.approx(TOKENS_PER_BYTE * TEXT_BYTES, rel=0.08)
     labels = {"pool": "chat", "model": "tiny"}
-    assert found["warmpath_router_tokens_per_byte"] == [(labels, pytest.approx(TOKENS_PER_BYTE, rel=0.05))]
-    assert found["warmpath_router_tokens_per_byte_samples_total"] == [(labels, 40)]
+    assert scraped["warmpath_router_tokens_per_byte"] == [(labels, pytest.approx(TOKENS_PER_BYTE, rel=0.05))]
+    assert scraped["warmpath_router_tokens_per_byte_samples_total"] == [(labels, 40)]
 
 
-async def test_what_is_learnt_outlives_a_configuration_of_the_same_model(replica: FakeReplica) -> None:
+async def test_learned_ratios_survive_a_configuration_with_the_same_model(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], models=("tiny",))) as harness:
-        await played(harness, 40)
+        await send_requests(harness, 40)
         await harness.push(config([replica], settings=LowestCostSettings(), models=("tiny",)), 2)
-        kept = await explained(harness)
+        after_push = await explained(harness)
         await harness.push(config([replica], models=("other",)), 3)
         await harness.push(config([replica], models=("tiny",)), 4)
-        anew = await explained(harness)
+        after_removal = await explained(harness)
 
-    assert kept["hash_tokens"] == pytest.approx(256 * TOKENS_PER_BYTE, rel=0.05)
-    assert anew["hash_tokens"] == 64
+    assert after_push["hash_tokens"] == pytest.approx(256 * TOKENS_PER_BYTE, rel=0.05)
+    assert after_removal["hash_tokens"] == 64
 
 
-async def test_the_room_in_blocks_follows(replica: FakeReplica) -> None:
+async def test_cache_capacity_in_blocks_follows_the_ratio(replica: FakeReplica) -> None:
     replica.script = tokenizing()
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
-        await played(harness, 40)
-        holding = harness.router.balancer.residency.holding(TargetId(replica.name))
+        await send_requests(harness, 40)
+        blocks = harness.router.balancer.residency.replica(TargetId(replica.name))
 
-    assert holding is not None
-    assert holding.capacity == pytest.approx(holding.capacity_tokens / (256 * TOKENS_PER_BYTE), rel=0.05)
+    assert blocks is not None
+    assert blocks.capacity == pytest.approx(blocks.capacity_tokens / (256 * TOKENS_PER_BYTE), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -106,25 +115,23 @@ async def test_the_room_in_blocks_follows(replica: FakeReplica) -> None:
     ],
     ids=["image", "odd", "template", "truncated"],
 )
-async def test_prompts_whose_bytes_do_not_show_their_tokens_teach_nothing(
-    replica: FakeReplica, odd: dict[str, Any]
-) -> None:
+async def test_prompts_with_hidden_tokens_teach_nothing(replica: FakeReplica, odd: dict[str, Any]) -> None:
     replica.script = tokenizing(2.0)
     async with routed(config([replica], models=("tiny",))) as harness:
-        await played(harness, 10, **odd)
+        await send_requests(harness, 10, **odd)
         after = await explained(harness)
 
     assert (after["hash_tokens"], after["tokens_per_byte"]) == (64, 0.25)
 
 
-async def test_token_ids_are_as_many_as_they_are_and_teach_nothing(replica: FakeReplica) -> None:
+async def test_token_ids_are_counted_exactly_and_teach_nothing(replica: FakeReplica) -> None:
     replica.script = answering(b'{"usage":{"prompt_tokens":8000}}')
     body = {"model": "tiny", "prompt": list(range(4000))}
     async with routed(config([replica], settings=LowestCostSettings(), models=("tiny",))) as harness:
         for _ in range(5):
             async with harness.connect() as client:
                 await client.send(post(b"/v1/completions", json.dumps(body).encode()))
-                assert (await client.answer()).status == 200
+                assert (await client.read_response()).status == 200
         record = (await harness.admin("GET", "/admin/decisions"))[1]["decisions"][-1]
 
     assert record["prompt_tokens_estimate"] == pytest.approx(4000, abs=5)
@@ -132,19 +139,17 @@ async def test_token_ids_are_as_many_as_they_are_and_teach_nothing(replica: Fake
 
 
 @pytest.mark.plain_python(reason="the clock of budgets is replaced")
-async def test_a_budget_of_tokens_counts_prompts_by_what_was_learnt(
-    monkeypatch: pytest.MonkeyPatch, replica: FakeReplica
-) -> None:
+async def test_token_budgets_use_the_learned_ratio(monkeypatch: pytest.MonkeyPatch, replica: FakeReplica) -> None:
     monkeypatch.setattr(auth, "monotonic", lambda: 1000.0)
     replica.script = tokenizing()
-    async with routed(guarded([replica], api_key(tokens_per_min=1_000_000))) as harness:
+    async with routed(with_keys([replica], api_key(tokens_per_min=1_000_000))) as harness:
         for number in range(40):
-            await harness.chat(asking(text=passage(f"prompt {number}", TEXT_BYTES)), [bearer()])
+            await harness.chat(chat_body(text=passage(f"prompt {number}", TEXT_BYTES)), [bearer()])
         assert harness.router.active is not None
         assert harness.router.active.access is not None
         budget = harness.router.active.access.grant_of("team").tokens
         left = budget.available(1000.0)
         replica.script = answering(b'{"error":{}}', status=400)
-        await harness.chat(asking(text=passage("last", TEXT_BYTES)), [bearer()])
+        await harness.chat(chat_body(text=passage("last", TEXT_BYTES)), [bearer()])
 
         assert left - budget.available(1000.0) == pytest.approx(TOKENS_PER_BYTE * TEXT_BYTES, rel=0.06)

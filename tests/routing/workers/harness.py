@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from routing.schema import RouterConfig, dump_snapshot
-from tests.routing.proxy.harness import BODY, CHAT, Answer, RawClient, connect, post
+from tests.routing.proxy.harness import BODY, CHAT, RawClient, Response, connect, post
 
 DEADLINE_S = 20.0
 EXPLAIN = {"path": "/v1/completions", "body": {"prompt": "Say something."}}  # what /admin/explain is asked
@@ -78,11 +78,11 @@ class Process:
     async def push(self, config: RouterConfig, revision: int) -> tuple[int, Any]:
         return await self.admin("PUT", "/admin/config", data=dump_snapshot(config, revision).document)
 
-    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Answer:
+    async def chat(self, body: bytes = BODY, headers: Sequence[bytes] = ()) -> Response:
         """One request on a connection of its own."""
         async with connect(self.port) as client:
             await client.send(post(CHAT, body, headers))
-            return await client.answer()
+            return await client.read_response()
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
@@ -142,7 +142,7 @@ async def begun(
             await asyncio.wait([running._reading], timeout=DEADLINE_S)
 
 
-def worker_of(answer: Answer) -> str:
+def worker_of(answer: Response) -> str:
     """Which worker answered: the ids that it gives to requests begin with its own."""
     return answer.headers["x-request-id"].partition("-")[0]
 
@@ -174,7 +174,7 @@ class Load:
         """One request, or as many as the connection takes."""
         while not self._is_over:
             await client.send(post(CHAT))
-            answer = await client.answer()
+            answer = await client.read_response()
             self.outcomes[str(answer.status)] += 1
             self.seen_workers.add(worker_of(answer))
             if not self._keep or answer.headers.get("connection") == "close":

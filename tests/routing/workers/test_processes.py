@@ -203,7 +203,7 @@ async def test_a_stream_outlives_the_replacement_of_its_worker(replica: FakeRepl
         await router.line("workers_rolled")
         assert set(router.workers) & set(before)
         held.go.set()
-        assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
+        assert (await client.read_response()).body == sse({"n": 1}) + sse({"n": 2})
         await replaced(router, before)
 
 
@@ -228,7 +228,7 @@ async def test_all_workers_drain_at_the_first_signal(replica: FakeReplica, tmp_p
         assert (await router.admin("GET", "/readyz"))[0] == 503
         held.go.set()
         for client in clients:
-            assert (await client.answer()).body == sse({"n": 1}) + sse({"n": 2})
+            assert (await client.read_response()).body == sse({"n": 1}) + sse({"n": 2})
         assert await ending == 0
         assert not [line for line in router.lines if "worker_died" in line or "defect" in line]
 

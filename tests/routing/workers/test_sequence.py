@@ -11,7 +11,7 @@ import pytest
 from routing.observability.decision_log import DecisionRing
 from routing.workers import sequence as module
 from routing.workers.sequence import DecisionSequence, KeptBook
-from tests.routing.proxy.records import record, told
+from tests.routing.proxy.harness import decision_page, record
 
 
 class Book:
@@ -144,7 +144,8 @@ async def test_a_reader_of_part_of_the_blocks_gets_the_same_ones_from_who_runs_a
     ring = DecisionRing()
     ring.add(record("r", array("Q", hashes)))
     asked = [
-        (await KeptBook([whole]).read(1, 1, ratio), told(ring, 0, 1, ratio)["decisions"]) for ratio in (0, 0.25, 1)
+        (await KeptBook([whole]).read(1, 1, ratio), decision_page(ring, 0, 1, ratio)["decisions"])
+        for ratio in (0, 0.25, 1)
     ]
     for (ended,), (running,) in asked:
         assert {name: running.get(name) for name in ended} == ended

@@ -17,8 +17,7 @@ from routing.limits.budgets import Budget
 from routing.schema import ConcurrencyConfig
 from routing.workers.shared_state import GATES, SharedBoard, SharedPlaces, WorkerLimits, assign_gates, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
-from tests.routing.proxy.api_keys import api_key, bearer, guarded
-from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
 
 WORKERS = 8
@@ -95,14 +94,14 @@ async def test_a_keys_rate_is_the_routers_and_not_each_workers(replica: FakeRepl
     key = api_key(requests_per_s=rate, burst=burst)
     seen: Counter[int] = Counter()
     workers: set[str] = set()
-    async with serving(tmp_path, guarded([replica], key), "--workers=4") as router:
+    async with serving(tmp_path, with_keys([replica], key), "--workers=4") as router:
         begun = monotonic()
 
         async def go_on() -> None:
             while monotonic() - begun < seconds:
                 async with connect(router.port) as client:
                     await client.send(post(CHAT, headers=[bearer()]))
-                    answer = await client.answer()
+                    answer = await client.read_response()
                     seen[answer.status] += 1
                     workers.add(worker_of(answer))
 
@@ -118,7 +117,7 @@ async def test_a_keys_rate_is_the_routers_and_not_each_workers(replica: FakeRepl
 def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = None, board: SharedBoard) -> list[Grant]:
     """The same key in several workers."""
     key = api_key(tokens_per_min=tokens_per_min)
-    snapshot = guarded([], key)
+    snapshot = with_keys([], key)
     slots = assign_rates(snapshot, before or {}, board.limits)
     found = []
     for row in range(count):
@@ -136,8 +135,8 @@ def left(grant: Grant) -> int:
 def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
     board = SharedBoard.create(3)
     one, other, third = grants(3, tokens_per_min=600, board=board)
-    one.began(400)
-    other.began(100)
+    one.charge_prompt(400)
+    other.charge_prompt(100)
 
     assert [left(grant) // 10 for grant in (one, other, third)] == [10, 10, 10]
 
@@ -145,13 +144,13 @@ def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
 def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_and_only_once() -> None:
     board = SharedBoard.create(2)
     before = grants(2, tokens_per_min=600, board=board)
-    before[0].began(590)
-    slots = assign_rates(guarded([], api_key(tokens_per_min=600)), {}, SharedBoard.create(1).limits)
+    before[0].charge_prompt(590)
+    slots = assign_rates(with_keys([], api_key(tokens_per_min=600)), {}, SharedBoard.create(1).limits)
     after = grants(2, tokens_per_min=60_000, before=slots, board=board)
     for old, new in zip(before, after, strict=True):
         new.carry_over(old)
     assert [left(grant) < 1000 for grant in after] == [True, True]
-    before[1].began(10_000)  # of a request that began under the rate before
+    before[1].charge_prompt(10_000)  # of a request that began under the rate before
 
     assert [left(grant) for grant in after] == [0, 0]
 

@@ -92,7 +92,7 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
             for _ in range(8):
                 async with connect(port) as client:
                     await client.send(post(CHAT))
-                    assert (await client.answer()).status == 200
+                    assert (await client.read_response()).status == 200
             with pytest.raises(RetryLaterError, match="does not answer"):
                 await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
             assert "warmpath_router_workers 1" in await WorkersView(supervisor, "1.0").metrics()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.fakes.replica import FakeReplica, sse, streaming
-from tests.routing.proxy.scraped import samples
-from tests.routing.proxy.trials import HISTOGRAM, body, trying
+from tests.routing.proxy.harness import HISTOGRAM, body, samples, with_canary
 from tests.routing.workers.harness import serving
 
 PROMPTS, TURNS = 6, 8
@@ -14,7 +13,7 @@ PROMPTS, TURNS = 6, 8
 
 async def test_all_workers_try_the_same_prefixes_and_their_figures_add_up(replica: FakeReplica, tmp_path: Path) -> None:
     replica.script = streaming(sse("[DONE]"))  # TTFT is of streamed responses
-    async with serving(tmp_path, trying([replica], 0.5, routers=("tested",)), "--workers=2") as router:
+    async with serving(tmp_path, with_canary([replica], 0.5, routers=("tested",)), "--workers=2") as router:
         answers = {n: [await router.chat(body(n)) for _ in range(TURNS)] for n in range(PROMPTS)}
 
         async def all_counted() -> bool:

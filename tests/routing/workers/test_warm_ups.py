@@ -10,8 +10,8 @@ import pytest
 from routing.schema import WarmUp
 from routing.workers.multiprocess import merged_rows
 from tests.fakes.replica import FakeReplica, fake_replicas
-from tests.routing.proxy.scraped import samples
-from tests.routing.proxy.warm_ups import OPENINGS, asked, body, opening, sent_to_warm, warming
+from tests.routing.proxy.harness import samples
+from tests.routing.proxy.warm_ups import PREFIXES, body, prefix_text, sent_to_warm, system_prompts, with_warm_up
 from tests.routing.workers.harness import serving
 
 TURNS = 24  # so that whichever worker an opening is of meets it twice
@@ -25,11 +25,11 @@ async def three() -> AsyncIterator[list[FakeReplica]]:
 
 async def test_workers_share_the_openings_among_them(three: list[FakeReplica], tmp_path: Path) -> None:
     *known, new = three
-    async with serving(tmp_path, warming(known), "--workers=2") as router:
+    async with serving(tmp_path, with_warm_up(known), "--workers=2") as router:
         for _ in range(TURNS):
-            for number in range(OPENINGS):
+            for number in range(PREFIXES):
                 assert (await router.chat(body(number))).status == 200
-        assert (await router.push(warming(three, WarmUp(time_limit_s=600)), 2))[0] == 200
+        assert (await router.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2))[0] == 200
 
         async def both_are_done() -> bool:
             _, text = await router.admin("GET", "/metrics")
@@ -38,13 +38,13 @@ async def test_workers_share_the_openings_among_them(three: list[FakeReplica], t
             return sum(value for labels, value in endings if labels["ending"] == "complete") == 2
 
         await router.until(both_are_done, "the warm-ups of both workers")
-        own = [number for number in range(OPENINGS) if (await router.chat(body(number))).replica == new.name]
+        own = [number for number in range(PREFIXES) if (await router.chat(body(number))).replica == new.name]
         warmed = sent_to_warm(new)
 
     assert len(own) > 4
     assert len({call.header(b"x-request-id")[0].split(b"-")[2] for call in warmed}) == 2
-    assert len(asked(warmed)) == len(set(asked(warmed)))
-    assert set(asked(warmed)) == {opening(number) for number in own}
+    assert len(system_prompts(warmed)) == len(set(system_prompts(warmed)))
+    assert set(system_prompts(warmed)) == {prefix_text(number) for number in own}
 
 
 def test_progress_is_the_sum_of_workers_that_warm() -> None:
@@ -54,7 +54,7 @@ def test_progress_is_the_sum_of_workers_that_warm() -> None:
 
     one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
     two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
-    both = merged_rows([[row(warming=one)], [row(warming=two)], [row(warming=None)]])[0]["warming"]
+    both = merged_rows([[row(with_warm_up=one)], [row(with_warm_up=two)], [row(with_warm_up=None)]])[0]["warming"]
 
     assert both == {"prefixes_done": 1, "prefixes": 5, "tokens_done": 100, "tokens": 800}
-    assert merged_rows([[row(warming=None)], [row(warming=None)]])[0]["warming"] is None
+    assert merged_rows([[row(with_warm_up=None)], [row(with_warm_up=None)]])[0]["warming"] is None

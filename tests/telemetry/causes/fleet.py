@@ -41,7 +41,7 @@ from telemetry.models import DecisionCursor
 from telemetry.scraping.decision_records import Progress, read_page, record_page
 from telemetry.scraping.merge import ScrapeFailure, ScrapeResult
 from telemetry.scraping.record import ReplicaScrape, RouterScrape, record_scrapes
-from tests.routing.proxy.records import told
+from tests.routing.proxy.harness import decision_page
 
 T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)
 PATH = "/v1/chat/completions"
@@ -270,7 +270,7 @@ class Fleet:
         more = True
         progress = Progress(self.router, cursor, rows_left=10**6, candidates_left=0)
         while more:
-            page = {"boot": "b1", **told(self.ring, cursor.seq, 1000, 0.25)}
+            page = {"boot": "b1", **decision_page(self.ring, cursor.seq, 1000, 0.25)}
             more = record_page(progress, read_page(msgspec.json.encode(page)), ratio=0.25, now=due)
 
 

@@ -1,4 +1,4 @@
-"""Which headers go on, to a replica and back to a client."""
+"""Which headers are forwarded to a replica and to a client."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ def name_of(line: bytes) -> bytes:
     return line.partition(b":")[0].lower()
 
 
-async def sent_on(replica: FakeReplica, *lines: bytes) -> set[bytes]:
-    """The names of the headers that a replica gets, beside our own."""
+async def forwarded_names(replica: FakeReplica, *lines: bytes) -> set[bytes]:
+    """The names of the headers that a replica gets, except the router's own."""
     async with routed(config([replica])) as harness:
         assert (await harness.chat(headers=lines)).status == 200
     return {name for name, _ in replica.calls[-1].headers} - OURS
 
 
-@pytest.mark.parametrize("spelt", [bytes, bytes.lower, bytes.upper, lambda line: line.replace(b"-", b"_")])
-async def test_what_is_for_this_hop_or_for_trusted_ones_stays_here(spelt, replica: FakeReplica) -> None:
-    names = [spelt(line.partition(b":")[0]) + b":" + line.partition(b":")[2] for line in HOP_BY_HOP + FOR_TRUSTED_HOPS]
-    assert await sent_on(replica, *names) == set()
+@pytest.mark.parametrize("spelling", [bytes, bytes.lower, bytes.upper, lambda line: line.replace(b"-", b"_")])
+async def test_hop_by_hop_and_trusted_headers_are_not_forwarded(spelling, replica: FakeReplica) -> None:
+    names = [
+        spelling(line.partition(b":")[0]) + b":" + line.partition(b":")[2] for line in HOP_BY_HOP + FOR_TRUSTED_HOPS
+    ]
+    assert await forwarded_names(replica, *names) == set()
 
 
-async def test_the_rest_goes_on_as_it_came(replica: FakeReplica) -> None:
-    assert await sent_on(replica, *END_TO_END) == set(map(name_of, END_TO_END))
+async def test_end_to_end_headers_are_forwarded_unchanged(replica: FakeReplica) -> None:
+    assert await forwarded_names(replica, *END_TO_END) == set(map(name_of, END_TO_END))
     for line in END_TO_END:
         assert replica.calls[0].header(name_of(line)) == [line.partition(b": ")[2]]
 
 
 @pytest.mark.parametrize("name", [b"Content_Length: 3", b"Transfer_Encoding: chunked", b"Host_: a", b"Expect_: x"])
-async def test_a_name_that_looks_like_framing_is_none(name: bytes, replica: FakeReplica) -> None:
-    assert await sent_on(replica, name) <= {b"host_", b"expect_"}
+async def test_header_names_with_underscores_are_not_framing(name: bytes, replica: FakeReplica) -> None:
+    assert await forwarded_names(replica, name) <= {b"host_", b"expect_"}
 
 
 NAMED = (
@@ -57,43 +59,38 @@ NAMED = (
 )
 
 
-@pytest.mark.parametrize("named", NAMED)
-async def test_what_connection_names_stays_here(named: bytes, replica: FakeReplica) -> None:
-    lines = (b"X-A: 1", b"x-a: 2", b"Connection: " + named, b"X-A: 3", b"X-AB: 4")
-    assert await sent_on(replica, *lines) == {b"x-ab"}
+@pytest.mark.parametrize("connection", NAMED)
+async def test_headers_named_by_connection_are_not_forwarded(connection: bytes, replica: FakeReplica) -> None:
+    lines = (b"X-A: 1", b"x-a: 2", b"Connection: " + connection, b"X-A: 3", b"X-AB: 4")
+    assert await forwarded_names(replica, *lines) == {b"x-ab"}
 
 
-async def test_every_connection_header_counts(replica: FakeReplica) -> None:
-    lines = (b"Connection: X-A", b"X-A: 1", b"X-B: 2", b"connection: X-B", b"X-C: 3")
-    assert await sent_on(replica, *lines) == {b"x-c"}
-
-
-async def test_connection_cannot_take_away_what_is_ours(replica: FakeReplica) -> None:
+async def test_connection_cannot_remove_the_routers_headers(replica: FakeReplica) -> None:
     ours = b"Connection: host, content-length, x-request-id, transfer-encoding"
-    assert await sent_on(replica, ours) == set()
+    assert await forwarded_names(replica, ours) == set()
     (call,) = replica.calls
     assert all(len(call.header(name)) == 1 for name in OURS)
 
 
-@pytest.mark.parametrize("spelt", [bytes, bytes.lower, bytes.upper])
-async def test_what_an_answer_says_to_this_hop_stays_here(spelt, replica: FakeReplica) -> None:
+@pytest.mark.parametrize("spelling", [bytes, bytes.lower, bytes.upper])
+async def test_hop_by_hop_headers_of_a_response_are_not_forwarded(spelling, replica: FakeReplica) -> None:
     stays = (*HOP_BY_HOP, b"X-Named: 1", b"Connection: keep-alive, X-Named", b"X-Request-Id: theirs")
     stays += (b"X-Warmpath-Replica: theirs", b"X-Warmpath-Reason: theirs", b"X-Warmpath-: theirs")
     goes = (b"Server: uvicorn", b"Set-Cookie: a=b", b"Set-Cookie: c=d", b"X-Warm: x")
-    extra = b"".join(spelt(name_of(line)) + b":" + line.partition(b":")[2] + b"\r\n" for line in (*stays, *goes))
+    extra = b"".join(spelling(name_of(line)) + b":" + line.partition(b":")[2] + b"\r\n" for line in (*stays, *goes))
     replica.script = answering(extra=extra)
     async with routed(config([replica])) as harness:
-        for _ in range(2):  # a head read, and the same one remembered
-            answer = await harness.chat(headers=[b"X-Request-Id: mine"])
-            known = {"content-type", "content-length", "x-request-id", "x-warmpath-replica", "x-warmpath-reason"}
-            assert set(answer.headers) == known | {name_of(line).decode() for line in goes}
-            assert (answer.headers["x-request-id"], answer.replica) == ("mine", "replica-0")
-            assert answer.head.lower().count(b"set-cookie: ") == 2
-            assert b"theirs" not in answer.head
+        for _ in range(2):  # a parsed head, then a cached one
+            response = await harness.chat(headers=[b"X-Request-Id: mine"])
+            added = {"content-type", "content-length", "x-request-id", "x-warmpath-replica", "x-warmpath-reason"}
+            assert set(response.headers) == added | {name_of(line).decode() for line in goes}
+            assert (response.headers["x-request-id"], response.replica) == ("mine", "replica-0")
+            assert response.head.lower().count(b"set-cookie: ") == 2
+            assert b"theirs" not in response.head
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("request_id", "is_forwarded"),
     [
         *((value, True) for value in (b"my-id_1.2", b"a", b"A" * 64, b"...", b"0")),
         *(
@@ -103,10 +100,12 @@ async def test_what_an_answer_says_to_this_hop_stays_here(spelt, replica: FakeRe
         *((value, False) for value in (b"<script>", b"a%0d%0ab", b"a:b", b"$(id)", b"a\\b", b"\xd9\xa1")),
     ],
 )
-async def test_a_request_id_is_kept_if_it_is_harmless(given: bytes, kept: bool, replica: FakeReplica) -> None:
+async def test_request_ids_are_forwarded_only_if_harmless(
+    request_id: bytes, is_forwarded: bool, replica: FakeReplica
+) -> None:
     async with routed(config([replica])) as harness:
-        answer = await harness.chat(headers=[b"X-Request-Id: " + given])
+        response = await harness.chat(headers=[b"X-Request-Id: " + request_id])
     (sent,) = replica.calls[0].header(b"x-request-id")
-    assert answer.headers["x-request-id"] == sent.decode()
-    assert (sent == given) is kept
+    assert response.headers["x-request-id"] == sent.decode()
+    assert (sent == request_id) is is_forwarded
     assert 1 <= len(sent) <= 64

@@ -1,4 +1,4 @@
-"""What vLLM serves beside the contract, written in every way that some server would understand: nobody gets there."""
+"""Paths of vLLM outside the contract, in every spelling that some server understands, reach no replica."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from routing.schema import HealthCheck
-from tests.routing.proxy.corpus.reader import PROBE_PATH, Recorder, recording
+from tests.routing.proxy.corpus.readers import PROBE_PATH, Recorder, recording
 from tests.routing.proxy.harness import Harness, config, get, routed
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
@@ -81,25 +81,29 @@ async def edge() -> AsyncIterator[tuple[Harness, Recorder]]:
 
 @on_one_loop
 @pytest.mark.parametrize("disguise", DISGUISES)
-async def test_no_path_but_the_contracts_reaches_a_replica(disguise: str, edge: tuple[Harness, Recorder]) -> None:
+async def test_only_contract_paths_reach_a_replica(disguise: str, edge: tuple[Harness, Recorder]) -> None:
     harness, recorder = edge
     for path in PATHS:
         target = DISGUISES[disguise](path)
         for method in (b"GET", b"POST", b"HEAD", b"DELETE"):
             async with harness.connect() as client:
                 await client.send(get(target, method=method))
-                answer = await client.answer(bodyless=method == b"HEAD")
-                assert answer.status in {404, 400, 421}, target
+                response = await client.read_response(bodyless=method == b"HEAD")
+                assert response.status in {404, 400, 421}, target
     await harness.at_rest()
-    assert recorder.seen == recorder.violations == []
+    assert recorder.received == recorder.violations == []
 
 
 @on_one_loop
-async def test_what_the_contract_names_does(edge: tuple[Harness, Recorder]) -> None:
+async def test_contract_paths_reach_a_replica(edge: tuple[Harness, Recorder]) -> None:
     harness, recorder = edge
     recorder.take()
     async with harness.connect() as client:
         for target in (b"/v1/models", b"/v1/models?a=/../pause", b"http://router/v1/models"):
             await client.send(get(target))
-            assert (await client.answer()).status == 200
-    assert [seen.target for seen in recorder.take()] == [b"/v1/models", b"/v1/models?a=/../pause", b"/v1/models"]
+            assert (await client.read_response()).status == 200
+    assert [received.target for received in recorder.take()] == [
+        b"/v1/models",
+        b"/v1/models?a=/../pause",
+        b"/v1/models",
+    ]

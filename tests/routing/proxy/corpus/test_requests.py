@@ -1,4 +1,4 @@
-"""Each raw request of the corpus, whole and in pieces, and a request behind it that must never be smuggled."""
+"""Each raw request of the corpus, whole and in pieces, followed by a request that must never be smuggled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from routing.schema import HealthCheck, Limits
-from tests.routing.proxy.corpus.parsers import PARSERS
-from tests.routing.proxy.corpus.reader import PROBE_PATH, Recorder, recording
+from tests.routing.proxy.corpus.readers import PARSERS, PROBE_PATH, Recorder, recording
 from tests.routing.proxy.corpus.requests import (
     FOLLOWER,
     MAX_BODY_BYTES,
@@ -23,30 +22,31 @@ from tests.routing.proxy.corpus.requests import (
 from tests.routing.proxy.harness import Harness, RawClient, config, routed
 
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
-
 LIMITS = Limits(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=MAX_BODY_BYTES)
 HEALTH = HealthCheck(path=PROBE_PATH, interval_s=3600)
-CUTS = 2  # ways to cut a vector into pieces, beside whole and byte by byte
+CUTS = 2  # random ways to cut a vector, besides whole and byte by byte
 
 
 @dataclass
 class Edge:
-    """A router, and the replica that records what it sends. All vectors go to the same one, so it remembers them."""
+    """A router and its recording replica. All vectors share them, so heads are cached."""
 
     harness: Harness
     recorder: Recorder
 
     async def reached(self) -> list[bytes]:
-        """The bodies that the replica got, once the router is at rest."""
+        """The bodies that the replica got, once no request is in flight."""
         await self.harness.at_rest()
         assert self.recorder.violations == []
-        seen = self.recorder.take()
-        assert all(one.values(b"host") == [self.recorder.url.removeprefix("http://").encode()] for one in seen)
+        received = self.recorder.take()
+        assert all(
+            request.values(b"host") == [self.recorder.url.removeprefix("http://").encode()] for request in received
+        )
         for name, parse in PARSERS.items():
-            assert parse(b"".join(one.raw for one in seen)) == [(one.method, one.target, one.body) for one in seen], (
-                name
-            )
-        return [one.body for one in seen]
+            assert parse(b"".join(request.raw for request in received)) == [
+                (request.method, request.target, request.body) for request in received
+            ], name
+        return [request.body for request in received]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -56,9 +56,9 @@ async def edge() -> AsyncIterator[Edge]:
 
 
 def ways_to_send(vector: Vector) -> list[list[bytes]]:
-    """A vector and a request behind it: whole, byte by byte where that is short, and cut at random places."""
+    """A vector and a following request: whole, byte by byte if short, and cut at random."""
     follower = FOLLOWER if vector.has_end else b""
-    # An orderly close may reset who goes on sending; so what must be ignored comes with the last byte.
+    # Closing may reset a client that goes on sending, so bytes to be ignored come with the last byte.
     glued = follower if vector.closes and not vector.is_refused else b""
     raw = vector.raw if glued else vector.raw + follower
     chance = random.Random(vector.name)
@@ -72,11 +72,11 @@ def ways_to_send(vector: Vector) -> list[list[bytes]]:
 
 
 async def send(client: RawClient, pieces: list[bytes]) -> None:
-    """Send pieces so that they are read one by one, as far as a sender can see to that."""
+    """Send pieces so that they are probably read one by one."""
     try:
         for piece in pieces:
             if client.writer.transport.is_closing():
-                return  # refused before its end
+                return  # rejected before its end
             client.writer.write(piece)
             await asyncio.sleep(0)
         await client.writer.drain()
@@ -86,18 +86,18 @@ async def send(client: RawClient, pieces: list[bytes]) -> None:
 
 async def expect(client: RawClient, statuses: tuple[int, ...], *, closes: bool) -> None:
     for number, status in enumerate(statuses, start=1):
-        answer = await client.answer()
-        while answer.status == 100:
-            answer = await client.answer()
-        assert answer.status == status
-        assert status < 400 or answer.error["code"] == status
+        response = await client.read_response()
+        while response.status == 100:
+            response = await client.read_response()
+        assert response.status == status
+        assert status < 400 or response.error["code"] == status
         is_last = closes and number == len(statuses)
-        assert (answer.headers.get("connection") == "close") is is_last
+        assert (response.headers.get("connection") == "close") is is_last
     if closes:
         assert await client.read_all() == b""
 
 
-def test_the_corpus_is_no_smaller_than_the_goal() -> None:
+def test_the_corpus_has_enough_vectors() -> None:
     names = [vector.name for vector in VECTORS]
     assert len(names) == len(set(names))
     assert sum(vector.is_refused for vector in VECTORS) >= 80
@@ -105,7 +105,7 @@ def test_the_corpus_is_no_smaller_than_the_goal() -> None:
 
 @on_one_loop
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector.name)
-async def test_each_request_is_what_it_is_however_it_is_cut(vector: Vector, edge: Edge) -> None:
+async def test_each_request_is_read_the_same_way_however_it_is_cut(vector: Vector, edge: Edge) -> None:
     follows = vector.has_end and not vector.closes
     edge.recorder.take()
     for pieces in ways_to_send(vector):
@@ -119,8 +119,8 @@ async def test_each_request_is_what_it_is_however_it_is_cut(vector: Vector, edge
 
 
 @on_one_loop
-@pytest.mark.parametrize("vector", [one for one in VECTORS if one.has_end], ids=lambda vector: vector.name)
-async def test_a_request_behind_sound_ones_is_no_different(vector: Vector, edge: Edge) -> None:
+@pytest.mark.parametrize("vector", [request for request in VECTORS if request.has_end], ids=lambda vector: vector.name)
+async def test_a_request_after_valid_ones_is_read_the_same_way(vector: Vector, edge: Edge) -> None:
     follows = not vector.closes
     edge.recorder.take()
     async with edge.harness.connect() as client:

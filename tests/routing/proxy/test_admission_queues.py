@@ -1,0 +1,273 @@
+"""More requests than replicas can serve: some wait, the rest are rejected, throughput stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from routing.schema import ConcurrencyConfig, HealthCheck, Limits, TaskGroupConfig
+from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, hanging, plain_answer
+from tests.routing.proxy.harness import BODY, CHAT, Harness, Response, config, decision_page, post, routed
+from tests.side_by_side import alone
+
+NARROW = ConcurrencyConfig(max_running=2, max_waiting=2, max_wait_s=30.0)
+
+
+@dataclass
+class HeldRequests:
+    """Holds every request until ``answer_next``; ``names`` has their order."""
+
+    names: list[str] = field(default_factory=list)
+    held: list[Call] = field(default_factory=list)
+
+    async def __call__(self, call: Call) -> None:
+        self.names.append(json.loads(call.body)["user"])
+        self.held.append(call)
+        await call.gone.wait()
+
+    async def answer_next(self) -> None:
+        call = self.held.pop(0)
+        await call.send(plain_answer(b"{}"))
+        call.gone.set()
+
+
+def body(name: str) -> bytes:
+    return json.dumps({**json.loads(BODY), "user": name}).encode()
+
+
+async def waiting(harness: Harness, count: int, key: tuple[str, str] = ("chat", "")) -> None:
+    await harness.until(
+        lambda: harness.router.services.all_admission_queues._queues[key][0].waiting == count, f"{count} to wait"
+    )
+
+
+def ask(harness: Harness, name: str, *headers: bytes) -> asyncio.Task[Response]:
+    return asyncio.create_task(harness.chat(body(name), headers))
+
+
+async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    async with routed(config([replica], concurrency=NARROW)) as harness:
+        requests = [ask(harness, "0"), ask(harness, "1")]
+        await replica.wait_calls(2)
+        for count in (1, 2):
+            requests.append(ask(harness, str(1 + count)))
+            await waiting(harness, count)
+        refused = await harness.chat()
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert refused.error["type"] == "rate_limit_error"
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'queue_running{pool="chat",group=""} 2' in text
+        assert 'queue_waiting{pool="chat",group=""} 2' in text
+        assert 'queue_refused_total{pool="chat",group="",cause="full"} 1' in text
+        for count in range(4):
+            await replica.wait_calls(count + 1)
+            await held_requests.answer_next()
+        assert {response.status for response in await asyncio.gather(*requests)} == {200}
+        assert held_requests.names[2:] == ["2", "3"]
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'queue_seconds_count{pool="chat",group=""} 2' in text
+        await harness.at_rest()
+
+
+async def test_waiting_is_part_of_the_latency(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
+        first, second = ask(harness, "0"), None
+        await replica.wait_calls(1)
+        second = ask(harness, "1")
+        await waiting(harness, 1)
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while loop.time() < started_at + 0.3:
+            await asyncio.sleep(0.05)
+        await held_requests.answer_next()
+        await replica.wait_calls(2)
+        await held_requests.answer_next()
+        await asyncio.gather(first, second)
+        records = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+        assert records[1]["latency_s"] >= 0.3
+
+
+async def test_urgent_requests_go_first_and_clients_cannot_raise_their_priority(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    groups = (TaskGroupConfig(name="batch", priority=5),)
+    async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1), groups=groups)) as harness:
+        requests = [ask(harness, "0")]
+        await replica.wait_calls(1)
+        queued = [
+            ("batch", b"X-Task-Group: batch", b"X-Priority: 0"),
+            ("modest", b"X-Priority: 4"),
+            ("odd", b"X-Priority: urgent"),
+            ("last", b"X-Task-Group: batch", b"X-Priority: 9"),
+            ("first", b"X-Priority: 0"),
+        ]
+        for count, (name, *headers) in enumerate(queued, 1):
+            requests.append(ask(harness, name, *headers))
+            await waiting(harness, count)
+        for count in range(6):
+            await replica.wait_calls(count + 1)
+            await held_requests.answer_next()
+        await asyncio.gather(*requests)
+        assert held_requests.names == ["0", "odd", "first", "modest", "batch", "last"]
+        assert (b"x-priority", b"0") in replica.calls[2].headers, "the replica is told as well"
+
+
+async def test_a_group_over_its_limit_leaves_permits_for_others(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    groups = (TaskGroupConfig(name="batch", concurrency=ConcurrencyConfig(max_running=1, max_waiting=1)),)
+    batch = b"X-Task-Group: batch"
+    async with routed(config([replica], concurrency=NARROW, groups=groups)) as harness:
+        requests = [ask(harness, "b0", batch)]
+        await replica.wait_calls(1)
+        requests.append(ask(harness, "b1", batch))
+        await waiting(harness, 1, ("chat", "batch"))
+        assert (await harness.chat(headers=[batch])).status == 429
+        requests.append(ask(harness, "c0"))
+        await replica.wait_calls(2)
+        for count in range(3):
+            await replica.wait_calls(count + 1)
+            await held_requests.answer_next()
+        assert {response.status for response in await asyncio.gather(*requests)} == {200}
+        assert held_requests.names == ["b0", "c0", "b1"]
+        await harness.at_rest()
+
+
+async def test_waiting_too_long_gets_503(replica: FakeReplica) -> None:
+    replica.script = hanging
+    concurrency = ConcurrencyConfig(max_running=1, max_wait_s=0.1)
+    async with routed(config([replica], concurrency=concurrency)) as harness:
+        first = ask(harness, "0")
+        await replica.wait_calls(1)
+        response = await harness.chat()
+        assert (response.status, "retry-after" in response.headers) == (503, True)
+        first.cancel()
+        await harness.until(lambda: harness.router.services.in_flight == 0, "the first to be cancelled")
+        gate = harness.router.services.all_admission_queues._queues["chat", ""][0]
+        assert (gate.running, gate.waiting) == (0, 0)
+
+
+async def test_clients_that_disconnect_while_queued_leave_nothing(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
+        first = ask(harness, "0")
+        await replica.wait_calls(1)
+        cancelled = [ask(harness, "gone") for _ in range(20)]
+        await waiting(harness, 20)
+        last = ask(harness, "last")
+        await waiting(harness, 21)
+        for task in cancelled:
+            task.cancel()
+        await waiting(harness, 1)
+        await held_requests.answer_next()
+        await replica.wait_calls(2)
+        await held_requests.answer_next()
+        assert [(await task).status for task in (first, last)] == [200, 200]
+        assert held_requests.names == ["0", "last"]
+        await harness.at_rest()
+
+
+@pytest.mark.parametrize("after", [None, ConcurrencyConfig(max_running=9)])
+async def test_a_configuration_with_a_higher_limit_admits_queued_requests(
+    after: ConcurrencyConfig | None, replica: FakeReplica
+) -> None:
+    replica.script = held_requests = HeldRequests()
+    async with routed(config([replica], concurrency=ConcurrencyConfig(max_running=1))) as harness:
+        requests = [ask(harness, "0")]
+        await replica.wait_calls(1)
+        requests += [ask(harness, str(number)) for number in (1, 2, 3)]
+        await waiting(harness, 3)
+        await harness.push(config([replica], concurrency=after), 2)
+        await replica.wait_calls(4)
+        for _ in range(4):
+            await held_requests.answer_next()
+        assert {response.status for response in await asyncio.gather(*requests)} == {200}
+        await harness.at_rest()
+
+
+async def test_an_admitted_request_without_a_replica_gets_503(replica: FakeReplica) -> None:
+    replica.script = held_requests = HeldRequests()
+    concurrency = ConcurrencyConfig(max_running=1)
+    health = HealthCheck(failures=1, interval_s=0.05)
+    async with routed(config([replica], concurrency=concurrency, health=health)) as harness:
+        first = ask(harness, "0")
+        await replica.wait_calls(1)
+        second = ask(harness, "1")
+        await waiting(harness, 1)
+        replica.health_status = 500
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down")
+        await held_requests.answer_next()
+        assert [(await task).status for task in (first, second)] == [200, 503]
+        await harness.at_rest()
+
+
+@dataclass
+class Thrashing:
+    """A replica that slows down beyond ``best`` concurrent requests."""
+
+    best: int = 8
+    service_s: float = 0.04
+    running: int = 0
+
+    async def __call__(self, call: Call) -> None:
+        self.running += 1
+        try:
+            await asyncio.sleep(self.service_s * max(1.0, (self.running / self.best) ** 2))
+            await call.send(plain_answer(b"{}"))
+        finally:
+            self.running -= 1
+
+
+async def offered(harness: Harness, clients: int, seconds: float) -> Counter[int]:
+    """Statuses that clients get which send a request after each response."""
+    statuses: Counter[int] = Counter()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+
+    async def keep_asking() -> None:
+        async with harness.connect() as client:
+            while loop.time() < end:
+                await client.send(post(CHAT))
+                response = await client.read_response()
+                statuses[response.status] += 1
+                if response.status != 200:
+                    assert int(response.headers["retry-after"]) >= 1
+                    await asyncio.sleep(0.05)  # an impatient client
+
+    await asyncio.gather(*(keep_asking() for _ in range(clients)))
+    return statuses
+
+
+@alone
+async def test_at_five_times_the_load_goodput_stays_at_its_peak(replica: FakeReplica) -> None:
+    """R10 in short."""
+    replica.script = Thrashing()
+    concurrency = ConcurrencyConfig(max_running=8, max_waiting=8, max_wait_s=1.0)
+    async with routed(config([replica], concurrency=concurrency)) as harness:
+        peak = await offered(harness, 8, 1.5)
+        over = await offered(harness, 40, 1.5)
+        assert set(over) <= {200, 429, 503}
+        assert over[429] > 0
+        assert over[200] >= 0.9 * peak[200]
+        await harness.at_rest()
+
+
+async def test_without_limits_there_are_no_queues_and_no_metrics(replica: FakeReplica) -> None:
+    async with routed(config([replica], limits=Limits())) as harness:
+        assert (await harness.chat()).status == 200
+        assert harness.router.services.admission_queues is None
+        _, text = await harness.admin("GET", "/metrics")
+        assert "queue_" not in text
+
+
+async def test_a_retry_keeps_its_permit() -> None:
+    async with fake_replicas(2, answering(b"{}", status=503)) as replicas:
+        replicas[1].script = answering()
+        async with routed(config(replicas, concurrency=ConcurrencyConfig(max_running=1))) as harness:
+            responses = await asyncio.gather(*(harness.chat() for _ in range(10)))
+            assert {response.status for response in responses} == {200}
+            await harness.at_rest()

@@ -1,0 +1,192 @@
+"""Placement seen from outside: the same replica for a prompt, data-parallel ranks, prompt structures."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from routing.observability.decision_log import GROUP_S, MAX_PER_S, StructureSampler, structure_json
+from routing.proxy import exchange
+from routing.schema import PrefixHashSettings, RouterConfig
+from tests.fakes.replica import FakeReplica, fake_replicas
+from tests.routing.proxy.harness import CHAT, chat_body, config, routed
+from tests.routing.proxy.harness import config as routed_config
+
+
+async def test_two_routers_send_the_same_prompt_to_the_same_replica() -> None:
+    async with fake_replicas(5) as replicas:
+        snapshot = config(replicas, settings=PrefixHashSettings())
+        async with routed(snapshot) as one, routed(snapshot) as other:
+            chosen = set()
+            for number in range(40):
+                message = {"role": "system", "content": f"You are expert number {number}. " * 20}
+                body = json.dumps({"model": "tiny", "messages": [message]}).encode()
+                first, second = await one.chat(body), await other.chat(body)
+                assert first.replica == second.replica
+                assert first.headers["x-warmpath-reason"] == "affinity"
+                chosen.add(first.replica)
+            assert len(chosen) == 5
+
+
+RANKS = 2
+
+
+def parallel(replicas: list[FakeReplica], **fields: Any) -> RouterConfig:
+    """A pool whose first replica has ranks."""
+    snapshot = config(replicas, settings=PrefixHashSettings())
+    first, *rest = snapshot.pools[0].replicas
+    members = replace(first, data_parallel_size=RANKS, **fields), *rest
+    return replace(snapshot, pools=(replace(snapshot.pools[0], replicas=members),))
+
+
+async def test_a_prompt_stays_on_its_rank_and_prompts_use_all_ranks(replica: FakeReplica) -> None:
+    async with routed(parallel([replica])) as harness:
+        for _ in range(2):
+            for number in range(20):
+                await harness.chat(chat_body(text=f"Number {number}."))
+        await harness.at_rest()
+        _, shown = await harness.admin("GET", "/admin/decisions")
+    ranks = [call.header(b"x-data-parallel-rank") for call in replica.calls]
+    assert ranks[:20] == ranks[20:]
+    assert {tuple(rank) for rank in ranks} == {(b"0",), (b"1",)}
+    assert [[b"%d" % record["rank"]] for record in shown["decisions"]] == ranks
+    assert {record["replica"] for record in shown["decisions"]} == {replica.name}
+
+
+@pytest.mark.parametrize("name", [b"X-Data-Parallel-Rank", b"x-data-parallel-rank", b"X_Data_Parallel_Rank"])
+@pytest.mark.parametrize("fields", [{}, {"api_key": "own"}])
+async def test_a_client_cannot_choose_the_rank(name: bytes, fields: dict[str, str], replica: FakeReplica) -> None:
+    async with routed(parallel([replica], **fields)) as harness:
+        response = await harness.chat(chat_body(), [name + b": 77", b"X-Other: kept"])
+    assert response.status == 200
+    headers = [value for key, value in replica.calls[0].headers if key.replace(b"_", b"-") == b"x-data-parallel-rank"]
+    assert headers in ([b"0"], [b"1"])
+    assert replica.calls[0].header(b"x-other") == [b"kept"]
+
+
+async def test_a_replica_with_one_rank_gets_the_clients_header(two: list[FakeReplica]) -> None:
+    async with routed(parallel(two)) as harness:
+        for number in range(30):
+            await harness.chat(chat_body(text=f"Number {number}."), [b"X-Data-Parallel-Rank: 0"])
+    ranks_used = [{rank for call in it.calls for rank in call.header(b"x-data-parallel-rank")} for it in two]
+    assert ranks_used == [{b"0", b"1"}, {b"0"}]
+
+
+async def test_explanations_and_replicas_show_every_rank(two: list[FakeReplica]) -> None:
+    async with routed(parallel(two)) as harness:
+        explained_request = {"path": CHAT.decode(), "body": json.loads(chat_body())}
+        _, explained = await harness.admin("POST", "/admin/explain", json=explained_request)
+        await harness.chat(chat_body())
+        await harness.at_rest()
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        sent = [call.header(b"x-data-parallel-rank") for it in two for call in it.calls]
+    assert [it["replica"] for it in explained["candidates"]] == [f"{two[0].name}#0", f"{two[0].name}#1", two[1].name]
+    assert sent == [[] if explained["rank"] is None else [b"%d" % explained["rank"]]]
+    assert [len(row["ranks"]) for row in shown["replicas"]] == [RANKS, 1]
+    assert all(row["running"] == row["waiting_tokens"] == 0 for row in shown["replicas"])
+
+
+async def test_a_failed_replica_is_not_retried_on_another_rank(two: list[FakeReplica]) -> None:
+    async with routed(parallel(two)) as harness:
+        two[0].kill()
+        responses = [await harness.chat(chat_body(text=f"Number {number}.")) for number in range(10)]
+        await harness.at_rest()
+        _, shown = await harness.admin("GET", "/admin/decisions")
+    assert {(response.status, response.replica) for response in responses} == {(200, two[1].name)}
+    assert max(record["retries"] for record in shown["decisions"]) == 1
+
+
+def body(**fields: Any) -> bytes:
+    messages = [{"role": "system", "content": "Today is 2026-11-21. Canary."}, {"role": "user", "content": "Hello"}]
+    return json.dumps({"model": "tiny", "messages": messages, **fields}).encode()
+
+
+async def test_the_first_decision_of_a_second_describes_its_prompt_without_text(replica: FakeReplica) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"b": 1, "a": 2}}}]
+    async with routed(routed_config([replica])) as harness:
+        await harness.chat(body(tools=tools, user="someone"))
+        await harness.chat(body())
+        _, listed = await harness.admin("GET", "/admin/decisions")
+    first, second = listed["decisions"]
+
+    opening = first["opening"]
+    assert [segment["kind"] for segment in opening["segments"]] == ["tools", "system", "user"]
+    assert [(token["kind"], token["bytes"]) for token in opening["volatile"]][-1] == ("date", 10)
+    assert opening["tools"]["count"] == 1
+    assert opening["session"]
+    assert "Canary" not in json.dumps(listed)
+    assert second["opening"] is None
+    assert all("cost" in candidate for candidate in first["candidates"])
+    assert not any("cost" in candidate for candidate in second["candidates"])
+
+
+class Decided:
+    """A decision of a task group for the sampler."""
+
+    def __init__(self, group: str) -> None:
+        self.pool, self.group = "chat", group
+        self.described = 0
+
+    @property
+    def keys(self) -> Any:
+        return self
+
+    def structure(self, _tools: Any) -> Any:
+        raise ValueError("no such thing")
+
+
+class Asked:
+    """A request with an arrival time."""
+
+    body = b"{}"
+
+    def __init__(self, at: float) -> None:
+        self.arrived_at = at
+
+
+@pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
+@pytest.mark.parametrize(("groups", "per_s", "expected"), [(1, 100, 1.0), (4, 400, 4.0), (100, 1000, MAX_PER_S)])
+def test_the_rate_of_descriptions_is_limited(groups: int, per_s: int, expected: float) -> None:
+    sampler, checks, seconds, chance = StructureSampler(), 0, 20, random.Random(5)
+    decided = [Decided(f"group-{number}") for number in range(groups)]
+    for number in range(per_s * seconds):
+        at, chosen = number / per_s, chance.choice(decided)
+        checks += at >= sampler.due_at
+        chosen.described += sampler.should_sample(chosen, at)  # type: ignore[arg-type]
+    described = [one.described for one in decided]
+
+    assert sum(described) <= expected * seconds + groups
+    assert sum(described) >= 0.8 * expected * seconds
+    assert max(described) <= seconds / GROUP_S + 1
+    assert checks <= 60 * seconds
+
+
+@pytest.mark.plain_python(reason="Its decisions are of a class of their own.")
+def test_a_failing_description_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    assert structure_json(Decided("broken"), Asked(5.0)) is None  # type: ignore[arg-type]
+    assert "prompt structure" in caplog.text
+
+
+@pytest.mark.plain_python(reason="It replaces what the router calls.")
+async def test_a_request_is_sent_before_its_prompt_is_described(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+
+    def noting(name: str, owner: Any, attribute: str) -> None:
+        genuine = getattr(owner, attribute)
+        monkeypatch.setattr(owner, attribute, lambda *args: (reported.append(name), genuine(*args))[1])
+
+    noting("sent", exchange.Exchange, "_send")
+    noting("described", exchange, "structure_json")
+    async with routed(routed_config([replica])) as harness:
+        await harness.chat()  # opens the connection
+        reported.clear()
+        harness.router.services.structure_sampler = StructureSampler()
+        await harness.chat()
+
+    assert reported == ["sent", "described"]

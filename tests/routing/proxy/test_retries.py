@@ -1,0 +1,409 @@
+"""Failures of replicas before and after the first byte, their deadlines, and the retry policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+import pytest
+
+from routing.schema import (
+    RETRY_CAUSES,
+    UNSAFE_CAUSES,
+    BreakerConfig,
+    ConfigError,
+    HealthCheck,
+    Limits,
+    RouterConfig,
+    dump_snapshot,
+    load_snapshot,
+)
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    Script,
+    answering,
+    chunk,
+    fake_replicas,
+    halting,
+    hanging,
+    plain_answer,
+    raw,
+    resetting,
+    sse,
+)
+from tests.routing.proxy.harness import BODY, CHAT, SECRET, Harness, Response, config, get, post, routed
+from tests.routing.proxy.streams import STREAM
+
+DRAINING = json.dumps({"error": {"message": "cannot schedule new futures after shutdown", "code": 500}}).encode()
+SHORT = Limits(
+    first_byte_timeout_s=0.15,
+    response_timeout_s=0.15,
+    idle_timeout_s=0.15,
+    connect_timeout_s=0.5,
+    retry_on=RETRY_CAUSES,
+)
+NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
+RETRIED: dict[str, tuple[Script, str]] = {
+    "reset at once": (resetting, "reset"),
+    "closed inside the head": (raw(b"HTTP/1.1 200 O", then_close=True), "reset"),
+    "closed after the head": (raw(STREAM_HEAD, then_close=True), "reset"),
+    "closed inside an error": (raw(b"HTTP/1.1 500 X\r\nContent-Length: 9\r\n\r\nabc", then_close=True), "reset"),
+    "hanging": (hanging, "timeout"),
+    "502": (answering(b"{}", status=502), "status_502"),
+    "503": (answering(b"{}", status=503), "status_503"),
+    "504": (answering(b"{}", status=504), "status_504"),
+    "503 and long": (answering(b"x" * 200_000, status=503), "status_503"),
+    "draining vLLM": (answering(DRAINING, status=500), "draining"),
+}
+
+
+@pytest.mark.parametrize("name", RETRIED)
+async def test_clients_do_not_notice_a_failure_before_the_first_byte(name: str, two: list[FakeReplica]) -> None:
+    script, cause = RETRIED[name]
+    two[0].script = script
+    async with routed(config(two, limits=SHORT, health=NEVER_DOWN)) as harness:
+        for _ in range(4):
+            response = await harness.chat()
+            assert (response.status, response.body, response.replica) == (200, b'{"ok":true}', "replica-1")
+        await harness.at_rest()
+        _, text = await harness.admin("GET", "/metrics")
+        assert (
+            f'warmpath_router_retries_total{{pool="chat",replica="replica-0",cause="{cause}"}} {len(two[0].calls)}'
+            in text
+        )
+    assert two[0].calls[0].body == two[1].calls[0].body == BODY
+
+
+async def test_clients_do_not_notice_a_replica_that_refuses_connections(two: list[FakeReplica]) -> None:
+    two[0].kill()
+    async with routed(config(two)) as harness:
+        for _ in range(6):
+            assert (await harness.chat()).replica == "replica-1"
+        await harness.until(
+            lambda: not harness.router.balancer.health.is_up("replica-0"), "the dead replica to be down"
+        )
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        (resetting, 502),
+        (hanging, 504),
+        (answering(b'{"mine":1}', status=503), 503),
+        (answering(DRAINING, status=500), 500),
+    ],
+)
+async def test_when_all_replicas_failed_the_client_gets_the_last_failure(
+    script: Script, status: int, two: list[FakeReplica]
+) -> None:
+    for replica in two:
+        replica.script = script
+    async with routed(config(two, limits=SHORT, health=NEVER_DOWN)) as harness, harness.connect() as client:
+        await client.send(post(CHAT))
+        response = await client.read_response()
+        assert response.status == status
+        await client.send(get(b"/health"))  # the client's connection is usable
+        assert (await client.read_response()).status == 200
+        await harness.at_rest()
+    assert [len(replica.calls) for replica in two] == [1, 1]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+async def test_retries_are_limited(retries: int) -> None:
+    async with fake_replicas(5, resetting) as replicas:
+        limits = Limits(retries=retries)
+        async with routed(config(replicas, limits=limits, health=NEVER_DOWN)) as harness:
+            assert (await harness.chat()).status == 502
+        assert sum(len(replica.calls) for replica in replicas) == 1 + retries
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 500, 501])
+async def test_other_statuses_are_relayed(status: int, two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = answering(b'{"theirs":1}', status=status, extra=b"Retry-After: 7\r\n")
+    async with routed(config(two)) as harness:
+        response = await harness.chat()
+    assert (response.status, response.body, response.headers["retry-after"]) == (status, b'{"theirs":1}', "7")
+    assert sum(len(replica.calls) for replica in two) == 1
+
+
+async def test_a_stale_connection_is_replaced_by_a_new_one_to_the_same_replica(replica: FakeReplica) -> None:
+    async with routed(config([replica], limits=Limits(retries=0), health=NEVER_DOWN)) as harness:
+        assert (await harness.chat()).status == 200
+        (upstream,) = harness.router.active.connection_pools["replica-0"]._idle
+        upstream._transport.pause_reading()  # so that the router does not notice the end yet
+        replica.calls[0].close()
+        await replica.calls[0].writer.wait_closed()
+        pending = asyncio.create_task(harness.chat())
+        await harness.until(lambda: upstream.waiting is not None, "the request to be sent")
+        upstream._transport.resume_reading()
+        assert (await pending).status == 200
+        _, text = await harness.admin("GET", "/metrics")
+        assert harness.router.balancer.breakers.not_closed == {}
+    assert (replica.connections, len(replica.calls)) == (2, 2)
+    assert "retries_total{" not in text
+
+
+@pytest.mark.parametrize("ends", [Call.close, Call.reset])
+async def test_a_replica_that_fails_after_receiving_a_request_does_not_get_it_again(
+    ends: Callable[[Call], None], two: list[FakeReplica]
+) -> None:
+    async def script(call: Call) -> None:
+        if len(two[0].calls) == 1:
+            await call.send(plain_answer(b"fine"))
+        else:
+            ends(call)
+
+    two[0].script = script
+    async with routed(config(two, health=NEVER_DOWN)) as harness:
+        while not two[0].calls:
+            assert (await harness.chat()).status == 200
+        while len(two[0].calls) < 2:
+            assert (await harness.chat()).status == 200
+        await harness.at_rest()
+        _, text = await harness.admin("GET", "/metrics")
+        assert harness.router.balancer.breakers.not_closed["replica-0"].failures == 1
+    assert 'retries_total{pool="chat",replica="replica-0",cause="reset"} 1' in text
+    assert two[0].connections == 1
+
+
+async def test_a_stream_that_stops_ends_with_an_error_event_at_its_deadline(replica: FakeReplica) -> None:
+    replica.script = halting
+    async with routed(config([replica], limits=SHORT)) as harness:
+        response = await harness.chat()
+        await harness.at_rest()
+        await harness.until(replica.calls[0].gone.is_set, "the router to hang up on the replica")
+    assert json.loads(response.body.split(b"data: ")[2])["error"]["code"] == 504
+
+
+async def test_without_a_replica_up_the_error_names_the_pool(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.health_status = 503
+    async with routed(config(two, health=HealthCheck(failures=1, interval_s=0.05))) as harness:
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-1"), "both to be down")
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "both to be down")
+        response = await harness.chat()
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert "'chat'" in response.error["message"]
+        two[0].health_status = 200
+        await harness.until(lambda: harness.router.balancer.health.is_up("replica-0"), "one to be up")
+        assert (await harness.chat()).replica == "replica-0"
+        _, text = await harness.admin("GET", "/metrics")
+        assert (
+            'warmpath_router_requests_total{pool="chat",group="",replica="",policy="",revision="",reason="",'
+            'outcome="router_error"} 1' in text
+        )
+
+
+async def test_a_busy_replica_without_health_responses_stays_up_while_it_responds(replica: FakeReplica) -> None:
+    stops = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        while not stops.is_set():
+            await call.send(chunk(sse({"n": 1})))
+            await asyncio.sleep(0.01)
+        await call.wait_gone()
+
+    replica.script = script
+    health = HealthCheck(failures=1, interval_s=0.02, timeout_s=0.3)
+    async with routed(config([replica], health=health)) as harness, asyncio.TaskGroup() as group:
+        pending = group.create_task(harness.chat())
+        await replica.wait_calls(1)
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
+        replica.health_status, before = None, replica.probes
+        await harness.until(lambda: replica.probes >= before + 4, "some checks to pass in silence")
+        assert harness.router.balancer.health.is_up("replica-0")
+
+        stops.set()
+        await harness.until(
+            lambda: not harness.router.balancer.health.is_up("replica-0"), "it to be down, now it is silent"
+        )
+        assert "no response within" in (harness.router.services.checks.status("replica-0").reason or "")
+        pending.cancel()
+
+
+async def test_a_router_without_sockets_does_not_blame_the_replica(
+    replica: FakeReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with routed(config([replica], health=NEVER_DOWN)) as harness, harness.connect() as client:
+
+        async def fail(*_: object, **__: object) -> None:
+            raise OSError(24, "Too many open files")
+
+        finding = harness.router.services.checks.status("replica-0")
+        await harness.until(lambda: finding.is_up, "the first probe")
+        link = harness.router.active.connection_pools["replica-0"]
+        monkeypatch.setattr(
+            link,
+            "_loop",
+            type("Loop", (), {"create_connection": fail, "create_task": harness.router.loop.create_task})(),
+        )
+        await client.send(post(CHAT))
+        assert (await client.read_response()).status == 502
+        assert finding.failures == 0
+
+
+REQUESTS = 14
+PATIENT = HealthCheck(failures=100, interval_s=60)
+EAGER = BreakerConfig(failures=2, stall_s=60)  # engines are checked, and only timeouts eject replicas
+BUSY = json.dumps({"error": {"message": "The engine is currently busy and cannot accept new requests."}}).encode()
+FAILING: dict[str, Script] = {
+    "reset": resetting,
+    "draining": answering(DRAINING, status=500),
+    "busy": answering(BUSY, status=503),
+    "aborted": answering(b'{"choices":[{"finish_reason":"abort"}]}'),
+    "status_429": answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"),
+    "status_502": answering(b"{}", status=502),
+    "status_503": answering(b"{}", status=503),
+    "status_504": answering(b"{}", status=504),
+    "timeout": hanging,
+}
+
+
+def moving() -> bytes:
+    """The ``/metrics`` of an engine that generates a token between two reads."""
+    return b'vllm:generation_tokens_total{engine="0"} %d\nvllm:num_requests_running{engine="0"} 1\n' % next(_tokens)
+
+
+_tokens = count(1)
+
+
+async def one_token(call: Call) -> None:
+    """A healthy engine's response to a probe."""
+    await call.send(STREAM_HEAD, chunk(sse({"choices": [{"text": "a"}]})), LAST_CHUNK)
+
+
+async def ask_all(harness: Harness, body: bytes = BODY) -> Counter[int]:
+    """Statuses of concurrent requests."""
+    responses: list[Response] = await asyncio.gather(*(harness.chat(body) for _ in range(REQUESTS)))
+    return Counter(response.status for response in responses)
+
+
+async def test_slow_whole_responses_are_generated_once() -> None:
+    """The limit of streams is 1 s, and each whole response takes 2.5 s on 4 replicas."""
+
+    async def slow(call: Call) -> None:
+        await asyncio.sleep(2.5)
+        await call.send(plain_answer(b'{"ok":true}'))
+
+    async with fake_replicas(4, slow) as replicas:
+        limits = Limits(first_byte_timeout_s=1.0)
+        async with routed(config(replicas, limits=limits, health=PATIENT)) as harness:
+            assert await ask_all(harness) == {200: REQUESTS}
+            assert harness.router.balancer.breakers.ejections == {}
+            await harness.at_rest()
+        assert sum(len(replica.calls) for replica in replicas) == REQUESTS
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["plain", "stream"])
+async def test_a_timeout_is_not_retried_and_not_blamed_on_a_working_engine(body: bytes) -> None:
+    async with fake_replicas(4, hanging) as replicas:
+        for replica in replicas:
+            replica.metrics, replica.on_token_probe = moving, hanging
+        limits = Limits(first_byte_timeout_s=1.0, response_timeout_s=1.0)
+        breaker = BreakerConfig(failures=2, stall_s=1.2)
+        async with routed(config(replicas, limits=limits, health=PATIENT, breaker=breaker)) as harness:
+            assert await ask_all(harness, body) == {504: REQUESTS}
+            assert (harness.router.balancer.breakers.ejections, harness.router.balancer.breakers.not_closed) == ({}, {})
+            await harness.at_rest()
+            calls = [call for replica in replicas for call in replica.calls]
+            assert len(calls) == REQUESTS
+            await harness.until(lambda: all(call.gone.is_set() for call in calls), "engines to be told to stop")
+
+
+async def test_a_pausing_stream_is_not_blamed_on_an_engine_that_answers_a_probe(
+    replica: FakeReplica,
+) -> None:
+    async def halting(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(sse({"n": 1})))
+        await call.wait_gone()
+
+    replica.script, replica.on_token_probe = halting, one_token
+    breaker = BreakerConfig(failures=1, stall_s=0.2, max_out_ratio=1.0)
+    async with routed(config([replica], limits=Limits(idle_timeout_s=0.5), health=PATIENT, breaker=breaker)) as harness:
+        assert json.loads((await harness.chat(STREAM)).body.split(b"data: ")[2])["error"]["code"] == 504
+        await harness.until(lambda: replica.token_probes, "a probe")
+        await harness.at_rest()
+        await harness.until(
+            lambda: not harness.router.services.stall_detector._checks[replica.name]._tasks, "the probe to end"
+        )
+        assert harness.router.balancer.breakers.not_closed == {}
+
+
+async def test_timeouts_count_against_an_engine_without_progress(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.script = hanging
+    limits = Limits(response_timeout_s=0.3, first_byte_timeout_s=0.3)
+    async with routed(config(two, limits=limits, health=PATIENT, breaker=EAGER)) as harness:
+        assert await ask_all(harness) == {504: REQUESTS}
+        await harness.until(lambda: harness.router.balancer.breakers.ejections, "one to be out")
+        ((_, _, cause),) = harness.router.balancer.breakers.ejections
+        assert cause == "failures"
+
+
+@pytest.mark.parametrize("cause", FAILING)
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_only_failures_that_the_policy_names_are_retried(
+    cause: str, is_named: bool, two: list[FakeReplica]
+) -> None:
+    for replica in two:
+        replica.script = FAILING[cause]
+    named = RETRY_CAUSES if is_named else tuple(it for it in RETRY_CAUSES if it != cause)
+    limits = Limits(response_timeout_s=0.2, retry_on=named)
+    async with routed(config(two, limits=limits, health=PATIENT)) as harness:
+        await harness.chat()
+        assert sum(len(replica.calls) for replica in two) == 1 + is_named
+
+
+async def test_refused_connections_are_retried_only_if_the_policy_names_them(two: list[FakeReplica]) -> None:
+    for replica in two:
+        replica.kill()
+    for named, retries in ((("connect",), 1), (("reset",), 0)):
+        async with routed(config(two, limits=Limits(retry_on=named), health=PATIENT)) as harness:
+            assert (await harness.chat()).status == 502
+            _, text = await harness.admin("GET", "/metrics")
+            assert text.count('cause="connect"} 1') == retries
+
+
+def test_retries_that_may_generate_twice_are_off_by_default() -> None:
+    assert {"timeout", "status_504"} == UNSAFE_CAUSES
+    assert set(Limits().retry_on) == set(RETRY_CAUSES) - UNSAFE_CAUSES
+    assert Limits().response_timeout_s > 600
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "reason"),
+    [
+        (["connect", "timeouts"], "$.limits.retry_on[1]", "connect|reset|timeout|"),
+        ([], "$.limits.retry_on", ">= 1"),
+        ("connect", "$.limits.retry_on", "array"),
+    ],
+)
+def test_an_invalid_retry_policy_is_rejected_with_its_path(given: object, path: str, reason: str) -> None:
+    document = json.loads(dump_snapshot(RouterConfig(hash_secret=SECRET, pools=()), 1).document)
+    document["config"]["limits"]["retry_on"] = given
+    del document["sha256"]
+    with pytest.raises(ConfigError) as refusal:
+        load_snapshot(json.dumps(document).encode())
+    assert refusal.value.path == path
+    assert reason in refusal.value.reason
+
+
+def test_default_retry_settings_are_not_written() -> None:
+    def limits(given: Limits) -> dict[str, object]:
+        document = dump_snapshot(RouterConfig(hash_secret=SECRET, pools=(), limits=given), 1).document
+        assert load_snapshot(document).config.limits == given
+        written: dict[str, object] = msgspec.json.decode(document)["config"]["limits"]
+        return written
+
+    assert {"retry_on", "response_timeout_s"}.isdisjoint(limits(Limits()))
+    changed = limits(Limits(retry_on=("connect",), response_timeout_s=60.0))
+    assert (changed["retry_on"], changed["response_timeout_s"]) == (["connect"], 60.0)

@@ -1,0 +1,287 @@
+"""Engines that stall while no response is streamed: such responses are silent until complete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+
+from routing.schema import BreakerConfig, HealthCheck, Limits, RouterConfig
+from routing.types import ReplicaId
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    answering,
+    chunk,
+    fake_replicas,
+    hanging,
+    plain_answer,
+    sse,
+)
+from tests.pace import is_within
+from tests.routing.proxy.harness import BODY, Harness, Response, config, routed
+from tests.side_by_side import alone
+
+WHOLE = b'{"ok":true}'
+TICK_S = 0.02
+QUICK = BreakerConfig(stall_s=0.4, open_s=30)
+PATIENT = HealthCheck(failures=100, interval_s=60)
+FOUND_S = 6.0  # the limit at the defaults
+
+
+@dataclass
+class Engine:
+    """An engine behind an API server: plain responses take ``response_s``, in which its counters move.
+
+    ``is_prefilling``: only its KV cache usage moves. ``knows_requests``: its gauges count requests.
+    """
+
+    replica: FakeReplica
+    response_s: float = 0.05
+    is_prefilling: bool = False
+    knows_requests: bool = True
+    runs: asyncio.Event = field(default_factory=asyncio.Event)
+    steps: int = 0
+    running: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs.set()
+        self.replica.script = self.respond
+        self.replica.metrics = self.metrics
+        self.replica.on_token_probe = self.respond_to_probe
+
+    def metrics(self) -> bytes:
+        tokens, blocks = (7, self.steps) if self.is_prefilling else (self.steps, 7)
+        running = self.running if self.knows_requests else 0
+        return (
+            b"# TYPE vllm:generation_tokens_total counter\n"
+            b'vllm:generation_tokens_total{engine="0"} %d\nvllm:kv_cache_usage_perc{engine="0"} 0.%06d\n'
+            b'vllm:num_requests_running{engine="0"} %d\nhttp_requests_total %d\n'
+        ) % (tokens, blocks, running, self.replica.reads)
+
+    async def respond(self, call: Call) -> None:
+        self.running += 1
+        gone = asyncio.ensure_future(call.wait_gone())
+        try:
+            for _ in range(max(1, round(self.response_s / TICK_S))):
+                await asyncio.sleep(TICK_S)
+                await asyncio.wait([gone, asyncio.ensure_future(self.runs.wait())], return_when="FIRST_COMPLETED")
+                if gone.done():
+                    return
+                self.steps += 1
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            await call.send(plain_answer(WHOLE))
+        finally:
+            gone.cancel()
+            self.running -= 1
+
+    async def respond_to_probe(self, call: Call) -> None:
+        await self.runs.wait()
+        self.steps += 1
+        await call.send(STREAM_HEAD, chunk(sse({"choices": [{"text": "a"}]})), LAST_CHUNK)
+
+    def hang(self) -> None:
+        """Stall the engine; its API server stays healthy."""
+        self.runs.clear()
+
+    def stop(self) -> None:
+        """Stop all processes, as by SIGSTOP: the kernel still accepts connections."""
+        self.runs.clear()
+        self.replica.is_stopped = True
+
+
+@dataclass
+class Clients:
+    """Clients that repeat plain requests, and their waiting times."""
+
+    harness: Harness
+    body: bytes = BODY
+    waited_s: list[float] = field(default_factory=list)
+    statuses: set[int] = field(default_factory=set)
+
+    async def ask(self, until: Callable[[], bool]) -> None:
+        while not until():
+            started_at = time.monotonic()
+            response = await self.harness.chat(self.body)
+            self.waited_s.append(time.monotonic() - started_at)
+            self.statuses.add(response.status)
+
+    async def run(self, until: Callable[[], bool], count: int = 4) -> None:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(self.ask(until) for _ in range(count)))
+
+
+def is_out(harness: Harness, name: str = "replica-0") -> Callable[[], bool]:
+    return lambda: not harness.router.balancer.health.is_up(ReplicaId(name))
+
+
+def with_pool(configuration: RouterConfig, **changes: object) -> RouterConfig:
+    (pool,) = configuration.pools
+    return msgspec.structs.replace(configuration, pools=(msgspec.structs.replace(pool, **changes),))
+
+
+@pytest.mark.parametrize("stops", [Engine.hang, Engine.stop], ids=["engine", "all processes"])
+async def test_a_stalled_replica_is_ejected_and_its_requests_are_retried(
+    stops: Callable[[Engine], None], two: list[FakeReplica]
+) -> None:
+    first, _ = (Engine(replica) for replica in two)
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        clients = Clients(harness)
+        await clients.run(lambda: len(clients.waited_s) > 20)
+        stops(first)
+        await clients.run(is_out(harness))
+        assert clients.statuses == {200}
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'ejections_total{pool="chat",replica="replica-0",cause="stalled"} 1' in text
+        assert 'retries_total{pool="chat",replica="replica-0",cause="stalled"}' in text
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        assert "no progress" in shown["replicas"][0]["reason"]
+        await harness.at_rest()
+        await harness.until(lambda: first.running == 0, "its engine to be told to stop")
+
+
+@alone
+@pytest.mark.parametrize("stops", [Engine.hang, Engine.stop], ids=["engine", "all processes"])
+async def test_at_the_defaults_a_stall_without_streams_ends_within_six_seconds(
+    stops: Callable[[Engine], None],
+) -> None:
+    async with fake_replicas(3) as replicas:
+        configuration = [Engine(replica, response_s=1.0) for replica in replicas]
+        async with routed(config(replicas)) as harness:
+            clients = Clients(harness)
+            await clients.run(lambda: len(clients.waited_s) >= 8)
+            stops(configuration[0])
+            started_at = time.monotonic()
+            await clients.run(is_out(harness))
+            assert is_within(time.monotonic() - started_at, FOUND_S)
+            assert clients.statuses == {200}
+            assert is_within(max(clients.waited_s), FOUND_S + 1.0 + 1.0), "found, and its retry"
+            await harness.at_rest()
+
+
+@pytest.mark.parametrize("is_prefilling", [False, True], ids=["decode", "prefill"])
+async def test_a_slow_engine_that_makes_progress_stays(is_prefilling: bool, two: list[FakeReplica]) -> None:
+    """Ten times ``stall_s`` without a byte; no probe is sent."""
+    for replica in two:
+        Engine(replica, response_s=4.0, is_prefilling=is_prefilling)
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        responses = await asyncio.gather(*(harness.chat() for _ in range(6)))
+        assert [response.status for response in responses] == [200] * 6
+        assert (harness.router.balancer.breakers.ejections, [replica.token_probes for replica in two]) == ({}, [[], []])
+        assert all(replica.reads < 60 for replica in two), "at most one every third of stall_s"
+
+
+async def test_fast_responses_trigger_no_engine_check(two: list[FakeReplica]) -> None:
+    for replica in two:
+        Engine(replica)
+    async with routed(config(two, health=PATIENT)) as harness:
+        clients = Clients(harness)
+        await clients.run(lambda: len(clients.waited_s) > 50)
+        assert [(replica.reads, replica.token_probes) for replica in two] == [(0, []), (0, [])]
+
+
+async def test_an_idle_engine_that_answers_a_probe_stays(two: list[FakeReplica]) -> None:
+    """Its API server fetches an image for ten times ``stall_s``; probes come at growing intervals."""
+
+    async def fetching(call: Call) -> None:
+        await asyncio.sleep(4.0)
+        await call.send(plain_answer(WHOLE))
+
+    for replica in two:
+        Engine(replica)
+        replica.script = fetching
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        assert (await harness.chat()).status == 200
+        assert harness.router.balancer.breakers.ejections == {}
+        probes = sum(len(replica.token_probes) for replica in two)
+        assert 1 <= probes <= 5, "after 0.4, 0.8, 1.6 and 3.2 s at the soonest"
+
+
+@pytest.mark.parametrize("knows_requests", [True, False])
+async def test_an_engine_that_rejects_the_probe_is_stalled_if_it_has_requests(
+    knows_requests: bool, two: list[FakeReplica]
+) -> None:
+    first, second = (Engine(replica, knows_requests=knows_requests) for replica in two)
+    for replica in two:
+        replica.on_token_probe = answering(b'{"error":"Unauthorized"}', status=401)
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        first.hang()
+        waiting = [asyncio.create_task(harness.chat()) for _ in range(2)]
+        if knows_requests:
+            await harness.until(is_out(harness), "it to be out")
+        else:
+            await harness.until(lambda: two[0].reads > 6, "its counters to be read for a while")
+            assert harness.router.balancer.breakers.ejections == {}
+            first.runs.set()
+        assert {response.status for response in await asyncio.gather(*waiting)} == {200}
+        assert second.running == 0
+
+
+async def test_an_engine_without_counters_gets_the_time_of_the_whole_prefill(two: list[FakeReplica]) -> None:
+    """Without a known rate 8,000 tokens may take 24 s, a few words almost nothing."""
+    for replica in two:
+        replica.on_token_probe = hanging
+    long = {**json.loads(BODY), "messages": [{"role": "user", "content": "word " * 6400}]}
+    first_is_taken = asyncio.Event()
+
+    async def slow_once(call: Call) -> None:
+        if len(call.body) > 10_000:
+            await asyncio.sleep(3.0)
+        elif not first_is_taken.is_set():
+            first_is_taken.set()
+            await call.wait_gone()
+        await call.send(plain_answer(WHOLE))
+
+    for replica in two:
+        replica.script = slow_once
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        assert (await harness.chat(json.dumps(long).encode())).status == 200
+        assert harness.router.balancer.breakers.ejections == {}
+        assert (await harness.chat()).status == 200
+        assert len(harness.router.balancer.breakers.ejections) == 1
+
+
+async def test_late_counters_are_no_stall(two: list[FakeReplica]) -> None:
+    """``/metrics`` takes 0.3 s, three quarters of ``stall_s``, and the probe waits too."""
+    for replica in two:
+        engine = Engine(replica, response_s=2.5)
+        replica.on_token_probe = hanging
+        replica.metrics_delay_s = 0.3
+        assert engine.runs.is_set()
+    async with routed(config(two, breaker=QUICK, health=PATIENT)) as harness:
+        responses: list[Response] = await asyncio.gather(*(harness.chat() for _ in range(4)))
+        assert [response.status for response in responses] == [200] * 4
+        assert harness.router.balancer.breakers.ejections == {}
+
+
+async def test_a_probe_has_the_pools_model_and_the_replicas_key(two: list[FakeReplica]) -> None:
+    first, _ = (Engine(replica) for replica in two)
+    configuration = config(two, breaker=QUICK, health=PATIENT, models=("tiny", "other"))
+    keyed = tuple(msgspec.structs.replace(one, api_key="sk-own") for one in configuration.pools[0].replicas)
+    async with routed(with_pool(configuration, replicas=keyed)) as harness:
+        first.hang()
+        clients = Clients(harness)
+        await clients.run(is_out(harness))
+        probe = two[0].token_probes[0]
+    probe_body = json.loads(probe.body)
+    assert (probe_body["model"], probe_body["max_tokens"], probe_body["stream"]) == ("tiny", 1, True)
+    assert probe.header(b"authorization") == [b"Bearer sk-own"]
+
+
+async def test_requests_leave_a_stalled_replica_that_is_down(two: list[FakeReplica]) -> None:
+    """Its breaker may not open, because the pool allows no ejection."""
+    first, _ = (Engine(replica) for replica in two)
+    breaker, health = BreakerConfig(stall_s=0.4, max_out_ratio=0.0), HealthCheck(interval_s=0.1, timeout_s=0.2)
+    async with routed(config(two, breaker=breaker, health=health, limits=Limits(retries=1))) as harness:
+        first.stop()
+        waiting = [asyncio.create_task(harness.chat()) for _ in range(4)]
+        assert {response.status for response in await asyncio.gather(*waiting)} == {200}
+        assert harness.router.balancer.breakers.ejections == {}

@@ -1,0 +1,299 @@
+"""Replicas whose engine stalls while their health check succeeds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from routing.schema import BreakerConfig, Limits
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, sse
+from tests.pace import is_within
+from tests.routing.proxy.harness import DEADLINE_S, Harness, config, routed
+from tests.routing.proxy.streams import STREAM, WHOLE, Load, p95
+from tests.side_by_side import alone
+
+QUICK = BreakerConfig(stall_s=0.3, open_s=0.3, slow_start_s=0.4)
+
+
+@dataclass
+class Engine:
+    """An engine behind a healthy API server: like vLLM, it sends its head before any token."""
+
+    first_byte_s: float = 0.02
+    sends_head: bool = True
+    runs: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs.set()
+
+    async def __call__(self, call: Call) -> None:
+        self.requests += 1
+        if self.sends_head:
+            await call.send(STREAM_HEAD)
+        await asyncio.sleep(self.first_byte_s)
+        for number in range(3):
+            await self.runs.wait()
+            await call.send((b"" if self.sends_head or number else STREAM_HEAD) + chunk(sse({"n": number})))
+        await call.send(LAST_CHUNK)
+
+
+def engines(replicas: list[FakeReplica], **options: float) -> list[Engine]:
+    engines_made = [Engine(**options) for _ in replicas]
+    for replica, engine in zip(replicas, engines_made, strict=True):
+        replica.script = engine
+    return engines_made
+
+
+async def is_out(harness: Harness, name: str = "replica-0") -> None:
+    await harness.until(lambda: not harness.router.balancer.health.is_up(name), f"{name} to be out")
+
+
+@pytest.mark.parametrize("sends_head", [True, False])
+async def test_a_stalled_engine_is_ejected_and_its_streams_are_retried(
+    sends_head: bool, two: list[FakeReplica]
+) -> None:
+    first, second = engines(two, sends_head=sends_head)
+    async with routed(config(two, breaker=QUICK)) as harness:
+        load = Load(harness, rate=50)
+        await load.run(0.5)
+        await load.ended()
+        first.runs.clear()
+        await load.run(1.0)
+        await is_out(harness)
+        await load.ended()
+        assert (two[0].probes > 0, two[0].health_status) == (True, 200)
+        _, shown = await harness.admin("GET", "/admin/replicas")
+        row = shown["replicas"][0]
+        assert (row["health"], row["running"]) == ("up", 0)
+        assert row["reason"].startswith("no byte for ")
+        _, text = await harness.admin("GET", "/metrics")
+        assert 'ejections_total{pool="chat",replica="replica-0",cause="stalled"}' in text
+        assert 'retries_total{pool="chat",replica="replica-0",cause="stalled"}' in text
+        assert second.requests > first.requests
+        await harness.at_rest()
+
+
+@alone
+async def test_a_stalled_replica_is_readmitted_by_a_probe_and_starts_slowly(two: list[FakeReplica]) -> None:
+    first, _ = engines(two)
+    async with routed(config(two, breaker=QUICK)) as harness:
+        load = Load(harness, rate=50)
+        first.runs.clear()
+        await load.run(0.8)
+        await is_out(harness)
+        before = first.requests
+        await load.run(1.0)
+        assert first.requests - before <= 3, "while it hangs, it gets one request a probe"
+        first.runs.set()
+        shares = set()
+
+        def is_back() -> bool:
+            shares.add(harness.router.balancer.health.share("replica-0"))
+            return (
+                harness.router.balancer.breakers.not_closed == {}
+                and harness.router.balancer.health.share("replica-0") == 1.0
+            )
+
+        more = asyncio.create_task(load.run(3.0))
+        await harness.until(is_back, "it to have its whole share")
+        assert min(shares) == 0.25
+        assert len(shares) > 2
+        await more
+        await load.ended()
+        await harness.at_rest()
+
+
+async def test_long_prefills_are_no_stall(two: list[FakeReplica]) -> None:
+    """4 s of silence; three times the default rate for 16,000 tokens allows 6 s."""
+    engines(two, first_byte_s=4.0)
+    prompt = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x" * 64_000}]})
+    async with routed(config(two, breaker=QUICK)) as harness:
+        assert (await harness.chat(prompt.encode())).status == 200
+        assert harness.router.balancer.breakers.ejections == {}
+        assert sum(len(replica.calls) for replica in two) == 1
+
+
+@alone
+async def test_a_replica_that_serves_other_streams_is_not_stalled(two: list[FakeReplica]) -> None:
+    """A running stream gets bytes; a waiting one gets its first byte after 1.5 s."""
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        if len(two[0].calls) == 1:
+            for number in range(20):
+                await call.send(chunk(sse({"n": number})))
+                await asyncio.sleep(0.1)
+        else:
+            await asyncio.sleep(1.5)
+            await call.send(chunk(sse({"n": 0})))
+        await call.send(LAST_CHUNK)
+
+    two[0].script = script
+    async with routed(config(two[:1], breaker=BreakerConfig(stall_s=0.3, max_out_ratio=1.0))) as harness:
+        async with asyncio.TaskGroup() as group:
+            responses = [group.create_task(harness.chat(STREAM)) for _ in range(2)]
+        assert [task.result().status for task in responses] == [200, 200]
+        assert harness.router.balancer.breakers.ejections == {}
+
+
+@alone
+async def test_silences_that_end_well_become_typical(two: list[FakeReplica]) -> None:
+    """A silence of 1 s becomes typical, so a later one of 2 s is no stall."""
+    (engine,) = engines(two[:1], first_byte_s=1.2)
+    async with routed(config(two[:1], breaker=BreakerConfig(stall_s=0.3))) as harness:
+        await harness.chat(STREAM)
+        await asyncio.gather(*(harness.chat(STREAM) for _ in range(2)))
+        usual_s = harness.router.services.stall_detector._typical["chat"].longest_s(harness.router.loop.time())
+        assert 0.7 < usual_s < 1.3
+        engine.first_byte_s = 2.0
+        breaker = BreakerConfig(stall_s=0.3, max_out_ratio=1.0)
+        await harness.push(config(two[:1], breaker=breaker), 2)
+        assert (await harness.chat(STREAM)).status == 200
+        assert harness.router.balancer.breakers.ejections == {}
+
+
+async def test_when_all_stall_half_stays_and_no_request_is_rejected(two: list[FakeReplica]) -> None:
+    both = engines(two)
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=1))) as harness:
+        for engine in both:
+            engine.runs.clear()
+        waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(6)]
+        await harness.until(lambda: len(harness.router.balancer.breakers.ejections) > 0, "one to be out")
+        assert any(harness.router.balancer.health.is_up(name) for name in ("replica-0", "replica-1"))
+        for engine in both:
+            engine.runs.set()
+        for response in await asyncio.gather(*waiting):
+            assert (response.status, response.body) == (200, WHOLE)
+        await harness.at_rest()
+
+
+async def test_streams_that_may_not_be_retried_wait(two: list[FakeReplica]) -> None:
+    both = engines(two)
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=0))) as harness:
+        both[0].runs.clear()
+        waiting = [asyncio.create_task(harness.chat(STREAM)) for _ in range(4)]
+        await is_out(harness)
+        both[0].runs.set()
+        assert {response.status for response in await asyncio.gather(*waiting)} == {200}
+
+
+@alone
+async def test_at_the_defaults_a_stall_ends_within_five_seconds() -> None:
+    """R8 in short: 4 replicas, 60 streams/s; other and later streams notice nothing."""
+    chance = random.Random(4)
+    async with fake_replicas(4) as replicas:
+        engines_made = engines(replicas)
+        async with routed(config(replicas)) as harness:
+            load = Load(harness, rate=60)
+            await load.run(2.0)
+            await load.ended()
+            base_s = p95(load.ttft_s)
+            stalled = engines_made[chance.randrange(4)]
+            name = f"replica-{engines_made.index(stalled)}"
+            stalled.runs.clear()
+            started_at = time.monotonic()
+            running = asyncio.create_task(load.run(4.5))
+            await is_out(harness, name)
+            assert is_within(time.monotonic() - started_at, 5.0)
+            await running
+            await load.ended()
+            load.ttft_s.clear()
+            await load.run(2.0)
+            await load.ended()
+            assert p95(load.ttft_s) <= 1.2 * base_s + 0.2, "and it stays so while it is out"
+            await harness.at_rest()
+
+
+async def test_a_long_prompt_has_its_time_before_a_rate_is_known(two: list[FakeReplica]) -> None:
+    """2,000 tokens: 1.05 s at the default rate, 6.3 s without a measured rate."""
+    first, second = engines(two, first_byte_s=1.8)
+    prompt = [{"role": "user", "content": "word " * 1600}]
+    async with routed(config(two, breaker=QUICK)) as harness:
+        response = await harness.chat(json.dumps({"model": "tiny", "stream": True, "messages": prompt}).encode())
+
+        assert (response.status, response.body) == (200, WHOLE)
+        assert first.requests + second.requests == 1
+        assert harness.router.balancer.breakers.not_closed == {}
+
+
+@alone
+async def test_waiting_prompts_are_not_read_again_at_each_check(two: list[FakeReplica]) -> None:
+    """Checking 8 waiting prompts of 2 MiB takes less time than reading one."""
+    for engine in engines(two):
+        engine.runs.clear()
+    prompt = {**json.loads(STREAM), "messages": [{"role": "user", "content": "word " * ((2 << 20) // 5)}]}
+    body = json.dumps(prompt).encode()
+    async with routed(config(two, breaker=BreakerConfig(stall_s=0.2, max_out_ratio=0.0))) as harness:
+        assert harness.router.active is not None
+        loop, connection_pools = harness.router.loop, harness.router.active.connection_pools.values()
+        waiting = [asyncio.create_task(harness.chat(body)) for _ in range(8)]
+
+        def all_are_looked_at() -> bool:
+            return sum(loop.time() - it.sent_at > 0.1 for link in connection_pools for it in link.waiting()) == 8
+
+        await harness.until(all_are_looked_at, "all to have waited for a while")
+        harness.router._run_housekeeping()
+        looks_s, reads_s = [], []
+        for _ in range(5):
+            started_at = time.perf_counter()
+            harness.router._run_housekeeping()
+            looks_s.append(time.perf_counter() - started_at)
+            started_at = time.perf_counter()
+            assert json.loads(body)["stream"] is True
+            reads_s.append(time.perf_counter() - started_at)
+        assert min(looks_s) < min(reads_s)
+        for task in waiting:
+            task.cancel()
+
+
+async def test_an_error_in_pieces_is_no_silence(two: list[FakeReplica]) -> None:
+    goes_on = asyncio.Event()
+
+    async def halting(call: Call) -> None:
+        await call.send(b"HTTP/1.1 500 Oops\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"{"))
+        await goes_on.wait()
+        await call.send(chunk(b"}") + LAST_CHUNK)
+
+    for replica in two:
+        replica.script = halting
+    async with routed(config(two)) as harness:
+        assert harness.router.active is not None
+        connection_pools = harness.router.active.connection_pools.values()
+        pending = asyncio.create_task(harness.chat(STREAM))
+        await harness.until(
+            lambda: any(upstream._head for it in connection_pools for upstream in it._open), "half an error"
+        )
+        harness.router._run_housekeeping()
+        goes_on.set()
+        assert (await pending).status == 500
+        assert harness.router.balancer.breakers.ejections == {}
+
+
+async def test_an_older_stalled_stream_does_not_fail_the_probe(two: list[FakeReplica]) -> None:
+    """A stream without retries that its engine forgot; later requests are answered."""
+    first, _ = engines(two)
+
+    async def forgetful(call: Call) -> None:
+        if call is two[0].calls[0]:
+            await call.wait_gone()
+        await first(call)
+
+    two[0].script = forgetful
+    async with routed(config(two, breaker=QUICK, limits=Limits(retries=0))) as harness:
+        pending = [asyncio.create_task(harness.chat(STREAM)) for _ in two]
+        await is_out(harness)
+        (forgotten,) = (await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED))[1]
+        load = Load(harness, rate=50)
+        asking = asyncio.create_task(load.run(DEADLINE_S))
+        await harness.until(lambda: harness.router.balancer.breakers.not_closed == {}, "it to prove well")
+        assert not forgotten.done()
+        for task in (asking, forgotten):
+            task.cancel()
+        await load.ended()
+        await harness.at_rest()

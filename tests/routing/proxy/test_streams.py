@@ -1,0 +1,344 @@
+"""Streamed responses: time to first token, and usage that the router requests for clients that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from routing.schema import LowestCostSettings, StreamUsage
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    answering,
+    chunk,
+    plain_answer,
+    sse,
+    streaming,
+)
+from tests.routing.proxy.harness import BODY, DEADLINE_S, Harness, config, decision_page, post, routed, samples
+
+STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":4310,"prompt_tokens_details":{"cached_tokens":16}}}'
+EVENT = b"data: " + USAGE + b"\n\n"
+LONG = {"model": "tiny", "messages": [{"role": "user", "content": "Say something. " * 2000}]}
+CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"instructions":"\\"type\\""}}\n\n'
+IN_PROGRESS = b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n'
+OUTPUT = b'event: response.output_item.added\ndata: {"type": "response.output_item.added"}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"x"}\n\n'
+
+
+def records(harness: Harness) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+    return found
+
+
+async def counts(harness: Harness, name: str) -> dict[str, float]:
+    """Observations of a histogram, by the kind of response."""
+    _, text = await harness.admin("GET", "/metrics")
+    return {labels.get("response", ""): n for labels, n in samples(text).get(f"warmpath_router_{name}_count", [])}
+
+
+async def test_a_plain_response_has_a_latency_and_no_ttft(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    async with routed(config([replica])) as harness:
+        await harness.chat()
+        (decision,) = records(harness)
+
+        assert (decision["streamed"], decision["ttft_s"]) == (False, None)
+        assert decision["latency_s"] is not None
+        assert await counts(harness, "latency_seconds") == {"plain": 1}
+        assert await counts(harness, "ttft_seconds") == await counts(harness, "reuse_ttft_seconds") == {}
+
+
+async def test_a_streamed_response_has_both(replica: FakeReplica) -> None:
+    released = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
+        await released.wait()
+        await call.send(chunk(EVENT), LAST_CHUNK)
+
+    replica.script = slow
+    async with routed(config([replica])) as harness:
+        task = asyncio.create_task(harness.chat(STREAM))
+        load = harness.router.balancer.loads.load("replica-0")
+        await harness.until(lambda: load.running and not load.waiting, "the first token")
+        later = asyncio.get_running_loop().call_later(0.1, released.set)
+        await task
+        (decision,) = records(harness)
+        later.cancel()
+
+        assert decision["streamed"] is True
+        assert decision["latency_s"] >= decision["ttft_s"] + 0.1
+        assert await counts(harness, "latency_seconds") == {"streamed": 1}
+        assert await counts(harness, "ttft_seconds") == await counts(harness, "reuse_ttft_seconds") == {"": 1}
+
+
+async def test_prefill_rates_are_learned_from_streamed_responses_only(replica: FakeReplica) -> None:
+    async with routed(config([replica], settings=LowestCostSettings())) as harness:
+        prefill = harness.router.balancer.loads.load("replica-0").prefill
+        replica.script = answering(USAGE)
+        await harness.chat(json.dumps(LONG).encode())
+        assert prefill.samples == 0
+
+        replica.script = streaming(EVENT)
+        await harness.chat(json.dumps({**LONG, "stream": True}).encode())
+        assert prefill.samples == 1
+
+
+async def test_embeddings_never_have_a_first_token(replica: FakeReplica) -> None:
+    replica.script = answering(USAGE)
+    body = json.dumps({"model": "tiny", "input": "A text.", "stream": True}).encode()
+    async with routed(config([replica])) as harness:
+        async with harness.connect() as client:
+            await client.send(post(b"/v1/embeddings", body))
+            await client.read_response()
+
+        assert await counts(harness, "latency_seconds") == {"plain": 1}
+        assert await counts(harness, "ttft_seconds") == {}
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_responses_api_events_before_the_first_token_are_not_it(replica: FakeReplica, together: bool) -> None:
+    released = asyncio.Event()
+    before = [CREATED + IN_PROGRESS] if together else [CREATED, IN_PROGRESS]
+
+    async def slow(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for events in before:
+            await call.send(chunk(events))
+        await released.wait()
+        await call.send(chunk(OUTPUT), chunk(DELTA), LAST_CHUNK)
+
+    replica.script = slow
+    body = json.dumps({"model": "tiny", "input": "Say something.", "stream": True}).encode()
+    async with routed(config([replica])) as harness, harness.connect() as client, asyncio.timeout(DEADLINE_S):
+        await client.send(post(b"/v1/responses", body))
+        received = await client.read_until(IN_PROGRESS)
+        assert harness.router.balancer.loads.load("replica-0").waiting_tokens > 0
+        asyncio.get_running_loop().call_later(0.1, released.set)
+        received += await client.read_until(LAST_CHUNK)
+        await harness.at_rest()
+        (decision,) = records(harness)
+
+        assert [event in received for event in (CREATED, IN_PROGRESS, OUTPUT, DELTA)] == [True] * 4
+        assert 0.1 <= decision["ttft_s"] <= decision["latency_s"]
+        assert await counts(harness, "ttft_seconds") == {"": 1}
+
+
+async def test_a_waiting_plain_request_counts_as_prefilled_at_a_later_first_token(replica: FakeReplica) -> None:
+    released = asyncio.Event()
+
+    async def engine(call: Call) -> None:
+        if json.loads(call.body).get("stream"):
+            await call.send(STREAM_HEAD, chunk(EVENT), LAST_CHUNK)
+        else:
+            await released.wait()
+            await answering(USAGE)(call)
+
+    replica.script = engine
+    async with routed(config([replica])) as harness:
+        load = harness.router.balancer.loads.load("replica-0")
+        load.prefill.learn(1000, 10.0)  # 100 tokens/s: it is not done by estimate
+        plain = asyncio.create_task(harness.chat(json.dumps(LONG).encode()))
+        await replica.wait_calls(1)
+        assert load.waiting_tokens > 5000
+
+        await harness.chat(STREAM)
+        assert (load.running, load.waiting_tokens) == (1, 0)
+        released.set()
+        await plain
+        await harness.at_rest()
+
+
+ASKING = json.dumps({**json.loads(STREAM), "stream_options": {"include_usage": True}}).encode()
+TOKEN = sse({"choices": [{"index": 0, "delta": {"content": "a"}}]})
+USAGE_USAGE_REQUESTS = sse(
+    {
+        "choices": [],
+        "usage": {"prompt_tokens": 50, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 32}},
+    }
+)
+WITHOUT_DETAILS = sse({"choices": [], "usage": {"prompt_tokens": 50, "completion_tokens": 1}})
+DONE = sse("[DONE]")
+REFUSAL = b"{\"error\":{\"message\":\"[{'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}]\",\"code\":400}}"
+
+
+async def like_vllm(call: Call) -> None:
+    """Report usage if it is requested."""
+    options = json.loads(call.body).get("stream_options") or {}
+    events = [TOKEN, *([USAGE_USAGE_REQUESTS] if options.get("include_usage") else []), DONE]
+    await call.send(STREAM_HEAD, *map(chunk, events), LAST_CHUNK)
+
+
+def cached(harness: Harness) -> list[int | None]:
+    return [it["cached_tokens"] for it in decision_page(harness.router.services.decisions, 0, 9)["decisions"]]
+
+
+async def count(harness: Harness, name: str) -> float:
+    _, text = await harness.admin("GET", "/metrics")
+    return sum(value for _, value in samples(text).get(f"warmpath_router_{name}", []))
+
+
+async def test_usage_of_a_stream_is_known_if_the_client_did_not_ask(replica: FakeReplica) -> None:
+    replica.script = like_vllm
+    async with routed(config([replica])) as harness:
+        response = await harness.chat(STREAM)
+
+        assert response.body == TOKEN + DONE
+        assert cached(harness) == [32]
+        (call,) = replica.calls
+        assert call.body == STREAM[:-1] + b',"stream_options":{"include_usage":true}}'
+        assert call.header(b"content-length") == [b"%d" % len(call.body)]
+
+
+async def test_a_client_that_asked_gets_every_byte(replica: FakeReplica) -> None:
+    replica.script = like_vllm
+    async with routed(config([replica])) as harness:
+        response = await harness.chat(ASKING)
+
+        assert response.body == TOKEN + USAGE_USAGE_REQUESTS + DONE
+        assert replica.calls[0].body == ASKING
+        assert cached(harness) == [32]
+
+
+async def test_a_pool_may_leave_requests_unmodified(replica: FakeReplica) -> None:
+    replica.script = like_vllm
+    async with routed(config([replica], stream_usage=StreamUsage.AS_SENT)) as harness:
+        response = await harness.chat(STREAM)
+
+        assert response.body == TOKEN + DONE
+        assert replica.calls[0].body == STREAM
+        assert cached(harness) == [None]
+
+
+@pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/embeddings"])
+async def test_other_endpoints_are_not_modified(replica: FakeReplica, path: bytes) -> None:
+    body = b'{"model":"tiny","input":"x","stream":true}'
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(path, body))
+        await client.read_response()
+
+        assert replica.calls[0].body == body
+
+
+def as_length(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def until_close(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("framing", [as_length, until_close])
+@pytest.mark.parametrize("halves", [True, False])
+async def test_a_stream_of_any_framing_stays_readable(
+    replica: FakeReplica, framing: Callable[[bytes], bytes], halves: bool
+) -> None:
+    wire = framing(TOKEN + USAGE_USAGE_REQUESTS + DONE)
+
+    async def script(call: Call) -> None:
+        cut = wire.index(TOKEN) + len(TOKEN) if halves else len(wire)
+        await call.send(wire[:cut])
+        if halves:
+            await harness.until(
+                lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
+            )
+            await call.send(wire[cut:])
+        call.close()
+
+    replica.script = script
+    async with routed(config([replica])) as harness:
+        response = await harness.chat(STREAM)
+
+        assert response.body == TOKEN + DONE
+        assert cached(harness) == [32]
+
+
+async def test_a_compressed_stream_passes_unchanged(replica: FakeReplica) -> None:
+    head = STREAM_HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+    replica.script = lambda call: call.send(head, chunk(b"\x1f\x8bnot events"), LAST_CHUNK)
+    async with routed(config([replica])) as harness:
+        assert (await harness.chat(STREAM)).body == b"\x1f\x8bnot events"
+
+
+async def test_a_broken_filtered_stream_ends_with_a_whole_error_event(replica: FakeReplica) -> None:
+    async def broken(call: Call) -> None:
+        await call.send(STREAM_HEAD, chunk(TOKEN), chunk(TOKEN[:10]))
+        await harness.until(
+            lambda: harness.router.balancer.loads.load("replica-0").running, "the first event to arrive"
+        )
+        call.reset()
+
+    replica.script = broken
+    async with routed(config([replica])) as harness:
+        body = (await harness.chat(STREAM)).body
+
+        assert body.startswith(TOKEN + b'data: {"error":')
+        assert body.endswith(b"\n\n")
+
+
+# --- engines that refuse to be asked ------------------------------------------------------------------
+def rejecting(status: int) -> Callable[[Call], Any]:
+    async def script(call: Call) -> None:
+        if b"stream_options" in call.body:
+            await call.send(plain_answer(REFUSAL, status=status))
+        else:
+            await call.send(STREAM_HEAD, chunk(TOKEN), chunk(DONE), LAST_CHUNK)
+
+    return script
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_an_engine_that_rejects_usage_requests_gets_the_clients_request(
+    replica: FakeReplica, status: int
+) -> None:
+    replica.script = rejecting(status)
+    async with routed(config([replica])) as harness:
+        responses = [await harness.chat(STREAM) for _ in range(3)]
+
+        assert [(it.status, it.body) for it in responses] == [(200, TOKEN + DONE)] * 3
+        has_options = [b"stream_options" in call.body for call in replica.calls]
+        assert has_options == [True, False, False, False]  # the rejection is remembered
+        assert replica.calls[1].body == STREAM
+        assert await count(harness, "requests_total") == 3
+        assert not harness.router.balancer.breakers.not_closed
+
+
+async def test_an_invalid_request_does_not_stop_usage_requests(replica: FakeReplica) -> None:
+    replica.script = lambda call: call.send(
+        plain_answer(b'{"error":{"message":%b}}' % msgspec.json.encode(call.body.decode()), status=400)
+    )
+    async with routed(config([replica])) as harness:
+        response = await harness.chat(STREAM)
+        assert (response.status, response.error["message"]) == (400, STREAM.decode())  # nothing of the router's
+
+        replica.script = like_vllm
+        await harness.chat(STREAM)
+        assert cached(harness)[-1] == 32
+
+
+async def test_an_unrelated_error_is_not_retried(replica: FakeReplica) -> None:
+    replica.script = lambda call: call.send(plain_answer(b'{"error":"max_tokens"}', status=400))
+    async with routed(config([replica])) as harness:
+        response = await harness.chat(STREAM)
+
+        assert (response.status, response.body, len(replica.calls)) == (400, b'{"error":"max_tokens"}', 1)
+
+
+# --- what is reported ---------------------------------------------------------------------------------
+async def test_usage_without_cached_tokens_is_counted(replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for usage in (WITHOUT_DETAILS, WITHOUT_DETAILS, USAGE_USAGE_REQUESTS):
+            replica.script = streaming(TOKEN, usage, DONE)
+            await harness.chat(STREAM)
+
+        assert await count(harness, "usage_without_details_total") == 2
+        assert await count(harness, "usage_reported_total") == 1
