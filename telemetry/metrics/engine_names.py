@@ -7,7 +7,7 @@ comment above each table says how.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -15,20 +15,10 @@ from typing import Literal
 from telemetry.metrics.exposition import Sample
 
 MAX_BLOCKS = 2**31 - 1  # of a cache, and tokens of a block
+TIERS = ("device_tokens", "host_tokens", "p2p_tokens", "disk_tokens", "other_tokens")  # hits by tier (H4)
 COUNTERS = (
-    "queries",
-    "hits",
-    "external_queries",
-    "external_hits",
-    "device_tokens",  # hits by tier (H4)
-    "host_tokens",
-    "p2p_tokens",
-    "disk_tokens",
-    "other_tokens",
-    "prompt_tokens",
-    "generation_tokens",
-    "preemptions",
-    "finished",
+    *("queries", "hits", "external_queries", "external_hits", *TIERS),
+    *("prompt_tokens", "generation_tokens", "preemptions", "finished"),
 )
 GAUGES = ("running", "waiting", "kv_usage_ratio")
 HISTOGRAMS = ("ttft", "itl")
@@ -37,9 +27,7 @@ PROMPT_SOURCES = ("computed_prompt_tokens", "cached_prompt_tokens", "transferred
 DURATIONS = ("queue", "prefill", "block_lifetime", "block_idle", "block_reuse_gap")
 # Only some engines have these, or only with an option, so ``not_reported`` does not name them.
 OPTIONAL_COUNTERS = (
-    *PROMPT_SOURCES,
-    "mm_cache_queries",  # items, not tokens
-    "mm_cache_hits",
+    *(*PROMPT_SOURCES, "mm_cache_queries", "mm_cache_hits"),  # tokens; multimodal items
     *(name for duration in DURATIONS for name in (f"{duration}_ms", f"{duration}_count")),
 )
 WAITING_REASONS = ("waiting_capacity", "waiting_deferred")  # requests, at the scrape
@@ -151,6 +139,10 @@ def _positive_count(value: str | float | None) -> int | None:
     return int(value) if value is not None and value.isdecimal() and 0 < int(value) <= MAX_BLOCKS else None
 
 
+def _one_to_one(values: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    return {value: (name,) for value, name in zip(values, names, strict=True)}
+
+
 def _vllm_facts(samples: Iterable[Sample]) -> CacheFacts:
     """Reads ``vllm:cache_config_info``. One null block per engine never holds anything."""
     infos = [sample.labels for sample in samples]
@@ -188,22 +180,12 @@ VLLM = EngineNames(
         Split(
             "vllm:prompt_tokens_cached_by_source",
             "source",
-            {
-                "device": ("device_tokens",),
-                "host": ("host_tokens",),
-                "p2p": ("p2p_tokens",),
-                "disk": ("disk_tokens",),
-                "external_unspecified": ("other_tokens",),
-            },
+            _one_to_one(("device", "host", "p2p", "disk", "external_unspecified"), TIERS),
         ),
         Split(
             "vllm:prompt_tokens_by_source",
             "source",
-            {
-                "local_compute": ("computed_prompt_tokens",),
-                "local_cache_hit": ("cached_prompt_tokens",),
-                "external_kv_transfer": ("transferred_prompt_tokens",),
-            },
+            _one_to_one(("local_compute", "local_cache_hit", "external_kv_transfer"), PROMPT_SOURCES),
         ),
     ),
     gauges={
@@ -225,9 +207,7 @@ VLLM = EngineNames(
         "block_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
     },
     waiting_reasons=Split(
-        "vllm:num_requests_waiting_by_reason",
-        "reason",
-        {"capacity": ("waiting_capacity",), "deferred": ("waiting_deferred",)},
+        "vllm:num_requests_waiting_by_reason", "reason", _one_to_one(("capacity", "deferred"), WAITING_REASONS)
     ),
     lora_info="vllm:lora_requests_info",
     lora_labels=("running_lora_adapters", "waiting_lora_adapters"),
