@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any
 
 # Steps that divide a day evenly, so that every chart's points fall on round times.
 STEPS_S = (1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
@@ -83,19 +83,31 @@ class Series:
     note: str = ""  # shown beside the chart, such as edges merged inexactly (T3)
 
 
-class Reachable(Protocol):
-    """The reachable share of prompt tokens, as ``telemetry.storage.reachable`` computes it."""
+@dataclass(frozen=True, slots=True)
+class ReachableShare:
+    """Reachable tokens of prompts / all tokens of the same prompts, with its basis."""
+
+    ratio: float  # 0 to 1
+    standard_error: float  # of ``ratio``, from block sampling and the number of requests
+    requests: int
+    start: datetime  # of the first bin
+    end: datetime  # of the last bin, or of the window
+    delivered_ratio: float | None  # reported cached / prompt tokens in the same bins; None: no response reported any
 
     @property
-    def ratio(self) -> float: ...
-    @property
-    def standard_error(self) -> float: ...
-    @property
-    def requests(self) -> int: ...
-    @property
-    def start(self) -> datetime: ...
-    @property
-    def end(self) -> datetime: ...
+    def delivered_of_reachable(self) -> float | None:
+        """Delivered / reachable, 0 or more; None where one of them is unknown or nothing is reachable."""
+        return self.delivered_ratio / self.ratio if self.delivered_ratio is not None and self.ratio else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ratio": self.ratio,
+            "standard_error": self.standard_error,
+            "requests": self.requests,
+            "from": self.start.isoformat(),
+            "to": self.end.isoformat(),
+            "delivered_ratio": self.delivered_ratio,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,7 @@ class FleetTiles:
 
     hit_rate_ratio: float | None = None  # cached / queried tokens, total reuse, engine counters (H2, H3)
     hit_rate_state: PointState = PointState.UNKNOWN
-    reachable: Reachable | None = None  # what one unbounded cache would have reused
+    reachable: ReachableShare | None = None  # what one unbounded cache would have reused
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_source: str | None = None  # the clock: "router" or "engine" (T1)
@@ -148,7 +160,7 @@ class GroupRow:
     pool: str
     hit_rate_ratio: float | None = None  # cached / prompt tokens of responses that reported both (H16)
     hit_rate_state: PointState = PointState.UNKNOWN
-    reachable: Reachable | None = None
+    reachable: ReachableShare | None = None
     ttft_p50_s: float | None = None  # router's clock
     ttft_p95_s: float | None = None
     ttft_timed_ratio: float | None = None  # timed responses / all responses (T1b)

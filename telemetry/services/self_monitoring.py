@@ -28,11 +28,11 @@ from controlplane.services.snapshots import newest_snapshot
 from controlplane.services.worker_liveness import is_late, worker_silence_s
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
-from telemetry.metrics.windows import Window
+from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
 from telemetry.services.notifications.outbox import deliver_due, due
 from telemetry.storage.locks import EVALUATE, advisory_lock
-from telemetry.storage.reachable import SHORTEST, ReachableShare, reachable_by_pool
+from telemetry.storage.reachable import SHORTEST, reachable_by_pool
 
 log = logging.getLogger(__name__)
 LATE_INTERVALS = 3  # work is late when it is overdue by more intervals than that

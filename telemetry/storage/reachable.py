@@ -11,45 +11,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
 from telemetry.lab.ladder import ADDED, BIN, MIN_REQUESTS, Sums, bin_start, reachable_error
-from telemetry.metrics.windows import Window
+from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import LadderBin
 
 SHORTEST = timedelta(minutes=30)  # shorter windows are extended backwards to it, because the newest bins are incomplete
 MAX_STANDARD_ERROR = 0.05  # of the ratio, 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReachableShare:
-    """Reachable tokens of prompts / all tokens of the same prompts, with its basis."""
-
-    ratio: float  # 0 to 1
-    standard_error: float  # of ``ratio``, from block sampling and the number of requests
-    requests: int
-    start: datetime  # of the first bin
-    end: datetime  # of the last bin, or of the window
-    delivered_ratio: float | None  # reported cached / prompt tokens in the same bins; None: no response reported any
-
-    @property
-    def delivered_of_reachable(self) -> float | None:
-        """Delivered / reachable, 0 or more; None where one of them is unknown or nothing is reachable."""
-        return self.delivered_ratio / self.ratio if self.delivered_ratio is not None and self.ratio else None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "ratio": self.ratio,
-            "standard_error": self.standard_error,
-            "requests": self.requests,
-            "from": self.start.isoformat(),
-            "to": self.end.isoformat(),
-            "delivered_ratio": self.delivered_ratio,
-        }
 
 
 def reachable_share(pools: Sequence[str] | None, window: Window, *, group: str | None = None) -> ReachableShare | None:

@@ -15,11 +15,11 @@ from typing import Any
 from controlplane.models import PolicyRevision, RevisionState, TaskGroup
 from telemetry.metrics.histograms import Merged, share_at_most
 from telemetry.metrics.rates import accounted_ratio, ratio
-from telemetry.metrics.windows import PointState, Window
+from telemetry.metrics.windows import PointState, ReachableShare, Window
 from telemetry.services.figures.overview import Kind, Subject, quantile_s, timed_ratio
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import KeyedSums, coverage, route_sums, total
-from telemetry.storage.reachable import ReachableShare, reachable_share
+from telemetry.storage.reachable import reachable_share
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from django.utils import timezone
 from controlplane.models import Pool, Replica, ReplicaState, TaskGroup
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import hit_rate_ratio, ratio, sum_known
-from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReplicaRow, Window
+from telemetry.metrics.windows import FleetTiles, GroupRow, PointState, ReachableShare, ReplicaRow, Window
 from telemetry.models import STARTING_S, Health, ScrapeState
 from telemetry.storage import sums
-from telemetry.storage.reachable import ReachableShare, reachable_by_group, reachable_share
+from telemetry.storage.reachable import reachable_by_group, reachable_share
 from telemetry.storage.replica_facts import COLD_S, is_decode
 
 SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself is down

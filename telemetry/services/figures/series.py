@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
 from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, sum_known
-from telemetry.metrics.windows import PointState, Series, Window
+from telemetry.metrics.windows import PointState, ReachableShare, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, pool_names, replicas_of, timed_note
 from telemetry.storage import sums
-from telemetry.storage.reachable import ReachableShare, reachable_over_time_by
+from telemetry.storage.reachable import reachable_over_time_by
 from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
