@@ -18,7 +18,7 @@ FOLDERS = [f"tests/routing/{part}" for part in PARTS]
 LEFT_OUT = [
     f"tests/routing/{name}.py"
     for name in (
-        "prompt/test_shape",
+        "prompt/test_structure",
         "proxy/test_announcements",
         "proxy/test_stored_configurations",
         "proxy/test_tls",
