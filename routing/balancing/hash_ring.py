@@ -149,23 +149,23 @@ def _hash_input(name: str) -> bytes:
 class _LongWalk(Generic[NameT]):
     """The cached walk of a hot key: later walks reuse its replicas and extend it."""
 
-    __slots__ = ("_known", "_rest")
+    __slots__ = ("_rest", "_walked")
 
     def __init__(self, walk: Iterator[NameT]) -> None:
-        self._known: list[NameT] = []
+        self._walked: list[NameT] = []
         self._rest = walk
 
     def __iter__(self) -> Iterator[NameT]:
         at = 0
         while True:
-            known = self._known[at:]
-            at += len(known)
-            yield from known
-            if at == len(self._known):
+            walked = self._walked[at:]
+            at += len(walked)
+            yield from walked
+            if at == len(self._walked):
                 replica = next(self._rest, None)
                 if replica is None:
                     return
-                self._known.append(replica)
+                self._walked.append(replica)
 
 
 class LoadBound:

@@ -325,5 +325,5 @@ class Residency:
             self.reuse.count_evicted(excess, self._replicas.capacity)
         self._replicas.expire(now_s - self._ttl_s)
         while self._index.entries > self._max_entries:
-            if (other := self._replicas.next()) and other.runs:
-                other.evict()
+            if (next_replica := self._replicas.next()) and next_replica.runs:
+                next_replica.evict()

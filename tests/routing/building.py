@@ -57,7 +57,7 @@ def chat(*messages: tuple[str, Any], **fields: Any) -> CanonicalPrompt:
 
 
 def block_hashes(hasher: PrefixHasher, prompt: CanonicalPrompt, model: str = "llama") -> array[int]:
-    """Its block hashes in one, as placing asks for them."""
+    """Its block hashes in one array."""
     return array("Q", b"".join(hasher.chunks(prompt, model)))
 
 
@@ -77,13 +77,13 @@ def request(
     return PlacementRequest(model, group, session, prompt or chat(("user", text)), key=key, key_groups=key_groups)
 
 
-def told(choice: Choice) -> tuple[object, ...]:
-    """All that a choice says."""
+def as_tuple(choice: Choice) -> tuple[object, ...]:
+    """All fields of a choice."""
     return choice.target, choice.reason, choice.skipped, choice.bound, choice.hit_tokens
 
 
 class FixedKeys:
-    """Keys that are given rather than computed."""
+    """Keys with fixed values."""
 
     def __init__(
         self,

@@ -125,14 +125,14 @@ class AffinityGroups(Strategy):
         review_at = self._requests + REVIEW
         if before is not None and sizes == before.sizes:
             return Plan(sizes, before.owned, before.rest, review_at)
-        taken: set[TargetId] = set()
+        assigned: set[TargetId] = set()
         owned = {}
         for prefix, size in sizes.items():
-            free = [target for target in self._ring.walk(prefix) if target in candidates and target not in taken]
-            taken.update(free[:size])
+            free = [target for target in self._ring.walk(prefix) if target in candidates and target not in assigned]
+            assigned.update(free[:size])
             owned[prefix] = candidates.subset(free[:size])
-        others = [target for target in candidates if target not in taken]
-        rest = candidates.subset(others) if taken and others else None
+        others = [target for target in candidates if target not in assigned]
+        rest = candidates.subset(others) if assigned and others else None
         return Plan(sizes, owned, rest, review_at)
 
     def _sizes(self, targets: int, before: dict[PrefixHash, int]) -> dict[PrefixHash, int]:

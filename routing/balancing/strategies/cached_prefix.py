@@ -66,9 +66,9 @@ class CacheAware(Strategy):
             if bound.accepts(target):
                 return Choice(target, Reason.HIT, tuple(skipped), bound.bound(target), hit_tokens)
             skipped.append(target)
-        other = self._by_load.choose(match, key, keys.prompt_tokens, candidates)
+        fallback = self._by_load.choose(match, key, keys.prompt_tokens, candidates)
         reason = Reason.SPILL if skipped else Reason.COLD
-        return Choice(other.target, reason, tuple(skipped), hit_tokens=other.hit_tokens)
+        return Choice(fallback.target, reason, tuple(skipped), hit_tokens=fallback.hit_tokens)
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens of some candidates."""

@@ -28,10 +28,10 @@ class Fleet:
     def hold(self, replica: ReplicaId, blocks: int) -> None:
         self.residency.insert(replica, PROMPT[:blocks], 0.0)
 
-    def wait(self, replica: ReplicaId, tokens: int) -> None:
+    def queue(self, replica: ReplicaId, tokens: int) -> None:
         self.tracker.dispatch(replica, tokens)
 
-    def had(self, replica: ReplicaId, requests: int) -> None:
+    def finish_requests(self, replica: ReplicaId, requests: int) -> None:
         for _ in range(requests):
             self.tracker.dispatch(replica, 0).end()
 

@@ -18,7 +18,7 @@ HASHER = PrefixHasher(SECRET)
 GROUPS = "abcdef"
 
 replica_counts = st.integers(2, 24)
-wanted_sizes = st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 8), min_size=1, max_size=6)
+key_sizes = st.dictionaries(st.sampled_from(GROUPS), st.integers(1, 8), min_size=1, max_size=6)
 
 
 def plan(
@@ -48,25 +48,25 @@ def test_a_size_is_kept_while_the_share_is_near(before: int, beyond: float) -> N
     assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
 
 
-@given(wanted_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
+@given(key_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
 def test_excess_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[str, int], count: int) -> None:
-    fitting = trim_sizes(sizes, floors, count)
+    trimmed = trim_sizes(sizes, floors, count)
 
-    assert all(min(size, max(1, floors.get(key, 0))) <= fitting[key] <= size for key, size in sizes.items())
+    assert all(min(size, max(1, floors.get(key, 0))) <= trimmed[key] <= size for key, size in sizes.items())
     if sum(sizes.values()) <= count:
-        assert fitting == sizes
-    elif all(fitting[key] > max(1, floors.get(key, 0)) for key in sizes):
-        assert sum(fitting.values()) == count
-    cut = [key for key in sizes if fitting[key] < sizes[key]]
+        assert trimmed == sizes
+    elif all(trimmed[key] > max(1, floors.get(key, 0)) for key in sizes):
+        assert sum(trimmed.values()) == count
+    cut = [key for key in sizes if trimmed[key] < sizes[key]]
     assert all(
-        fitting[key] + 1 >= fitting[other] for key in cut for other in sizes if fitting[other] > floors.get(other, 0)
+        trimmed[key] + 1 >= trimmed[other] for key in cut for other in sizes if trimmed[other] > floors.get(other, 0)
     )
 
 
 # --- allocation --------------------------------------------------------------------------------------
 
 
-@given(wanted_sizes, replica_counts)
+@given(key_sizes, replica_counts)
 def test_every_key_gets_its_size_and_sets_are_disjoint_if_possible(sizes: dict[str, int], count: int) -> None:
     sets = plan(sizes, equal(count))
     owners = Counter(replica for own in sets.values() for replica in own)
@@ -77,7 +77,7 @@ def test_every_key_gets_its_size_and_sets_are_disjoint_if_possible(sizes: dict[s
         assert set(owners.values()) == {1}
 
 
-@given(wanted_sizes, replica_counts, st.data())
+@given(key_sizes, replica_counts, st.data())
 def test_growth_keeps_previous_replicas_and_takes_none_from_smaller_keys(
     sizes: dict[str, int], count: int, data: st.DataObject
 ) -> None:
@@ -93,7 +93,7 @@ def test_growth_keeps_previous_replicas_and_takes_none_from_smaller_keys(
 
 @pytest.mark.parametrize("newcomer", [False, True])
 def test_growth_makes_others_exchange_a_fraction_of_a_replica(newcomer: bool) -> None:
-    rng, exchanged, growths = random.Random(1), Counter[int](), 0
+    rng, exchanges, growths = random.Random(1), Counter[int](), 0
     while growths < 300:
         count = rng.randrange(4, 25)
         sizes = {key: rng.randrange(1, 9) for key in rng.sample(GROUPS[:-1], rng.randrange(2, 6))}
@@ -103,14 +103,14 @@ def test_growth_makes_others_exchange_a_fraction_of_a_replica(newcomer: bool) ->
         grown = GROUPS[-1] if newcomer else rng.choice(sorted(sizes))
         before = plan(sizes, equal(count))
         after = plan(sizes | {grown: sizes.get(grown, 0) + 1}, equal(count))
-        exchanged.update(len(set(before[key]) - set(after[key])) for key in sizes if key != grown)
+        exchanges.update(len(set(before[key]) - set(after[key])) for key in sizes if key != grown)
 
-    assert exchanged.total() >= 300
-    assert sum(moves * times for moves, times in exchanged.items()) / growths < (1.0 if newcomer else 0.4)
-    assert sum(times for moves, times in exchanged.items() if moves > 1) <= 0.01 * exchanged.total()
+    assert exchanges.total() >= 300
+    assert sum(moves * times for moves, times in exchanges.items()) / growths < (1.0 if newcomer else 0.4)
+    assert sum(times for moves, times in exchanges.items() if moves > 1) <= 0.01 * exchanges.total()
 
 
-@given(wanted_sizes, replica_counts)
+@given(key_sizes, replica_counts)
 def test_the_order_of_keys_and_replicas_does_not_matter(sizes: dict[str, int], count: int) -> None:
     backwards = dict.fromkeys(reversed(names(count)), 1.0)
 
@@ -134,28 +134,28 @@ def test_unequal_replicas_count_by_their_weight() -> None:
         assert sum(weights[replica] for replica in own[:-1]) < wanted <= sum(weights[replica] for replica in own)
 
 
-@given(wanted_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
-def test_sets_of_unequal_replicas_are_disjoint_if_possible(sizes: dict[str, int], listed: list[float]) -> None:
-    weights = dict(zip(names(len(listed)), listed, strict=True))
-    sizes = trim_sizes(sizes, {}, len(listed))
+@given(key_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
+def test_sets_of_unequal_replicas_are_disjoint_if_possible(sizes: dict[str, int], weights_: list[float]) -> None:
+    weights = dict(zip(names(len(weights_)), weights_, strict=True))
+    sizes = trim_sizes(sizes, {}, len(weights_))
     sets = plan(sizes, weights)
     owners = Counter(replica for own in sets.values() for replica in own)
-    short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(listed) * (1 - 1e-6)]
+    short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(weights_) * (1 - 1e-6)]
 
     assert all(sets.values())
-    if sum(sizes.values()) <= len(listed):
+    if sum(sizes.values()) <= len(weights_):
         assert set(owners.values()) == {1}
-        assert not short or len(owners) == len(listed)  # no set is below its weight while a replica is free
+        assert not short or len(owners) == len(weights_)  # no set is below its weight while a replica is free
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_owned_replicas_are_picked_last(size: int) -> None:
-    taken = dict.fromkeys(names(5), 1)
-    assert set(plan({"a": size}, equal(8), taken)["a"]) <= set(names(8)) - set(names(5))
-    assert set(plan({"a": 6}, equal(8), taken)["a"]) > set(names(8)) - set(names(5))
+    owned = dict.fromkeys(names(5), 1)
+    assert set(plan({"a": size}, equal(8), owned)["a"]) <= set(names(8)) - set(names(5))
+    assert set(plan({"a": 6}, equal(8), owned)["a"]) > set(names(8)) - set(names(5))
 
 
-def counted(keys, half_life: float = 1e6) -> Shares:
+def shares_of(keys, half_life: float = 1e6) -> Shares:
     shares = Shares(half_life)
     for key in keys:
         shares.count(key)
@@ -163,24 +163,24 @@ def counted(keys, half_life: float = 1e6) -> Shares:
 
 
 def test_shares_are_sorted_the_largest_first() -> None:
-    found = counted([1] * 20 + [2] * 70 + [3] * 10).above(0.15)
+    heavy = shares_of([1] * 20 + [2] * 70 + [3] * 10).above(0.15)
 
-    assert [key for key, _ in found] == [2, 1]
-    assert [share for _, share in found] == pytest.approx([0.7, 0.2], rel=0.01)
+    assert [key for key, _ in heavy] == [2, 1]
+    assert [share for _, share in heavy] == pytest.approx([0.7, 0.2], rel=0.01)
 
 
 def test_there_are_no_shares_before_any_request() -> None:
-    assert counted([]).above(0.1) == []
+    assert shares_of([]).above(0.1) == []
 
 
 def test_old_traffic_fades() -> None:
-    shares = counted([1] * 10_000 + [2] * 100, half_life=100)
+    shares = shares_of([1] * 10_000 + [2] * 100, half_life=100)
 
     assert dict(shares.above(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
 
 
 def test_shares_stay_correct_in_the_long_run() -> None:
-    shares = counted((number % 4 for number in range(50_000)), half_life=20)
+    shares = shares_of((number % 4 for number in range(50_000)), half_life=20)
 
     assert [share for _, share in shares.above(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
 

@@ -52,27 +52,27 @@ def with_canary(
     only: tuple[str, ...] | None = None,
 ) -> RouterConfig:
     """A pool with a canary; ``only``: for these groups."""
-    whole = pool(in_force or PrefixHashSettings(), groups=groups)
-    tried = settings or LeastLoadSettings()
-    trial = Canary(revision=CANARY, settings=tried, share=share, routers=routers, groups=only)
-    policy = replace(whole.policy, name=name, trial=trial)
-    return config(replace(whole, policy=policy, tier1=tier1))
+    base = pool(in_force or PrefixHashSettings(), groups=groups)
+    next_settings = settings or LeastLoadSettings()
+    trial = Canary(revision=CANARY, settings=next_settings, share=share, routers=routers, groups=only)
+    policy = replace(base.policy, name=name, trial=trial)
+    return config(replace(base, policy=policy, tier1=tier1))
 
 
 def placement(snapshot: RouterConfig, router: str = "router-1", seed: int = 0) -> Placement:
     return Placement(snapshot, LoadTracker(), seed=seed, router=router)
 
 
-def decided(where: Placement, text: str = "Hello", **what: Any) -> Decision:
-    return where.decide(request(text, **what), HealthRegistry())
+def decided(router: Placement, text: str = "Hello", **what: Any) -> Decision:
+    return router.decide(request(text, **what), HealthRegistry())
 
 
-def revision(where: Placement, text: str = "Hello", **what: Any) -> int:
-    return decided(where, text, **what).policy.revision
+def revision(router: Placement, text: str = "Hello", **what: Any) -> int:
+    return decided(router, text, **what).policy.revision
 
 
-def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
-    found = where.canary_verdict(where.decide(wanted, HealthRegistry()), wanted)
+def verdict_reason(router: Placement, query: PlacementRequest) -> ArmReason:
+    found = router.canary_verdict(router.decide(query, HealthRegistry()), query)
     assert found is not None
     return found.why
 
@@ -82,15 +82,15 @@ def why(where: Placement, wanted: PlacementRequest) -> ArmReason:
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
 def test_the_canary_gets_its_share_of_prefixes(share: float) -> None:
-    where = placement(with_canary(share))
-    tried = sum(revision(where, f"prefix {number}") == CANARY for number in range(4000))
+    router = placement(with_canary(share))
+    next_settings = sum(revision(router, f"prefix {number}") == CANARY for number in range(4000))
 
-    assert tried / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
+    assert next_settings / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
 
 
-@given(text=texts, one=shares, other=shares)
-def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, one: float, other: float) -> None:
-    less, more = (placement(with_canary(share)) for share in sorted((one, other)))
+@given(text=texts, first=shares, second=shares)
+def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, first: float, second: float) -> None:
+    less, more = (placement(with_canary(share)) for share in sorted((first, second)))
 
     assert revision(less, text) <= revision(more, text)
     assert revision(placement(with_canary(1.0)), text) == CANARY
@@ -98,24 +98,26 @@ def test_a_prefix_stays_with_the_canary_when_the_share_grows(text: str, one: flo
 
 @given(text=texts, share=shares, turns=st.lists(st.text(max_size=5), min_size=1, max_size=4))
 def test_all_requests_of_one_prefix_are_placed_by_one_revision(text: str, share: float, turns: list[str]) -> None:
-    where = placement(with_canary(share))
+    router = placement(with_canary(share))
     system = ("system", "You are a helpful clerk. " * 20 + text)
     prompts = [chat(system, ("user", turn)) for turn in turns]
 
-    assert len({revision(where, prompt=prompt, session=turn) for prompt, turn in zip(prompts, turns, strict=True)}) == 1
+    assert (
+        len({revision(router, prompt=prompt, session=turn) for prompt, turn in zip(prompts, turns, strict=True)}) == 1
+    )
 
 
 @given(text=texts, share=shares, seed=st.integers(0, 1 << 64))
 def test_routers_and_workers_agree_on_the_canarys_requests(text: str, share: float, seed: int) -> None:
     snapshot = with_canary(share)
-    seen = [decided(placement(snapshot, router, seed + number), text) for number, router in enumerate("aabb")]
+    decisions = [decided(placement(snapshot, router, seed + number), text) for number, router in enumerate("aabb")]
 
-    assert len({decision.policy.revision for decision in seen}) == 1
+    assert len({decision.policy.revision for decision in decisions}) == 1
 
 
 def test_canaries_of_different_policies_get_different_prefixes() -> None:
-    one, other = placement(with_canary(0.2)), placement(with_canary(0.2, name="other"))
-    both = sum(revision(one, str(n)) == revision(other, str(n)) == CANARY for n in range(2000))
+    first, second = placement(with_canary(0.2)), placement(with_canary(0.2, name="other"))
+    both = sum(revision(first, str(n)) == revision(second, str(n)) == CANARY for n in range(2000))
 
     assert both / 2000 == pytest.approx(0.04, abs=0.02)
 
@@ -124,51 +126,51 @@ def test_canaries_of_different_policies_get_different_prefixes() -> None:
 def test_a_changed_boundary_does_not_change_the_canarys_requests(text: str, share: float) -> None:
     prompts = [chat(("system", "Be brief."), ("user", text + turn)) for turn in "ab"]
     moved = PrefixHashSettings(boundary=Boundary.SYSTEM)
-    same, other = placement(with_canary(share)), placement(with_canary(share, moved, in_force=moved))
+    same, second = placement(with_canary(share)), placement(with_canary(share, moved, in_force=moved))
 
-    assert [revision(same, prompt=it) for it in prompts] == [revision(other, prompt=it) for it in prompts]
+    assert [revision(same, prompt=it) for it in prompts] == [revision(second, prompt=it) for it in prompts]
 
 
 def test_the_canarys_own_boundary_applies_to_its_requests() -> None:
-    where = placement(with_canary(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
-    one, other = (chat(("system", "Be brief."), ("user", text)) for text in "ab")
+    router = placement(with_canary(1.0, PrefixHashSettings(boundary=Boundary.SYSTEM)))
+    first, second = (chat(("system", "Be brief."), ("user", text)) for text in "ab")
 
-    assert decided(where, prompt=one).prefix == decided(where, prompt=other).prefix
+    assert decided(router, prompt=first).prefix == decided(router, prompt=second).prefix
 
 
 def test_a_pools_boundary_determines_the_canarys_requests() -> None:
-    where = placement(with_canary(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
+    router = placement(with_canary(0.5, tier1=Tier1(boundary=Boundary.SYSTEM)))
     system = ("system", "Be brief.")
 
-    assert len({revision(where, prompt=chat(system, ("user", str(number)))) for number in range(20)}) == 1
+    assert len({revision(router, prompt=chat(system, ("user", str(number)))) for number in range(20)}) == 1
     assert (
-        len({revision(where, str(number)) for number in range(20)}) == 2
+        len({revision(router, str(number)) for number in range(20)}) == 2
     )  # without a system prompt, by the default boundary
 
 
 def test_a_request_without_a_prompt_uses_the_active_revision() -> None:
-    where = placement(with_canary(1.0))
+    router = placement(with_canary(1.0))
     nothing = PlacementRequest(None, None, None, NO_PROMPT)
 
-    assert where.decide(nothing, HealthRegistry()).policy.revision == ACTIVE
-    assert why(where, nothing) is ArmReason.NO_PROMPT
+    assert router.decide(nothing, HealthRegistry()).policy.revision == ACTIVE
+    assert verdict_reason(router, nothing) is ArmReason.NO_PROMPT
 
 
 def test_a_canary_may_be_limited_to_routers() -> None:
     snapshot = with_canary(1.0, routers=("router-1", "router-3"))
 
     assert [revision(placement(snapshot, f"router-{number}")) for number in (1, 2, 3)] == [CANARY, ACTIVE, CANARY]
-    assert why(placement(snapshot, "router-2"), request()) is ArmReason.OTHER_ROUTERS
+    assert verdict_reason(placement(snapshot, "router-2"), request()) is ArmReason.OTHER_ROUTERS
 
 
 def test_a_canary_may_be_limited_to_groups() -> None:
     groups = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch"))
-    all_of_them, one = (placement(with_canary(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
+    all_of_them, first = (placement(with_canary(1.0, groups=groups, only=only)) for only in (None, ("coding",)))
     names = ("coding", "batch", None)
 
     assert [revision(all_of_them, group=name) for name in names] == [CANARY] * 3
-    assert [revision(one, group=name) for name in names] == [CANARY, ACTIVE, ACTIVE]
-    assert [why(one, request(group=name)) for name in names] == [
+    assert [revision(first, group=name) for name in names] == [CANARY, ACTIVE, ACTIVE]
+    assert [verdict_reason(first, request(group=name)) for name in names] == [
         ArmReason.WITHIN_SHARE,
         ArmReason.OTHER_GROUPS,
         ArmReason.OTHER_GROUPS,
@@ -179,9 +181,9 @@ def test_a_task_groups_own_policy_may_have_a_canary() -> None:
     own = PolicyConfig(
         name="batch", revision=7, settings=RoundRobinSettings(), trial=Canary(revision=8, settings=LeastLoadSettings())
     )
-    where = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
+    router = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
 
-    assert (revision(where, group="batch"), revision(where)) == (8, ACTIVE)
+    assert (revision(router, group="batch"), revision(router)) == (8, ACTIVE)
 
 
 # --- verdicts ----------------------------------------------------------------------------------------
@@ -189,19 +191,19 @@ def test_a_task_groups_own_policy_may_have_a_canary() -> None:
 
 @given(text=texts, share=shares)
 def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
-    where = placement(with_canary(share))
-    wanted = request(text)
-    decision = where.decide(wanted, HealthRegistry())
-    said = where.canary_verdict(decision, wanted)
+    router = placement(with_canary(share))
+    query = request(text)
+    decision = router.decide(query, HealthRegistry())
+    verdict = router.canary_verdict(decision, query)
 
-    assert said is not None
-    assert said.place is not None
-    assert (said.in_force, said.on_trial, said.share) == (ACTIVE, CANARY, share)
-    assert 0.0 <= said.place <= 1.0
+    assert verdict is not None
+    assert verdict.place is not None
+    assert (verdict.in_force, verdict.on_trial, verdict.share) == (ACTIVE, CANARY, share)
+    assert 0.0 <= verdict.place <= 1.0
     is_tried = decision.policy.revision == CANARY
-    assert (said.arm is Arm.CANARY) == is_tried
-    assert said.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
-    assert decision.route.arm is said.arm
+    assert (verdict.arm is Arm.CANARY) == is_tried
+    assert verdict.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
+    assert decision.route.arm is verdict.arm
 
 
 # --- shared and retained state -----------------------------------------------------------------------
@@ -209,11 +211,11 @@ def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
 
 def test_both_revisions_share_loads_and_residency() -> None:
     tracker, residency = LoadTracker(), Residency()
-    where = Placement(with_canary(0.5, LowestCostSettings()), tracker, residency=residency)
+    router = Placement(with_canary(0.5, LowestCostSettings()), tracker, residency=residency)
     by_revision = {}
     for number in range(40):
-        decision = decided(where, f"{number} " + "much the same every time " * 40)
-        where.dispatch(decision)
+        decision = decided(router, f"{number} " + "much the same every time " * 40)
+        router.dispatch(decision)
         by_revision[decision.policy.revision] = decision
 
     assert set(by_revision) == {ACTIVE, CANARY}
@@ -228,40 +230,40 @@ def test_a_promoted_revision_keeps_what_it_learnt() -> None:
     hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == CANARY]
     for _ in range(300):
         before.dispatch(decided(before, hot)).end()
-    learned = plan_of(before, rare)
+    plan_before = plan_of(before, rare)
     promoted = config(pool(settings))
     promoted = config(replace(promoted.pools[0], policy=replace(promoted.pools[0].policy, revision=CANARY)))
     after, fresh = placement(promoted), placement(promoted)
     after.carry_over(before)
 
-    assert len(learned) == 1
-    assert plan_of(after, rare) == learned
-    assert plan_of(fresh, rare) != learned
+    assert len(plan_before) == 1
+    assert plan_of(after, rare) == plan_before
+    assert plan_of(fresh, rare) != plan_before
 
 
-def plan_of(where: Placement, text: str) -> dict[int, list[str]]:
-    decision = decided(where, text)
+def plan_of(router: Placement, text: str) -> dict[int, list[str]]:
+    decision = decided(router, text)
     assert isinstance(decision.route.strategy, AffinityGroups)
     return {int(opening): [str(name) for name in owned] for opening, owned in decision.route.strategy.plan().items()}
 
 
 def test_changes_of_a_canary_keep_the_turns_of_the_active_revision() -> None:
     def turns(snapshots: list[RouterConfig]) -> list[str]:
-        met, before = [], None
+        targets, before = [], None
         for snapshot in snapshots:
-            where = placement(snapshot)
+            router = placement(snapshot)
             if before is not None:
-                where.carry_over(before)
-            met += [decided(where, group="batch").replica.name for _ in range(3)]
-            before = where
-        return met
+                router.carry_over(before)
+            targets += [decided(router, group="batch").replica.name for _ in range(3)]
+            before = router
+        return targets
 
     groups = (TaskGroupConfig(name="batch"), TaskGroupConfig(name="coding"))
     stages = [
         with_canary(share, in_force=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
     ]
     ended = config(pool(RoundRobinSettings(), groups=groups))
-    met = turns([ended, *stages, ended])
+    targets = turns([ended, *stages, ended])
 
-    assert met == (met[:4] * 4)[:15]
-    assert len(set(met[:4])) == 4
+    assert targets == (targets[:4] * 4)[:15]
+    assert len(set(targets[:4])) == 4

@@ -22,10 +22,10 @@ def tracker() -> LoadTracker:
 
 def test_sums_after_exclusion_cover_the_remaining_candidates(tracker) -> None:
     whole = Candidates(WEIGHTS, tracker)
-    left = whole.without({A})
+    remaining = whole.without({A})
 
-    assert (set(left), left.order.running, left.weight) == ({B, C}, 1, 2.5)
-    assert left.without({B}).unfiltered is whole
+    assert (set(remaining), remaining.order.running, remaining.weight) == ({B, C}, 1, 2.5)
+    assert remaining.without({B}).unfiltered is whole
 
 
 def test_a_subset_keeps_order_weights_and_bits(tracker) -> None:
@@ -80,27 +80,27 @@ def test_a_replica_of_tiny_weight_has_the_most_work(weight: float) -> None:
 def test_equally_loaded_replicas_take_turns() -> None:
     tracker = LoadTracker()
     candidates = all_of(tracker)
-    met = Counter()
+    turns = Counter()
     for _ in range(400):
         chosen = candidates.order.least_loaded()
-        met[chosen] += 1
+        turns[chosen] += 1
         tracker.dispatch(chosen, 50).end()  # it ends before the next request
 
-    assert set(met.values()) == {100}
+    assert set(turns.values()) == {100}
 
 
 def test_equally_loaded_replicas_take_turns_with_many_changes_in_between() -> None:
     tracker = LoadTracker()
     candidates = all_of(tracker)
-    met = Counter()
+    turns = Counter()
     for _ in range(400):
         chosen = candidates.order.least_loaded()
-        met[chosen] += 1
+        turns[chosen] += 1
         tracker.dispatch(chosen, 50).end()
         for name in names(4) * 20:  # requests of others start and end, in the order of the configuration
             tracker.dispatch(name, 10).end()
 
-    assert max(met.values()) < 160
+    assert max(turns.values()) < 160
 
 
 def test_routers_with_different_seeds_start_at_different_replicas() -> None:

@@ -29,44 +29,44 @@ from routing.balancing.rates import DEFAULT_RATE
 from routing.balancing.residency import Residency
 from routing.types import Reason, ReplicaId
 from tests.routing.balancing.fleet import PROMPT, Fleet
-from tests.routing.building import names, told
+from tests.routing.building import as_tuple, names
 
 REQUEST_TOKENS = STEP_S * DEFAULT_RATE
 TIE_TOKENS = TIE_S * DEFAULT_RATE
 
 loads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2000)), max_size=12)
-holdings = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
-places = st.integers(0, 2 * MAX_COMPARED + 7)
-ended_requests = st.lists(st.tuples(places, st.integers(0, 40)), max_size=6)
+cached_prefixes = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10)), max_size=6)
+positions = st.integers(0, 2 * MAX_COMPARED + 7)
+ended_requests = st.lists(st.tuples(positions, st.integers(0, 40)), max_size=6)
 
 
-@given(loads, holdings, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
+@given(loads, cached_prefixes, st.sampled_from([0.0, 1.0, 2.0, 10.0]), st.integers(100, 4000))
 def test_no_candidate_costs_less_than_the_choice_except_for_ties_and_rebalancing(
-    waiting, held, alpha: float, tokens: int
+    queued, held, alpha: float, tokens: int
 ) -> None:
     fleet = Fleet(4)
-    for number, work in waiting:
-        fleet.wait(fleet.names[number], work)
+    for number, work in queued:
+        fleet.queue(fleet.names[number], work)
     for number, blocks in held:
         fleet.hold(fleet.names[number], blocks)
     longest = [max((blocks for at, blocks in held if at == number), default=0) for number in range(4)]
 
-    busy_ratio = len({at for at, work in waiting if work}) / 4
+    busy_ratio = len({at for at, work in queued if work}) / 4
     price = min(1.0, alpha) + max(0.0, alpha - 1.0) * busy_ratio**CHOICES
 
     def cost(number: int) -> float:
-        requests = [work for at, work in waiting if at == number]
+        requests = [work for at, work in queued if at == number]
         return sum(requests) + REQUEST_TOKENS * len(requests) + price * (tokens - 10 * longest[number])
 
-    def too_many(number: int) -> float:
-        return max(0.0, len([at for at, _ in waiting if at == number]) - FAIR_RATIO * len(waiting) / 4 - MIN_EXCESS)
+    def excess(number: int) -> float:
+        return max(0.0, len([at for at, _ in queued if at == number]) - FAIR_RATIO * len(queued) / 4 - MIN_EXCESS)
 
     choice = fleet.choose(tokens, alpha)
     chosen = fleet.names.index(choice.target)
     least = min(map(cost, range(4)))
     tie = TIE_TOKENS + min(TIE_RATIO * tokens, MAX_TIE_TOKENS)
-    given_up = max(EXCESS_TOKENS * too_many(at) for at in range(4) if cost(at) <= least + tie)
-    assert cost(chosen) <= least + 2 * tie + given_up
+    rebalanced = max(EXCESS_TOKENS * excess(at) for at in range(4) if cost(at) <= least + tie)
+    assert cost(chosen) <= least + 2 * tie + rebalanced
     assert choice.hit_tokens == 10 * longest[chosen]
     holds_most = longest[chosen] == max(longest)
     at_home = Reason.HIT if choice.hit_tokens else Reason.COLD
@@ -78,34 +78,34 @@ def test_no_candidate_costs_less_than_the_choice_except_for_ties_and_rebalancing
 @given(
     st.sampled_from([2, 4, MAX_COMPARED + 2, 2 * MAX_COMPARED + 8]),
     st.sampled_from([1.0, 2.0]),
-    st.lists(st.tuples(places, st.integers(0, 2000)), max_size=12),
-    st.lists(st.tuples(places, st.integers(0, 10)), max_size=9),
+    st.lists(st.tuples(positions, st.integers(0, 2000)), max_size=12),
+    st.lists(st.tuples(positions, st.integers(0, 10)), max_size=9),
     ended_requests,
     st.sampled_from([0.5, 1.0, 2.0]),
     st.integers(100, 4000),
 )
 @example(4, 1.0, [(0, 1)], [(0, 4), (1, 4)], [], 1.0, 120)  # the tie of the cheapest counts, not that of the first
 def test_comparing_few_candidates_gives_the_same_choice_as_comparing_all(
-    count: int, heaviest: float, waiting, held, past, alpha: float, tokens: int
+    count: int, heaviest: float, queued, held, ended, alpha: float, tokens: int
 ) -> None:
     """Neither a sole holder nor a few holders are chosen if another candidate costs less."""
     fleet = Fleet(count, {"replica-2": heaviest})
-    for number, work in waiting:
-        fleet.wait(fleet.names[number % count], work)
+    for number, work in queued:
+        fleet.queue(fleet.names[number % count], work)
     for number, blocks in held:
         fleet.hold(fleet.names[number % count], blocks)
-    for number, requests in past:
-        fleet.had(fleet.names[number % count], requests)
+    for number, requests in ended:
+        fleet.finish_requests(fleet.names[number % count], requests)
 
     match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, alpha, by_rate=False)
     key = preferred_key(PROMPT, match, None)
     sole = rule.sole_holder(match, tokens, fleet.candidates)
     chosen = rule.choose(match, key, tokens, fleet.candidates)
-    assert sole is None or told(sole) == told(chosen)
+    assert sole is None or as_tuple(sole) == as_tuple(chosen)
     if "TEST_COMPILED" not in os.environ:  # compiled classes have no Python subclasses
         among_all = type("AmongAll", (CostRule,), {"_compare_holders": lambda *_: ([], [])})
         chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
-        assert told(chosen) == told(chosen_among_all)
+        assert as_tuple(chosen) == as_tuple(chosen_among_all)
 
 
 def test_a_sole_holder_with_little_work_is_chosen_directly() -> None:
@@ -116,7 +116,7 @@ def test_a_sole_holder_with_little_work_is_chosen_directly() -> None:
     sole = rule.sole_holder(match, 100, fleet.candidates)
     assert sole is not None
     assert (sole.target, sole.reason, sole.hit_tokens) == (fleet.names[0], Reason.HIT, 100)
-    fleet.wait(fleet.names[0], 200)
+    fleet.queue(fleet.names[0], 200)
     assert rule.sole_holder(match, 100, fleet.candidates) is None
 
 
@@ -125,11 +125,11 @@ def test_in_a_busy_fleet_cached_tokens_are_worth_alpha_queued_tokens() -> None:
     a, *others = fleet.names
     fleet.hold(a, 100)
     for name in others:
-        fleet.wait(name, 1)
-    fleet.wait(a, 1 + int(2 * 100 - TIE_TOKENS) - 1)
+        fleet.queue(name, 1)
+    fleet.queue(a, 1 + int(2 * 100 - TIE_TOKENS) - 1)
     assert fleet.choose(100).target == a
 
-    fleet.wait(a, 1)
+    fleet.queue(a, 1)
     assert fleet.choose(100).target != a
 
 
@@ -140,7 +140,7 @@ def test_a_burst_with_a_new_prefix_is_prefilled_at_several_idle_replicas_but_not
     for _ in range(12):
         choice = fleet.choose(10_200)
         fleet.hold(choice.target, 10)
-        fleet.wait(choice.target, 10_200 - choice.hit_tokens)
+        fleet.queue(choice.target, 10_200 - choice.hit_tokens)
         chosen.add(choice.target)
 
     assert 1 < len(chosen) < min(count, 12)
@@ -150,7 +150,7 @@ def test_crowded_caches_avoid_copies_even_if_replicas_are_idle() -> None:
     fleet = Fleet(4)
     a = fleet.names[0]
     fleet.hold(a, 10)
-    fleet.wait(a, int(1.1 * 100 - REQUEST_TOKENS))
+    fleet.queue(a, int(1.1 * 100 - REQUEST_TOKENS))
     fleet.residency.reuse.ratio = 1.0
     assert fleet.choose(100).target == a
 
@@ -163,7 +163,7 @@ def test_a_long_new_prompt_ignores_a_few_running_requests_at_its_preferred_repli
         busy.tracker.dispatch(home, 0)
 
     assert (busy.choose(8000).target == home) is stays
-    busy.wait(home, 1000)
+    busy.queue(home, 1000)
     assert busy.choose(8000).target != home
 
 
@@ -180,7 +180,7 @@ def test_short_and_very_long_prompts_go_to_idle_replicas(tokens: int) -> None:
 def test_costs_of_some_candidates_equal_their_costs_among_all(count: int) -> None:
     fleet = Fleet(count)
     for name in fleet.names[:8]:
-        fleet.wait(name, 500)
+        fleet.queue(name, 500)
     rule, match, members = (
         CostRule(fleet.ring, 2.0, by_rate=False),
         fleet.residency.match(PROMPT),
@@ -194,8 +194,8 @@ def test_costs_of_some_candidates_equal_their_costs_among_all(count: int) -> Non
 def test_a_replica_of_twice_the_weight_gets_twice_the_work() -> None:
     fleet = Fleet(2, {"replica-1": 2.0})
     light, heavy = fleet.names
-    fleet.wait(light, 5000)
-    fleet.wait(heavy, 9000)
+    fleet.queue(light, 5000)
+    fleet.queue(heavy, 9000)
 
     assert fleet.choose(100).target == heavy
 
@@ -206,7 +206,7 @@ def test_by_rate_the_faster_replica_gets_more() -> None:
     for _ in range(500):
         fleet.tracker.load(slow).prefill.learn(10_000, 10.0)
         fleet.tracker.load(fast).prefill.learn(10_000, 1.0)
-    fleet.wait(fast, 5000)
+    fleet.queue(fast, 5000)
 
     assert fleet.choose(3000, by_rate=True).target == fast
     assert fleet.choose(3000, by_rate=False).target == slow
@@ -220,12 +220,12 @@ def test_by_rate_small_differences_of_measured_rates_are_ties(apart: float, chos
             fleet.tracker.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
     rule = CostRule(fleet.ring, 2.0, by_rate=True)
 
-    found = {
+    chosen_replicas = {
         rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).target
         for key in range(1, 30)
     }
 
-    assert len(found) == chosen
+    assert len(chosen_replicas) == chosen
 
 
 @pytest.mark.parametrize("count", [8, 40])
@@ -238,7 +238,7 @@ def test_ties_are_decided_by_the_key_never_by_the_smallest_index(count: int) -> 
             CostRule(one.ring, 2.0, by_rate=False).choose(one.residency.match([key]), key, 100, one.candidates)
             for one in (fleet, other)
         ]
-        assert told(choices[0]) == told(choices[1])
+        assert as_tuple(choices[0]) == as_tuple(choices[1])
         preferred_replicas[choices[0].target] += 1
 
     assert set(preferred_replicas) == set(fleet.names)
@@ -272,12 +272,12 @@ def test_a_lone_holder_and_a_lone_idle_replica_are_found_among_many() -> None:
     fleet = Fleet(MAX_COMPARED * 5)
     *busy, holder, idle = fleet.names
     for name in busy:
-        fleet.wait(name, 5000)
+        fleet.queue(name, 5000)
     fleet.hold(holder, 10)
-    fleet.wait(holder, 500)
+    fleet.queue(holder, 500)
     assert fleet.choose(1000, 10.0).target == holder
 
-    fleet.wait(holder, 50_000)
+    fleet.queue(holder, 50_000)
     assert fleet.choose(1000, 10.0).target == idle
 
 
@@ -343,19 +343,19 @@ def test_the_idle_holder_is_found_among_many() -> None:
         for number, name in enumerate(FLEET):
             if number != idle:
                 tracker.dispatch(name, 1000 + 50 * number)
-        found = lightest(candidates.mask, 5, candidates)
-        assert found[0].target == FLEET[idle]
-        assert len(found) == HOLDERS
+        chosen_replicas = lightest(candidates.mask, 5, candidates)
+        assert chosen_replicas[0].target == FLEET[idle]
+        assert len(chosen_replicas) == HOLDERS
 
 
 def test_requests_for_a_widely_cached_prefix_are_spread_over_all_holders() -> None:
     candidates, tracker = fleet()
     holders = sum(candidates.by_name[name].bit for name in (*FLEET[:30], FLEET[99]))
-    taken = Counter()
+    requests_by_replica = Counter()
     for number in range(31 * 100):
-        found = lightest(holders, number * SPREAD % 2**64, candidates)[0].target
-        tracker.dispatch(found, 100).end()
-        taken[found] += 1
+        chosen_replicas = lightest(holders, number * SPREAD % 2**64, candidates)[0].target
+        tracker.dispatch(chosen_replicas, 100).end()
+        requests_by_replica[chosen_replicas] += 1
 
-    assert len(taken) == 31
-    assert max(taken.values()) < 150
+    assert len(requests_by_replica) == 31
+    assert max(requests_by_replica.values()) < 150

@@ -22,7 +22,7 @@ from tests.routing.building import SECRET, config, names, pool, replicas
 HASHER = PrefixHasher(SECRET)
 
 
-def follows(name: str) -> TaskGroupConfig:
+def auto_group(name: str) -> TaskGroupConfig:
     return TaskGroupConfig(name=name, auto_replicas=AutoReplicas())
 
 
@@ -30,8 +30,8 @@ class Rig:
     """The groups of a pool, and traffic with a share for each; the rest is the pool's own."""
 
     def __init__(self, count: int = 8, groups: Any = ("a", "b"), seed: int = 7, **fields: Any) -> None:
-        listed = [follows(it) if isinstance(it, str) else it for it in groups]
-        self.pool = replace(pool(members=replicas(count), groups=listed), **fields)
+        configured = [auto_group(it) if isinstance(it, str) else it for it in groups]
+        self.pool = replace(pool(members=replicas(count), groups=configured), **fields)
         self.shares = GroupShares(self.pool, HASHER)
         self.replicas = GroupReplicas(self.pool.replicas, LoadTracker())
         self.health = HealthRegistry()
@@ -88,16 +88,16 @@ def test_a_fluctuating_share_moves_nothing() -> None:
 def test_growth_adds_one_replica_at_a_time_and_shrinking_removes_the_last() -> None:
     rig = Rig(12, share_half_life=1000)
     rig.traffic(5000, a=0.1, b=0.1)
-    seen = [list(rig.shares.replicas("a"))]
+    sets_over_time = [list(rig.shares.replicas("a"))]
     for parts in ({"a": 0.8, "b": 0.1}, {"a": 0.1, "b": 0.1}):
         for _ in range(100):
             rig.traffic(REVIEW, **parts)
-            seen.append(list(rig.shares.replicas("a")))
+            sets_over_time.append(list(rig.shares.replicas("a")))
 
-    assert max(map(len, seen)) >= 8
-    assert len(seen[-1]) <= 2
-    kept = [len(set(one) & set(next_)) >= min(len(one), len(next_)) - 1 for one, next_ in pairwise(seen)]
-    assert all(kept)  # at most one was claimed by a smaller group
+    assert max(map(len, sets_over_time)) >= 8
+    assert len(sets_over_time[-1]) <= 2
+    overlaps = [len(set(one) & set(next_)) >= min(len(one), len(next_)) - 1 for one, next_ in pairwise(sets_over_time)]
+    assert all(overlaps)  # at most one was claimed by a smaller group
 
 
 def test_routers_that_see_the_same_traffic_agree() -> None:
@@ -114,8 +114,8 @@ def test_routers_that_see_samples_of_the_traffic_nearly_agree() -> None:
         rig.traffic(10_000, a=0.6, b=0.2)
 
     for name in one.sizes():
-        mine, theirs = set(one.shares.replicas(name)), set(other.shares.replicas(name))
-        assert len(mine ^ theirs) <= 3
+        own_set, other_set = set(one.shares.replicas(name)), set(other.shares.replicas(name))
+        assert len(own_set ^ other_set) <= 3
 
 
 def test_a_flood_in_one_group_leaves_others_their_replicas() -> None:
@@ -131,7 +131,7 @@ def test_a_flood_in_one_group_leaves_others_their_replicas() -> None:
 
 
 def test_a_group_with_hardly_any_traffic_is_a_guest() -> None:
-    rig = Rig(4, groups=[f"idle-{number}" for number in range(10)] + [follows("a")])
+    rig = Rig(4, groups=[f"idle-{number}" for number in range(10)] + [auto_group("a")])
     rig.traffic(8000, a=1.0)
 
     assert len(rig.shares.replicas("a")) == 4
@@ -151,7 +151,7 @@ def test_reserved_and_max_bound_the_size() -> None:
 
 
 def test_replicas_named_by_a_group_are_used_last_by_others() -> None:
-    groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), follows("a")]
+    groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), auto_group("a")]
     rig = Rig(8, groups=groups)
     for _ in range(4000):
         rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else OWN)
@@ -178,13 +178,13 @@ def test_a_replica_that_is_down_is_replaced_and_no_other_set_changes() -> None:
     rig = Rig(8)
     rig.traffic(3000, a=0.4, b=0.3)
     before = {name: rig.eligible(name) for name in rig.sizes()}
-    gone = before["a"][0]
-    rig.health.mark(gone, up=False)
+    removed = before["a"][0]
+    rig.health.mark(removed, up=False)
     meanwhile = {name: rig.eligible(name) for name in rig.sizes()}
-    rig.health.mark(gone, up=True)
+    rig.health.mark(removed, up=True)
 
     assert len(meanwhile["a"]) == len(before["a"])
-    assert set(before["a"]) - set(meanwhile["a"]) == {gone}
+    assert set(before["a"]) - set(meanwhile["a"]) == {removed}
     assert all(meanwhile[name] == before[name] for name in ("b", OWN))
     assert {name: rig.eligible(name) for name in rig.sizes()} == before
 
@@ -222,14 +222,14 @@ def test_sets_stay_disjoint_and_change_only_with_their_sizes(seed: int) -> None:
         for _ in range(8):
             for name in rng.choices(list(numbers), mixture, k=REVIEW):
                 rig.shares.count(name)
-            given, own = dict(rig.shares._trimmed_sizes), {name: rig.shares.replicas(name) for name in numbers}
-            changes += sum(abs(given[name] - numbers[name]) for name in numbers)
+            trimmed, own = dict(rig.shares._trimmed_sizes), {name: rig.shares.replicas(name) for name in numbers}
+            changes += sum(abs(trimmed[name] - numbers[name]) for name in numbers)
             moves += sum(len(set(own[name]) - set(sets[name])) for name in numbers)
-            owners = Counter(replica for name in numbers if given[name] for replica in own[name])
+            owners = Counter(replica for name in numbers if trimmed[name] for replica in own[name])
             assert all(own.values())
-            assert given != numbers or own == sets
-            assert sum(given.values()) > len(weighted) or set(owners.values()) == {1}
-            sets, numbers = own, given
+            assert trimmed != numbers or own == sets
+            assert sum(trimmed.values()) > len(weighted) or set(owners.values()) == {1}
+            sets, numbers = own, trimmed
 
     assert changes > 50
     assert moves < 3 * changes

@@ -70,10 +70,10 @@ def test_the_order_of_configuration_does_not_matter(fleet: dict[ReplicaId, float
 def test_a_replica_that_leaves_moves_only_its_own_keys(
     fleet: dict[ReplicaId, float], key: PrefixHash, data: st.DataObject
 ) -> None:
-    gone = data.draw(st.sampled_from(sorted(fleet)))
-    left = {name: weight for name, weight in fleet.items() if name != gone}
+    removed = data.draw(st.sampled_from(sorted(fleet)))
+    remaining = {name: weight for name, weight in fleet.items() if name != removed}
 
-    assert list(HashRing(left).walk(key)) == [name for name in HashRing(fleet).walk(key) if name != gone]
+    assert list(HashRing(remaining).walk(key)) == [name for name in HashRing(fleet).walk(key) if name != removed]
 
 
 @given(fleet=weights, key=keys, heavier=st.sampled_from([1.0, 3.0, 8.0]))
@@ -93,24 +93,24 @@ def test_a_growing_weight_moves_keys_only_to_its_replica(
 def test_nearest_moves_only_the_keys_of_a_replica_that_leaves(
     fleet: dict[ReplicaId, float], key: PrefixHash, data: st.DataObject
 ) -> None:
-    gone = data.draw(st.sampled_from(sorted(fleet)))
-    left = {name: weight for name, weight in fleet.items() if name != gone}
+    removed = data.draw(st.sampled_from(sorted(fleet)))
+    remaining = {name: weight for name, weight in fleet.items() if name != removed}
     ring = HashRing(fleet)
     home = ring.nearest(key, fleet)
 
     assert home in fleet
-    if home != gone:
-        assert ring.nearest(key, left) == home  # it is unavailable
-        if max(left.values()) == max(fleet.values()):  # otherwise weights may be scaled differently
-            assert HashRing(left).nearest(key, left) == home  # it is no longer configured
+    if home != removed:
+        assert ring.nearest(key, remaining) == home  # it is unavailable
+        if max(remaining.values()) == max(fleet.values()):  # otherwise weights may be scaled differently
+            assert HashRing(remaining).nearest(key, remaining) == home  # it is no longer configured
 
 
 @pytest.mark.parametrize("count", [16, 100])
 def test_nearest_balances_better_than_first_points(count: int) -> None:
     ring, among = HashRing(dict.fromkeys(names(count), 1.0)), frozenset(names(count))
-    asked = [PrefixHash(xxh3_64_intdigest(b"", number)) for number in range(300 * count)]
-    shares = Counter(ring.nearest(key, among) for key in asked)
-    walked = Counter(home(ring, key) for key in asked)
+    sample_keys = [PrefixHash(xxh3_64_intdigest(b"", number)) for number in range(300 * count)]
+    shares = Counter(ring.nearest(key, among) for key in sample_keys)
+    walked = Counter(home(ring, key) for key in sample_keys)
 
     assert set(shares) == among
     assert pstdev(shares.values()) < 0.07 * 300
@@ -118,11 +118,11 @@ def test_nearest_balances_better_than_first_points(count: int) -> None:
 
 
 def test_the_keys_of_a_replica_that_leaves_go_to_many_others() -> None:
-    everybody = names(20)
-    ring, left = HashRing(dict.fromkeys(everybody, 1.0)), frozenset(everybody[1:])
-    lost = [key for key in spread(5000) if ring.nearest(key, frozenset(everybody)) == everybody[0]]
+    fleet_names = names(20)
+    ring, remaining = HashRing(dict.fromkeys(fleet_names, 1.0)), frozenset(fleet_names[1:])
+    lost = [key for key in spread(5000) if ring.nearest(key, frozenset(fleet_names)) == fleet_names[0]]
 
-    assert len({ring.nearest(key, left) for key in lost}) > 15
+    assert len({ring.nearest(key, remaining) for key in lost}) > 15
 
 
 def test_nearest_may_find_none_among_few() -> None:
@@ -212,7 +212,7 @@ def test_ring_orders_never_change() -> None:
     assert ["".join(order) for order in orders] == ["40312", "03142", "23140", "10234"]
 
 
-def holding(*running: int, weights: list[float] | None = None) -> Candidates:
+def candidates_with(*running: int, weights: list[float] | None = None) -> Candidates:
     """Candidates replica-0, replica-1 ... with this many running requests."""
     tracker = LoadTracker()
     fleet = names(len(running))
@@ -227,7 +227,7 @@ def order(*numbers: int) -> list[ReplicaId]:
 
 
 def test_replicas_that_are_not_candidates_are_not_reported_as_skipped() -> None:
-    choice = bounded_choice(order(7, 1, 0), holding(0, 0), 1.25, 4)
+    choice = bounded_choice(order(7, 1, 0), candidates_with(0, 0), 1.25, 4)
 
     assert (choice.target, choice.reason, choice.skipped) == ("replica-1", Reason.AFFINITY, ())
 
@@ -244,7 +244,7 @@ def test_only_candidates_count_towards_the_mean() -> None:
 
 
 def test_if_all_in_order_are_full_the_least_loaded_gets_the_request() -> None:
-    choice = bounded_choice(order(0, 1), holding(9, 9, 1), 1.0, 1)  # an order without the last candidate
+    choice = bounded_choice(order(0, 1), candidates_with(9, 9, 1), 1.0, 1)  # an order without the last candidate
 
     assert (choice.target, choice.reason, choice.bound) == ("replica-2", Reason.SPILL, None)
 
@@ -260,7 +260,7 @@ def test_no_replica_exceeds_its_bound(
 ) -> None:
     weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=len(running), max_size=len(running)))
     ring_order = data.draw(st.permutations(names(len(running))))
-    candidates = holding(*running, weights=weights)
+    candidates = candidates_with(*running, weights=weights)
 
     choice = bounded_choice(ring_order, candidates, load_factor, min_bound)
 
@@ -269,8 +269,8 @@ def test_no_replica_exceeds_its_bound(
         share = Fraction(load_factor) * (sum(running) + 1) / len(running) * Fraction(weights[number]) / mean_weight
         return max(min_bound, math.ceil(share))
 
-    has_room = [name for name in ring_order if running[int(name[-1])] + 1 <= bound(int(name[-1]))]
-    assert choice.target == has_room[0]
+    accepting = [name for name in ring_order if running[int(name[-1])] + 1 <= bound(int(name[-1]))]
+    assert choice.target == accepting[0]
     assert choice.reason is (Reason.AFFINITY if choice.target == ring_order[0] else Reason.SPILL)
     assert choice.bound == bound(int(choice.target[-1]))
     assert choice.skipped == tuple(ring_order[: ring_order.index(choice.target)])
@@ -281,12 +281,12 @@ def test_a_hot_key_overflows_to_the_same_replicas_in_the_same_order(load_factor:
     tracker = LoadTracker()
     candidates = Candidates(dict.fromkeys(names(6), 1.0), tracker)
     ring_order = order(3, 5, 0, 1, 4, 2)
-    met: list[ReplicaId] = []
+    used: list[ReplicaId] = []
     for _ in range(200):
         replica = bounded_choice(ring_order, candidates, load_factor, 4).target
         tracker.dispatch(replica, 1)
-        if replica not in met:
-            met.append(replica)
+        if replica not in used:
+            used.append(replica)
 
-    assert met == ring_order[: len(met)]
+    assert used == ring_order[: len(used)]
     assert max(load.running for load in candidates.loads.values()) <= math.ceil(load_factor * 200 / 6)

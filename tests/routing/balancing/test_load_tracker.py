@@ -14,7 +14,7 @@ from tests.routing.building import names
 A, B = names(2)
 
 
-def held(tracker: LoadTracker, replica: ReplicaId) -> tuple[int, int]:
+def load_of(tracker: LoadTracker, replica: ReplicaId) -> tuple[int, int]:
     load = tracker.load(replica)
     return load.running, load.waiting_tokens
 
@@ -22,13 +22,13 @@ def held(tracker: LoadTracker, replica: ReplicaId) -> tuple[int, int]:
 def test_a_request_runs_from_dispatch_to_end_and_waits_until_its_first_byte() -> None:
     tracker = LoadTracker()
     ticket = tracker.dispatch(A, 100)
-    assert held(tracker, A) == (1, 100)
+    assert load_of(tracker, A) == (1, 100)
 
     ticket.first_byte()
-    assert held(tracker, A) == (1, 0)
+    assert load_of(tracker, A) == (1, 0)
 
     ticket.end()
-    assert held(tracker, A) == (0, 0)
+    assert load_of(tracker, A) == (0, 0)
 
 
 def test_a_load_includes_requests_of_other_processes() -> None:
@@ -38,7 +38,7 @@ def test_a_load_includes_requests_of_other_processes() -> None:
     tracker.set_remote_load(A, 3, 500)
     tracker.set_remote_load(B, 1, 0)
 
-    assert held(tracker, A) == (4, 510)
+    assert load_of(tracker, A) == (4, 510)
     assert candidates.order.running == 5
     assert candidates.order.least_loaded() == B
     assert tracker.audit([mine]) == {}
@@ -47,7 +47,7 @@ def test_a_load_includes_requests_of_other_processes() -> None:
     assert tracker.load(A).remaining_tokens(tracker.clock()) == 500
     tracker.set_remote_load(A, 0, 0)
     tracker.set_remote_load(B, 0, 0)
-    assert (held(tracker, A), held(tracker, B)) == ((0, 0), (0, 0))
+    assert (load_of(tracker, A), load_of(tracker, B)) == ((0, 0), (0, 0))
     assert candidates.order.running == 0
 
 
@@ -69,9 +69,9 @@ def test_a_replica_that_returns_while_requests_run_keeps_its_load() -> None:
     tracker.forget_all_but([B])
     tracker.forget_all_but([A, B])
 
-    assert held(tracker, A) == (1, 100)
+    assert load_of(tracker, A) == (1, 100)
     ticket.end()
-    assert held(tracker, A) == (0, 0)
+    assert load_of(tracker, A) == (0, 0)
 
 
 def test_the_audit_reports_differences() -> None:
@@ -139,9 +139,9 @@ class TrackerAndReaders(RuleBasedStateMachine):
         if self.tickets:
             data.draw(st.sampled_from(self.tickets)).end()
 
-    @rule(kept=st.sets(st.sampled_from(names(3))))
-    def reconfigure(self, kept: set[ReplicaId]) -> None:
-        self.tracker.forget_all_but(kept | {A, B, self.fleet[2]})
+    @rule(retained=st.sets(st.sampled_from(names(3))))
+    def reconfigure(self, retained: set[ReplicaId]) -> None:
+        self.tracker.forget_all_but(retained | {A, B, self.fleet[2]})
 
     @rule(number=st.integers(0, 1))
     def total(self, number: int) -> None:
@@ -172,7 +172,7 @@ class TrackerAndReaders(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_negative(self) -> None:
-        assert all(min(held(self.tracker, name)) >= 0 for name in self.fleet)
+        assert all(min(load_of(self.tracker, name)) >= 0 for name in self.fleet)
 
 
 TestTrackerAndReaders = TrackerAndReaders.TestCase
@@ -239,14 +239,14 @@ def test_a_plain_request_waits_until_its_estimated_prefill_is_over() -> None:
     assert tracker.next_due_s == pytest.approx(100.5)
 
     tracker.advance(100.4)
-    assert held(tracker, A) == (3, 7000)
+    assert load_of(tracker, A) == (3, 7000)
     tracker.advance(100.6)
-    assert held(tracker, A) == (3, 3000)
+    assert load_of(tracker, A) == (3, 3000)
     assert tracker.load(A).remaining_tokens(100.6) == pytest.approx(
         3000 - 800
     )  # the next prefill started at 100.5, not now
     tracker.advance(150.0)
-    assert held(tracker, A) == (3, 1000)  # the streamed request waits for its first byte
+    assert load_of(tracker, A) == (3, 1000)  # the streamed request waits for its first byte
     assert tracker.next_due_s == math.inf
 
 
@@ -257,11 +257,11 @@ def test_the_first_token_of_a_later_request_ends_the_wait_of_earlier_plain_ones(
     later, last = tracker.dispatch(A, 1000), tracker.dispatch(A, 500, is_plain=True)
 
     later.first_byte()
-    assert held(tracker, A) == (4, 2500)  # another stream waits for its own first byte
+    assert load_of(tracker, A) == (4, 2500)  # another stream waits for its own first byte
     assert (streamed.waiting_tokens, last.waiting_tokens) == (2000, 500)
     last.record_response()
     last.end()
-    assert held(tracker, A) == (3, 2000)
+    assert load_of(tracker, A) == (3, 2000)
 
 
 def test_a_cancelled_request_does_not_end_the_wait_of_earlier_ones() -> None:
@@ -269,7 +269,7 @@ def test_a_cancelled_request_does_not_end_the_wait_of_earlier_ones() -> None:
     tracker.dispatch(A, 4000, is_plain=True)
     tracker.dispatch(A, 2000).end()
 
-    assert held(tracker, A) == (1, 4000)
+    assert load_of(tracker, A) == (1, 4000)
 
 
 def test_the_schedule_of_plain_requests_is_bounded() -> None:

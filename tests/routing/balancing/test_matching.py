@@ -38,11 +38,11 @@ def group(name: str, tier1: Tier1 | None = None, **match: Any) -> TaskGroupConfi
     return TaskGroupConfig(name=name, match=GroupMatch(**match), tier1=tier1)
 
 
-def matched(groups: list[TaskGroupConfig], wanted: PlacementRequest, **fields: Any) -> tuple[str, MatchedBy]:
+def matched(groups: list[TaskGroupConfig], query: PlacementRequest, **fields: Any) -> tuple[str, MatchedBy]:
     """The group of a request and the rule that matched, in a pool of one model."""
-    whole = config(replace(pool(models=("llama",), groups=groups), **fields))
-    found, by = TaskGroupMatcher(whole, HASHER).group(Models(whole).resolve(wanted.model), wanted)
-    return found.name if found else "", by
+    configuration = config(replace(pool(models=("llama",), groups=groups), **fields))
+    match_, by = TaskGroupMatcher(configuration, HASHER).group(Models(configuration).resolve(query.model), query)
+    return match_.name if match_ else "", by
 
 
 EVERY_RULE = {
@@ -55,29 +55,29 @@ EVERY_RULE = {
 
 
 def test_rules_apply_from_the_header_to_the_model() -> None:
-    wanted = request(group="by-header", session="agent-7", prompt=HANDBOOK, key="team-red")
+    query = request(group="by-header", session="agent-7", prompt=HANDBOOK, key="team-red")
     rules = dict(EVERY_RULE)
     while rules:
         rule, first = next(iter(rules.items()))
-        assert matched(list(rules.values()), wanted) == (first.name, rule)
+        assert matched(list(rules.values()), query) == (first.name, rule)
         del rules[rule]
 
-    assert matched([], wanted) == ("", MatchedBy.UNMATCHED)
+    assert matched([], query) == ("", MatchedBy.UNMATCHED)
 
 
 def test_a_task_group_is_found_by_name_in_its_pool() -> None:
     support = TaskGroupConfig(name="support")
     one = pool(models=("llama",), groups=[support])
-    whole = config(one, pool(models=("mistral",), name="other", members=replicas(0)))
-    models, matcher = Models(whole), TaskGroupMatcher(whole, HASHER)
+    configuration = config(one, pool(models=("mistral",), name="other", members=replicas(0)))
+    models, matcher = Models(configuration), TaskGroupMatcher(configuration, HASHER)
 
-    def found(model: str, name: str | None) -> TaskGroupConfig | None:
+    def match_(model: str, name: str | None) -> TaskGroupConfig | None:
         return matcher.group(models.resolve(model), request(model=model, group=name)).group
 
-    assert found("llama", "support") is support
-    assert found("mistral", "support") is None
-    assert found("llama", "SUPPORT") is None
-    assert found("llama", "") is found("llama", None) is None
+    assert match_("llama", "support") is support
+    assert match_("mistral", "support") is None
+    assert match_("llama", "SUPPORT") is None
+    assert match_("llama", "") is match_("llama", None) is None
 
 
 def test_a_header_that_names_no_group_is_ignored() -> None:
@@ -103,39 +103,45 @@ def test_an_api_key_is_claimed_by_name_or_by_prefix(key: str, name: str) -> None
 
 def test_no_other_rule_applies_to_a_key_limited_to_some_groups() -> None:
     groups = [TaskGroupConfig(name="coding"), TaskGroupConfig(name="chat"), *EVERY_RULE.values()]
-    good_for = ("gone", "chat", "coding")
-    wanted = request(session="agent-7", key="team-red", key_groups=good_for)
+    allowed_groups = ("gone", "chat", "coding")
+    query = request(session="agent-7", key="team-red", key_groups=allowed_groups)
 
-    assert matched(groups, wanted) == ("chat", MatchedBy.API_KEY)
-    for asked, found in {"coding": ("coding", MatchedBy.HEADER), "by-header": ("", MatchedBy.UNMATCHED)}.items():
-        wanted = request(session="agent-7", key="team-red", key_groups=good_for, group=asked)
-        assert matched(groups, wanted) == found
+    assert matched(groups, query) == ("chat", MatchedBy.API_KEY)
+    for requested, match_ in {
+        "coding": ("coding", MatchedBy.HEADER),
+        "by-header": ("", MatchedBy.UNMATCHED),
+    }.items():
+        query = request(session="agent-7", key="team-red", key_groups=allowed_groups, group=requested)
+        assert matched(groups, query) == match_
 
 
 @pytest.mark.parametrize("name", ["fast", "llama", "sql"])
 def test_a_model_is_claimed_by_the_requested_name(name: str) -> None:
     groups = [group("named", models=(name,))]
     names = {"aliases": (Alias("fast", "llama"),), "adapters": (Adapter("sql", "llama"),)}
-    asked = {it: matched(groups, request(model=it), **names)[0] for it in ("fast", "llama", "sql")}
+    requested = {it: matched(groups, request(model=it), **names)[0] for it in ("fast", "llama", "sql")}
 
-    assert asked[name] == "named"
-    assert asked["fast"] == ("named" if name in {"fast", "llama"} else "")  # an alias is the model too
-    assert asked["sql"] == ("named" if name == "sql" else "")  # an adapter is not
+    assert requested[name] == "named"
+    assert requested["fast"] == ("named" if name in {"fast", "llama"} else "")  # an alias is the model too
+    assert requested["sql"] == ("named" if name == "sql" else "")  # an adapter is not
 
 
 def test_a_groups_hash_is_computed_at_its_own_boundary() -> None:
     rule = Tier1(boundary=Boundary.MARKER, boundary_marker="<q>")
     prompt = chat(("user", "The handbook. <q> What is it?"))
-    claimed = f"{HASHER.tier1(prompt, 'llama', rule):016x}"
+    claim = f"{HASHER.tier1(prompt, 'llama', rule):016x}"
 
     assert matched([group("here", tier1=rule)], request(prompt=prompt))[0] == ""
-    assert matched([group("here", rule, tier1_hashes=(claimed,))], request(prompt=prompt)) == ("here", MatchedBy.TIER1)
-    assert matched([group("there", tier1_hashes=(claimed,))], request(prompt=prompt))[0] == ""
+    assert matched([group("here", rule, tier1_hashes=(claim,))], request(prompt=prompt)) == (
+        "here",
+        MatchedBy.TIER1,
+    )
+    assert matched([group("there", tier1_hashes=(claim,))], request(prompt=prompt))[0] == ""
 
 
 @pytest.mark.parametrize("where", ["group", "pool", "policy"])
 def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where: str) -> None:
-    wanted, other = Tier1(boundary=Boundary.MESSAGES, boundary_messages=2), Tier1(boundary=Boundary.SYSTEM)
+    query, other = Tier1(boundary=Boundary.MESSAGES, boundary_messages=2), Tier1(boundary=Boundary.SYSTEM)
     policy = PolicyConfig(
         name="own",
         revision=1,
@@ -143,24 +149,30 @@ def test_the_tier1_boundary_is_the_groups_else_the_pools_else_the_policys(where:
         if where == "policy"
         else PrefixHashSettings(boundary=Boundary.SYSTEM),
     )
-    claimed = TaskGroupConfig(
+    claim = TaskGroupConfig(
         name="claimed",
         policy=policy,
-        tier1=wanted if where == "group" else None,
-        match=GroupMatch(tier1_hashes=(f"{HASHER.tier1(HANDBOOK, 'llama', wanted):016x}",)),
+        tier1=query if where == "group" else None,
+        match=GroupMatch(tier1_hashes=(f"{HASHER.tier1(HANDBOOK, 'llama', query):016x}",)),
     )
-    of_pool = {"group": other, "pool": wanted, "policy": None}[where]
+    of_pool = {"group": other, "pool": query, "policy": None}[where]
 
-    assert matched([claimed], request(prompt=HANDBOOK), tier1=of_pool)[0] == "claimed"
+    assert matched([claim], request(prompt=HANDBOOK), tier1=of_pool)[0] == "claimed"
 
 
 def test_the_claiming_hash_is_computed_for_every_group() -> None:
     system = Tier1(boundary=Boundary.SYSTEM)
-    whole = config(pool(models=("llama",), groups=[group("a"), TaskGroupConfig(name="b", tier1=system), group("c")]))
-    wanted = request()
-    told = TaskGroupMatcher(whole, HASHER).tier1_hashes(Models(whole).resolve("llama"), wanted)
+    configuration = config(
+        pool(models=("llama",), groups=[group("a"), TaskGroupConfig(name="b", tier1=system), group("c")])
+    )
+    query = request()
+    hashes = TaskGroupMatcher(configuration, HASHER).tier1_hashes(Models(configuration).resolve("llama"), query)
 
-    assert told == {"a": HASHER.tier1(wanted.prompt, "llama"), "b": None, "c": HASHER.tier1(wanted.prompt, "llama")}
+    assert hashes == {
+        "a": HASHER.tier1(query.prompt, "llama"),
+        "b": None,
+        "c": HASHER.tier1(query.prompt, "llama"),
+    }
 
 
 # --- invalid configurations --------------------------------------------------------------------------
@@ -212,11 +224,11 @@ def test_a_request_matches_at_most_one_group_whatever_the_order(
     prefixes: set[str], session: str, key: str | None
 ) -> None:
     groups = [group(f"g{number}", session_prefixes=(prefix,)) for number, prefix in enumerate(sorted(prefixes))]
-    wanted = request(session=session, key=key)
+    query = request(session=session, key=key)
     longest = max((prefix for prefix in prefixes if session.startswith(prefix)), key=len, default=None)
     expected = f"g{sorted(prefixes).index(longest)}" if longest else ""
 
-    assert {matched(order, wanted)[0] for order in (groups, groups[::-1])} == {expected}
+    assert {matched(order, query)[0] for order in (groups, groups[::-1])} == {expected}
 
 
 EMPTY = replicas(0)

@@ -26,11 +26,11 @@ A, B, C, D = names(4)
 EVERY_SETTINGS: list[Settings] = [kind() for kind in get_args(Settings)]
 
 
-def placed(
-    placement: Placement, health: HealthRegistry | None = None, excluded: frozenset[str] = frozenset(), **what
+def place(
+    placement: Placement, health: HealthRegistry | None = None, excluded: frozenset[str] = frozenset(), **fields
 ) -> str:
-    tried = frozenset(ReplicaId(name) for name in excluded)
-    return placement.decide(request(**what), health or HealthRegistry(), tried).replica.name
+    used = frozenset(ReplicaId(name) for name in excluded)
+    return placement.decide(request(**fields), health or HealthRegistry(), used).replica.name
 
 
 def in_state(state: ReplicaState, *others: str) -> tuple[ReplicaConfig, ...]:
@@ -67,15 +67,15 @@ def test_every_strategy_places_a_request(settings: Settings) -> None:
 def test_candidate_loads_begin_with_the_choice_and_skipped_replicas() -> None:
     tracker = LoadTracker()
     placement = Placement(config(), tracker)
-    home = ReplicaId(placed(placement))
+    preferred = ReplicaId(place(placement))
     for _ in range(4):
-        tracker.dispatch(home, 10)
+        tracker.dispatch(preferred, 10)
     decision = placement.decide(request(), HealthRegistry())
 
     chosen = decision.choice.target
     assert decision.reason is Reason.SPILL
     shown = decision.candidate_loads(2)
-    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, home], [0, 4], [0, 40])
+    assert (shown.targets, shown.running, shown.waiting_tokens) == ([chosen, preferred], [0, 4], [0, 40])
     assert decision.candidate_loads(1).targets == [chosen]
     assert set(decision.candidate_loads().targets) == set(names(4))
 
@@ -85,7 +85,7 @@ def test_the_prefix_ends_at_the_policys_boundary() -> None:
     placement = Placement(config(pool(settings, replicas(50))), LoadTracker())
     brief = [chat(("system", "Be brief."), ("user", text)) for text in "abcdefgh"]
 
-    assert len({placed(placement, prompt=prompt) for prompt in brief}) == 1
+    assert len({place(placement, prompt=prompt) for prompt in brief}) == 1
     assert placement.decide(request("no system prompt"), HealthRegistry()).reason is Reason.NO_KEY
 
 
@@ -97,7 +97,7 @@ def test_the_prefix_ends_at_the_policys_boundary() -> None:
 def test_a_replica_that_is_not_active_is_never_chosen(settings: Settings, state: ReplicaState) -> None:
     placement = Placement(config(pool(settings, in_state(state, B))), LoadTracker())
 
-    assert {placed(placement, text=str(number), session=str(number)) for number in range(40)} == {B}
+    assert {place(placement, text=str(number), session=str(number)) for number in range(40)} == {B}
 
 
 @pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
@@ -105,63 +105,63 @@ def test_a_replica_gets_no_requests_while_it_is_down(settings: Settings) -> None
     tracker, health = LoadTracker(), HealthRegistry()
     placement = Placement(config(pool(settings)), tracker)
 
-    def met() -> set[str]:
+    def replicas_used() -> set[str]:
         """The replicas that get sixty requests which end at once."""
         chosen = set()
         for number in range(60):
-            replica = placed(placement, health, text=str(number), session=str(number))
+            replica = place(placement, health, text=str(number), session=str(number))
             tracker.dispatch(ReplicaId(replica), 10).end()
             chosen.add(replica)
         return chosen
 
-    assert met() == {A, B, C, D}
+    assert replicas_used() == {A, B, C, D}
 
     health.mark(C, up=False)
-    assert met() == {A, B, D}
+    assert replicas_used() == {A, B, D}
 
     health.mark(C, up=True)
-    assert met() == {A, B, C, D}
+    assert replicas_used() == {A, B, C, D}
 
 
 @pytest.mark.parametrize("settings", EVERY_SETTINGS, ids=lambda settings: settings.name)
 def test_a_retry_goes_to_replicas_that_were_not_tried(settings: Settings) -> None:
     placement = Placement(config(pool(settings)), LoadTracker())
-    tried: list[str] = []
+    used: list[str] = []
     for _ in range(4):
-        tried.append(placed(placement, excluded=frozenset(tried), session="s"))
+        used.append(place(placement, excluded=frozenset(used), session="s"))
 
-    assert sorted(tried) == names(4)
+    assert sorted(used) == names(4)
     with pytest.raises(NoReplicaError):
-        placed(placement, excluded=frozenset(tried), session="s")
+        place(placement, excluded=frozenset(used), session="s")
 
 
 def test_keys_return_to_a_replica_that_recovers() -> None:
     placement, health = Placement(config(), LoadTracker()), HealthRegistry()
-    preferred_replicas = {text: placed(placement, health, text=text) for text in map(str, range(50))}
+    preferred_replicas = {text: place(placement, health, text=text) for text in map(str, range(50))}
 
     health.mark(B, up=False)
-    away = {text: placed(placement, health, text=text) for text in preferred_replicas}
+    away = {text: place(placement, health, text=text) for text in preferred_replicas}
     assert {text for text in preferred_replicas if preferred_replicas[text] != away[text]} == {
         text for text in preferred_replicas if preferred_replicas[text] == B
     }
 
     health.mark(B, up=True)
-    assert {text: placed(placement, health, text=text) for text in preferred_replicas} == preferred_replicas
+    assert {text: place(placement, health, text=text) for text in preferred_replicas} == preferred_replicas
 
 
 @pytest.mark.parametrize(
-    ("members", "groups", "group", "where"),
+    ("members", "groups", "group", "text_in_error"),
     [
         (replicas(0), [], None, "pool 'chat'"),
         (in_state(ReplicaState.DRAINING), [], None, "pool 'chat'"),
         (in_state(ReplicaState.DISABLED, B), [TaskGroupConfig(name="support", replicas=(A,))], "support", "'support'"),
     ],
 )
-def test_the_error_without_eligible_replicas_names_pool_and_group(members, groups, group, where: str) -> None:
+def test_the_error_without_eligible_replicas_names_pool_and_group(members, groups, group, text_in_error: str) -> None:
     placement = Placement(config(pool(members=members, groups=groups)), LoadTracker())
 
-    with pytest.raises(NoReplicaError, match=where):
-        placed(placement, group=group)
+    with pytest.raises(NoReplicaError, match=text_in_error):
+        place(placement, group=group)
 
 
 # --- task groups -------------------------------------------------------------------------------------
@@ -195,31 +195,31 @@ def test_groups_over_the_same_replicas_share_their_loads() -> None:
 def test_two_routers_agree_without_communication(text: str, session: str | None, secret: str) -> None:
     for settings in EVERY_SETTINGS:
         routers = [Placement(config(pool(settings), secret=secret), LoadTracker()) for _ in range(2)]
-        assert len({placed(router, text=text, session=session) for router in routers}) == 1
+        assert len({place(router, text=text, session=session) for router in routers}) == 1
 
 
 def test_routers_with_different_seeds_agree_on_preferred_replicas() -> None:
     routers = [Placement(config(), LoadTracker(), seed=seed) for seed in range(3)]
 
-    assert all(len({placed(router, text=text) for router in routers}) == 1 for text in map(str, range(50)))
+    assert all(len({place(router, text=text) for router in routers}) == 1 for text in map(str, range(50)))
 
 
 def test_another_secret_changes_placements() -> None:
     one, other = (Placement(config(secret=secret), LoadTracker()) for secret in (SECRET, "0" * 32))
 
-    assert any(placed(one, text=text) != placed(other, text=text) for text in map(str, range(50)))
+    assert any(place(one, text=text) != place(other, text=text) for text in map(str, range(50)))
 
 
 def test_loads_survive_a_new_configuration() -> None:
     tracker = LoadTracker()
     before = Placement(config(), tracker)
-    home = ReplicaId(placed(before))
+    preferred = ReplicaId(place(before))
     for _ in range(4):
-        tracker.dispatch(home, 10)
+        tracker.dispatch(preferred, 10)
     after = Placement(config(pool(PrefixHashSettings(load_factor=1.5), replicas(5))), tracker)
 
-    assert after.decide(request(), HealthRegistry()).candidates.loads[home].running == 4
-    assert placed(after) != home
+    assert after.decide(request(), HealthRegistry()).candidates.loads[preferred].running == 4
+    assert place(after) != preferred
 
 
 def test_addresses_and_the_order_of_replicas_change_nothing() -> None:
@@ -228,4 +228,4 @@ def test_addresses_and_the_order_of_replicas_change_nothing() -> None:
     )
     one, other = Placement(config(), LoadTracker()), Placement(config(pool(members=moved)), LoadTracker())
 
-    assert all(placed(one, text=text) == placed(other, text=text) for text in map(str, range(50)))
+    assert all(place(one, text=text) == place(other, text=text) for text in map(str, range(50)))

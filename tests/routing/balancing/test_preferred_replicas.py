@@ -43,37 +43,39 @@ def joining() -> HealthRegistry:
     return health
 
 
-def decided(where: Placement, text: str, health: HealthRegistry, **what: Any) -> Decision:
-    return where.decide(request(text, **what), health)
+def decided(router: Placement, text: str, health: HealthRegistry, **what: Any) -> Decision:
+    return router.decide(request(text, **what), health)
 
 
-def is_preferred(where: Placement, text: str, health: HealthRegistry, group: str = "", replica: str = JOINING) -> bool:
-    prefix = decided(where, text, health, group=group or None).prefix
+def is_preferred(router: Placement, text: str, health: HealthRegistry, group: str = "", replica: str = JOINING) -> bool:
+    prefix = decided(router, text, health, group=group or None).prefix
     assert prefix is not None
-    return bool(where.preferred_replicas("chat", (group, prefix), replica, "", health))
+    return bool(router.preferred_replicas("chat", (group, prefix), replica, "", health))
 
 
 def test_preferred_replicas_are_those_that_will_get_the_prefix() -> None:
-    where, before, after = placement(PrefixHashSettings()), joining(), HealthRegistry()
-    expected = {text for text in PROMPTS if decided(where, text, after).replica.name == JOINING}
+    router, before, after = placement(PrefixHashSettings()), joining(), HealthRegistry()
+    expected = {text for text in PROMPTS if decided(router, text, after).replica.name == JOINING}
 
     assert expected
-    assert {text for text in PROMPTS if is_preferred(where, text, before)} == expected
-    assert not any(decided(where, text, before).replica.name == JOINING for text in PROMPTS)
+    assert {text for text in PROMPTS if is_preferred(router, text, before)} == expected
+    assert not any(decided(router, text, before).replica.name == JOINING for text in PROMPTS)
 
 
 def test_a_tiered_prefix_has_several_preferred_replicas() -> None:
-    where, before, after = placement(TieredSettings(replicas=2)), joining(), HealthRegistry()
-    owned = {text for text in PROMPTS if is_preferred(where, text, before)}
-    met = {
+    router, before, after = placement(TieredSettings(replicas=2)), joining(), HealthRegistry()
+    preferred = {text for text in PROMPTS if is_preferred(router, text, before)}
+    used = {
         text
         for text in PROMPTS
         for session in map(str, range(12))
-        if decided(where, text, after, session=session).replica.name == JOINING
+        if decided(router, text, after, session=session).replica.name == JOINING
     }
 
-    assert met == owned
-    assert len(owned) > len({text for text in PROMPTS if is_preferred(placement(PrefixHashSettings()), text, before)})
+    assert used == preferred
+    assert len(preferred) > len(
+        {text for text in PROMPTS if is_preferred(placement(PrefixHashSettings()), text, before)}
+    )
 
 
 def test_residency_strategies_use_the_ring_order_for_warm_ups() -> None:
@@ -90,51 +92,51 @@ def test_without_affinity_every_replica_is_preferred() -> None:
 
 
 def test_a_hot_prefix_is_preferred_by_all_its_replicas() -> None:
-    where, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthRegistry()
-    prefix = decided(where, "hot", before).prefix
+    router, before = placement(AffinityGroupsSettings(half_life=100), members=replicas(8)), HealthRegistry()
+    prefix = decided(router, "hot", before).prefix
     assert prefix is not None
 
     def preferred_replicas() -> int:
-        return sum(bool(where.preferred_replicas("chat", ("", prefix), name, "", before)) for name in names(8))
+        return sum(bool(router.preferred_replicas("chat", ("", prefix), name, "", before)) for name in names(8))
 
     for _ in range(400):
-        decided(where, "hot", before)  # without a dispatch, as by /admin/explain
+        decided(router, "hot", before)  # without a dispatch, as by /admin/explain
     assert preferred_replicas() == 1
     for number in range(400):
-        where.dispatch(decided(where, f"cold {number}", before)).end()
+        router.dispatch(decided(router, f"cold {number}", before)).end()
         for _ in range(9):
-            where.dispatch(decided(where, "hot", before), is_retry=True).end()
+            router.dispatch(decided(router, "hot", before), is_retry=True).end()
     assert preferred_replicas() == 1
     for _ in range(400):
-        where.dispatch(decided(where, "hot", before)).end()
-    decided(where, "hot", before)
+        router.dispatch(decided(router, "hot", before)).end()
+    decided(router, "hot", before)
     assert preferred_replicas() >= 7
 
 
 def test_replicas_that_are_down_or_draining_are_not_preferred() -> None:
-    where, before = placement(PrefixHashSettings()), joining()
+    router, before = placement(PrefixHashSettings()), joining()
     others = [name for name in names(4) if name != JOINING]
     for name in others[:2]:
         before.mark(name, up=False)
-    left = sum(is_preferred(where, text, before) for text in PROMPTS)
+    count = sum(is_preferred(router, text, before) for text in PROMPTS)
     draining = (
         *replicas(4)[:2],
         *(replace(it, state=ReplicaState.DRAINING) for it in replicas(4)[2:3]),
         replicas(4)[3],
     )
 
-    assert left > sum(is_preferred(where, text, joining()) for text in PROMPTS)
+    assert count > sum(is_preferred(router, text, joining()) for text in PROMPTS)
     assert sum(is_preferred(placement(PrefixHashSettings(), members=draining), text, joining()) for text in PROMPTS) > 0
 
 
 def test_a_group_prefers_only_its_own_replicas() -> None:
     groups = (TaskGroupConfig(name="apart", replicas=tuple(names(3))),)
-    where = placement(PrefixHashSettings(), groups=groups)
+    router = placement(PrefixHashSettings(), groups=groups)
 
-    assert not any(is_preferred(where, text, joining(), group="apart") for text in PROMPTS)
-    assert any(is_preferred(where, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
+    assert not any(is_preferred(router, text, joining(), group="apart") for text in PROMPTS)
+    assert any(is_preferred(router, text, joining(), group="apart", replica=names(1)[0]) for text in PROMPTS)
     assert (
-        where.preferred_replicas("chat", ("gone", decided(where, "a", joining()).prefix or 0), JOINING, "", joining())
+        router.preferred_replicas("chat", ("gone", decided(router, "a", joining()).prefix or 0), JOINING, "", joining())
         == []
     )
 
@@ -151,27 +153,27 @@ def test_an_adapters_prefix_is_preferred_only_by_replicas_with_the_adapter(
         adapters=(Adapter(name="sql", model="llama"),),
         replicas=members,
     )
-    where, health = Placement(config(serving), LoadTracker()), HealthRegistry()
-    prefixes = [where.decide(request(text, model="sql"), health).prefix or 0 for text in PROMPTS]
+    router, health = Placement(config(serving), LoadTracker()), HealthRegistry()
+    prefixes = [router.decide(request(text, model="sql"), health).prefix or 0 for text in PROMPTS]
 
     assert (
-        any(where.preferred_replicas("chat", ("", prefix), JOINING, "sql", health) for prefix in prefixes) is is_warmed
+        any(router.preferred_replicas("chat", ("", prefix), JOINING, "sql", health) for prefix in prefixes) is is_warmed
     )
-    assert where.could_serve(NoReplicaError("chat", adapter="sql"), JOINING, health) is is_warmed
-    assert where.could_serve(NoReplicaError("chat"), JOINING, health)
+    assert router.could_serve(NoReplicaError("chat", adapter="sql"), JOINING, health) is is_warmed
+    assert router.could_serve(NoReplicaError("chat"), JOINING, health)
     health.mark(JOINING, up=False)
-    assert not where.could_serve(NoReplicaError("chat"), JOINING, health)
+    assert not router.could_serve(NoReplicaError("chat"), JOINING, health)
 
 
 def test_each_rank_is_a_preferred_target_of_its_own() -> None:
     wide = ReplicaConfig(name="wide", url="http://wide", data_parallel_size=4)
-    where, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadTracker()), HealthRegistry()
-    found = {}
+    router, health = Placement(config(pool(PrefixHashSettings(), (wide,))), LoadTracker()), HealthRegistry()
+    ranks = {}
     for text in PROMPTS:
-        decision = decided(where, text, health)
-        [home] = where.preferred_replicas("chat", ("", decision.prefix or 0), "wide", "", health)
+        decision = decided(router, text, health)
+        [home] = router.preferred_replicas("chat", ("", decision.prefix or 0), "wide", "", health)
         assert home == decision.target.id
-        found[home] = rank_of(home)
+        ranks[home] = rank_of(home)
 
-    assert sorted(found.values()) == [0, 1, 2, 3]
+    assert sorted(ranks.values()) == [0, 1, 2, 3]
     assert rank_of(TargetId("replica-0")) is None

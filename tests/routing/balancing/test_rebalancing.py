@@ -16,28 +16,28 @@ MANY = 2 * MAX_COMPARED + 8
 
 @pytest.mark.parametrize("count", [4, 16, MANY])
 def test_a_prefix_of_all_prompts_spreads_to_every_replica_of_an_idle_fleet(count: int) -> None:
-    fleet, taken, prefilled = Fleet(count), Counter(), 0
+    fleet, requests_by_replica, prefilled = Fleet(count), Counter(), 0
     for _ in range(200 * count):
         choice = fleet.choose(2000)
         prefilled += choice.hit_tokens == 0
         fleet.hold(choice.target, 10)
-        fleet.had(choice.target, 1)
-        taken[choice.target] += 1
+        fleet.finish_requests(choice.target, 1)
+        requests_by_replica[choice.target] += 1
 
-    assert max(taken.values()) < 1.3 * 200
+    assert max(requests_by_replica.values()) < 1.3 * 200
     assert prefilled <= count
 
 
 @pytest.mark.parametrize("count", [4, MANY])
-@pytest.mark.parametrize(("spared", "moves"), [(-0.1, True), (0.1, False)])
+@pytest.mark.parametrize(("offset", "moves"), [(-0.1, True), (0.1, False)])
 def test_a_replica_with_excess_yields_only_if_that_costs_less_than_the_excess_is_worth(
-    count: int, spared: float, moves: bool
+    count: int, offset: float, moves: bool
 ) -> None:
     holder, requests = names(1)[0], 30
     too_many = requests * (1 - FAIR_RATIO / count) - MIN_EXCESS
-    fleet = Fleet(count, block_tokens=int(EXCESS_TOKENS * (too_many + spared)) // 10)
+    fleet = Fleet(count, block_tokens=int(EXCESS_TOKENS * (too_many + offset)) // 10)
     fleet.hold(holder, 10)
-    fleet.had(holder, requests)
+    fleet.finish_requests(holder, requests)
     assert fleet.candidates.recent.excess(fleet.candidates.by_name[holder]) == pytest.approx(too_many)
 
     choice = fleet.choose(10 * fleet.residency.block_tokens)
@@ -50,28 +50,28 @@ def test_one_conversation_is_not_rebalanced() -> None:
     fleet.hold(fleet.names[0], 10)
     for _ in range(int(MIN_EXCESS)):
         assert fleet.choose(100).target == fleet.names[0]
-        fleet.had(fleet.names[0], 1)
+        fleet.finish_requests(fleet.names[0], 1)
 
 
 def test_no_request_waits_longer_for_rebalancing() -> None:
     fleet = Fleet(4)
     holder, *others = fleet.names
     fleet.hold(holder, 10)
-    fleet.had(holder, 100)
+    fleet.finish_requests(holder, 100)
     for name in others:
-        fleet.wait(name, 1)
+        fleet.queue(name, 1)
     assert fleet.choose(100).target == holder
 
-    fleet.wait(holder, 1)
+    fleet.queue(holder, 1)
     assert fleet.choose(100).target != holder
 
 
 def test_nothing_is_rebalanced_if_all_have_their_share() -> None:
     fleet = Fleet(4)
     for name in fleet.names:
-        fleet.had(name, 100)
+        fleet.finish_requests(name, 100)
     fleet.hold(fleet.names[2], 10)
-    fleet.had(fleet.names[2], 10)
+    fleet.finish_requests(fleet.names[2], 10)
 
     assert (fleet.choose(100).target, fleet.choose(100).reason) == (fleet.names[2], Reason.HIT)
 
@@ -80,7 +80,7 @@ def test_a_replica_of_twice_the_weight_has_twice_the_fair_share() -> None:
     fleet = Fleet(4, {"replica-0": 2.0})
     fleet.hold(fleet.names[0], 10)
     for name, requests in zip(fleet.names, (200, 100, 100, 100), strict=True):
-        fleet.had(name, requests)
+        fleet.finish_requests(name, requests)
 
     assert fleet.choose(100).target == fleet.names[0]
 
@@ -90,7 +90,7 @@ def test_two_routers_rebalance_to_the_same_replica() -> None:
     for _ in range(2):
         fleet = Fleet(8)
         fleet.hold(fleet.names[0], 10)
-        fleet.had(fleet.names[0], 100)
+        fleet.finish_requests(fleet.names[0], 100)
         chosen.add(fleet.choose(100).target)
 
     assert len(chosen) == 1

@@ -21,21 +21,21 @@ def chain(prompt: Prompt) -> list[int]:
     return [hash(tuple(prompt[: end + 1])) for end in range(len(prompt))]
 
 
-def held(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
+def cached_blocks(residency: Residency, prompt: Prompt, *replicas: str) -> list[int]:
     """Cached blocks of a prompt at each of the replicas."""
     match = residency.match(chain(prompt))
     found = [residency.replica(replica) for replica in replicas]
-    return [match.tokens(holding.bit, 1_000_000) // residency.block_tokens if holding else 0 for holding in found]
+    return [match.tokens(entry.bit, 1_000_000) // residency.block_tokens if entry else 0 for entry in found]
 
 
-def filled(capacity: int = ROOMY, **bounds) -> Residency:
+def residency_of(capacity: int = ROOMY, **bounds) -> Residency:
     residency = Residency(block_tokens=1, **{"run_tokens": 4, **bounds})
     for replica in (A, B, C):
         residency.add_replica(replica, capacity)
     return residency
 
 
-def common(one: Prompt, other: Prompt) -> int:
+def common_blocks(one: Prompt, other: Prompt) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
@@ -46,48 +46,48 @@ def common(one: Prompt, other: Prompt) -> int:
 @example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", B, [1, 1]), ("send the asked", A, [])], 20)
 @example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", A, [2] * 4), ("send the asked", A, [])], 4)
 def test_matching_changes_nothing_about_later_insertions(steps, capacity: int) -> None:
-    asked, quiet = filled(capacity, max_entries=12), filled(capacity, max_entries=12)
+    matched_before, unmatched = residency_of(capacity, max_entries=12), residency_of(capacity, max_entries=12)
     latest = chain([])
     for at, (what, replica, prompt) in enumerate(steps):
         if what == "ask":
             latest = chain(prompt)
-            asked.match(latest)
+            matched_before.match(latest)
         else:
             entered = latest if what == "send the asked" else chain(prompt)
-            asked.insert(replica, entered, float(at))
-            quiet.insert(replica, list(entered), float(at))
+            matched_before.insert(replica, entered, float(at))
+            unmatched.insert(replica, list(entered), float(at))
 
-    assert (len(asked), asked.runs) == (len(quiet), quiet.runs)
+    assert (len(matched_before), matched_before.runs) == (len(unmatched), unmatched.runs)
     for name in (A, B):
-        one, other = asked.replica(name), quiet.replica(name)
+        one, other = matched_before.replica(name), unmatched.replica(name)
         assert [(list(run.hashes), use.used_s) for run, use in one.runs.items()] == [
             (list(run.hashes), use.used_s) for run, use in other.runs.items()
         ]
 
 
 def test_the_oldest_prompt_is_evicted_first_from_its_end() -> None:
-    residency = filled(capacity=12)
+    residency = residency_of(capacity=12)
     residency.insert(A, chain([1] * 8), 1.0)
     residency.insert(A, chain([2] * 8), 2.0)
 
-    assert held(residency, [1] * 8, A) == [4]
-    assert held(residency, [2] * 8, A) == [8]
+    assert cached_blocks(residency, [1] * 8, A) == [4]
+    assert cached_blocks(residency, [2] * 8, A) == [8]
 
     residency.insert(A, chain([1] * 4), 3.0)
     residency.insert(A, chain([3] * 4), 4.0)
-    assert held(residency, [1] * 8, A) == [4]
-    assert held(residency, [2] * 8, A) == [4]
+    assert cached_blocks(residency, [1] * 8, A) == [4]
+    assert cached_blocks(residency, [2] * 8, A) == [4]
 
 
 def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
-    residency = filled(capacity=8)
+    residency = residency_of(capacity=8)
     residency.insert(A, chain([1] * 40), 1.0)
 
-    assert held(residency, [1] * 40, A) == [8]
+    assert cached_blocks(residency, [1] * 40, A) == [8]
 
 
 def test_a_crowded_cache_has_a_reuse_ratio_above_0() -> None:
-    crowded, passing, roomy = filled(capacity=100), filled(capacity=100), filled()
+    crowded, passing, roomy = residency_of(capacity=100), residency_of(capacity=100), residency_of()
     rng = random.Random(1)
     for at in range(1000):
         crowded.insert(A, chain([1000 + rng.randrange(30)] * 4), float(at))
@@ -100,7 +100,7 @@ def test_a_crowded_cache_has_a_reuse_ratio_above_0() -> None:
 
 
 def test_the_reuse_ratio_covers_recent_turnovers() -> None:
-    residency, rng = filled(capacity=100), random.Random(1)
+    residency, rng = residency_of(capacity=100), random.Random(1)
     for at in range(1000):
         residency.insert(A, chain([rng.randrange(30)] * 4), float(at))
     before = residency.reuse.ratio
@@ -111,13 +111,13 @@ def test_the_reuse_ratio_covers_recent_turnovers() -> None:
 
 
 def test_unused_blocks_expire_even_if_the_replica_gets_no_requests() -> None:
-    residency = filled(ttl_s=10.0)
+    residency = residency_of(ttl_s=10.0)
     residency.insert(A, chain([1] * 4), 0.0)
     for at in range(14):
         residency.insert(B, chain([2] * 4), float(at))
 
-    assert held(residency, [1] * 4, A) == [0]
-    assert held(residency, [2] * 4, B) == [4]
+    assert cached_blocks(residency, [1] * 4, A) == [0]
+    assert cached_blocks(residency, [2] * 4, B) == [4]
 
 
 def test_new_prompts_never_exceed_the_bound() -> None:
@@ -140,21 +140,21 @@ def test_a_run_is_split_at_all_replicas_that_have_it(holders: int) -> None:
         residency.insert(replica, chain([1] * 4), 1.0)
     residency.insert(everybody[-1], chain([1, 1, 2]), 2.0)
 
-    assert held(residency, [1] * 4, *everybody[: min(holders, 39)]) == [4] * min(holders, 39)
+    assert cached_blocks(residency, [1] * 4, *everybody[: min(holders, 39)]) == [4] * min(holders, 39)
     assert len(residency) == sum(len(residency.replica(replica).runs) for replica in everybody)
 
 
 def test_the_bit_of_a_removed_replica_is_reused() -> None:
-    residency = filled()
+    residency = residency_of()
     for replica in (A, B):
         residency.insert(replica, chain([1] * 4), 1.0)
     bit = residency.replica(A).bit
     residency.forget_all_but([B, C])
 
-    assert held(residency, [1] * 4, A, B) == [0, 4]
+    assert cached_blocks(residency, [1] * 4, A, B) == [0, 4]
     residency.add_replica("new", ROOMY)
     assert residency.replica("new").bit == bit
-    assert held(residency, [1] * 4, "new", B) == [0, 4]
+    assert cached_blocks(residency, [1] * 4, "new", B) == [0, 4]
 
 
 # --- feedback of responses ---------------------------------------------------------------------------
@@ -167,32 +167,32 @@ def send_repeatedly(residency: Residency, cached_tokens: int, times: int, first_
         residency.insert(A, chain([1] * 1000), at, prompt_tokens=1000).confirm(1000, cached_tokens)
 
 
-@pytest.mark.parametrize(("cached_tokens", "is_believed"), [(1000, True), (600, True), (400, False), (0, False)])
-def test_repeated_misses_evict_the_older_blocks_of_a_replica(cached_tokens: int, is_believed: bool) -> None:
-    residency = filled(ttl_s=1e9)
+@pytest.mark.parametrize(("cached_tokens", "is_kept"), [(1000, True), (600, True), (400, False), (0, False)])
+def test_repeated_misses_evict_the_older_blocks_of_a_replica(cached_tokens: int, is_kept: bool) -> None:
+    residency = residency_of(ttl_s=1e9)
     residency.insert(A, chain([2] * 1000), 0.0)
     residency.insert(A, chain([1] * 1000), 1.0)
     send_repeatedly(residency, cached_tokens, MISSES, first_at=60.0)
 
-    assert held(residency, [2] * 1000, A) == [1000 if is_believed else 0]
-    assert held(residency, [1] * 1000, A) == [1000]  # it was prefilled just now
+    assert cached_blocks(residency, [2] * 1000, A) == [1000 if is_kept else 0]
+    assert cached_blocks(residency, [1] * 1000, A) == [1000]  # it was prefilled just now
 
 
 def test_a_hit_resets_the_number_of_misses() -> None:
-    residency = filled(ttl_s=1e9)
+    residency = residency_of(ttl_s=1e9)
     residency.insert(A, chain([2] * 1000), 0.0)
     residency.insert(A, chain([1] * 1000), 1.0)
     send_repeatedly(residency, 0, MISSES - 1, first_at=60.0)
     send_repeatedly(residency, 1000, 1, first_at=300.0)
     send_repeatedly(residency, 0, MISSES - 1, first_at=600.0)
 
-    assert held(residency, [2] * 1000, A) == [1000]
+    assert cached_blocks(residency, [2] * 1000, A) == [1000]
 
 
 def test_misses_of_a_burst_are_not_counted() -> None:
-    residency = filled()
+    residency = residency_of()
     residency.insert(A, chain([2] * 1000), 0.0)
     for number in range(20):
         residency.insert(A, chain([1] * 1000), 100.0 + number / 100, prompt_tokens=1000).confirm(1000, 0)
 
-    assert held(residency, [2] * 1000, A) == [1000]
+    assert cached_blocks(residency, [2] * 1000, A) == [1000]

@@ -11,9 +11,9 @@ from routing.balancing.placement import Placement
 from routing.balancing.residency import Residency
 from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, TaskGroupConfig
 from routing.types import Reason
-from tests.routing.building import config, pool, request, told
+from tests.routing.building import as_tuple, config, pool, request
 
-LONG_TOKENS = "A long document. " * 1000
+LONG_TEXT = "A long document. " * 1000
 COSTS = pool(LowestCostSettings())
 
 
@@ -25,12 +25,12 @@ class Rig:
         self.loads, self.residency = LoadTracker(lambda: self.now_s), Residency()
         self.placement = Placement(config(*pools), self.loads, residency=self.residency)
 
-    def decide(self, text: str = LONG_TOKENS, **what) -> Decision:
-        return self.placement.decide(request(text, **what), HealthRegistry())
+    def decide(self, text: str = LONG_TEXT, **fields) -> Decision:
+        return self.placement.decide(request(text, **fields), HealthRegistry())
 
-    def send(self, text: str = LONG_TOKENS, **what):
+    def send(self, text: str = LONG_TEXT, **fields):
         self.now_s += 10.0
-        decision = self.decide(text, **what)
+        decision = self.decide(text, **fields)
         return decision, self.placement.dispatch(decision)
 
 
@@ -68,11 +68,11 @@ def test_responses_teach_the_prefill_rate() -> None:
     assert rig.loads.load(decision.choice.target).prefill.tokens_per_s == pytest.approx(8000)
 
 
-@pytest.mark.parametrize("said", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
-def test_an_incomplete_response_teaches_nothing(said) -> None:
+@pytest.mark.parametrize("reported", [(None, 5000, 1000), (0.5, None, None), (0.5, 5000, None)])
+def test_an_incomplete_response_teaches_nothing(reported) -> None:
     rig = Rig(COSTS)
     ticket = rig.send()[1]
-    ticket.record_response(*said)
+    ticket.record_response(*reported)
 
     assert ticket.load.prefill.samples == 0
 
@@ -109,14 +109,14 @@ def test_the_residency_survives_a_new_configuration() -> None:
 
 def test_a_burst_with_one_uncached_prefix_stays_on_one_replica() -> None:
     rig = Rig(COSTS)
-    sent = [rig.send(LONG_TOKENS + str(number))[0].choice.target for number in range(20)]
+    sent = [rig.send(LONG_TEXT + str(number))[0].choice.target for number in range(20)]
 
     assert len(set(sent)) == 1
 
 
 def test_deciding_changes_nothing() -> None:
     rig = Rig(COSTS)
-    decisions = {told(rig.decide().choice) for _ in range(10)}
+    decisions = {as_tuple(rig.decide().choice) for _ in range(10)}
 
     assert len(decisions) == 1
     assert len(rig.residency) == 0

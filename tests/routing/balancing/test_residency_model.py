@@ -23,9 +23,9 @@ salts = st.sampled_from([0, 1])  # of tenants or adapters, which share no blocks
 class Sent(NamedTuple):
     """A dispatched prompt, for the residency and the model."""
 
-    stay: RequestResidency
+    record: RequestResidency
     held: dict[int, float]  # the model of that replica
-    fresh: frozenset[int]
+    new_blocks: frozenset[int]
     at_s: float
 
 
@@ -64,23 +64,23 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.chains.add(tuple(hashes))
         if is_matched:
             self.residency.match(hashes)
-        stay = self.residency.insert(replica, hashes, self.now_s, len(hashes))
-        fresh = frozenset(hashes) - held.keys()
+        record = self.residency.insert(replica, hashes, self.now_s, len(hashes))
+        new_blocks = frozenset(hashes) - held.keys()
         held.update(dict.fromkeys(hashes, self.now_s))
-        return Sent(stay, held, fresh, self.now_s)
+        return Sent(record, held, new_blocks, self.now_s)
 
     @rule(one=consumes(sent))
     def is_rolled_back(self, one: Sent) -> None:
-        one.stay.roll_back()
-        for block in one.fresh:
+        one.record.roll_back()
+        for block in one.new_blocks:
             if one.held.get(block) == one.at_s:
                 del one.held[block]
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
     def is_evicted(self, replica: ReplicaId, ago_s: int) -> None:
-        holding, held = self.residency.replica(replica), self.held.get(replica, {})
-        if holding is not None:
-            holding.evict_until(self.now_s - ago_s)
+        entry, held = self.residency.replica(replica), self.held.get(replica, {})
+        if entry is not None:
+            entry.evict_until(self.now_s - ago_s)
         for block in [block for block, used_s in held.items() if used_s <= self.now_s - ago_s]:
             del held[block]
 
@@ -89,20 +89,20 @@ class ResidencyMachine(RuleBasedStateMachine):
         for hashes in self.chains:
             match = self.residency.match(hashes)
             for replica, held in self.held.items():
-                holding = self.residency.replica(replica)
-                assert holding is not None
+                entry = self.residency.replica(replica)
+                assert entry is not None
                 expected = next((at for at, block in enumerate(hashes) if block not in held), len(hashes))
-                assert match.tokens(holding.bit, 1_000_000) == expected, (replica, hashes)
+                assert match.tokens(entry.bit, 1_000_000) == expected, (replica, hashes)
 
     @invariant()
     def the_counts_agree(self) -> None:
-        holdings = [self.residency.replica(replica) for replica in self.held]
-        assert len(self.residency) == sum(len(holding.runs) for holding in holdings if holding)
-        assert len({holding.bit for holding in holdings if holding}) == len(self.held)
-        for holding in holdings:
-            assert holding is not None
-            assert holding.blocks == sum(run.length for run in holding.runs)
-            assert all(run.mask & holding.bit for run in holding.runs)
+        entries = [self.residency.replica(replica) for replica in self.held]
+        assert len(self.residency) == sum(len(entry.runs) for entry in entries if entry)
+        assert len({entry.bit for entry in entries if entry}) == len(self.held)
+        for entry in entries:
+            assert entry is not None
+            assert entry.blocks == sum(run.length for run in entry.runs)
+            assert all(run.mask & entry.bit for run in entry.runs)
 
 
 class CrowdedMachine(RuleBasedStateMachine):
@@ -154,42 +154,42 @@ class CrowdedMachine(RuleBasedStateMachine):
 
     @rule(replica=st.sampled_from(REPLICAS), ago_s=st.integers(0, 6))
     def is_evicted(self, replica: ReplicaId, ago_s: int) -> None:
-        if holding := self.residency.replica(replica):
-            holding.evict_until(self.now_s - ago_s)
+        if entry := self.residency.replica(replica):
+            entry.evict_until(self.now_s - ago_s)
 
     @invariant()
     def no_block_outlives_its_predecessor(self) -> None:
-        for holding in self.holdings():
-            runs = [run for run in holding.runs if not isinstance(run, Tail)]
+        for entry in self.entries():
+            runs = [run for run in entry.runs if not isinstance(run, Tail)]
             held = {block for run in runs for block in run.hashes}
             for run in runs:
                 before = self.parents[run.hashes[0]]
-                assert before is None or before in held, (holding.target, run.hashes)
+                assert before is None or before in held, (entry.target, run.hashes)
 
     @invariant()
     def uses_hold_each_run_once_and_in_order(self) -> None:
-        for holding in self.holdings():
-            left = [(run, use) for use in holding.uses for run in use.path[use.first :]]
-            assert len(left) == len(holding.runs)
-            assert all(holding.runs[run] is use for run, use in left)
-            assert all(use.first < len(use.path) for use in holding.uses)
-            assert [use.used_s for use in holding.uses] == sorted(use.used_s for use in holding.uses)
+        for entry in self.entries():
+            left = [(run, use) for use in entry.uses for run in use.path[use.first :]]
+            assert len(left) == len(entry.runs)
+            assert all(entry.runs[run] is use for run, use in left)
+            assert all(use.first < len(use.path) for use in entry.uses)
+            assert [use.used_s for use in entry.uses] == sorted(use.used_s for use in entry.uses)
 
     @invariant()
     def nothing_exceeds_its_bound(self) -> None:
-        holdings = self.holdings()
-        assert len(self.residency) == sum(len(holding.runs) for holding in holdings) <= MOST_ENTRIES + len(REPLICAS)
-        assert self.residency.runs == len({id(run) for holding in holdings for run in holding.runs})
-        for holding in holdings:
-            assert holding.blocks == sum(run.length for run in holding.runs)
-            assert all(run.mask & holding.bit for run in holding.runs)
+        entries = self.entries()
+        assert len(self.residency) == sum(len(entry.runs) for entry in entries) <= MOST_ENTRIES + len(REPLICAS)
+        assert self.residency.runs == len({id(run) for entry in entries for run in entry.runs})
+        for entry in entries:
+            assert entry.blocks == sum(run.length for run in entry.runs)
+            assert all(run.mask & entry.bit for run in entry.runs)
 
-    def holdings(self) -> list[ReplicaBlocks]:
+    def entries(self) -> list[ReplicaBlocks]:
         found = (self.residency.replica(replica) for replica in REPLICAS)
-        return [holding for holding in found if holding is not None]
+        return [entry for entry in found if entry is not None]
 
 
 TestResidency = ResidencyMachine.TestCase
 TestCrowdedResidency = CrowdedMachine.TestCase
-TestCrowdedResidency.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
-TestResidency.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestCrowdedResidency.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestResidency.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

@@ -37,12 +37,12 @@ def predicted(residency: Residency, blocks: int, salt: int = 0, replica: str = A
 
 
 def counts_agree(residency: Residency) -> bool:
-    holdings = [residency.replica(replica) for replica in (A, B)]
-    in_runs = all(holding.blocks == sum(run.length for run in holding.runs) for holding in holdings)
-    return in_runs and len(residency) == sum(len(holding.runs) for holding in holdings)
+    entries = [residency.replica(replica) for replica in (A, B)]
+    in_runs = all(entry.blocks == sum(run.length for run in entry.runs) for entry in entries)
+    return in_runs and len(residency) == sum(len(entry.runs) for entry in entries)
 
 
-def grown(residency: Residency, turns: int, *, finds: bool) -> None:
+def run_conversations(residency: Residency, turns: int, *, finds: bool) -> None:
     """Run conversations of two turns; with ``finds`` the second turn finds the first response cached."""
     for number in range(turns):
         turn(residency, 4, 10.0 * number, cached=0, generated=35, salt=100 + number)
@@ -62,7 +62,7 @@ def test_generated_tokens_take_cache_capacity() -> None:
 
 def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
     residency = residency_of(100_000)
-    grown(residency, 8, finds=True)
+    run_conversations(residency, 8, finds=True)
     turn(residency, 4, 1000.0, cached=0, generated=35)
 
     assert predicted(residency, 12) == 80  # four blocks, half a block of the prompt, and 35 generated tokens
@@ -71,20 +71,20 @@ def test_generated_tokens_are_predicted_once_next_turns_found_them() -> None:
 
 def test_generated_tokens_are_not_predicted_if_next_turns_do_not_find_them() -> None:
     residency = residency_of(100_000)
-    grown(residency, 8, finds=False)
+    run_conversations(residency, 8, finds=False)
     turn(residency, 4, 1000.0, cached=0, generated=35)
 
     assert predicted(residency, 12) == 40
 
 
 def test_a_tail_is_dropped_when_a_longer_prompt_includes_it() -> None:
-    found, lost = residency_of(100_000), residency_of(100_000)
-    grown(found, 8, finds=True)
-    grown(lost, 8, finds=False)
+    reused, not_reused = residency_of(100_000), residency_of(100_000)
+    run_conversations(reused, 8, finds=True)
+    run_conversations(not_reused, 8, finds=False)
 
-    assert lost.replica(A).blocks - found.replica(A).blocks >= 7 * 4
-    assert counts_agree(found)
-    assert counts_agree(lost)
+    assert not_reused.replica(A).blocks - reused.replica(A).blocks >= 7 * 4
+    assert counts_agree(reused)
+    assert counts_agree(not_reused)
 
 
 def test_a_rolled_back_request_leaves_no_tail() -> None:

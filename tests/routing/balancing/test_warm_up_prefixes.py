@@ -25,7 +25,7 @@ def key(number: int) -> PrefixKey:
     return "", PrefixHash(number)
 
 
-def cut(tokens: int, size: int = 100) -> WarmUpPrompt:
+def prompt_of(tokens: int, size: int = 100) -> WarmUpPrompt:
     return WarmUpPrompt(PATH, b"x" * size, tokens, array("Q"))
 
 
@@ -33,82 +33,82 @@ def popular_prefixes(max_bytes: int = 1 << 20, half_life_s: float = 100.0, min_t
     return PopularPrefixes(half_life_s, max_bytes, min_tokens)
 
 
-def meet(
-    kept: PopularPrefixes, number: int, times: int = 1, *, tokens: int = 100, now_s: float = 0.0, size: int = 100
+def count_requests(
+    popular: PopularPrefixes, number: int, times: int = 1, *, tokens: int = 100, now_s: float = 0.0, size: int = 100
 ) -> int:
     """Count requests of a prefix, store each wanted body, and return how many were wanted."""
-    asked = 0
+    wanted = 0
     for _ in range(times):
-        if kept.count(key(number), now_s, Size(tokens)):
-            asked += 1
-            kept.store(key(number), cut(tokens, size))
-    return asked
+        if popular.count(key(number), now_s, Size(tokens)):
+            wanted += 1
+            popular.store(key(number), prompt_of(tokens, size))
+    return wanted
 
 
-def order(kept: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_000_000) -> list[int]:
+def selected(popular: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_000_000) -> list[int]:
     """The tokens of the selected prompts, in order."""
-    return [it.tokens for it, _ in kept.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
+    return [it.tokens for it, _ in popular.select(lambda _key, _cut: [HERE], max_prefixes, max_tokens)]
 
 
 def test_a_prefix_that_occurred_once_is_not_stored() -> None:
-    kept = popular_prefixes()
+    popular = popular_prefixes()
 
-    assert meet(kept, 1) == 0
-    assert kept.bytes == 0
-    assert meet(kept, 1) == 1
-    assert kept.bytes >= 100
-    assert meet(kept, 1, 20) == 0
+    assert count_requests(popular, 1) == 0
+    assert popular.bytes == 0
+    assert count_requests(popular, 1) == 1
+    assert popular.bytes >= 100
+    assert count_requests(popular, 1, 20) == 0
 
 
 def test_a_short_prefix_is_never_stored() -> None:
-    kept = popular_prefixes(min_tokens=128)
+    popular = popular_prefixes(min_tokens=128)
 
-    assert meet(kept, 1, 50, tokens=127) == 0
-    assert meet(kept, 2, 50, tokens=128) == 1
+    assert count_requests(popular, 1, 50, tokens=127) == 0
+    assert count_requests(popular, 2, 50, tokens=128) == 1
 
 
 def test_prefixes_are_ordered_by_tokens_times_rate() -> None:
-    kept = popular_prefixes()
-    meet(kept, 1, 2, tokens=1000)
-    meet(kept, 2, 50, tokens=100)
-    meet(kept, 3, 4, tokens=300)
+    popular = popular_prefixes()
+    count_requests(popular, 1, 2, tokens=1000)
+    count_requests(popular, 2, 50, tokens=100)
+    count_requests(popular, 3, 4, tokens=300)
 
-    assert order(kept) == [100, 1000, 300]
+    assert selected(popular) == [100, 1000, 300]
 
 
 def test_prefixes_that_no_longer_occur_lose_value() -> None:
-    kept = popular_prefixes(half_life_s=100.0)
-    meet(kept, 1, 40, tokens=400)
-    meet(kept, 2, 4, tokens=401, now_s=0.0)
-    assert order(kept) == [400, 401]
-    meet(kept, 2, 4, tokens=401, now_s=400.0)
-    assert order(kept) == [401, 400]
-    meet(kept, 1, 1, tokens=400, now_s=1e6)  # so late that weights were scaled down
-    assert order(kept) == [400, 401]
+    popular = popular_prefixes(half_life_s=100.0)
+    count_requests(popular, 1, 40, tokens=400)
+    count_requests(popular, 2, 4, tokens=401, now_s=0.0)
+    assert selected(popular) == [400, 401]
+    count_requests(popular, 2, 4, tokens=401, now_s=400.0)
+    assert selected(popular) == [401, 400]
+    count_requests(popular, 1, 1, tokens=400, now_s=1e6)  # so late that weights were scaled down
+    assert selected(popular) == [400, 401]
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 10), st.integers(1, 200))
 def test_the_limits_of_prefixes_and_tokens_hold(lengths: list[int], max_prefixes: int, max_tokens: int) -> None:
-    kept = popular_prefixes(min_tokens=1)
+    popular = popular_prefixes(min_tokens=1)
     for number, tokens in enumerate(lengths):
-        meet(kept, number, 2, tokens=tokens)
-    chosen = order(kept, max_prefixes, max_tokens)
+        count_requests(popular, number, 2, tokens=tokens)
+    chosen = selected(popular, max_prefixes, max_tokens)
 
     assert sum(chosen) <= max_tokens
     assert len(chosen) <= max_prefixes
     left = max_tokens - sum(chosen)
-    spared = list(lengths)
+    remaining = list(lengths)
     for tokens in chosen:
-        spared.remove(tokens)
-    assert len(chosen) == max_prefixes or all(tokens > left for tokens in spared)
+        remaining.remove(tokens)
+    assert len(chosen) == max_prefixes or all(tokens > left for tokens in remaining)
 
 
 def test_each_of_several_preferred_replicas_counts() -> None:
-    kept = popular_prefixes()
-    meet(kept, 1, 2)
+    popular = popular_prefixes()
+    count_requests(popular, 1, 2)
     ranks = [ReplicaId("a#0"), ReplicaId("a#1"), ReplicaId("a#2")]
 
-    assert [home for _, home in kept.select(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
+    assert [home for _, home in popular.select(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
 
 
 @given(
@@ -116,78 +116,80 @@ def test_each_of_several_preferred_replicas_counts() -> None:
     st.integers(1 << 10, 1 << 16),
 )
 def test_memory_is_bounded_in_bytes_and_in_number(traffic: list[tuple[int, int]], max_bytes: int) -> None:
-    kept = popular_prefixes(max_bytes)
+    popular = popular_prefixes(max_bytes)
     for now_s, (number, size) in enumerate(traffic):
-        meet(kept, number, 2, now_s=now_s, size=size)
-        assert kept.bytes <= max_bytes
-    assert sum(it.bytes for it, _ in kept.select(lambda *_: [HERE], 10_000, 10**9)) == kept.bytes
+        count_requests(popular, number, 2, now_s=now_s, size=size)
+        assert popular.bytes <= max_bytes
+    assert sum(it.bytes for it, _ in popular.select(lambda *_: [HERE], 10_000, 10**9)) == popular.bytes
 
 
 def test_the_number_of_counted_prefixes_is_bounded() -> None:
-    kept = popular_prefixes(1 << 30)
+    popular = popular_prefixes(1 << 30)
     for number in range(10 * MAX_PREFIXES):
-        meet(kept, number, 2)
+        count_requests(popular, number, 2)
 
-    assert len(kept) <= 2 * MAX_PREFIXES
-    assert kept.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
+    assert len(popular) <= 2 * MAX_PREFIXES
+    assert popular.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
 
 
 def test_a_dropped_prompt_is_wanted_again_after_twice_as_many_requests() -> None:
     room = 10 * (1000 + OVERHEAD_BYTES)
-    kept = popular_prefixes(room)
-    meet(kept, 0, 2, size=1000)
+    popular = popular_prefixes(room)
+    count_requests(popular, 0, 2, size=1000)
     for number in range(1, 12):
-        meet(kept, number, 5, size=1000)
-    asked = [meet(kept, 0, size=1000) for _ in range(7)]  # it occurred twice before, and is never valuable enough
+        count_requests(popular, number, 5, size=1000)
+    wanted = [
+        count_requests(popular, 0, size=1000) for _ in range(7)
+    ]  # it occurred twice before, and is never valuable enough
 
-    assert asked == [0, 1, 0, 0, 0, 1, 0]
+    assert wanted == [0, 1, 0, 0, 0, 1, 0]
 
 
 def test_one_body_may_take_only_a_part_of_the_memory() -> None:
-    kept = popular_prefixes(8000)
-    meet(kept, 1, 10, tokens=10_000, size=2000)
+    popular = popular_prefixes(8000)
+    count_requests(popular, 1, 10, tokens=10_000, size=2000)
 
-    assert kept.bytes == 0
+    assert popular.bytes == 0
 
 
 def test_a_smaller_limit_drops_bodies_at_once() -> None:
-    kept = popular_prefixes()
+    popular = popular_prefixes()
     for number in range(20):
-        meet(kept, number, 2 + number, size=1000)
-    kept.configure(100.0, 5 * (1000 + OVERHEAD_BYTES), 16)
+        count_requests(popular, number, 2 + number, size=1000)
+    popular.configure(100.0, 5 * (1000 + OVERHEAD_BYTES), 16)
 
-    assert 0 < kept.bytes <= 5 * (1000 + OVERHEAD_BYTES)
+    assert 0 < popular.bytes <= 5 * (1000 + OVERHEAD_BYTES)
 
 
 def test_another_half_life_keeps_the_order() -> None:
-    kept = popular_prefixes()
+    popular = popular_prefixes()
     for number, tokens in ((1, 100), (2, 200), (3, 300)):
-        meet(kept, number, 2, tokens=tokens)
-    kept.configure(7.0, 1 << 20, 16)
+        count_requests(popular, number, 2, tokens=tokens)
+    popular.configure(7.0, 1 << 20, 16)
 
-    assert order(kept) == [300, 200, 100]
-    assert meet(kept, 1, 10, now_s=1.0) == 0
-    assert order(kept)[0] == 100
+    assert selected(popular) == [300, 200, 100]
+    assert count_requests(popular, 1, 10, now_s=1.0) == 0
+    assert selected(popular)[0] == 100
 
 
 def test_weights_are_scaled_down_together() -> None:
     """Scaling down large weights after hundreds of half-lives favours no prefix."""
-    kept = popular_prefixes(half_life_s=1.0)
+    popular = popular_prefixes(half_life_s=1.0)
     for number, tokens in ((1, 100), (2, 101)):
-        meet(kept, number, 2, tokens=tokens, now_s=0.0)
-        meet(kept, number, 2, tokens=tokens, now_s=330.0)
-    meet(kept, 1, tokens=100, now_s=335.0)
-    meet(kept, 2, 3, tokens=101, now_s=335.0)
+        count_requests(popular, number, 2, tokens=tokens, now_s=0.0)
+        count_requests(popular, number, 2, tokens=tokens, now_s=330.0)
+    count_requests(popular, 1, tokens=100, now_s=335.0)
+    count_requests(popular, 2, 3, tokens=101, now_s=335.0)
 
-    assert order(kept) == [101, 100]
+    assert selected(popular) == [101, 100]
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_late_body_is_ignored(known: bool) -> None:
-    kept = popular_prefixes()
+    popular = popular_prefixes()
     if known:
-        meet(kept, 1, 2)
-    before = kept.bytes
-    kept.store(key(1), cut(100))
+        count_requests(popular, 1, 2)
+    before = popular.bytes
+    popular.store(key(1), prompt_of(100))
 
-    assert kept.bytes == before
+    assert popular.bytes == before

@@ -37,13 +37,13 @@ class Rig:
 
     def traffic(self, requests: int, shares: dict[int, float]) -> Counter:
         """The targets of requests of each kind; None stands for the others."""
-        met: Counter = Counter()
+        turns: Counter = Counter()
         for _ in range(requests):
             kinds, weights = list(shares), list(shares.values())
             kind = self.rng.choices([*kinds, None], [*weights, 1 - sum(weights)])[0]
             opening = self.rng.getrandbits(64) if kind is None else kind
-            met[kind, self.send(opening).target] += 1
-        return met
+            turns[kind, self.send(opening).target] += 1
+        return turns
 
 
 @pytest.mark.parametrize(("share", "replicas", "size"), [(0.8, 8, 6), (0.5, 8, 4), (0.96, 8, 7), (0.2, 20, 4)])
@@ -53,10 +53,10 @@ def test_a_hot_prefix_gets_its_share_of_the_replicas(share: float, replicas: int
 
     assert rig.strategy.plan()[HOT] == list(rig.ring.walk(HOT))[: len(rig.strategy.plan()[HOT])]
     assert abs(len(rig.strategy.plan()[HOT]) - size) <= 1
-    met = rig.traffic(1000, {HOT: share})
-    hot = {replica for kind, replica in met if kind == HOT}
+    turns = rig.traffic(1000, {HOT: share})
+    hot = {replica for kind, replica in turns if kind == HOT}
     assert hot == set(rig.strategy.plan()[HOT])
-    assert not hot & {replica for kind, replica in met if kind is None}
+    assert not hot & {replica for kind, replica in turns if kind is None}
 
 
 def test_the_only_prefix_gets_all_replicas() -> None:

@@ -9,7 +9,7 @@ from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig
 from routing.types import Reason
-from tests.routing.building import config, pool, replicas, request, told
+from tests.routing.building import as_tuple, config, pool, replicas, request
 
 costs = pytest.mark.parametrize(
     "settings", [LowestCostSettings(), LeastTtftSettings(), CacheAwareSettings()], ids=lambda settings: settings.name
@@ -26,7 +26,7 @@ def routers(settings, count: int = 2, size: int = 5) -> list[Placement]:
 def test_routers_send_an_uncached_prompt_to_the_same_replica(settings, text: str, size: int) -> None:
     chosen = [router.decide(request(text), HealthRegistry()).choice for router in routers(settings, size=size)]
 
-    assert told(chosen[0]) == told(chosen[1])
+    assert as_tuple(chosen[0]) == as_tuple(chosen[1])
     assert chosen[0].reason is Reason.COLD
 
 
