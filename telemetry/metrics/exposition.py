@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BYTES = 4 << 20
 MAX_SERIES = 10_000
-ROUTER_BYTES = 32 << 20  # routers are ours: one of 200 groups and 1,000 replicas has some 100,000 series
+ROUTER_BYTES = 32 << 20  # a router is trusted; one with 200 groups and 1,000 replicas has some 100,000 series
 ROUTER_SERIES = 200_000
 MAX_LABEL_CHARS = 200
 MAX_LINE_CHARS = 4096
@@ -45,15 +45,15 @@ def read_samples(
         raise ExpositionError(f"more than {most_bytes} characters")
     if not text.endswith("\n"):
         raise ExpositionError("the text ends inside a line")
-    wanted = frozenset(names)
+    selected = frozenset(names)
     lines = [line for line in text.split("\n") if line and line[0] != "#"]
     if len(lines) > most_series:
         raise ExpositionError(f"more than {most_series} series")
-    prefixes = tuple(wanted)
+    prefixes = tuple(selected)
     return [
         _sample(line)
         for line in lines
-        if line.startswith(prefixes) and line.partition("{")[0].partition(" ")[0] in wanted
+        if line.startswith(prefixes) and line.partition("{")[0].partition(" ")[0] in selected
     ]
 
 

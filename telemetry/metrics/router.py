@@ -49,8 +49,8 @@ HISTOGRAMS = {  # no route key has samples in two of one kind
     "warmpath_router_policy_latency_seconds": "latency",
 }
 RESPONSES = frozenset({"plain", "streamed"})  # kinds of responses that have a latency
-_BUCKETS = {f"{name}_bucket": ours for name, ours in HISTOGRAMS.items()}
-_SUMS = {f"{name}_sum": ours for name, ours in HISTOGRAMS.items()}
+_BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
+_SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 
 

@@ -8,7 +8,7 @@ and no total changes.
 
 A cycle holds its shard's advisory lock, so a cycle that still runs makes the next one skip. Every target has its own
 deadline, below the interval. The event loop runs until results arrive and stands still while they are written, so a
-target that hangs delays nobody's reading. ``due`` is the cycle's time on the schedule: a task delivered twice makes one
+target that hangs delays no other reading. ``due`` is the cycle's time on the schedule: a task delivered twice makes one
 reading. A cycle may start a little early or late without missing its time.
 
 A shard's row says when its last cycle was due, how late it started, how long it took and how many cycles were missed.
@@ -72,7 +72,7 @@ class Shard:
         return interval_s * self.number / self.of
 
     def due_s(self, now_s: float, interval_s: float, last_due_s: float | None) -> float | None:
-        """The due time that a cycle at ``now_s`` takes: the last one, or the next if that is near; None if it is taken.
+        """The due time that a cycle at ``now_s`` takes: the last one, or the next if that is near; None if a cycle took it.
 
         A ``last_due_s`` far in the future means that the clock was set back.
         """

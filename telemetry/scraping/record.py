@@ -221,7 +221,7 @@ def _has_news(replica: Replica, facts: CacheFacts) -> bool:
 def _record_facts(reports: CacheReports) -> None:
     """Record the facts of engines' caches as one configuration, because a new fleet reports them all at once.
 
-    If somebody else is changing the fleet, the next cycle records them: they still differ then.
+    If another transaction is changing the fleet, the next cycle records them: they still differ then.
     """
     if not reports:
         return

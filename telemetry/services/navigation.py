@@ -1,7 +1,7 @@
 """Search by name, and short links: a code that leads to a view with its range, zoom and filters.
 
-A short link is only an address: whoever follows it must sign in and sees what their permissions allow. Only addresses
-of Warmpath's own pages are accepted, so a link never redirects elsewhere. Links that were not followed for
+A short link is only an address: a user who follows it must sign in and sees what their permissions allow. Only
+addresses of Warmpath's own pages are accepted, so a link never redirects elsewhere. Links that were not followed for
 ``RETENTION`` are deleted, and so are the least recently followed ones above ``MAX_LINKS``.
 """
 

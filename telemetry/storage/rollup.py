@@ -5,7 +5,7 @@ each resolution lacks, in chunks that are separate transactions, and then re-agg
 bins of the next resolution that contain them. It stops when its time is over and continues in the next run: a worker
 that was away for days catches up, and one that is killed leaves no half-made bin.
 
-Late readings mark their minute. Whoever stores readings takes a shared lock until its transaction ends, and then reads
+Late readings mark their minute. A transaction that stores readings takes a shared lock until it ends, and then reads
 which minutes are closed. Closing takes the lock exclusively: it waits for all transactions that did not see the new
 time, and later ones see it. So a reading is either stored when its minute is rolled up, or its minute is marked.
 Storing waits while minutes are closed, never while they are rolled up. A mark is deleted before its bin is

@@ -1,4 +1,4 @@
-"""The sum of all readings, whatever a replica goes through between scrapes (R19, S8).
+"""The sum of all readings, whatever happens to a replica between scrapes (R19, S8).
 
 A replica with one to three engines, two cache tiers, with or without start times (H9), is scraped repeatedly. In
 between it serves requests, restarts, fails, sends torn, NaN, negative or huge counts, or reports its hits under another
