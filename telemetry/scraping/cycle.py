@@ -72,7 +72,7 @@ class Shard:
         return interval_s * self.number / self.of
 
     def due_s(self, now_s: float, interval_s: float, last_due_s: float | None) -> float | None:
-        """The due time that a cycle at ``now_s`` takes: the last one, or the next if that is near; None if a cycle took it.
+        """The due time that a cycle at ``now_s`` takes: the last one, or the next if that is near; None if taken.
 
         A ``last_due_s`` far in the future means that the clock was set back.
         """
