@@ -66,7 +66,7 @@ def prove(request: HttpRequest, *, reauthenticated: bool = False, **_: Any) -> N
 def end_others(request: HttpRequest, user: User, **_: Any) -> None:
     """Somebody changed their own password: the browser in which they did stays signed in, and no other."""
     note_presence(request)
-    end_sessions(user, but=request.session.session_key or "", by=user)
+    end_sessions(user, except_key=request.session.session_key or "", by=user)
 
 
 @receiver(user_login_failed, dispatch_uid="controlplane.sign_in_refused")
@@ -78,7 +78,7 @@ def stay_out(credentials: dict[str, Any], **_: Any) -> None:
 @receiver(authentication_failed, dispatch_uid="controlplane.code_refused")
 def refuse_code(user: User, **_: Any) -> None:
     """A wrong code."""
-    record_sign_in_failure(user.get_username(), what=": a wrong code")
+    record_sign_in_failure(user.get_username(), detail=": a wrong code")
 
 
 @receiver(authenticator_added, dispatch_uid="controlplane.factor_added")

@@ -61,7 +61,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
 
 def refused(request: HttpRequest, reason: str, status: int = 403) -> HttpResponse:
     """The page for somebody who does not come in by single sign-on."""
-    record_sign_in_failure("", what=" by single sign-on")
+    record_sign_in_failure("", detail=" by single sign-on")
     return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=status)
 
 

@@ -138,7 +138,7 @@ class Migration(migrations.Migration):
                 ('key', models.CharField(editable=False, max_length=40, unique=True)),
                 ('address', models.CharField(blank=True, max_length=45)),
                 ('agent', models.CharField(blank=True, max_length=200)),
-                ('began_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('started_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('seen_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='browsers', to=settings.AUTH_USER_MODEL)),
             ],
@@ -151,7 +151,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('number', models.PositiveIntegerField()),
-                ('state', models.CharField(choices=[('draft', 'Draft'), ('trial', 'On trial'), ('live', 'Live'), ('retired', 'Retired'), ('withdrawn', 'Withdrawn')], default='draft', max_length=9)),
+                ('state', models.CharField(choices=[('draft', 'Draft'), ('trial', 'Canary'), ('live', 'Active'), ('retired', 'Retired'), ('withdrawn', 'Rolled back')], default='draft', max_length=9)),
                 ('settings', models.JSONField()),
                 ('digest', models.CharField(max_length=64)),
                 ('reason', models.CharField(blank=True, max_length=500)),
@@ -174,7 +174,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
-                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='project_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='project_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.')],
             },
         ),
         migrations.CreateModel(
@@ -229,7 +229,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=63, unique=True)),
-                ('url', models.CharField(max_length=2048, unique=True)),
+                ('url', models.CharField(max_length=2048)),
                 ('state', models.CharField(choices=[('active', 'Active'), ('draining', 'Draining'), ('disabled', 'Disabled')], default='active', max_length=8)),
                 ('weight', models.FloatField(default=1.0)),
                 ('block_tokens', models.PositiveIntegerField(blank=True, null=True)),
@@ -254,7 +254,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(max_length=16)),
                 ('settings', models.JSONField()),
                 ('encrypted', models.BinaryField(blank=True, null=True)),
-                ('adoption', models.CharField(choices=[('propose', 'Propose: a person adopts or dismisses each'), ('adopt', 'Adopt: each becomes a replica by itself')], default='propose', max_length=8)),
+                ('adoption', models.CharField(choices=[('propose', 'Propose: a user adopts or dismisses each engine'), ('adopt', 'Adopt: each engine becomes a replica automatically')], default='propose', max_length=8)),
                 ('enabled', models.BooleanField(default=True)),
                 ('interval_s', models.FloatField(default=30.0)),
                 ('deadline_s', models.FloatField(default=10.0)),
@@ -322,8 +322,8 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('plan', models.CharField(db_default='all_at_once', default='all_at_once', max_length=12)),
-                ('state', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'Holding'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], default='pending', max_length=17)),
-                ('held_by', models.CharField(blank=True, choices=[('refusal', 'A router refuses the configuration'), ('guard', 'The guard cannot tell')], db_default='', default='', max_length=7)),
+                ('state', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], default='pending', max_length=17)),
+                ('held_by', models.CharField(blank=True, choices=[('refusal', 'A router rejects the configuration'), ('guard', 'Analysis inconclusive')], db_default='', default='', max_length=7)),
                 ('why', models.CharField(blank=True, db_default='', default='', max_length=500)),
                 ('stages', models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list)),
                 ('stage', models.PositiveSmallIntegerField(db_default=0, default=0)),
@@ -351,8 +351,8 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('move', models.CharField(max_length=12)),
-                ('before', models.CharField(blank=True, choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'Holding'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
-                ('after', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'Holding'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
+                ('before', models.CharField(blank=True, choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
+                ('after', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
                 ('stage', models.PositiveSmallIntegerField(default=0)),
                 ('reason', models.CharField(blank=True, max_length=500)),
                 ('evidence', models.JSONField(blank=True, null=True)),
@@ -390,7 +390,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('name',),
-                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='router_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='router_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.')],
             },
         ),
         migrations.CreateModel(
@@ -507,7 +507,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='pool',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='pool_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='pool_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='pool',
@@ -515,7 +515,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='clientkey',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='client_key_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='client_key_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='clientkey',
@@ -527,11 +527,15 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='replica',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='replica_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='replica_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='replica',
             constraint=models.CheckConstraint(condition=models.Q(('state__in', ['active', 'draining', 'disabled'])), name='replica_state_known'),
+        ),
+        migrations.AddConstraint(
+            model_name='replica',
+            constraint=models.UniqueConstraint(deferrable=models.Deferrable['IMMEDIATE'], fields=('url',), name='replica_url_unique'),
         ),
         migrations.AddConstraint(
             model_name='replica',
@@ -559,7 +563,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='replicasource',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='source_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='source_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='replicasource',
@@ -695,7 +699,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='taskgroup',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='group_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9_-]{0,28}[a-z0-9])?$')), name='group_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='taskgroup',
@@ -715,7 +719,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='routingpolicy',
-            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='policy_name_form', violation_error_message='Expected lower-case letters, digits and -, a letter or digit at either end.'),
+            constraint=models.CheckConstraint(condition=models.Q(('name__regex', '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$')), name='policy_name_form', violation_error_message='Expected lower-case letters, digits and -, with a letter or digit at both ends.'),
         ),
         migrations.AddConstraint(
             model_name='routingpolicy',

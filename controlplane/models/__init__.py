@@ -1,84 +1,41 @@
-"""What the control plane knows, one noun per file. Only ``services`` write these rows."""
+"""The models of the control plane. Only ``services`` writes their rows."""
 
-from controlplane.models.access import (
-    ApiToken,
-    IdempotencyRecord,
-    PersonSession,
-    Role,
-    RoleAssignment,
-    Scope,
-    SignInLock,
-)
-from controlplane.models.audit import AuditCheck, AuditEntry, Event, EventKind
-from controlplane.models.discovery import (
-    Adoption,
-    DiscoveredReplica,
-    DiscoveredState,
-    ReplicaSource,
-    SourceStatus,
-    TargetCondition,
-)
-from controlplane.models.fleet import (
-    ClientKey,
-    FleetSecret,
-    FleetSettings,
-    Pool,
-    Project,
-    Replica,
-    ReplicaState,
-    TaskGroup,
-)
-from controlplane.models.policy import (
-    OPEN_ROLLOUTS,
-    ConfigSnapshot,
-    HoldReason,
-    PolicyRevision,
-    RevisionState,
-    Rollout,
-    RolloutState,
-    RolloutStep,
-    RoutingPolicy,
-)
-from controlplane.models.router import ItemFailure, PeriodicTask, Router, RouterReport, WorkerLiveness
-
-__all__ = [
-    "OPEN_ROLLOUTS",
-    "Adoption",
-    "ApiToken",
-    "AuditCheck",
-    "AuditEntry",
-    "ClientKey",
-    "ConfigSnapshot",
-    "DiscoveredReplica",
-    "DiscoveredState",
-    "Event",
-    "EventKind",
-    "FleetSecret",
-    "FleetSettings",
-    "HoldReason",
-    "IdempotencyRecord",
-    "ItemFailure",
-    "PeriodicTask",
-    "PersonSession",
-    "PolicyRevision",
-    "Pool",
-    "Project",
-    "Replica",
-    "ReplicaSource",
-    "ReplicaState",
-    "RevisionState",
-    "Role",
-    "RoleAssignment",
-    "Rollout",
-    "RolloutState",
-    "RolloutStep",
-    "Router",
-    "RouterReport",
-    "RoutingPolicy",
-    "Scope",
-    "SignInLock",
-    "SourceStatus",
-    "TargetCondition",
-    "TaskGroup",
-    "WorkerLiveness",
-]
+from controlplane.models.access import ApiToken as ApiToken
+from controlplane.models.access import IdempotencyRecord as IdempotencyRecord
+from controlplane.models.access import PersonSession as PersonSession
+from controlplane.models.access import Role as Role
+from controlplane.models.access import RoleAssignment as RoleAssignment
+from controlplane.models.access import Scope as Scope
+from controlplane.models.access import SignInLock as SignInLock
+from controlplane.models.audit import AuditCheck as AuditCheck
+from controlplane.models.audit import AuditEntry as AuditEntry
+from controlplane.models.audit import Event as Event
+from controlplane.models.audit import EventKind as EventKind
+from controlplane.models.discovery import Adoption as Adoption
+from controlplane.models.discovery import DiscoveredReplica as DiscoveredReplica
+from controlplane.models.discovery import DiscoveredState as DiscoveredState
+from controlplane.models.discovery import ReplicaSource as ReplicaSource
+from controlplane.models.discovery import SourceStatus as SourceStatus
+from controlplane.models.discovery import TargetCondition as TargetCondition
+from controlplane.models.fleet import ClientKey as ClientKey
+from controlplane.models.fleet import FleetSecret as FleetSecret
+from controlplane.models.fleet import FleetSettings as FleetSettings
+from controlplane.models.fleet import Pool as Pool
+from controlplane.models.fleet import Project as Project
+from controlplane.models.fleet import Replica as Replica
+from controlplane.models.fleet import ReplicaState as ReplicaState
+from controlplane.models.fleet import TaskGroup as TaskGroup
+from controlplane.models.policy import OPEN_ROLLOUTS as OPEN_ROLLOUTS
+from controlplane.models.policy import ConfigSnapshot as ConfigSnapshot
+from controlplane.models.policy import HoldReason as HoldReason
+from controlplane.models.policy import PolicyRevision as PolicyRevision
+from controlplane.models.policy import RevisionState as RevisionState
+from controlplane.models.policy import Rollout as Rollout
+from controlplane.models.policy import RolloutState as RolloutState
+from controlplane.models.policy import RolloutStep as RolloutStep
+from controlplane.models.policy import RoutingPolicy as RoutingPolicy
+from controlplane.models.router import ItemFailure as ItemFailure
+from controlplane.models.router import PeriodicTask as PeriodicTask
+from controlplane.models.router import Router as Router
+from controlplane.models.router import RouterReport as RouterReport
+from controlplane.models.router import WorkerLiveness as WorkerLiveness

@@ -1,13 +1,4 @@
-"""Who may do what.
-
-What a script signs in with.
-
-Where somebody is signed in.
-
-Who is kept from guessing on.
-
-Answers that are given again when a request is repeated.
-"""
+"""Roles, API tokens, browser sessions, sign-in locks and idempotency records."""
 
 from __future__ import annotations
 
@@ -22,36 +13,32 @@ from controlplane.models.fleet import Project
 
 
 class Role(models.TextChoices):
-    """What a person may do; each includes the ones before it."""
+    """Each role includes the permissions of the ones before it."""
 
-    VIEWER = "viewer", "Viewer"  # sees
-    OPERATOR = "operator", "Operator"  # drains replicas, pauses and aborts rollouts, tries channels
+    VIEWER = "viewer", "Viewer"  # views pages
+    OPERATOR = "operator", "Operator"  # drains replicas, pauses and aborts rollouts, tests channels
     EDITOR = "editor", "Editor"  # drafts policies; changes groups, replicas, alert rules and channels
     APPROVER = "approver", "Approver"  # publishes; resumes, promotes and approves rollouts
-    ADMIN = "admin", "Admin"  # pools, people, tokens, the audit log
+    ADMIN = "admin", "Admin"  # manages pools, users and tokens; reads the audit log
 
     @property
     def rank(self) -> int:
-        """Its place: 0 for the least."""
         return list(Role).index(self)
 
     def covers(self, other: Role) -> bool:
-        """Whether it includes ``other``."""
         return self.rank >= other.rank
 
 
 class RoleAssignment(models.Model):
-    """A role that somebody holds: in one project, or in all of them and in what belongs to none.
+    """A user's role in one project, or in all projects and for objects without a project.
 
-    What admins gave and what groups bring stand side by side; the greater one counts.
+    Roles from admins and from groups of the identity provider coexist; the higher one applies.
     """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="roles")
     project = models.ForeignKey(Project, models.CASCADE, null=True, blank=True, related_name="roles")  # None: all
     role = models.CharField(max_length=8, choices=Role)
-    from_groups = models.BooleanField(
-        default=False, db_default=False
-    )  # came with a group at the identity provider, and goes with it
+    from_groups = models.BooleanField(default=False, db_default=False)  # by a group of the identity provider
 
     class Meta:
         ordering = ("user__username", "project__name")
@@ -67,7 +54,7 @@ class RoleAssignment(models.Model):
 
 
 class Scope(models.TextChoices):
-    """What a token may do; each includes the ones before it."""
+    """Permissions of a token; each includes the ones before it."""
 
     READ = "read", "Read"
     WRITE = "write", "Read and change"
@@ -75,10 +62,10 @@ class Scope(models.TextChoices):
 
 
 class ApiToken(models.Model):
-    """A token that acts for a user. Only a keyed hash of its secret is kept, so it can be shown but once."""
+    """A token that acts for a user. Only a keyed hash of its secret is stored, so the secret is shown once."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="tokens")
-    name = models.CharField(max_length=100)  # what it is for
+    name = models.CharField(max_length=100)
     key_id = models.CharField(max_length=16, unique=True)  # the public part: wp_<key_id>.<secret>
     digest = models.CharField(max_length=64)  # HMAC-SHA256 of the secret, hex
     scopes = ArrayField(models.CharField(max_length=8, choices=Scope))
@@ -100,17 +87,17 @@ class ApiToken(models.Model):
 
 
 class PersonSession(models.Model):
-    """A signed-in browser session, for the list of sessions; the session data itself is Django's, and encrypted.
+    """A signed-in browser session, for the list of sessions. Django stores the session data.
 
-    One whose session is gone is none any more; it is swept away later.
+    A row without a Django session is ignored, and deleted later.
     """
 
     user = models.ForeignKey(User, models.CASCADE, related_name="browsers")
-    key = models.CharField(max_length=40, unique=True, editable=False)  # Django's; whoever knows it is in: never shown
-    address = models.CharField(max_length=45, blank=True)  # where the last request that was noted came from
-    agent = models.CharField(max_length=200, blank=True)  # what the browser calls itself; text of others
-    began_at = models.DateTimeField(default=timezone.now)
-    seen_at = models.DateTimeField(default=timezone.now)  # noted every few minutes
+    key = models.CharField(max_length=40, unique=True, editable=False)  # Django's session key: never shown
+    address = models.CharField(max_length=45, blank=True)  # of the last recorded request
+    agent = models.CharField(max_length=200, blank=True)  # User-Agent header: untrusted text
+    started_at = models.DateTimeField(default=timezone.now)
+    seen_at = models.DateTimeField(default=timezone.now)  # updated every few minutes
 
     class Meta:
         ordering = ("-seen_at", "-pk")
@@ -120,9 +107,9 @@ class PersonSession(models.Model):
 
 
 class SignInLock(models.Model):
-    """Somebody who may not sign in from an address for a while, because it failed too often from there.
+    """A user who may not sign in from an address for a while, after too many failures from there.
 
-    For people to see and to lift; what refuses is the count itself (``controlplane/accounts/throttle.py``).
+    For admins to see and lift; the counter in ``controlplane/accounts/throttle.py`` enforces it.
     """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="sign_in_locks")
@@ -138,21 +125,21 @@ class SignInLock(models.Model):
 
 
 class IdempotencyRecord(models.Model):
-    """What was answered to a ``POST`` with an ``Idempotency-Key``, written in the transaction of what it changed.
+    """The response to a ``POST`` with an ``Idempotency-Key``, stored in the transaction of its change.
 
-    So there is an answer exactly where there was a change, whatever crashed in between.
+    So a response exists exactly if the change was made, whatever crashed in between.
     """
 
-    owner = models.CharField(max_length=40)  # token:<id> or user:<id>: nobody meets another's keys
-    key = models.CharField(max_length=255)  # as the client chose it
-    fingerprint = models.CharField(max_length=64)  # keyed hash of address and body: the same key, the same request
+    owner = models.CharField(max_length=40)  # token:<id> or user:<id>
+    key = models.CharField(max_length=255)
+    fingerprint = models.CharField(max_length=64)  # keyed hash of URL and body
     status = models.PositiveSmallIntegerField()
     headers = models.JSONField()
-    encrypted = models.BinaryField()  # the body; it may hold a secret that is shown this once
+    encrypted = models.BinaryField()  # the body, which may contain a secret that is shown once
     created_at = models.DateTimeField(auto_now_add=True, db_index=True)
 
     class Meta:
         constraints = (UniqueConstraint(fields=["owner", "key"], name="idempotency_key_unique"),)
 
     def __str__(self) -> str:
-        return f"answer {self.status} to {self.owner}"
+        return f"response {self.status} to {self.owner}"

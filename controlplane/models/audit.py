@@ -1,9 +1,4 @@
-"""Who changed what, from where, and why: for good.
-
-What the nightly look at the audit log found.
-
-What happened, in one line each.
-"""
+"""Audit entries, daily checks of the audit log, and events."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from django.utils import timezone
 from controlplane.models.fleet import Pool, Replica
 from controlplane.models.router import Router
 
-# What an entry says, and its digest covers.
+# The fields that an entry's digest covers.
 AUDIT_FIELDS = (
     "number",
     "at",
@@ -36,23 +31,23 @@ AUDIT_FIELDS = (
 
 
 class AuditEntry(models.Model):
-    """One change. Rows are only added: a trigger refuses everything else (migration 0003), and each holds the digest
-    of the one before it, so that a row that was taken away or altered behind the trigger's back is found.
+    """One change. A trigger (migration 0002) rejects updates and deletes, and each row contains the digest of the one
+    before it, so that a row that was deleted or changed without the trigger is detected.
 
-    It refers to no other row, because it outlives them all.
+    It has no foreign keys, because it outlives all other rows.
     """
 
     number = models.BigIntegerField(primary_key=True)  # 1, 2, 3 ... without a gap
     at = models.DateTimeField()
     kind = models.CharField(max_length=32)  # an EventKind
-    actor = models.CharField(max_length=150, blank=True)  # a user's name; "" where the system acted by itself
+    actor = models.CharField(max_length=150, blank=True)  # a username; "" for the system itself
     token = models.CharField(max_length=16, blank=True)  # the key_id of the API token that was used
     address = models.CharField(max_length=45, blank=True)  # where the request came from
     request_id = models.CharField(max_length=64, blank=True)
     project = models.CharField(max_length=30, blank=True)
     pool = models.CharField(max_length=30, blank=True)
     summary = models.CharField(max_length=500)
-    reason = models.CharField(max_length=500, blank=True)  # in the words of whoever did it
+    reason = models.CharField(max_length=500, blank=True)  # as entered by the user
     before = models.JSONField(null=True)
     after = models.JSONField(null=True)
     previous = models.CharField(max_length=64)  # the digest of the entry before; zeros before the first
@@ -70,26 +65,22 @@ class AuditEntry(models.Model):
 
 
 class AuditCheck(models.Model):
-    """One walk along the audit log's chain. The newest digest is noted, so that the next walk finds it unless somebody
-    wrote the whole rest of the chain anew.
-    """
+    """One check of the audit log's chain. The stored digest detects a chain that was rewritten as a whole."""
 
     at = models.DateTimeField()
-    entries = models.BigIntegerField()  # that were whole
+    entries = models.BigIntegerField()  # number of valid entries
     digest = models.CharField(max_length=64)  # of the last of them
-    fault = models.CharField(max_length=500, blank=True)  # "": none; else the first entry that is not right
+    fault = models.CharField(max_length=500, blank=True)  # the first bad entry; "": none
 
     class Meta:
         ordering = ("-at", "-pk")
         indexes = (models.Index(fields=["-at"], name="audit_check_at"),)
 
     def __str__(self) -> str:
-        return self.fault or f"{self.entries} entries, whole"
+        return self.fault or f"{self.entries} entries, intact"
 
 
 class EventKind(models.TextChoices):
-    """Everything that is recorded."""
-
     POOL_CREATED = "pool_created", "Pool created"
     POOL_CHANGED = "pool_changed", "Pool changed"
     POOL_REMOVED = "pool_removed", "Pool removed"
@@ -102,8 +93,8 @@ class EventKind(models.TextChoices):
     SOURCE_REMOVED = "source_removed", "Replica source removed"
     SOURCE_FAILING = "source_failing", "Replica source failing"
     SOURCE_RECOVERED = "source_recovered", "Replica source recovered"
-    SOURCE_HOLDING = "source_holding", "Replica source holding"
-    REPLICAS_FOUND = "replicas_found", "Replicas found"
+    SOURCE_HOLDING = "source_holding", "Replica source on hold"
+    REPLICAS_FOUND = "replicas_found", "Replicas discovered"
     REPLICAS_MISSING = "replicas_missing", "Replicas missing"
     REPLICA_ADOPTED = "replica_adopted", "Replica adopted"
     REPLICA_DISMISSED = "replica_dismissed", "Replica dismissed"
@@ -114,24 +105,24 @@ class EventKind(models.TextChoices):
     POLICY_REMOVED = "policy_removed", "Policy removed"
     ROLLOUT_PROPOSED = "rollout_proposed", "Rollout awaits approval"
     ROLLOUT_APPROVED = "rollout_approved", "Rollout approved"
-    ROLLOUT_STARTED = "rollout_started", "Trial started"
+    ROLLOUT_STARTED = "rollout_started", "Canary started"
     ROLLOUT_BEGUN = "rollout_begun", "Rollout reached a router"
-    ROLLOUT_WIDENED = "rollout_widened", "Trial widened"
+    ROLLOUT_WIDENED = "rollout_widened", "Canary promoted"
     ROLLOUT_PAUSED = "rollout_paused", "Rollout paused"
     ROLLOUT_RESUMED = "rollout_resumed", "Rollout resumed"
-    ROLLOUT_HELD = "rollout_held", "Rollout held"
-    ROLLOUT_RELEASED = "rollout_released", "Rollout no longer held"
-    ROLLOUT_COMPLETED = "rollout_completed", "Rollout complete"
+    ROLLOUT_HELD = "rollout_held", "Rollout on hold"
+    ROLLOUT_RELEASED = "rollout_released", "Rollout no longer on hold"
+    ROLLOUT_COMPLETED = "rollout_completed", "Rollout completed"
     ROLLOUT_ABORTED = "rollout_aborted", "Rollout aborted"
-    ROLLOUT_ROLLED_BACK = "rollout_rolled_back", "Rolled back by its guard"
+    ROLLOUT_ROLLED_BACK = "rollout_rolled_back", "Rolled back automatically"
     ROLLOUT_SUPERSEDED = "rollout_superseded", "Rollout superseded"
     CONFIG_APPLIED = "config_applied", "Configuration applied"
-    CONFIG_REFUSED = "config_refused", "Configuration refused"
+    CONFIG_REFUSED = "config_refused", "Configuration rejected"
     PROJECT_CREATED = "project_created", "Project created"
     PROJECT_CHANGED = "project_changed", "Project changed"
     PROJECT_REMOVED = "project_removed", "Project removed"
-    USER_ADDED = "user_added", "Person added"
-    USER_CHANGED = "user_changed", "Person changed"
+    USER_ADDED = "user_added", "User added"
+    USER_CHANGED = "user_changed", "User changed"
     ROLE_CHANGED = "role_changed", "Role changed"
     AUDIT_BROKEN = "audit_broken", "Audit log broken"
     SECRETS_ROTATED = "secrets_rotated", "Secrets rotated"
@@ -158,7 +149,7 @@ class EventKind(models.TextChoices):
     ROUTER_LOST = "router_lost", "Router lost"
     ROUTER_REMOVED = "router_removed", "Router removed"
     ROUTER_STARTED = "router_started", "Router started"
-    ROUTER_REPORTED = "router_reported", "Router reported"  # by a newer one, in words that this release has not
+    ROUTER_REPORTED = "router_reported", "Router reported"  # an event kind of a newer release
     CONFIG_LOADED = "config_loaded", "Configuration loaded"
     REPLICA_EJECTED = "replica_ejected", "Replica ejected"
     REPLICA_READMITTED = "replica_readmitted", "Replica readmitted"
@@ -178,17 +169,17 @@ class EventKind(models.TextChoices):
 
 
 def event_kinds() -> list[tuple[str, str]]:
-    """The choices of ``Event.kind``; a function, so that a new kind is no change of the table."""
+    """The choices of ``Event.kind``; a function, so that a new kind needs no migration."""
     return EventKind.choices
 
 
 def transaction_number() -> Cast:
-    """The number of the present transaction; PostgreSQL gives them out in ascending order."""
+    """The current transaction's number; PostgreSQL assigns them in ascending order."""
     return Cast(Cast(Func(function="pg_current_xact_id"), TextField()), BigIntegerField())
 
 
 class Event(models.Model):
-    """Something that happened, and who did it. Its text stands on its own: what it names may be gone by now."""
+    """Something that happened. Its text is complete, because the objects it names may be removed later."""
 
     at = models.DateTimeField(default=timezone.now)
     kind = models.CharField(max_length=32, choices=event_kinds)
@@ -197,10 +188,10 @@ class Event(models.Model):
     router = models.ForeignKey(Router, models.SET_NULL, null=True, blank=True, related_name="events")
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="events"
-    )  # None: the system itself
+    )  # None: the system
     summary = models.CharField(max_length=500)  # one sentence that names the object
-    # The transaction that recorded it. Ids are given out before the commit and so may be seen out of order; what is
-    # ordered by transactions that are no longer at work is complete (services/events.py).
+    # The transaction that recorded it. Ids are assigned before the commit, so readers may see them out of order;
+    # ordered by finished transactions, the list is complete (services/events.py).
     xact = models.BigIntegerField(db_default=transaction_number(), editable=False)
     detail = models.JSONField(default=dict)  # "before" and "after" where something was changed; never a secret
 

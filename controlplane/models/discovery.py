@@ -1,7 +1,4 @@
-"""Where a pool's replicas may be found.
-
-An engine that a source found.
-"""
+"""Replica sources and the engines that they discover."""
 
 from __future__ import annotations
 
@@ -15,57 +12,57 @@ from controlplane.models.fleet import SHORT_NAME, Pool, Replica, long_name, shor
 
 
 class Adoption(models.TextChoices):
-    """What happens to an engine that a source finds."""
+    """What happens to an engine that a source discovers."""
 
-    PROPOSE = "propose", "Propose: a person adopts or dismisses each"
-    ADOPT = "adopt", "Adopt: each becomes a replica by itself"
+    PROPOSE = "propose", "Propose: a user adopts or dismisses each engine"
+    ADOPT = "adopt", "Adopt: each engine becomes a replica automatically"
 
 
 class SourceStatus(models.TextChoices):
-    """How a source does, worked out of its row."""
+    """Computed from a source's row."""
 
-    NEW = "new", "New"  # never looked
+    NEW = "new", "New"  # never polled
     OK = "ok", "OK"
-    HOLDING = "holding", "Holding"  # more are missing than may go at once
-    FAILING = "failing", "Failing"  # the last look found out nothing; what is known stays
-    STALE = "stale", "Stale"  # no look succeeded for three intervals
+    HOLDING = "holding", "On hold"  # more replicas are missing than may be removed at once
+    FAILING = "failing", "Failing"  # the last poll failed; discovered engines stay
+    STALE = "stale", "Stale"  # no poll succeeded for three intervals
     PAUSED = "paused", "Paused"
 
 
 class ReplicaSource(models.Model):
-    """Somewhere to look for a pool's replicas, again and again. What a look finds is ``DiscoveredReplica``.
+    """A source that is polled for a pool's replicas; the engines found are ``DiscoveredReplica`` rows.
 
-    ``next_look_at`` and ``looks`` are the claim on it: who looks moves both, and an answer counts only while
-    ``looks`` is still the number it was asked under.
+    ``next_look_at`` and ``looks`` are the claim of a poll: claiming changes both, and a result is accepted only while
+    ``looks`` has the number that it was claimed with.
     """
 
     pool = models.ForeignKey(Pool, models.PROTECT, related_name="sources")
     name = short_name(unique=True)
     kind = models.CharField(max_length=16)  # a name of discovery.KINDS
-    settings = models.JSONField()  # of its kind, every default written out; no secret
-    encrypted = models.BinaryField(null=True, blank=True)  # its secret, encrypted; None where it has none
+    settings = models.JSONField()  # of its kind, with defaults filled in; no secret
+    encrypted = models.BinaryField(null=True, blank=True)  # its secret; None: none
     adoption = models.CharField(max_length=8, choices=Adoption, default=Adoption.PROPOSE)
     enabled = models.BooleanField(default=True)
-    interval_s = models.FloatField(default=30.0)  # from one look to the next
-    deadline_s = models.FloatField(default=10.0)  # of one look
-    drain_after_s = models.FloatField(default=60.0)  # missing for so long, its replica drains
-    remove_after_s = models.FloatField(default=600.0)  # and missing for so long, it is removed
-    max_vanished_ratio = models.FloatField(default=0.5)  # of the pool's replicas that may be on their way out at once
-    max_targets = models.PositiveIntegerField(default=256)  # an answer with more is refused
+    interval_s = models.FloatField(default=30.0)  # between polls
+    deadline_s = models.FloatField(default=10.0)  # of one poll
+    drain_after_s = models.FloatField(default=60.0)  # missing for so long, a replica drains
+    remove_after_s = models.FloatField(default=600.0)  # missing for so long, a replica is removed
+    max_vanished_ratio = models.FloatField(default=0.5)  # share of the pool's replicas that may drain at once
+    max_targets = models.PositiveIntegerField(default=256)  # a result with more is rejected
     created_at = models.DateTimeField(auto_now_add=True)
-    settings_changed_at = models.DateTimeField(null=True, blank=True)  # None: they are as they were first
+    settings_changed_at = models.DateTimeField(null=True, blank=True)  # None: never
 
     next_look_at = models.DateTimeField(default=timezone.now)
     looks = models.PositiveBigIntegerField(default=0)
-    looked_at = models.DateTimeField(null=True, blank=True)  # the end of the last look
-    succeeded_at = models.DateTimeField(null=True, blank=True)  # of the last that found something
+    looked_at = models.DateTimeField(null=True, blank=True)  # end of the last poll
+    succeeded_at = models.DateTimeField(null=True, blank=True)  # of the last successful poll
     failing_since = models.DateTimeField(null=True, blank=True)
-    error = models.CharField(max_length=500, blank=True)  # of the last look; "" where it found something
-    held = models.CharField(max_length=500, blank=True)  # why fewer go than are missing
-    refused = models.JSONField(default=list)  # what the last answer named and nobody may use, in words
-    found = models.PositiveIntegerField(null=True, blank=True)  # targets in the last answer
-    new = models.PositiveIntegerField(null=True, blank=True)  # of them, never seen before
-    vanished = models.PositiveIntegerField(null=True, blank=True)  # known ones that were not in it
+    error = models.CharField(max_length=500, blank=True)  # of the last poll; "" if it succeeded
+    held = models.CharField(max_length=500, blank=True)  # why missing replicas are not removed
+    refused = models.JSONField(default=list)  # why entries of the last result were rejected
+    found = models.PositiveIntegerField(null=True, blank=True)  # targets in the last result
+    new = models.PositiveIntegerField(null=True, blank=True)  # of them, new ones
+    vanished = models.PositiveIntegerField(null=True, blank=True)  # known ones that were missing
 
     class Meta:
         ordering = ("name",)
@@ -90,7 +87,6 @@ class ReplicaSource(models.Model):
 
     @property
     def status(self) -> SourceStatus:
-        """How it does now."""
         if not self.enabled:
             return SourceStatus.PAUSED
         if self.looked_at is None:
@@ -103,7 +99,7 @@ class ReplicaSource(models.Model):
 
     @property
     def is_stale(self) -> bool:
-        """Whether what is known is older than three looks would be."""
+        """Whether no poll has succeeded for three intervals."""
         if self.looked_at is None:
             return False
         since = self.succeeded_at or self.created_at
@@ -111,15 +107,15 @@ class ReplicaSource(models.Model):
 
 
 class DiscoveredState(models.TextChoices):
-    """What was decided about an engine that a source found."""
+    """The decision about a discovered engine."""
 
-    PROPOSED = "proposed", "Proposed"  # waits for a person, or until it is ready
-    ADOPTED = "adopted", "Adopted"  # it is a replica, and follows what the source says
-    DISMISSED = "dismissed", "Dismissed"  # a person wants none of it
+    PROPOSED = "proposed", "Proposed"  # until a user decides, or it is ready
+    ADOPTED = "adopted", "Adopted"  # it is a replica, updated from the source
+    DISMISSED = "dismissed", "Dismissed"  # by a user
 
 
 class TargetCondition(models.TextChoices):
-    """What the source said of it when it last named it."""
+    """As the source last reported it."""
 
     READY = "ready", "Ready"
     NOT_READY = "not_ready", "Not ready"
@@ -127,24 +123,23 @@ class TargetCondition(models.TextChoices):
 
 
 class DiscoveredReplica(models.Model):
-    """An engine as its source knows it. ``key`` is its identity there: a pod's name survives a new address."""
+    """An engine that a source reported. ``key`` is its identity there, such as a pod name, which outlives addresses."""
 
     source = models.ForeignKey(ReplicaSource, models.CASCADE, related_name="discovered")
     key = models.CharField(max_length=253)
-    name = long_name()  # what its replica is, or would be, called
+    name = long_name()  # of its replica
     url = models.CharField(max_length=2048)
     condition = models.CharField(max_length=12, choices=TargetCondition, default=TargetCondition.READY)
     labels = models.JSONField(default=dict)
     state = models.CharField(max_length=9, choices=DiscoveredState, default=DiscoveredState.PROPOSED)
-    replica = models.OneToOneField(
-        Replica, models.SET_NULL, null=True, blank=True, related_name="discovered"
-    )  # of an adopted one; None once somebody removed it
+    # Of an adopted engine; None after the replica was removed.
+    replica = models.OneToOneField(Replica, models.SET_NULL, null=True, blank=True, related_name="discovered")
     first_seen_at = models.DateTimeField(default=timezone.now)
     last_seen_at = models.DateTimeField(default=timezone.now)
-    missing_since = models.DateTimeField(null=True, blank=True)  # the first answer without it; None: it is there
-    drained_at = models.DateTimeField(null=True, blank=True)  # when its source said to drain it; None: it did not
-    drained_here = models.BooleanField(default=False)  # the source drained it, and may activate it again
-    problem = models.CharField(max_length=500, blank=True)  # why what should happen to it cannot
+    missing_since = models.DateTimeField(null=True, blank=True)  # first result without it; None: present
+    drained_at = models.DateTimeField(null=True, blank=True)  # when the source required draining; None: it does not
+    drained_here = models.BooleanField(default=False)  # drained by the source, which may activate it again
+    problem = models.CharField(max_length=500, blank=True)  # why a pending action failed
 
     class Meta:
         ordering = ("key",)
@@ -159,5 +154,5 @@ class DiscoveredReplica(models.Model):
 
     @property
     def is_open(self) -> bool:
-        """Whether a person has to decide about it."""
+        """Whether a user has to decide about it."""
         return self.state == DiscoveredState.PROPOSED and self.missing_since is None

@@ -1,18 +1,6 @@
-"""The forms that names take. They become metric labels, header values and ring identities, so they never change.
+"""Projects, pools, replicas, task groups, client keys and fleet settings.
 
-What people are let into.
-
-Replicas that serve the same models.
-
-One vLLM engine behind a base URL.
-
-Requests with one purpose.
-
-What clients of the routers sign in with.
-
-What holds for all routers and all pools.
-
-The fleet's one secret.
+Names become metric labels, header values and ring identities, so they never change.
 """
 
 from __future__ import annotations
@@ -27,6 +15,7 @@ from django.db.models import (
     CharField,
     CheckConstraint,
     DateTimeField,
+    Deferrable,
     FloatField,
     ForeignKey,
     JSONField,
@@ -49,30 +38,28 @@ LONG_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"  # routing.schema.Name
 
 
 def short_name(*, unique: bool = False) -> CharField[str, str]:
-    """1 to 30 characters of a-z, 0-9, ``-`` and ``_``."""
     return CharField(max_length=30, unique=unique)
 
 
 def long_name(*, unique: bool = False) -> CharField[str, str]:
-    """1 to 63 characters; dots too."""
     return CharField(max_length=63, unique=unique)
 
 
 def well_formed(name: str, pattern: str) -> CheckConstraint:
-    """Hold the column ``name`` to its form in the database itself."""
+    """Database constraint for the syntax of the column ``name``."""
     return CheckConstraint(
         condition=Q(name__regex=pattern),
         name=name,
-        violation_error_message="Expected lower-case letters, digits and -, a letter or digit at either end.",
+        violation_error_message="Expected lower-case letters, digits and -, with a letter or digit at both ends.",
     )
 
 
 class Project(Model):
-    """Pools that the same people look after. Whoever has no role in it cannot tell that it exists."""
+    """Pools with the same owners. Users without a role in it cannot tell that it exists."""
 
     name = short_name(unique=True)
     description = TextField(blank=True, max_length=1000)
-    needs_approval = BooleanField(default=False, db_default=False)  # what is published waits for a second person
+    needs_approval = BooleanField(default=False, db_default=False)  # publications wait for a second user
     created_at = DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -84,27 +71,27 @@ class Project(Model):
 
 
 class Pool(Model):
-    """Replicas that serve the same models, and so can stand in for each other. It always has a live policy.
+    """Replicas that serve the same models. A pool always has an active policy.
 
-    What routers do about it is kept as the schema's own JSON (``schema_fields``); None: what they do by themselves.
+    JSON fields contain parts of the routers' schema (``schema_fields``); None: the routers' default.
     """
 
-    project = ForeignKey(Project, PROTECT, related_name="pools")  # who may see and change it
+    project = ForeignKey(Project, PROTECT, related_name="pools")
     name = short_name(unique=True)
     models = ArrayField(CharField(max_length=256), default=list, blank=True)  # served names; [] takes any model
-    aliases = JSONField(default=list, blank=True)  # routing.schema.Alias each: other names for these
-    adapters = JSONField(default=list, blank=True)  # routing.schema.Adapter each: that its replicas may hold
+    aliases = JSONField(default=list, blank=True)  # routing.schema.Alias
+    adapters = JSONField(default=list, blank=True)  # routing.schema.Adapter
     description = TextField(blank=True, max_length=1000)
     health = JSONField(null=True, blank=True)  # routing.schema.HealthCheck
     breaker = JSONField(null=True, blank=True)  # routing.schema.BreakerConfig
     caps = JSONField(null=True, blank=True)  # routing.schema.Caps
     concurrency = JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
-    tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: where the policy says
+    tier1 = JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the policy's
     share_half_life = PositiveIntegerField(null=True, blank=True)  # requests
-    stream_usage = CharField(  # noqa: DJ001 - None: as routers do
+    stream_usage = CharField(  # noqa: DJ001 - None: the routers' default
         max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
     )
-    warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: replicas take traffic cold
+    warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
     created_at = DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -122,34 +109,36 @@ class Pool(Model):
 
 
 class ReplicaState(models.TextChoices):
-    """What an operator wants of a replica; whether it answers is measured, not kept here."""
+    """The desired state of a replica; its health is measured by telemetry."""
 
     ACTIVE = WireState.ACTIVE, "Active"
-    DRAINING = WireState.DRAINING, "Draining"  # running requests finish, new ones go elsewhere
-    DISABLED = WireState.DISABLED, "Disabled"  # not even health-checked
+    DRAINING = WireState.DRAINING, "Draining"  # running requests finish; no new ones
+    DISABLED = WireState.DISABLED, "Disabled"  # no health checks
 
 
 class Replica(models.Model):
-    """One vLLM engine behind a base URL. Its name is its identity on every ring; the URL may change."""
+    """One vLLM engine behind a base URL. Its name is its identity on every hash ring; the URL may change."""
 
     pool = models.ForeignKey(Pool, models.PROTECT, related_name="replicas")
     name = long_name(unique=True)
-    url = models.CharField(max_length=2048, unique=True)  # http(s)://host[:port][/base], without a final slash
+    url = models.CharField(max_length=2048)  # http(s)://host[:port][/base], without a final slash
     state = models.CharField(max_length=8, choices=ReplicaState, default=ReplicaState.ACTIVE)
     weight = models.FloatField(default=1.0)  # relative capacity
-    block_tokens = models.PositiveIntegerField(null=True, blank=True)  # tokens a KV block holds; None until it told us
-    capacity_blocks = models.PositiveIntegerField(null=True, blank=True)  # usable KV blocks of all ranks, or not told
-    labels = models.JSONField(default=dict, blank=True)  # {key: value}, to find it by; routers do not know them
-    adapters = models.JSONField(null=True, blank=True)  # names of its pool's; None: those that its /v1/models lists
-    data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks behind the URL, each with its own cache
-    api_key_encrypted = models.BinaryField(null=True, blank=True)  # what the engine asks of clients, encrypted at rest
-    api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: it has none
+    block_tokens = models.PositiveIntegerField(null=True, blank=True)  # per KV block; None: not reported yet
+    capacity_blocks = models.PositiveIntegerField(null=True, blank=True)  # KV blocks of all ranks; None: as above
+    labels = models.JSONField(default=dict, blank=True)  # {key: value}, for filters; not sent to routers
+    adapters = models.JSONField(null=True, blank=True)  # names; None: those in its /v1/models
+    data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks, each with its own cache
+    api_key_encrypted = models.BinaryField(null=True, blank=True)  # the API key that the engine requires
+    api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: no API key
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         ordering = ("name",)
         constraints = (
             well_formed("replica_name_form", LONG_NAME),
+            # Deferrable, because discovered replicas may swap addresses.
+            UniqueConstraint(fields=["url"], name="replica_url_unique", deferrable=Deferrable.IMMEDIATE),
             CheckConstraint(condition=Q(state__in=ReplicaState.values), name="replica_state_known"),
             CheckConstraint(condition=Q(weight__gt=0, weight__lte=1000), name="replica_weight_range"),
             CheckConstraint(condition=Q(data_parallel_size__range=(1, 1024)), name="replica_data_parallel_size_range"),
@@ -171,24 +160,24 @@ class Replica(models.Model):
 
 
 class TaskGroup(models.Model):
-    """Requests with one purpose, sharing a tier-1 prefix; named by the ``X-Task-Group`` header, or found by ``match``.
+    """Requests with one purpose that share a tier-1 prefix, selected by the ``X-Task-Group`` header or by ``match``.
 
-    What routers do about it is kept as the schema's own JSON (``schema_fields``).
+    JSON fields contain parts of the routers' schema (``schema_fields``).
     """
 
     pool = models.ForeignKey(Pool, models.PROTECT, related_name="groups")
     name = short_name()
-    owner = models.CharField(max_length=200, blank=True)  # who to ask: a team, an address
+    owner = models.CharField(max_length=200, blank=True)  # contact: a team, an address
     description = models.TextField(blank=True, max_length=1000)
-    replicas = models.ManyToManyField(Replica, related_name="groups", blank=True)  # the subset it may use; none: all
-    match = models.JSONField(null=True, blank=True)  # routing.schema.GroupMatch; None: the header alone
-    tier1 = models.JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the pool's, else the policy's
+    replicas = models.ManyToManyField(Replica, related_name="groups", blank=True)  # allowed subset; none: all
+    match = models.JSONField(null=True, blank=True)  # routing.schema.GroupMatch; None: only the header
+    tier1 = models.JSONField(null=True, blank=True)  # routing.schema.Tier1; None: the pool's or policy's
     auto_replicas = models.JSONField(null=True, blank=True)  # routing.schema.AutoReplicas, instead of ``replicas``
-    priority = models.PositiveSmallIntegerField(default=0)  # place in line, 0 first
+    priority = models.PositiveSmallIntegerField(default=0)  # in the admission queue, 0 first
     concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's
-    expected_tier1 = models.CharField(max_length=16, blank=True)  # hash of the prefix that it should share; "": unsaid
-    hit_rate_objective = models.FloatField(null=True, blank=True)  # ratio that it should reach; None: unsaid
+    expected_tier1 = models.CharField(max_length=16, blank=True)  # hash of the expected prefix; "": none
+    hit_rate_objective = models.FloatField(null=True, blank=True)  # ratio; None: none
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -209,25 +198,25 @@ class TaskGroup(models.Model):
 
 
 class ClientKey(Model):
-    """A client's key to the models and task groups of one project. Only the digest that routers compare is kept.
+    """A client's key for the models and task groups of one project. Only the digest that routers compare is stored.
 
-    What it does not limit is unlimited. Routers know it by its full name, so that projects need not know each other's.
+    Unset limits are unlimited. Routers use its full name, so that names are unique within a project only.
     """
 
     project = ForeignKey(Project, CASCADE, related_name="client_keys")
     name = short_name()
-    hint = CharField(max_length=12)  # how its text begins, to tell keys apart
-    digest = CharField(max_length=64, unique=True)  # SHA-256 of its text, hex: 256 random bits need no salt
-    models = JSONField(null=True, blank=True)  # names that it is good for; None: all of its project's
-    groups = JSONField(null=True, blank=True)  # task groups, the first for requests that name none; None: all
-    tenant = CharField(max_length=30, blank=True)  # keys of one share cached prefixes with nobody else; "": none
+    hint = CharField(max_length=12)  # its first characters
+    digest = CharField(max_length=64, unique=True)  # SHA-256, hex; 256 random bits need no salt
+    models = JSONField(null=True, blank=True)  # allowed names; None: all of the project
+    groups = JSONField(null=True, blank=True)  # allowed names, the first is the default; None: all
+    tenant = CharField(max_length=30, blank=True)  # isolates cached prefixes from other tenants; "": none
     requests_per_s = FloatField(null=True, blank=True)
-    burst = PositiveIntegerField(null=True, blank=True)  # requests at once; None: a second's worth
+    burst = PositiveIntegerField(null=True, blank=True)  # requests; None: one second of requests_per_s
     tokens_per_min = PositiveBigIntegerField(null=True, blank=True)
     created_at = DateTimeField(auto_now_add=True)
     created_by = ForeignKey(settings.AUTH_USER_MODEL, PROTECT, null=True, blank=True, related_name="+")
-    expires_at = DateTimeField(null=True, blank=True)  # when it ceases to work by itself; None: never
-    revoked_at = DateTimeField(null=True, blank=True)  # None: it works
+    expires_at = DateTimeField(null=True, blank=True)  # None: never
+    revoked_at = DateTimeField(null=True, blank=True)  # None: not revoked
 
     class Meta:
         ordering = ("project__name", "name", "-created_at")
@@ -244,21 +233,20 @@ class ClientKey(Model):
 
     @property
     def has_expired(self) -> bool:
-        """Whether routers refuse it although nobody revoked it."""
         return self.expires_at is not None and self.expires_at <= timezone.now()
 
     @property
     def full_name(self) -> str:
-        """How routers and figures call it."""
+        """Its name in router configurations and metrics."""
         return f"{self.project.name}.{self.name}"
 
 
 class FleetSettings(Model):
-    """One row, or none while nothing was said: then routers take requests from anybody, within their own limits."""
+    """One row, or none: then routers accept requests without a key, within their default limits."""
 
     id = PositiveSmallIntegerField(primary_key=True, default=1)
-    needs_key = BooleanField(default=False)  # whether only clients with a key are let in
-    limits = JSONField(null=True, blank=True)  # routing.schema.Limits; None: the routers' own
+    needs_key = BooleanField(default=False)  # accept only requests with a client key
+    limits = JSONField(null=True, blank=True)  # routing.schema.Limits; None: the routers' default
 
     class Meta:
         verbose_name_plural = "fleet settings"

@@ -1,9 +1,4 @@
-"""How a pool, or one task group of it, places requests; and every version of that.
-
-What routers are told, numbered and encrypted.
-
-Taking a policy revision to the fleet, and the record of every step on the way.
-"""
+"""Routing policies with their revisions, configuration snapshots, and rollouts with their steps."""
 
 from __future__ import annotations
 
@@ -21,12 +16,12 @@ from controlplane.models.fleet import LONG_NAME, Pool, TaskGroup, long_name, wel
 
 
 class RoutingPolicy(models.Model):
-    """How requests are placed: a pool's own policy, or that of one of its task groups.
+    """How requests of a pool, or of one of its task groups, are placed.
 
-    A group without a policy, or whose policy has no live revision yet, is placed by its pool's.
+    The pool's policy applies to a group without an active revision of its own.
     """
 
-    name = long_name(unique=True)  # the pool's name, or pool.group; labels every figure
+    name = long_name(unique=True)  # the pool's name, or pool.group; a metric label
     pool = models.ForeignKey(Pool, models.CASCADE, related_name="policies")
     group = models.OneToOneField(TaskGroup, models.CASCADE, null=True, blank=True, related_name="policy")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -44,11 +39,11 @@ class RoutingPolicy(models.Model):
         return self.name
 
     def live(self) -> PolicyRevision | None:
-        """The revision in force; a query. None for a group's policy that was never published."""
+        """The active revision; a query. None for a group's policy that was never published."""
         return self.revisions.filter(state=RevisionState.LIVE).first()
 
     def canary(self) -> PolicyRevision | None:
-        """The revision that is tried beside the one in force; a query."""
+        """The revision that is published but not active yet; a query."""
         return self.revisions.filter(state=RevisionState.CANARY).first()
 
     def draft(self) -> PolicyRevision | None:
@@ -57,29 +52,29 @@ class RoutingPolicy(models.Model):
 
 
 class RevisionState(models.TextChoices):
-    """draft -> live -> retired, or draft -> trial -> live or withdrawn; and no way back."""
+    """draft -> trial -> live -> retired, or draft -> trial -> withdrawn."""
 
     DRAFT = "draft", "Draft"
-    CANARY = "trial", "On trial"  # published, and not in force: its rollout says for which requests it is tried
-    LIVE = "live", "Live"  # in force
-    RETIRED = "retired", "Retired"  # was in force
-    WITHDRAWN = "withdrawn", "Withdrawn"  # was only ever tried
+    CANARY = "trial", "Canary"  # published, not active: its rollout determines its requests
+    LIVE = "live", "Active"
+    RETIRED = "retired", "Retired"  # was active
+    WITHDRAWN = "withdrawn", "Rolled back"  # never became active
 
 
 class PolicyRevision(models.Model):
-    """One version of a routing policy. Once it was published only its state changes: an edit is a new revision.
+    """One version of a routing policy. After publication only its state changes: an edit creates a new revision.
 
-    A trigger holds this in the database too (migrations 0002 and 0008).
+    A trigger enforces this (migration 0002).
     """
 
     policy = models.ForeignKey(RoutingPolicy, models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()  # 1, 2, 3 ... within the policy
     state = models.CharField(max_length=9, choices=RevisionState, default=RevisionState.DRAFT)
-    settings = models.JSONField()  # routing.schema.Settings with every default written out
-    digest = models.CharField(max_length=64)  # SHA-256 of the settings, to tell whether two are the same
+    settings = models.JSONField()  # routing.schema.Settings with defaults filled in
+    digest = models.CharField(max_length=64)  # SHA-256 of the settings
     author = models.ForeignKey(
         django_settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="revisions"
-    )  # None: the system itself
+    )  # None: the system
     reason = models.CharField(max_length=500, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     published_at = models.DateTimeField(null=True, blank=True)
@@ -103,27 +98,26 @@ class PolicyRevision(models.Model):
         return f"{self.policy.name} r{self.number}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save a draft; FrozenError for a revision that was published (its state moves by ``services.trials``)."""
+        """Save a draft; FrozenError for a published revision."""
         if self.pk and self.state != RevisionState.DRAFT:
             raise FrozenError("policy revision", str(self))
         super().save(*args, **kwargs)
 
     @property
     def strategy(self) -> str:
-        """The strategy's name, such as ``prefix_hash``."""
         return str(self.settings["strategy"])
 
 
 class ConfigSnapshot(models.Model):
-    """The whole configuration at one moment, as routers receive it. The newest is what every router should run.
+    """The complete configuration that routers receive; every router should run the newest one.
 
-    Written once, never changed: a trigger holds this in the database too (migration 0002).
+    Immutable: a trigger enforces it (migration 0002).
     """
 
-    number = models.PositiveBigIntegerField(unique=True)  # the wire's revision: 1, 2, 3 ...
-    sha256 = models.CharField(max_length=64)  # of the config's bytes, as routers compute it
-    document = models.JSONField()  # the config for people: its hash_secret is shown as ***
-    encrypted = models.BinaryField()  # the very bytes that routers get, encrypted at rest
+    number = models.PositiveBigIntegerField(unique=True)  # 1, 2, 3 ...; the revision on the wire
+    sha256 = models.CharField(max_length=64)  # of the configuration's bytes, as routers compute it
+    document = models.JSONField()  # for display: secrets are ***
+    encrypted = models.BinaryField()  # the bytes sent to routers
     reason = models.CharField(max_length=500)
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)
@@ -136,26 +130,23 @@ class ConfigSnapshot(models.Model):
         return f"snapshot {self.number}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save a new snapshot; FrozenError for one that exists."""
         if self.pk:
             raise FrozenError("configuration snapshot", str(self.number))
         super().save(*args, **kwargs)
 
 
 class RolloutState(models.TextChoices):
-    """Where a rollout stands; which moves lead from one to another is a table in
-    ``services/policies/rollouts.py``.
-    """
+    """The transitions between states are in ``services/policies/rollout_transitions.py``."""
 
-    AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by somebody other than who published it
+    AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by somebody other than the publisher
     PENDING = "pending", "Pending"  # no router runs it yet
-    PROGRESSING = "progressing", "Progressing"  # routers run its present stage, or are about to
-    PAUSED = "paused", "Paused"  # by a person: goes no further, and its guard still watches
-    HOLDING = "holding", "Holding"  # goes no further until what holds it is over, or a person decides
-    COMPLETE = "complete", "Complete"  # in force, and every router that is present runs it
-    ABORTED = "aborted", "Aborted"  # by a person: withdrawn
-    ROLLED_BACK = "rolled_back", "Rolled back"  # by the guard: withdrawn
-    SUPERSEDED = "superseded", "Superseded"  # the policy's next publication came first
+    PROGRESSING = "progressing", "Progressing"  # routers run its current stage, or are about to
+    PAUSED = "paused", "Paused"  # by a user; the analysis continues
+    HOLDING = "holding", "On hold"  # until its HoldReason ends, or a user decides
+    COMPLETE = "complete", "Complete"  # active, and every connected router runs it
+    ABORTED = "aborted", "Aborted"  # by a user
+    ROLLED_BACK = "rolled_back", "Rolled back"  # by the analysis
+    SUPERSEDED = "superseded", "Superseded"  # by another publication of the policy
 
 
 OPEN_ROLLOUTS = (
@@ -171,39 +162,34 @@ NONE_YET = Value([], models.JSONField())
 
 
 class HoldReason(models.TextChoices):
-    """What a rollout is held by."""
-
-    REFUSAL = "refusal", "A router refuses the configuration"  # over as soon as none does
-    GUARD = "guard", "The guard cannot tell"  # over with a later verdict, or by a person
+    REFUSAL = "refusal", "A router rejects the configuration"
+    GUARD = "guard", "Analysis inconclusive"
 
 
 class Rollout(models.Model):
-    """One revision on its way to all requests of all routers, stage by stage.
+    """The rollout of one revision to all requests of all routers, stage by stage.
 
-    Without stages it is in force from the start, and only acknowledgements are waited for. With stages it is tried on
-    more requests with each of them, and the last one puts it in force.
+    Without stages the revision is active at once, and the rollout only waits for acknowledgements. With stages its
+    canary gets more requests with each stage, and the last stage makes it active.
     """
 
     revision = models.ForeignKey(PolicyRevision, models.CASCADE, related_name="rollouts")
-    snapshot = models.ForeignKey(
-        ConfigSnapshot, models.PROTECT, null=True, blank=True, related_name="rollouts"
-    )  # the first that holds its present stage; None until it is approved
-    plan = models.CharField(
-        max_length=12, default="all_at_once", db_default="all_at_once"
-    )  # services.policies.rollout_plans.Plan
+    # The first snapshot with the current stage; None until the rollout is approved.
+    snapshot = models.ForeignKey(ConfigSnapshot, models.PROTECT, null=True, blank=True, related_name="rollouts")
+    plan = models.CharField(max_length=12, default="all_at_once", db_default="all_at_once")  # rollout_plans.Plan
     state = models.CharField(max_length=17, choices=RolloutState, default=RolloutState.PENDING)
     held_by = models.CharField(max_length=7, choices=HoldReason, blank=True, default="", db_default="")
-    why = models.CharField(max_length=500, blank=True, default="", db_default="")  # it is in this state
+    why = models.CharField(max_length=500, blank=True, default="", db_default="")  # reason for the state
 
-    # Of {"share", "routers", "groups", "observe_s"}; []: at once.
+    # rollout_plans.Stage; []: all at once.
     stages = models.JSONField(default=list, db_default=NONE_YET, blank=True)
-    stage = models.PositiveSmallIntegerField(default=0, db_default=0)  # its place in ``stages``
-    stage_since = models.DateTimeField(null=True, blank=True)  # when it was widened to this stage
-    stage_converged_at = models.DateTimeField(null=True, blank=True)  # when every router present first ran it
-    paused_at = models.DateTimeField(null=True, blank=True)  # while it is
-    stage_paused_s = models.FloatField(default=0.0, db_default=0.0)  # of pauses that are over, since it converged
-    guard = models.JSONField(null=True, blank=True)  # services.guard_limits.GuardLimits; None: nobody watches
-    readings = models.JSONField(default=list, db_default=NONE_YET, blank=True)  # what the guard read last of this stage
+    stage = models.PositiveSmallIntegerField(default=0, db_default=0)  # index in ``stages``
+    stage_since = models.DateTimeField(null=True, blank=True)  # when the stage was entered
+    stage_converged_at = models.DateTimeField(null=True, blank=True)  # when every connected router first ran it
+    paused_at = models.DateTimeField(null=True, blank=True)  # None: not paused
+    stage_paused_s = models.FloatField(default=0.0, db_default=0.0)  # finished pauses since convergence
+    guard = models.JSONField(null=True, blank=True)  # rollout_plans.GuardLimits; None: no analysis
+    readings = models.JSONField(default=list, db_default=NONE_YET, blank=True)  # last analysis results
     readings_at = models.DateTimeField(null=True, blank=True)
 
     started_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
@@ -238,17 +224,16 @@ class Rollout(models.Model):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still move."""
         return self.state in OPEN_ROLLOUTS
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether nothing wider is left: the revision is in force, or will be once it is approved."""
+        """Whether the revision is active, or will be once it is approved."""
         return self.stage >= len(self.stages) - 1
 
     @property
     def stage_ends_at(self) -> datetime | None:
-        """When the present stage has been observed for its time, pauses left out; None while that is not known."""
+        """When the observation time of the current stage ends, pauses excluded; None while unknown."""
         since, scope = self.stage_converged_at, self.scope
         if since is None or scope is None or self.paused_at is not None:
             return None
@@ -256,24 +241,23 @@ class Rollout(models.Model):
 
     @property
     def scope(self) -> dict[str, Any] | None:
-        """The present stage; None where there are none."""
+        """The current stage; None without stages."""
         return self.stages[self.stage] if self.stages else None
 
 
 class RolloutStep(models.Model):
-    """One move of a rollout: what, when, by whom, why. Never changed (a trigger refuses, migration 0008)."""
+    """One transition of a rollout. Immutable: a trigger enforces it (migration 0002)."""
 
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
-    move = models.CharField(max_length=12)  # services.policies.rollout_transitions
-    before = models.CharField(max_length=17, choices=RolloutState, blank=True)  # "" of the first
+    move = models.CharField(max_length=12)  # a key of rollout_transitions.TRANSITIONS, or "publish"
+    before = models.CharField(max_length=17, choices=RolloutState, blank=True)  # "": the first step
     after = models.CharField(max_length=17, choices=RolloutState)
-    stage = models.PositiveSmallIntegerField(default=0)  # after the move
-    by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+"
-    )  # None: the control plane itself
+    stage = models.PositiveSmallIntegerField(default=0)  # after the transition
+    # None: the control plane.
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")
     reason = models.CharField(max_length=500, blank=True)
-    evidence = models.JSONField(null=True, blank=True)  # what it was decided by: readings, refusals
+    evidence = models.JSONField(null=True, blank=True)  # analysis results, rejections
 
     class Meta:
         ordering = ("pk",)

@@ -1,11 +1,4 @@
-"""Our proxy process, as it last reported itself.
-
-What routers told, by the names that they gave it.
-
-When a worker last ran scheduled work.
-
-Items of periodic tasks whose last run failed.
-"""
+"""Routers and their events, worker liveness, and failing items of periodic tasks."""
 
 from __future__ import annotations
 
@@ -18,31 +11,31 @@ from controlplane.models.fleet import LONG_NAME, long_name, well_formed
 
 
 class Router(models.Model):
-    """A router that announced itself. What it should run is the newest ConfigSnapshot; what it runs stands here."""
+    """A router and the configuration that it runs; it should run the newest ConfigSnapshot."""
 
     name = long_name(unique=True)
     admin_url = models.CharField(max_length=2048)  # where configuration is pushed to
     data_url = models.CharField(max_length=2048, blank=True)  # where clients reach it
-    boot = models.CharField(max_length=64)  # changes with each start of the process
+    boot = models.CharField(max_length=64)  # id of the process, new at each start
     version = models.CharField(max_length=64, blank=True)
     first_seen_at = models.DateTimeField(auto_now_add=True)
-    last_seen_at = models.DateTimeField()  # it announced itself, or answered us
-    lost_at = models.DateTimeField(null=True, blank=True)  # when its silence was noticed; None while it is present
+    last_seen_at = models.DateTimeField()  # last heartbeat or response
+    lost_at = models.DateTimeField(null=True, blank=True)  # None: connected
 
-    warming = models.JSONField(default=dict, blank=True)  # by replica that it warms up: prefixes and tokens, and done
+    warming = models.JSONField(default=dict, blank=True)  # by replica in warm-up: prefixes and tokens, total and done
 
-    running_number = models.PositiveBigIntegerField(null=True, blank=True)  # a ConfigSnapshot's; None: nothing yet
+    running_number = models.PositiveBigIntegerField(null=True, blank=True)  # of a ConfigSnapshot; None: nothing yet
     running_sha256 = models.CharField(max_length=64, blank=True)
-    # What it says of the signature of what it runs: "verified", "expired", "unsigned" or "unchecked"; "": nothing yet.
+    # Signature of what it runs, as it reports: "verified", "expired", "unsigned" or "unchecked"; "": nothing yet.
     signature_state = models.CharField(max_length=20, blank=True, default="", db_default="")
     signature_key = models.CharField(max_length=16, blank=True, default="", db_default="")  # id of the public key
     signature_expires_at = models.DateTimeField(null=True, blank=True)
     last_ack_at = models.DateTimeField(null=True, blank=True)
     last_nack = models.JSONField(null=True, blank=True)  # {"revision", "path", "reason", "at"} until the next ACK
-    last_error = models.CharField(max_length=500, blank=True)  # why the last push did not arrive; "" when it did
+    last_error = models.CharField(max_length=500, blank=True)  # of the last push; "": it arrived
 
-    pushed_number = models.PositiveBigIntegerField(null=True, blank=True)  # what was last sent, or is on its way
-    push_after = models.DateTimeField(null=True, blank=True)  # that number is not sent again before this moment
+    pushed_number = models.PositiveBigIntegerField(null=True, blank=True)  # last sent, or being sent
+    push_after = models.DateTimeField(null=True, blank=True)  # not before this time the same number again
     push_failures = models.PositiveIntegerField(default=0)  # in a row
 
     class Meta:
@@ -53,22 +46,20 @@ class Router(models.Model):
         return self.name
 
     def runs(self, number: int, sha256: str) -> bool:
-        """Whether it runs exactly this configuration, as far as it told us."""
         return self.running_number == number and self.running_sha256 == sha256
 
     def silent_for_s(self, now: datetime) -> float:
-        """Seconds since it was last heard of."""
         return (now - self.last_seen_at).total_seconds()
 
 
 class RouterReport(models.Model):
-    """One event of a router that was taken into the timeline. A router tells again what it does not know to be taken;
-    the constraint makes that once.
+    """One event of a router that was recorded. Routers resend events without acknowledgement; the constraint
+    deduplicates them.
     """
 
     router = models.ForeignKey(Router, models.CASCADE, related_name="reports")
-    boot = models.CharField(max_length=64)  # the router's life
-    seq = models.PositiveBigIntegerField()  # 1, 2, 3 ... within it
+    boot = models.CharField(max_length=64)
+    seq = models.PositiveBigIntegerField()  # 1, 2, 3 ... within the boot
     taken_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -80,7 +71,7 @@ class RouterReport(models.Model):
 
 
 class WorkerLiveness(models.Model):
-    """One row: the last run of a scheduled task, which takes a beat, the broker and a worker. No row: none ever ran."""
+    """One row: the last run of a scheduled task, which needs beat, broker and worker. No row: none ever ran."""
 
     seen_at = models.DateTimeField()
 
@@ -89,13 +80,13 @@ class WorkerLiveness(models.Model):
 
 
 class PeriodicTask(models.TextChoices):
-    """Work that is repeated for each of many items, and whose items fail apart from one another."""
+    """Tasks that process many items, whose failures are isolated from each other."""
 
     LADDERS = "ladders", "hit-rate ladders"  # by pool
     CAPACITY_CURVES = "capacity_curves", "capacity curves"  # by pool
     ALERT_RULES = "alert_rules", "alert rules"  # by rule
     ALERT_CAUSES = "alert_causes", "causes of alerts"  # by alert
-    NOTIFICATIONS = "notifications", "notifications"  # by pool: what goes into the outbox
+    NOTIFICATIONS = "notifications", "notifications"  # by pool: filling the outbox
     DELIVERIES = "deliveries", "deliveries"  # by channel
     ALERT_REFRESH = "alert_refresh", "repeated deliveries"  # by channel
     ROLLOUT_GUARDS = "rollout_guards", "rollout guards"  # by rollout
@@ -107,7 +98,7 @@ class PeriodicTask(models.TextChoices):
     PARTITIONS = "partitions", "partitions"  # by table
     CONFIG_PUSHES = "config_pushes", "configuration pushes"  # by router
     REPLICA_SOURCES = "replica_sources", "replica sources"  # by source
-    HOUSEKEEPING = "housekeeping", "housekeeping"  # by what is cleaned up
+    HOUSEKEEPING = "housekeeping", "housekeeping"  # by kind of data
 
 
 class ItemFailure(models.Model):

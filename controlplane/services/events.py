@@ -1,14 +1,12 @@
-"""Recording what happened: in the timeline, and in the audit log where it was a change.
+"""Recording events, and reading them as a stream: each once, in a stable order.
 
-Following events: every one that somebody may see, once, in an order that stays.
+Theory of operation. An event's id is assigned when the row is written, not when it is committed, so a reader of "ids
+above the last one" could miss one that is committed late. Readers therefore follow the transactions' numbers, up to
+the oldest transaction that is still running: whatever is committed later has a higher number. The position of an event,
+``(xact, id)``, can be looked up by its id.
 
-Theory of operation. An id is given out when a row is written, not when it is committed, so whoever reads "ids above
-the last one" can miss one that is committed late. Events are therefore followed in the order of their transactions'
-numbers, and only as far as no transaction is still at work: whatever is committed later has a higher number than all
-that was shown. The place of an event, ``(xact, id)``, is found again by its id alone.
-
-Waiting is polling, because it works behind every pooler and costs the same however many wait: a process asks for the
-newest event at most every half second while anybody waits, and a client reads for itself only when that has moved.
+Readers poll, because polling works behind every connection pooler: while clients wait, a process asks for the newest
+position at most every half second, and a client reads events only when the position has changed.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from django.utils import timezone
 from controlplane.models import Event, EventKind, Pool, Project, Replica, Router
 from controlplane.services.audit_log import append_entry
 
-# What was merely observed; everything else changed what the fleet should be, or who may change it.
+# Observations. All other kinds change the desired state, or permissions, and are audited.
 OBSERVED = frozenset(
     {
-        EventKind.AUDIT_BROKEN,  # to what is broken nothing is added
+        EventKind.AUDIT_BROKEN,  # nothing is appended to a broken log
         EventKind.CONFIG_APPLIED,
         EventKind.CONFIG_REFUSED,
         EventKind.ROLLOUT_BEGUN,
@@ -60,6 +58,10 @@ OBSERVED = frozenset(
     }
 )
 
+Place = tuple[int, int]  # (xact, id), ascending
+START: Place = (0, 0)  # before every event
+EVERY_S = 0.5
+
 
 def record_event(
     kind: EventKind,
@@ -74,21 +76,19 @@ def record_event(
     reason: str = "",
     at: datetime | None = None,
 ) -> Event:
-    """Record one event, in the transaction of what it tells of. ``by`` is None where the system acted by itself, and
-    ``at`` where it is happening now.
+    """Record one event in the transaction of its change; changes are also appended to the audit log.
 
-    ``detail`` holds JSON: ``before`` and ``after`` where something was changed, and never a secret. ``project`` is
-    the pool's where there is a pool. Whoever calls this holds the locks on rows that it needs: the audit log's comes
-    after them.
+    ``detail`` is JSON without secrets, with ``before`` and ``after`` of a change. ``by`` is None for the system, ``at``
+    is now by default, ``project`` the pool's. Callers lock their rows first: the audit log's lock comes after them.
     """
     detail = detail or {}
     if kind not in OBSERVED:
-        within = project or (pool.project if pool else None)
+        project = project or (pool.project if pool else None)
         append_entry(
             kind,
             summary,
             by=by,
-            project=within.name if within else "",
+            project=project.name if project else "",
             pool=pool.name if pool else "",
             reason=reason,
             before=detail.get("before"),
@@ -106,76 +106,54 @@ def record_event(
     )
 
 
-Place = tuple[int, int]  # (xact, id), ascending; (0, 0) is before everything
-START: Place = (0, 0)
-EVERY_S = 0.5
-
-
-def settled() -> QuerySet[Event]:
-    """The events that no transaction at work can precede any more, in their order."""
-    rows: QuerySet[Event] = Event.objects.filter(xact__lt=_oldest_at_work()).order_by("xact", "id")
-    return rows
-
-
 def newest_position() -> Place:
-    """The place of the newest settled event. One query, on an index."""
-    newest = settled().reverse().values_list("xact", "id").first()
-    return newest or START
+    """The newest position that no running transaction can precede. One query, on an index."""
+    committed = Event.objects.filter(xact__lt=_transaction_number("xmin"))
+    return committed.order_by("-xact", "-id").values_list("xact", "id").first() or START
 
 
 def position_of(event_id: int) -> Place:
-    """The place of an event, or of the newest one before it if it is gone."""
-    found = Event.objects.filter(pk__lte=event_id).order_by("-pk").values_list("xact", "id").first()
-    return found or START
+    """The position of an event, or of the newest one before it if it was deleted."""
+    return Event.objects.filter(pk__lte=event_id).order_by("-pk").values_list("xact", "id").first() or START
 
 
 def events_after(place: Place, rows: QuerySet[Event], limit: int) -> list[Event]:
-    """Those of ``rows`` that follow a place, at most ``limit``, the oldest first."""
+    """At most ``limit`` of ``rows`` after a position, the oldest first."""
     xact, number = place
-    later = rows.filter(Q(xact__gt=xact) | Q(xact=xact, pk__gt=number), xact__lt=_oldest_at_work())
+    later = rows.filter(Q(xact__gt=xact) | Q(xact=xact, pk__gt=number), xact__lt=_transaction_number("xmin"))
     return list(later.order_by("xact", "id")[:limit])
 
 
 def reset_foreign_events() -> int:
-    """Put events first whose transactions this database has yet to come to: it was restored from another's dump."""
-    foreign = Event.objects.filter(xact__gte=Cast(Cast(_SnapshotMaximum(), TextField()), BigIntegerField()))
-    return foreign.update(xact=0)
+    """Order events with transaction numbers of the future first: a dump of another database was restored."""
+    return Event.objects.filter(xact__gte=_transaction_number("xmax")).update(xact=0)
 
 
 class PositionCache:
-    """The newest place as this process knows it, at most half a second old. For any number of threads."""
+    """The newest position, at most half a second old. For any number of threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: Place = START
+        self._position: Place = START
         self._read_at = 0.0
 
     def read(self) -> Place:
-        """The newest place; a query at most every half second. The connection is given back."""
+        """The newest position; a query at most every half second. Releases the connection."""
         with self._lock:
             if time.monotonic() - self._read_at >= EVERY_S:
-                self._known = newest_position()
+                self._position = newest_position()
                 self._read_at = time.monotonic()
                 release_connection()
-            return self._known
+            return self._position
 
 
 def release_connection() -> None:
-    """Give the database connection back while waiting."""
+    """Close the database connection while waiting."""
     if not connection.in_atomic_block:
         connection.close()
 
 
-class _SnapshotMinimum(Func):
-    function = "pg_snapshot_xmin"
-    template = "%(function)s(pg_current_snapshot())"
-
-
-class _SnapshotMaximum(Func):
-    function = "pg_snapshot_xmax"
-    template = "%(function)s(pg_current_snapshot())"
-
-
-def _oldest_at_work() -> Cast:
-    """The lowest number of a transaction that is still at work."""
-    return Cast(Cast(_SnapshotMinimum(), TextField()), BigIntegerField())
+def _transaction_number(bound: str) -> Cast:
+    """``xmin``: the oldest running transaction's number; ``xmax``: the next one's."""
+    snapshot = Func(function=f"pg_snapshot_{bound}", template="%(function)s(pg_current_snapshot())")
+    return Cast(Cast(snapshot, TextField()), BigIntegerField())

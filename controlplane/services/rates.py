@@ -1,14 +1,13 @@
-"""How often somebody may ask: counted in Valkey, for every process together.
+"""Rate limits of REST requests, counted in Valkey for all processes together.
 
-Theory of operation. Each minute has one counter for each who asks, which ends with it, so what is stored is bounded by
-how many ask within two minutes. Where Valkey is away nobody is refused: a limit protects the service, and must not be
-what takes it down. It is then left alone for a few seconds, so that no request waits for it.
+Theory of operation. Each client has one counter per minute, which expires after the next minute, so storage is bounded
+by the number of clients. While Valkey is unavailable no request is limited, because a limit protects the service and
+must not be the reason for an outage; it is then not called for a few seconds, so that no request waits for it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,66 +19,59 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 WINDOW_S = 60
-TIMEOUT_S = 0.25  # for Valkey to answer
-NEVER = Retry(NoBackoff(), 0)
-LEFT_ALONE_S = 5.0  # after it did not
+TIMEOUT_S = 0.25
+RETRY_AFTER_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of somebody's requests in the present minute."""
+    """A client's requests in the current minute."""
 
     limit: int
-    remaining: int  # below 0: this request is one too many
+    remaining: int  # negative: this request is over the limit
     reset_s: int  # seconds until the next minute
 
 
 class Counter:
-    """Counts requests by who asks. For any number of threads."""
+    """Counts requests by client. For any number of threads."""
 
     def __init__(self, url: str) -> None:
         self._server = connect(url)
-        self._lock = threading.Lock()
-        self._trusted_at = 0.0  # monotonic; before it nothing is asked
+        self._retry_at = 0.0  # monotonic
 
-    def charge(self, who: str, limit: int) -> Allowance | None:
-        """Count one request; None where counting is off (a limit of 0) or Valkey is away."""
-        if not limit or time.monotonic() < self._trusted_at:
+    def charge(self, client: str, limit: int) -> Allowance | None:
+        """Count one request; None without a limit (0), or while Valkey is unavailable."""
+        if not limit or time.monotonic() < self._retry_at:
             return None
         now = time.time()
-        window = int(now // WINDOW_S)
+        name = f"warmpath:rate:{client}:{int(now // WINDOW_S)}"
         try:
             with self._server.pipeline(transaction=False) as pipe:
-                name = f"warmpath:rate:{who}:{window}"
                 pipe.incr(name)
                 pipe.expire(name, 2 * WINDOW_S)
-                asked = int(pipe.execute()[0])
+                count = int(pipe.execute()[0])
         except redis.RedisError as error:
-            self._leave_alone(error)
+            if time.monotonic() >= self._retry_at:
+                log.warning("rate_limits_suspended: Valkey is unavailable (%s)", type(error).__name__)
+            self._retry_at = time.monotonic() + RETRY_AFTER_S
             return None
-        return Allowance(limit, limit - asked, WINDOW_S - int(now % WINDOW_S))
-
-    def _leave_alone(self, error: redis.RedisError) -> None:
-        with self._lock:
-            if time.monotonic() >= self._trusted_at:
-                log.warning("requests are not counted: %s", type(error).__name__)
-            self._trusted_at = time.monotonic() + LEFT_ALONE_S
+        return Allowance(limit, limit - count, WINDOW_S - int(now % WINDOW_S))
 
 
 def counter() -> Counter:
-    """The counter on the server that settings name; its connections are kept."""
+    """The counter on the configured server, with its connections."""
     return _counter(settings.CELERY_BROKER_URL)
 
 
 def connect(url: str) -> redis.Redis:
-    """A client that waits for nothing; Celery's spelling of a socket is understood."""
-    parts = urlsplit(url)
+    """A client without retries; accepts Celery's URLs of Unix sockets."""
+    never, parts = Retry(NoBackoff(), 0), urlsplit(url)
     if parts.scheme in {"redis+socket", "socket", "unix"}:
         number = int((parse_qs(parts.query).get("virtual_host") or ["0"])[0].strip("/") or 0)
-        return redis.Redis(unix_socket_path=parts.path, db=number, socket_timeout=TIMEOUT_S, retry=NEVER)
-    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=NEVER)
+        return redis.Redis(unix_socket_path=parts.path, db=number, socket_timeout=TIMEOUT_S, retry=never)
+    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=never)
 
 
 @lru_cache(maxsize=4)

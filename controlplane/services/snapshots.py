@@ -1,4 +1,4 @@
-"""Numbering what routers should run."""
+"""Configuration snapshots: numbering and freezing what every router should run."""
 
 from __future__ import annotations
 
@@ -20,55 +20,51 @@ from routing.schema import ConfigError, dump_snapshot, without_secrets
 
 NUMBERING_LOCK = 0x5741524D  # "WARM": the advisory lock that makes snapshot numbers gapless
 
-
-_held: ContextVar[bool] = ContextVar("changes are gathered", default=False)
+_deferred: ContextVar[bool] = ContextVar("snapshot deferred", default=False)
 
 
 @contextmanager
 def single_snapshot(*, reason: str, by: User | None = None) -> Iterator[None]:
-    """Gather the changes of a block into one configuration, frozen at its end; in one transaction with them.
+    """Freeze all changes of a block as one snapshot at its end, in one transaction with them.
 
-    Within the block nothing is numbered, and nothing is held against the routers' rules: a name may move from one
-    pool to another although both have it for a moment. At the end InvalidError, or ConflictError if somebody else's
-    change came in between.
+    Intermediate states need not be valid: a name may move from one pool to another although both have it for a moment.
+    At the end InvalidError, or ConflictError if somebody else changed the fleet meanwhile.
     """
     with transaction.atomic():
-        seen, token = newest_snapshot(), _held.set(True)
+        first, token = newest_snapshot(), _deferred.set(True)
         try:
             yield
         finally:
-            _held.reset(token)
-        _take_turn()
+            _deferred.reset(token)
+        _lock_numbering()
         newest = newest_snapshot()
-        if seen and newest and newest.number != seen.number:
-            raise ConflictError("Somebody else changed the fleet in the same moment; look again. Nothing was changed.")
+        if first and newest and newest.number != first.number:
+            raise ConflictError("Somebody else changed the fleet at the same time; look again. Nothing was changed.")
         freeze_snapshot(reason=reason, by=by)
 
 
-def _take_turn() -> None:
-    """Let nobody else number a configuration until this transaction ends."""
+def _lock_numbering() -> None:
     with connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(%s)", [NUMBERING_LOCK])
 
 
 @transaction.atomic
 def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> ConfigSnapshot:
-    """Freeze what the rows say now as the newest snapshot, and wake the push.
+    """Freeze the current rows as the newest snapshot and wake the push. InvalidError if routers would reject it.
 
-    Called last in the transaction of the change, so the two are committed together: rows are locked before the
-    advisory lock, never after, and the next caller reads what this one committed. Without a change there is no new
-    number, unless ``above`` asks for one that is higher. InvalidError if routers would refuse the result. Within
-    ``single_snapshot`` it is left to the end.
+    Called last in the transaction of the change: rows are locked before the advisory lock, and the next caller reads
+    what this one committed. Without a change there is no new number, unless ``above`` requires a higher one. Within
+    ``single_snapshot`` nothing is frozen until the end.
     """
-    _take_turn()
+    _lock_numbering()
     newest = newest_snapshot()
-    if newest and _held.get():
+    if newest and _deferred.get():
         return newest
     number = max(newest.number if newest else 0, above) + 1
     try:
         frozen = dump_snapshot(build_config(fleet_secret()), number)
     except ConfigError as error:
-        raise InvalidError(error.path, _told_to(by, error.reason)) from None
+        raise InvalidError(error.path, _visible_reason(by, error.reason)) from None
     if newest and newest.sha256 == frozen.sha256 and newest.number > above:
         return newest
     snapshot = ConfigSnapshot.objects.create(
@@ -83,8 +79,8 @@ def freeze_snapshot(*, reason: str, by: User | None = None, above: int = 0) -> C
     return snapshot
 
 
-def _told_to(by: User | None, reason: str) -> str:
-    """Why routers would refuse it, without the names of pools that the actor cannot see; the system sees all."""
+def _visible_reason(by: User | None, reason: str) -> str:
+    """The reason without the names of pools that the user must not see."""
     projects = None if by is None else roles_of(by).projects()
     if projects is not None:
         for name in Pool.objects.exclude(project__in=projects).values_list("name", flat=True):
@@ -93,17 +89,17 @@ def _told_to(by: User | None, reason: str) -> str:
 
 
 def newest_snapshot() -> ConfigSnapshot | None:
-    """What every router should run; None before the first pool exists. A query, without the encrypted bytes."""
+    """The snapshot that every router should run; None before the first pool. A query, without its contents."""
     return ConfigSnapshot.objects.defer("encrypted", "document").order_by("-number").first()
 
 
 def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
-    """The very bytes that routers get, secret included; DecryptionError when the key is gone."""
+    """The bytes that routers receive, including secrets; DecryptionError if the key is gone."""
     return decrypt(snapshot.encrypted)
 
 
 def fleet_secret() -> str:
-    """The fleet's hash secret, 64 hex digits; generated the first time. Call it under the advisory lock."""
+    """The hash secret, 64 hex digits, generated on first use. Call it with the advisory lock held."""
     row = FleetSecret.objects.first()
     if row is None:
         row = FleetSecret.objects.create(encrypted=encrypt(secrets.token_hex(32).encode()))

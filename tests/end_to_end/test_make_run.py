@@ -174,7 +174,7 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     expect(page.get_by_role("status").first).to_be_visible()
     rollout = rest.get("rollouts", params={"policy": "default"}).json()["results"][0]  # the newest
     page.goto(f"/rollouts/{rollout['id']}/")
-    expect(page.get_by_role("heading", name="On trial: 50 % of the prefix space")).to_be_visible()
+    expect(page.get_by_role("heading", name="On trial: 50 % of prefixes")).to_be_visible()
 
     # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
     stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")

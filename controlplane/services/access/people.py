@@ -1,10 +1,6 @@
-"""Where people are signed in, and ending that. Tokens are not sessions: ``tokens.py``.
+"""Users: accounts, sessions, second factors and roles, including roles by groups of the identity provider.
 
-The second factor, as others may change it: it is taken away; only its owner sets it up.
-
-People, and the roles that they hold.
-
-Roles that groups at the identity provider bring.
+API tokens are not sessions: ``tokens.py``.
 """
 
 from __future__ import annotations
@@ -20,89 +16,27 @@ from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.sessions.models import Session
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import EventKind, PersonSession, Project, Role, RoleAssignment
-from controlplane.services.checks import lock_row
+from controlplane.services.checks import lock_row, unique_or
 from controlplane.services.events import record_event
 
 MAX_SHOWN = 100
-_UNUSED_FOR = timedelta(days=1)  # long after a session that is being made has been stored
+_UNUSED_FOR = timedelta(days=1)  # longer than a new session takes to be stored
+
+log = logging.getLogger(__name__)
 
 
-def record_session(user: User, key: str, *, former: str = "", address: str = "", agent: str = "") -> None:
-    """Somebody is there, in this session, which was called ``former`` before its key changed."""
-    rows = PersonSession.objects
-    seen = {"address": address[:45], "agent": agent[:200], "seen_at": timezone.now()}
-    if rows.filter(key=key).update(**seen) or (former and rows.filter(key=former).update(key=key, **seen)):
-        return
-    rows.bulk_create([PersonSession(user=user, key=key, **seen)], ignore_conflicts=True)  # of requests side by side
-
-
-def sessions_of(person: User) -> QuerySet[PersonSession]:
-    """Where somebody is signed in now, latest seen first. One query."""
-    alive = Session.objects.filter(session_key=OuterRef("key"), expire_date__gt=timezone.now())
-    return PersonSession.objects.filter(Exists(alive), user=person)
-
-
-@transaction.atomic
-def end_session(session: PersonSession, *, by: User) -> None:
-    """End one now: its next request asks to sign in."""
-    _end(PersonSession.objects.filter(pk=session.pk))
-    whose = "one of their sessions" if session.user_id == by.pk else f"a session of {session.user.username}"
-    record_event(EventKind.USER_CHANGED, f"{by.username} ended {whose}.", by=by, detail=_told([session]))
-
-
-@transaction.atomic
-def end_sessions(person: User, *, but: str = "", by: User | None = None) -> int:
-    """End all of somebody's sessions now, except the one with the key ``but``; how many were ended."""
-    ended = list(sessions_of(person).exclude(key=but))
-    _end(PersonSession.objects.filter(user=person).exclude(key=but))
-    if ended:
-        which = "sessions ended" if len(ended) > 1 else "session ended"
-        summary = f"{len(ended)} {'other ' if but else ''}{which} of {person.username}."
-        record_event(EventKind.USER_CHANGED, summary, by=by, detail=_told(ended))
-    return len(ended)
-
-
-def delete_ended_sessions() -> None:
-    """Sweep away sessions that expired, and what told of sessions that are gone."""
-    now = timezone.now()
-    Session.objects.filter(expire_date__lt=now).delete()
-    gone = ~Exists(Session.objects.filter(session_key=OuterRef("key")))
-    PersonSession.objects.filter(gone, seen_at__lt=now - _UNUSED_FOR).delete()
-
-
-def _end(rows: QuerySet[PersonSession]) -> None:
-    Session.objects.filter(session_key__in=list(rows.values_list("key", flat=True))).delete()
-    rows.delete()
-
-
-def _told(ended: list[PersonSession]) -> dict[str, object]:
-    """What the audit log says of those that ended: where, never by which key."""
-    return {"before": [{"address": one.address, "began_at": one.began_at.isoformat()} for one in ended[:MAX_SHOWN]]}
-
-
-@transaction.atomic
-def reset_second_factor(person: User, *, by: User | None = None) -> None:
-    """Let somebody who lost their phone sign in with the password alone; ConflictError if there is nothing to reset."""
-    if not Authenticator.objects.filter(user=person).delete()[0]:
-        raise ConflictError(f"{person.username} has no second factor.")
-    summary = f"The second factor of {person.username} was reset."
-    record_event(EventKind.SECOND_FACTOR_CHANGED, summary, by=by)
-
-
-def record_second_factor_change(person: User, what: str) -> None:
-    """Its owner changed it."""
-    record_event(EventKind.SECOND_FACTOR_CHANGED, f"{person.username} {what}.", by=person)
+# --- accounts -------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def add_person(username: str, *, password: str, email: str = "", by: User | None = None) -> User:
-    """Somebody who may sign in, and sees nothing until they are given a role. InvalidError, NameTakenError."""
+    """Create a user without any role. InvalidError, NameTakenError."""
     person = User(username=username, email=email)
     try:
         person.clean_fields(exclude=["password"])
@@ -110,27 +44,24 @@ def add_person(username: str, *, password: str, email: str = "", by: User | None
         field, reasons = next(iter(error.message_dict.items()))
         raise InvalidError(f"$.{field}", reasons[0]) from None
     _set_password(person, password)
-    try:
-        with transaction.atomic():
-            person.save()
-    except IntegrityError:
-        raise NameTakenError("person", username) from None
-    record_event(EventKind.USER_ADDED, f"{username} may sign in.", by=by, detail={"after": {"email": email}})
+    with unique_or(lambda _: NameTakenError("user", username)):
+        person.save()
+    record_event(EventKind.USER_ADDED, f"User {username} was added.", by=by, detail={"after": {"email": email}})
     return person
 
 
 @transaction.atomic
 def set_active(person: User, active: bool, *, by: User | None = None) -> User:
-    """Let somebody sign in again, or no more: sessions and tokens end at once. ConflictError for the last admin."""
+    """Enable or disable an account; disabling ends sessions and tokens at once. ConflictError for the last admin."""
     person = lock_row(User.objects.select_for_update(), person.pk)
     if person.is_active == active:
         return person
     person.is_active = active
     person.save(update_fields=["is_active"])
     if not active:
-        _keep_an_admin()
+        _require_admin()
         end_sessions(person, by=by)
-    summary = f"{person.username} may sign in again." if active else f"{person.username} may not sign in any more."
+    summary = f"The account of {person.username} was {'enabled' if active else 'disabled'}."
     change = {"before": {"active": not active}, "after": {"active": active}}
     record_event(EventKind.USER_CHANGED, summary, by=by, detail=change)
     return person
@@ -138,36 +69,12 @@ def set_active(person: User, active: bool, *, by: User | None = None) -> User:
 
 @transaction.atomic
 def set_password(person: User, password: str, *, by: User | None = None) -> None:
-    """Give somebody a new password, who forgot theirs; their sessions end. InvalidError for a weak one."""
+    """Replace a forgotten password and end the user's sessions. InvalidError for a weak password."""
     person = lock_row(User.objects.select_for_update(), person.pk)
     _set_password(person, password)
     person.save(update_fields=["password"])
     end_sessions(person, by=by)
-    record_event(EventKind.USER_CHANGED, f"{person.username} got a new password.", by=by)
-
-
-@transaction.atomic
-def set_role(person: User, role: Role | None, project: Project | None, *, by: User | None = None) -> None:
-    """Give a role in a project, or in all and for what belongs to none (``None``), in place of the one before.
-
-    A ``role`` of None takes it away. ConflictError where nobody would be left who is admin of everything.
-    """
-    person = lock_row(User.objects.select_for_update(), person.pk)
-    given = RoleAssignment.objects.filter(user=person, project=project, from_groups=False)
-    held = given.first()
-    before = held.role if held else None
-    if before == role:
-        return
-    if role is None:
-        given.delete()
-    else:
-        given.update_or_create(user=person, project=project, from_groups=False, defaults={"role": role})
-    if before == Role.ADMIN and project is None:
-        _keep_an_admin()
-    where = f"project {project.name}" if project else "all projects"
-    summary = f"{person.username} is {role} of {where}." if role else f"{person.username} has no role in {where}."
-    change = {"before": {"role": before}, "after": {"role": role}}
-    record_event(EventKind.ROLE_CHANGED, summary, project=project, by=by, detail=change)
+    record_event(EventKind.USER_CHANGED, f"The password of {person.username} was changed.", by=by)
 
 
 def _set_password(person: User, password: str) -> None:
@@ -178,78 +85,178 @@ def _set_password(person: User, password: str) -> None:
     person.set_password(password)
 
 
-def _keep_an_admin() -> None:
-    """ConflictError unless somebody is left who can give roles back. Locks them, so that two cannot leave at once."""
-    held = RoleAssignment.objects.filter(project=None, role=Role.ADMIN).values("user")
-    ruling = User.objects.filter(Q(is_superuser=True) | Q(pk__in=held), is_active=True)
-    if not list(ruling.select_for_update().order_by("pk").values_list("pk")):
-        raise ConflictError("Nobody would be left who is admin of all projects. Make somebody else admin first.")
+def _require_admin() -> None:
+    """ConflictError unless an active admin of all projects is left. Locks the admins against concurrent removals."""
+    admins = RoleAssignment.objects.filter(project=None, role=Role.ADMIN).values("user")
+    active = User.objects.filter(Q(is_superuser=True) | Q(pk__in=admins), is_active=True)
+    if not list(active.select_for_update().order_by("pk").values_list("pk")):
+        raise ConflictError("No admin of all projects would be left. Make somebody else admin first.")
 
 
-log = logging.getLogger(__name__)
+# --- sessions -------------------------------------------------------------------------------------------
+
+
+def record_session(user: User, key: str, *, former: str = "", address: str = "", agent: str = "") -> None:
+    """Record a request of a session, whose key was ``former`` before it changed."""
+    rows = PersonSession.objects
+    seen = {"address": address[:45], "agent": agent[:200], "seen_at": timezone.now()}
+    if rows.filter(key=key).update(**seen) or (former and rows.filter(key=former).update(key=key, **seen)):
+        return
+    rows.bulk_create([PersonSession(user=user, key=key, **seen)], ignore_conflicts=True)  # of concurrent requests
+
+
+def sessions_of(person: User) -> QuerySet[PersonSession]:
+    """The user's active sessions, most recently used first. One query."""
+    active = Session.objects.filter(session_key=OuterRef("key"), expire_date__gt=timezone.now())
+    return PersonSession.objects.filter(Exists(active), user=person)
+
+
+@transaction.atomic
+def end_session(session: PersonSession, *, by: User) -> None:
+    """End one session now: its next request requires sign-in."""
+    _delete_sessions(PersonSession.objects.filter(pk=session.pk))
+    owner = "one of their sessions" if session.user_id == by.pk else f"a session of {session.user.username}"
+    record_event(EventKind.USER_CHANGED, f"{by.username} ended {owner}.", by=by, detail=_session_detail([session]))
+
+
+@transaction.atomic
+def end_sessions(person: User, *, except_key: str = "", by: User | None = None) -> int:
+    """End all sessions of a user now except one; the number of ended sessions."""
+    ended = list(sessions_of(person).exclude(key=except_key))
+    _delete_sessions(PersonSession.objects.filter(user=person).exclude(key=except_key))
+    if ended:
+        sessions = f"{'other ' if except_key else ''}session{'s' if len(ended) > 1 else ''}"
+        summary = f"{len(ended)} {sessions} of {person.username} ended."
+        record_event(EventKind.USER_CHANGED, summary, by=by, detail=_session_detail(ended))
+    return len(ended)
+
+
+def delete_ended_sessions() -> None:
+    """Delete expired sessions, and rows whose session is gone."""
+    now = timezone.now()
+    Session.objects.filter(expire_date__lt=now).delete()
+    ended = ~Exists(Session.objects.filter(session_key=OuterRef("key")))
+    PersonSession.objects.filter(ended, seen_at__lt=now - _UNUSED_FOR).delete()
+
+
+def _delete_sessions(rows: QuerySet[PersonSession]) -> None:
+    Session.objects.filter(session_key__in=list(rows.values_list("key", flat=True))).delete()
+    rows.delete()
+
+
+def _session_detail(ended: list[PersonSession]) -> dict[str, object]:
+    """Event details of ended sessions, without their keys."""
+    return {"before": [{"address": row.address, "started_at": row.started_at.isoformat()} for row in ended[:MAX_SHOWN]]}
+
+
+# --- second factor --------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def reset_second_factor(person: User, *, by: User | None = None) -> None:
+    """Remove a lost second factor, so that the password alone suffices; ConflictError if there is none."""
+    if not Authenticator.objects.filter(user=person).delete()[0]:
+        raise ConflictError(f"{person.username} has no second factor.")
+    record_event(EventKind.SECOND_FACTOR_CHANGED, f"The second factor of {person.username} was reset.", by=by)
+
+
+def record_second_factor_change(person: User, change: str) -> None:
+    """Record a change by the user; ``change`` follows the username."""
+    record_event(EventKind.SECOND_FACTOR_CHANGED, f"{person.username} {change}.", by=person)
+
+
+# --- roles ----------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def set_role(person: User, role: Role | None, project: Project | None, *, by: User | None = None) -> None:
+    """Assign a role in a project, or in all projects (``project`` None); ``role`` None removes it.
+
+    ConflictError if no admin of all projects would be left.
+    """
+    person = lock_row(User.objects.select_for_update(), person.pk)
+    before = _assign(person, role, project, from_groups=False)
+    if before == role:
+        return
+    if before == Role.ADMIN and project is None:
+        _require_admin()
+    _record_role(person, before, role, project, by=by)
 
 
 def roles_of_groups(groups: Iterable[str]) -> dict[str | None, Role]:
-    """The greatest role in each project, by name, that membership of these groups brings; None: in all projects."""
-    mine = frozenset(groups)
-    found: dict[str | None, Role] = {}
-    for mapped in settings.OIDC_GROUP_ROLES:
-        if mapped.group in mine:
-            role = Role(mapped.role)
-            found[mapped.project] = max(found.get(mapped.project, role), role, key=lambda one: one.rank)
-    return found
+    """The highest role per project name that these groups grant; None: all projects."""
+    names, roles = frozenset(groups), dict[str | None, Role]()
+    for mapping in settings.OIDC_GROUP_ROLES:
+        role = Role(mapping.role)
+        if mapping.group in names and role.covers(roles.get(mapping.project, role)):
+            roles[mapping.project] = role
+    return roles
 
 
 @transaction.atomic
 def sync_group_roles(person: User, groups: Iterable[str]) -> None:
-    """Make the roles that groups bring what the groups of now say; roles that admins gave stay as they are."""
+    """Replace the roles granted by groups; roles assigned by admins stay."""
     lock_row(User.objects.select_for_update(), person.pk)
-    wanted = {place: role for name, role in roles_of_groups(groups).items() for place in _places(name)}
-    for held in RoleAssignment.objects.filter(user=person, from_groups=True).select_related("project"):
-        if held.project not in wanted:
-            held.delete()
-            _record(person, held.project, held.role, None)
-    for place, role in wanted.items():
-        brought = RoleAssignment.objects.filter(user=person, project=place, from_groups=True)
-        before = brought.values_list("role", flat=True).first()
-        if before != role:
-            brought.update_or_create(user=person, project=place, from_groups=True, defaults={"role": role})
-            _record(person, place, before, role)
+    granted: dict[Project | None, Role] = {}
+    for name, role in roles_of_groups(groups).items():
+        project = Project.objects.filter(name=name).first() if name is not None else None
+        if name is not None and project is None:
+            log.warning("WARMPATH_OIDC_GROUP_ROLES names project %r, which does not exist.", name)
+        else:
+            granted[project] = role
+    current = RoleAssignment.objects.filter(user=person, from_groups=True).select_related("project")
+    for project in dict.fromkeys((*(row.project for row in current), *granted)):
+        before = _assign(person, granted.get(project), project, from_groups=True)
+        if before != granted.get(project):
+            _record_role(person, before, granted.get(project), project, suffix=", by group")
+
+
+def _assign(person: User, role: Role | None, project: Project | None, *, from_groups: bool) -> str | None:
+    """Store or delete an assignment; the former role."""
+    rows = RoleAssignment.objects.filter(user=person, project=project, from_groups=from_groups)
+    before = rows.values_list("role", flat=True).first()
+    if role is None:
+        rows.delete()
+    elif role != before:
+        rows.update_or_create(user=person, project=project, from_groups=from_groups, defaults={"role": role})
+    return before
+
+
+def _record_role(
+    person: User,
+    before: str | None,
+    role: Role | None,
+    project: Project | None,
+    *,
+    suffix: str = "",
+    by: User | None = None,
+) -> None:
+    where = f"project {project.name}" if project else "all projects"
+    text = f"is {role} of {where}" if role else f"no longer has a role in {where}"
+    detail = {"before": {"role": before}, "after": {"role": role}}
+    record_event(EventKind.ROLE_CHANGED, f"{person.username} {text}{suffix}.", project=project, by=by, detail=detail)
+
+
+# --- single sign-on -------------------------------------------------------------------------------------
 
 
 def record_first_single_sign_on(person: User) -> None:
-    """Somebody came in by single sign-on for the first time."""
-    record_event(EventKind.USER_ADDED, f"{person.username} came in by single sign-on for the first time.", by=person)
+    record_event(EventKind.USER_ADDED, f"{person.username} signed in by single sign-on for the first time.", by=person)
 
 
 def record_account_connected(person: User) -> None:
-    """Somebody tied their account to the one that they have at the identity provider."""
-    record_event(EventKind.USER_CHANGED, f"{person.username} may also sign in by single sign-on.", by=person)
+    record_event(EventKind.USER_CHANGED, f"{person.username} can now sign in by single sign-on.", by=person)
 
 
 @transaction.atomic
 def disconnect_single_sign_on(person: User) -> None:
-    """Untie it again, and take away what groups brought; ConflictError where there is no password to come back with."""
+    """Disconnect an account from the identity provider and remove the roles granted by its groups.
+
+    ConflictError without a password, because the user could not sign in any more.
+    """
     if not person.has_usable_password():
         raise ConflictError("You have no password here. Ask an admin to set one first.")
     if SocialAccount.objects.filter(user=person).delete()[0]:
         sync_group_roles(person, ())
-        summary = f"{person.username} does not sign in by single sign-on any more."
+        summary = f"{person.username} can no longer sign in by single sign-on."
         record_event(EventKind.USER_CHANGED, summary, by=person)
-
-
-def _places(name: str | None) -> list[Project | None]:
-    """The project of that name; none, and a warning, where there is no such project."""
-    if name is None:
-        return [None]
-    found: list[Project | None] = list(Project.objects.filter(name=name))
-    if not found:
-        log.warning("WARMPATH_OIDC_GROUP_ROLES names the project %r, which there is not.", name)
-    return found
-
-
-def _record(person: User, project: Project | None, before: str | None, after: str | None) -> None:
-    where = f"project {project.name}" if project else "all projects"
-    summary = f"{person.username} {f'is {after} of' if after else 'has no role any more in'} {where}, by group."
-    change = {"before": {"role": before}, "after": {"role": after}}
-    record_event(EventKind.ROLE_CHANGED, summary, project=project, detail=change)

@@ -1,4 +1,4 @@
-"""Signing in as the audit log tells it, and holding back those who guess."""
+"""Audit entries of sign-ins, and temporary locks after too many failures."""
 
 from __future__ import annotations
 
@@ -17,70 +17,63 @@ from controlplane.models import AuditEntry, EventKind, SignInLock
 from controlplane.services.audit_log import append_entry
 from controlplane.services.events import record_event
 
-log = logging.getLogger(__name__)
 SIGNED_IN, SIGN_IN_FAILED = "signed_in", "sign_in_refused"
-REFUSALS_NOTED_AN_HOUR = 500  # of all people and addresses together: no attack fills the audit log
+MAX_FAILURES_PER_HOUR = 500  # audit entries for all users and addresses: no attack fills the audit log
+
+log = logging.getLogger(__name__)
 
 
 def record_sign_in(user: User) -> None:
-    """Somebody came in."""
     append_entry(SIGNED_IN, f"{user.get_username()} signed in.", by=user)
 
 
 @transaction.atomic
-def record_sign_in_failure(name: str, *, what: str = "") -> None:
-    """Somebody did not come in. A ``name`` is what was typed, and may be a password typed in the wrong field: only
-    names of people who exist are kept.
-    """
-    if _is_flooded():
-        log.warning("A sign-in was refused; more than %d an hour are not noted one by one.", REFUSALS_NOTED_AN_HOUR)
+def record_sign_in_failure(name: str, *, detail: str = "") -> None:
+    """Record a failed sign-in. Only names of existing users are stored: the input may be a mistyped password."""
+    failures = AuditEntry.objects.filter(kind=SIGN_IN_FAILED).order_by("-number").values_list("at", flat=True)
+    oldest = failures[MAX_FAILURES_PER_HOUR - 1 : MAX_FAILURES_PER_HOUR].first()
+    if oldest is not None and oldest > timezone.now() - timedelta(hours=1):
+        log.warning("sign_in_failure_not_audited: more than %d in one hour", MAX_FAILURES_PER_HOUR)
         return
     person = find_person(name)
-    who = person.get_username() if person else "somebody unknown"
-    append_entry(SIGN_IN_FAILED, f"Signing in as {who} was refused{what}.")
+    username = person.get_username() if person else "an unknown user"
+    append_entry(SIGN_IN_FAILED, f"Sign-in as {username} failed{detail}.")
 
 
 @transaction.atomic
 def record_lockout(name: str, address: str) -> None:
-    """Somebody failed too often; noted once for as long as it lasts."""
-    if not cache.add(_noted(name, address), value=True, timeout=settings.SIGN_IN_LOCK_S):
+    """Record too many failures of a name from an address, once while the lock lasts."""
+    if not cache.add(_lockout_key(name, address), value=True, timeout=settings.SIGN_IN_LOCK_S):
         return
     until = timezone.now() + timedelta(seconds=settings.SIGN_IN_LOCK_S)
     person = find_person(name)
     if person is None:
-        record_sign_in_failure("", what=": too many failures")
+        record_sign_in_failure("", detail=": too many failures")
         return
     SignInLock.objects.update_or_create(user=person, address=address, defaults={"until": until})
-    summary = f"{person.username} may not sign in from {address} for a while: it failed too often."
+    summary = f"Sign-in of {person.username} from {address} is locked after too many failures."
     record_event(EventKind.SIGN_IN_LOCKED, summary, detail={"after": {"until": until.isoformat()}})
 
 
 @transaction.atomic
 def unlock_sign_in(person: User, *, by: User | None = None) -> int:
-    """Let somebody try again at once, from every address; how many locks were lifted."""
+    """Remove the user's locks at all addresses; their number."""
     forget_wrong_codes(person.pk)
     locks = list(SignInLock.objects.select_for_update().filter(user=person))
     for lock in locks:
         forget_failures(person.username, lock.address)
-        cache.delete(_noted(person.username, lock.address))
+        cache.delete(_lockout_key(person.username, lock.address))
         lock.delete()
-    addresses = ", ".join(lock.address for lock in locks) or "anywhere"
-    record_event(EventKind.SIGN_IN_UNLOCKED, f"{person.username} may try to sign in again from {addresses}.", by=by)
+    addresses = ", ".join(lock.address for lock in locks) or "any address"
+    record_event(EventKind.SIGN_IN_UNLOCKED, f"Sign-in of {person.username} from {addresses} was unlocked.", by=by)
     return len(locks)
 
 
 def find_person(name: str) -> User | None:
-    """Who signs in under that name, however it is capitalised."""
+    """The user of a name, ignoring case."""
     return None if "\0" in name or not name else User.objects.filter(username__iexact=name.strip()).first()
 
 
-def _noted(name: str, address: str) -> str:
-    """Under which the cache remembers that a lockout was noted."""
+def _lockout_key(name: str, address: str) -> str:
+    """Cache key of a recorded lockout."""
     return f"sign-in-lock:{keyed_digest('sign-in lock', key_of(name, address))}"
-
-
-def _is_flooded() -> bool:
-    """Whether the hour's share of refusals is in the log already. One query of one row."""
-    refusals = AuditEntry.objects.filter(kind=SIGN_IN_FAILED).order_by("-number").values_list("at", flat=True)
-    oldest = refusals[REFUSALS_NOTED_AN_HOUR - 1 : REFUSALS_NOTED_AN_HOUR].first()
-    return oldest is not None and oldest > timezone.now() - timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""What scripts sign in with."""
+"""API tokens: created, revoked, and looked up by their text."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from controlplane.models import ApiToken, EventKind, Scope
 from controlplane.services.events import record_event
 
 PURPOSE = "api token"
-_written = re.compile(r"wp_([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
-_NOBODY = "0" * 64
+_SYNTAX = re.compile(r"wp_([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
+_USE_INTERVAL = timedelta(minutes=1)
 
 
 @transaction.atomic
 def create_token(
     user: User, *, name: str, scopes: Iterable[Scope], expires_at: datetime | None = None, by: User | None = None
 ) -> tuple[ApiToken, str]:
-    """A token that acts for ``user``, and its text, ``wp_<id>.<secret>``, which is never to be had again."""
-    chosen = [scope for scope in Scope if scope in set(scopes)]
+    """A token that acts for ``user``, and its text, ``wp_<id>.<secret>``, which is not stored. InvalidError."""
+    scopes = set(scopes)
+    chosen = [scope for scope in Scope if scope in scopes]
     if not chosen:
         raise InvalidError("$.scopes", "expected at least one of " + ", ".join(Scope.values))
     if expires_at is not None and expires_at <= timezone.now():
-        raise InvalidError("$.expires_at", "expected a moment to come")
+        raise InvalidError("$.expires_at", "expected a time in the future")
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     digest = keyed_digest(PURPOSE, secret)
     token = ApiToken.objects.create(
@@ -44,47 +45,42 @@ def create_token(
 
 @transaction.atomic
 def revoke_token(token: ApiToken, *, by: User | None = None) -> None:
-    """End a token now; ConflictError if it was revoked before."""
+    """Revoke a token now; ConflictError if it is revoked already."""
     if not ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now()):
-        raise ConflictError(f"Token {token} was revoked before.")
+        raise ConflictError(f"Token {token} is already revoked.")
     record_event(EventKind.TOKEN_REVOKED, f"Token {token} was revoked.", by=by)
 
 
 def find_token(text: str) -> ApiToken | None:
-    """The valid token that a text is, None for any other; takes as long for a wrong secret as for an unknown id."""
-    match = _written.fullmatch(text)
+    """The valid token with this text. Takes the same time for a wrong secret and an unknown id."""
+    match = _SYNTAX.fullmatch(text)
     if match is None:
         return None
     key_id, secret = match.groups()
     token = ApiToken.objects.select_related("user").filter(key_id=key_id).first()
-    matches = matches_digest(PURPOSE, secret, token.digest if token else _NOBODY)
+    matches = matches_digest(PURPOSE, secret, token.digest if token else "0" * 64)
     if token is None or not matches or not _is_valid(token):
         return None
-    _bring_over(token, secret)
+    current = keyed_digest(PURPOSE, secret)
+    if token.digest != current:  # of a former key, which can be removed once its tokens have been used
+        ApiToken.objects.filter(pk=token.pk, digest=token.digest).update(digest=current)
     return token
 
 
 def active_token(token_id: int) -> ApiToken | None:
-    """A token as it is now; None when it ended, by itself, by revocation or with its person."""
+    """The token; None if it expired, was revoked, or its user was disabled."""
     token = ApiToken.objects.select_related("user").filter(pk=token_id).first()
     return token if token and _is_valid(token) else None
 
 
 def record_use(token: ApiToken) -> None:
-    """Remember that a token was used, at most once a minute."""
+    """Record that a token was used, at most once a minute."""
     now = timezone.now()
-    unnoted = Q(last_used_at=None) | Q(last_used_at__lt=now - timedelta(minutes=1))
-    if token.last_used_at is None or now - token.last_used_at >= timedelta(minutes=1):
-        ApiToken.objects.filter(unnoted, pk=token.pk).update(last_used_at=now)
-
-
-def _bring_over(token: ApiToken, secret: str) -> None:
-    """Keep the digest under the present key from now on, so that a former one can go."""
-    present = keyed_digest(PURPOSE, secret)
-    if token.digest != present:
-        ApiToken.objects.filter(pk=token.pk, digest=token.digest).update(digest=present)
+    if token.last_used_at is None or now - token.last_used_at >= _USE_INTERVAL:
+        is_due = Q(last_used_at=None) | Q(last_used_at__lt=now - _USE_INTERVAL)
+        ApiToken.objects.filter(is_due, pk=token.pk).update(last_used_at=now)
 
 
 def _is_valid(token: ApiToken) -> bool:
-    is_current = token.expires_at is None or token.expires_at > timezone.now()
-    return token.revoked_at is None and is_current and token.user.is_active
+    has_expired = token.expires_at is not None and token.expires_at <= timezone.now()
+    return token.revoked_at is None and not has_expired and token.user.is_active

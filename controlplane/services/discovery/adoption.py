@@ -1,11 +1,9 @@
-"""What looks at sources find, and noting it.
+"""Polls of replica sources: claimed, recorded; and the adoption or dismissal of the engines that they find.
 
-Theory of operation. A look is claimed by a conditional update, made without any database, and its answer counts only
-while the claim does: a late one, or one of settings that were changed meanwhile, is dropped. An answer changes what is
-known of each target (there, or missing since when) and nothing else; what follows from that is ``settling``. A look
-that failed, or named nobody, changes nothing at all: a source that hiccups takes no replica away.
-
-What is decided about the engines that sources find.
+Theory of operation. A conditional update claims a poll, which then runs without the database. Its result is accepted
+only while the claim is valid: a late result, or one for settings that were changed meanwhile, is dropped. A result
+updates the discovered rows (present, or missing since when) and nothing else; ``reconcile`` acts on them. A poll that
+failed, or found nothing, changes nothing, so a temporary failure of a source removes no replica.
 """
 
 from __future__ import annotations
@@ -20,24 +18,27 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.discovery import PollResult, Target
+from controlplane.discovery import PollResult
 from controlplane.errors import ConflictError, NameTakenError, NotUsableError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, ReplicaSource, TargetCondition
 from controlplane.services.checks import lock_row
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 
-AT_ONCE = 16  # looks of one worker
-GRACE_S = 30.0  # a claim outlasts the look's own deadline by this
-_FOLLOWED = ("key", "name", "url", "condition", "labels", "state", "problem", "missing_since")
+MAX_CONCURRENT = 16  # polls of one worker
+GRACE_S = 30.0  # by which a claim outlasts the poll's deadline
+_UPDATED = ("key", "name", "url", "condition", "labels", "state", "problem", "missing_since")
+
+
+# --- polls ----------------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def claim_polls() -> list[ReplicaSource]:
-    """The sources that are due, the longest first, each claimed so that nobody else looks at the same time."""
+    """Claim the sources that are due, the longest overdue first."""
     now = timezone.now()
     rows = ReplicaSource.objects.select_for_update(no_key=True, skip_locked=True)
-    claimed = list(rows.filter(enabled=True, next_look_at__lte=now).order_by("next_look_at")[:AT_ONCE])
+    claimed = list(rows.filter(enabled=True, next_look_at__lte=now).order_by("next_look_at")[:MAX_CONCURRENT])
     for source in claimed:
         source.looks += 1
         source.next_look_at = now + timedelta(seconds=source.interval_s + source.deadline_s + GRACE_S)
@@ -47,94 +48,89 @@ def claim_polls() -> list[ReplicaSource]:
 
 @transaction.atomic
 def record_poll_failure(claimed: ReplicaSource, reason: str) -> None:
-    """A look found out nothing; whatever is known stays. An event the first time."""
-    source = _still_claimed(claimed)
+    """Record a failed poll; discovered engines stay. The first failure is an event."""
+    source = _lock_claimed(claimed)
     if source is not None:
         _fail(source, reason)
 
 
 @transaction.atomic
-def record_poll(claimed: ReplicaSource, found: PollResult) -> bool:
-    """Note who is there and who is missing; whether the answer counted. An empty one is a failure."""
-    source = _still_claimed(claimed)
+def record_poll(claimed: ReplicaSource, result: PollResult) -> bool:
+    """Record which engines are present and missing; whether the result was accepted. An empty result is a failure."""
+    source = _lock_claimed(claimed)
     if source is None:
         return False
-    if not found.targets:
-        _fail(source, "The answer names nobody; what is known stays.")
+    if not result.targets:
+        _fail(source, "The source reports no engines; those discovered earlier stay.")
         return False
     rows = list(source.discovered.select_for_update(of=("self",)))
-    new = _merge(source, rows, found)
-    source.found, source.new, source.refused = len(found.targets), len(new), list(found.rejections)
+    new = _merge(source, rows, result)
+    source.found, source.new, source.refused = len(result.targets), len(new), list(result.rejections)
     source.vanished = sum(row.missing_since is not None for row in rows if row.state != DiscoveredState.DISMISSED)
-    _succeed(source)
+    if source.failing_since is not None:
+        since = source.failing_since.isoformat(timespec="seconds")
+        summary = f"Polls of source {source.name} succeed again; they failed since {since}."
+        record_event(EventKind.SOURCE_RECOVERED, summary, pool=source.pool)
+    source.failing_since, source.error, source.succeeded_at = None, "", timezone.now()
+    _finish_poll(source)
     if new:
-        summary = f"Source {source.name} found {counted(row.key for row in new)}."
+        summary = f"Source {source.name} found {describe_engines(row.key for row in new)}."
         record_event(EventKind.REPLICAS_FOUND, summary, pool=source.pool)
     return True
 
 
-def counted(keys: Iterable[str], most: int = 5) -> str:
-    """Names for a sentence: ``3 engines: a, b and c``, or the first five and how many there are."""
-    named = list(keys)
-    shown = ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
-    return f"{len(named)} engine{'' if len(named) == 1 else 's'}: {shown}"
+def describe_engines(keys: Iterable[str], most: int = 5) -> str:
+    """``3 engines: a, b, c``, or the first five and how many more."""
+    names = list(keys)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{len(names)} engine{'' if len(names) == 1 else 's'}: {', '.join(names[:most])}{more}"
 
 
-def replica_name(key: str, *, apart_from: str = "") -> str:
-    """The name that a target's replica gets; with ``apart_from``, one that nothing else would be called."""
-    plain = re.sub(r"[^a-z0-9._-]+", "-", key.lower()).strip("._-") or "replica"
-    if len(plain) <= 63 and not apart_from:
-        return plain
-    mark = hashlib.sha256(f"{apart_from}/{key}".encode()).hexdigest()[:8]
-    return f"{plain[:54].rstrip('._-')}-{mark}"
-
-
-def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], found: PollResult) -> list[DiscoveredReplica]:
-    """Bring the rows in line with an answer; those that are new."""
+def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], result: PollResult) -> list[DiscoveredReplica]:
+    """Update the rows from a result; the rows of new engines."""
     now = timezone.now()
-    named = {target.key: target for target in found.targets}
-    before = {row.pk: _facts(row) for row in rows}
-    known = {row.key: row for row in rows} | _handed_over(rows, found)
+    targets = {target.key: target for target in result.targets}
+    before = {row.pk: _values(row) for row in rows}
+    known = {row.key: row for row in rows} | _replaced(rows, result)
     for key, row in known.items():
-        if target := named.get(key):
+        if target := targets.get(key):
             row.key, row.url, row.condition, row.labels = key, target.url, target.condition, dict(target.labels)
             row.missing_since = None
-            row.name = row.name if row.replica_id else replica_name(key)
-        elif row.key not in named and row.key not in found.rejected_keys:
+            row.name = row.name if row.replica_id else _replica_name(key)
+        elif row.key not in targets and row.key not in result.rejected_keys:
             row.missing_since = row.missing_since or now
     for row in rows:
-        if row.state == DiscoveredState.ADOPTED and row.replica_id is None:  # somebody removed it, and so it stays
+        if row.state == DiscoveredState.ADOPTED and row.replica_id is None:  # a user removed the replica
             row.state, row.problem = DiscoveredState.DISMISSED, ""
-    DiscoveredReplica.objects.bulk_update([row for row in rows if _facts(row) != before[row.pk]], _FOLLOWED, 200)
-    source.discovered.filter(key__in=named).update(last_seen_at=now)
-    fresh = [_discovered(source, target) for key, target in named.items() if key not in known]
-    return DiscoveredReplica.objects.bulk_create(fresh)
-
-
-def _handed_over(rows: Sequence[DiscoveredReplica], found: PollResult) -> dict[str, DiscoveredReplica]:
-    """Rows by the new key of their engine's address: an address that changed hands is still one engine, one replica."""
-    known, present = {row.key for row in rows}, {target.key for target in found.targets} | found.rejected_keys
-    left = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
-    return {target.key: left[target.url] for target in found.targets if target.key not in known and target.url in left}
-
-
-def _facts(row: DiscoveredReplica) -> list[Any]:
-    return [getattr(row, name) for name in _FOLLOWED]
-
-
-def _discovered(source: ReplicaSource, target: Target) -> DiscoveredReplica:
-    return DiscoveredReplica(
-        source=source,
-        key=target.key,
-        name=replica_name(target.key),
-        url=target.url,
-        condition=target.condition,
-        labels=dict(target.labels),
+    DiscoveredReplica.objects.bulk_update([row for row in rows if _values(row) != before[row.pk]], _UPDATED, 200)
+    source.discovered.filter(key__in=targets).update(last_seen_at=now)
+    return DiscoveredReplica.objects.bulk_create(
+        DiscoveredReplica(
+            source=source,
+            key=key,
+            name=_replica_name(key),
+            url=target.url,
+            condition=target.condition,
+            labels=dict(target.labels),
+        )
+        for key, target in targets.items()
+        if key not in known
     )
 
 
-def _still_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
-    """The row, locked; None when another look or a change came in between, or the source is gone."""
+def _replaced(rows: Sequence[DiscoveredReplica], result: PollResult) -> dict[str, DiscoveredReplica]:
+    """Rows by the new key of their address: another engine at the same address is the same replica."""
+    known, present = {row.key for row in rows}, {target.key for target in result.targets} | result.rejected_keys
+    gone = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
+    return {target.key: gone[target.url] for target in result.targets if target.key not in known and target.url in gone}
+
+
+def _values(row: DiscoveredReplica) -> list[Any]:
+    return [getattr(row, name) for name in _UPDATED]
+
+
+def _lock_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
+    """The locked row; None if another poll or a change invalidated the claim, or the source was removed."""
     rows = ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
     return rows.filter(pk=claimed.pk, looks=claimed.looks, enabled=True).first()
 
@@ -142,85 +138,89 @@ def _still_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
 def _fail(source: ReplicaSource, reason: str) -> None:
     if source.failing_since is None:
         source.failing_since = timezone.now()
-        summary = f"Source {source.name} finds out nothing, and what it found stays: {reason}"
+        summary = f"Polls of source {source.name} fail; discovered engines stay: {reason}"
         record_event(EventKind.SOURCE_FAILING, summary, pool=source.pool, detail={"error": reason[:500]})
     source.error = reason[:500]
-    _looked(source)
+    _finish_poll(source)
 
 
-def _succeed(source: ReplicaSource) -> None:
-    if source.failing_since is not None:
-        since = source.failing_since.isoformat(timespec="seconds")
-        summary = f"Source {source.name} answers again; it had failed since {since}."
-        record_event(EventKind.SOURCE_RECOVERED, summary, pool=source.pool)
-    source.failing_since, source.error, source.succeeded_at = None, "", timezone.now()
-    _looked(source)
-
-
-def _looked(source: ReplicaSource) -> None:
+def _finish_poll(source: ReplicaSource) -> None:
     source.looked_at = timezone.now()
-    if source.next_look_at > source.looked_at:  # unless somebody asked for another one meanwhile
+    if source.next_look_at > source.looked_at:  # unless a user requested another poll meanwhile
         source.next_look_at = source.looked_at + timedelta(seconds=source.interval_s)
     source.save()
 
 
+# --- decisions ------------------------------------------------------------------------------------------
+
+
 @transaction.atomic
 def adopt(discovered: DiscoveredReplica, *, name: str = "", by: User | None = None) -> Replica:
-    """Make an engine a replica, which follows what its source says from then on.
+    """Make an engine a replica that follows its source; ``name`` is by default the source's name for it.
 
-    It is called ``name``, or what the source calls it. ConflictError when it is one already, is gone or going, or when
+    ConflictError if it is adopted already, missing or terminating, if the source has ``max_targets`` replicas, or if
     another replica has its address; NameTakenError, InvalidError.
     """
-    row = _locked(discovered)
+    row = _lock(discovered)
+    source = row.source
     if row.state == DiscoveredState.ADOPTED:
         raise ConflictError(f"{row.key} is adopted already.")
     if row.missing_since is not None or row.condition == TargetCondition.TERMINATING:
-        raise ConflictError(f"{row.key} is gone, or on its way out.")
-    _check_room(row)
-    replica = add_replica(row.source.pool, name=name or _free_name(row), url=row.url, by=by)
+        raise ConflictError(f"{row.key} is missing or terminating.")
+    adopted = source.discovered.filter(state=DiscoveredState.ADOPTED).exclude(replica=None).count()
+    if adopted >= source.max_targets:
+        raise ConflictError(f"Source {source.name} already has {adopted} replicas, the maximum (max_targets).")
+    replica = add_replica(source.pool, name=name or _free_name(row), url=row.url, by=by)
     row.state, row.replica, row.name, row.problem = DiscoveredState.ADOPTED, replica, replica.name, ""
     row.drained_at, row.drained_here = None, False
     row.save()
-    summary = f"Replica {replica.name} was adopted from source {row.source.name}, which calls it {row.key}."
-    detail = {"after": {"source": row.source.name, "key": row.key, "url": row.url}}
-    record_event(EventKind.REPLICA_ADOPTED, summary, pool=row.source.pool, replica=replica, by=by, detail=detail)
+    summary = f"Replica {replica.name} was adopted from source {source.name} ({row.key})."
+    record_event(
+        EventKind.REPLICA_ADOPTED, summary, pool=source.pool, replica=replica, by=by, detail=_engine_detail(row)
+    )
     return replica
 
 
 @transaction.atomic
 def dismiss(discovered: DiscoveredReplica, *, by: User | None = None) -> DiscoveredReplica:
-    """Want none of a proposal, until somebody adopts it after all; ConflictError when it is a replica."""
-    row = _locked(discovered)
+    """Reject a proposal, until a user adopts it after all; ConflictError if it is a replica."""
+    row = _lock(discovered)
     if row.state == DiscoveredState.ADOPTED:
         raise ConflictError(f"{row.key} is a replica; drain or remove that instead.")
     if row.state == DiscoveredState.PROPOSED:
         row.state, row.problem = DiscoveredState.DISMISSED, ""
         row.save()
-        summary = f"{row.key}, which source {row.source.name} found, was dismissed."
-        detail = {"after": {"source": row.source.name, "key": row.key, "url": row.url}}
+        summary = f"Engine {row.key} of source {row.source.name} was dismissed."
+        detail = _engine_detail(row)
         record_event(EventKind.REPLICA_DISMISSED, summary, pool=row.source.pool, by=by, detail=detail)
     return row
 
 
-def _locked(discovered: DiscoveredReplica) -> DiscoveredReplica:
+def _engine_detail(row: DiscoveredReplica) -> dict[str, Any]:
+    return {"after": {"source": row.source.name, "key": row.key, "url": row.url}}
+
+
+def _lock(discovered: DiscoveredReplica) -> DiscoveredReplica:
     rows = DiscoveredReplica.objects.select_for_update(of=("self",)).select_related("source__pool__project")
     return lock_row(rows, discovered.pk)
 
 
-def _check_room(row: DiscoveredReplica) -> None:
-    """A source that names ever other engines fills no pool without end."""
-    adopted = row.source.discovered.filter(state=DiscoveredState.ADOPTED).exclude(replica=None).count()
-    if adopted >= row.source.max_targets:
-        raise ConflictError(f"Source {row.source.name} has {adopted} replicas, which is its most (max_targets).")
+def _replica_name(key: str, *, unique_by: str = "") -> str:
+    """A valid replica name for an engine; with ``unique_by`` it ends in a hash."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", key.lower()).strip("._-") or "replica"
+    if len(name) <= 63 and not unique_by:
+        return name
+    digest = hashlib.sha256(f"{unique_by}/{key}".encode()).hexdigest()[:8]
+    return f"{name[:54].rstrip('._-')}-{digest}"
 
 
 def _free_name(row: DiscoveredReplica) -> str:
-    """What the source calls it, or a name that nothing else would have; the address tells whether it is another."""
-    wanted = replica_name(row.key)
-    other = Replica.objects.select_related("pool").filter(name=wanted).first()
+    """The source's name, or a unique one if another replica has it; an error if that one has the same address."""
+    name = _replica_name(row.key)
+    other = Replica.objects.select_related("pool").filter(name=name).first()
     if other is None:
-        return wanted
+        return name
     if other.url == row.url:
-        own = other.pool.project_id == row.source.pool.project_id  # others may not be told of
-        raise NameTakenError("replica at", row.url) if own else NotUsableError(row.url)
-    return replica_name(row.key, apart_from=row.source.name)
+        is_own = other.pool.project_id == row.source.pool.project_id  # other projects' replicas are not named
+        raise NameTakenError("replica at", row.url) if is_own else NotUsableError(row.url)
+    return _replica_name(row.key, unique_by=row.source.name)

@@ -1,33 +1,32 @@
-"""Bringing replicas in line with what their sources know.
+"""Brings replicas in line with the engines that their source reports.
 
-Theory of operation. Level-triggered, after each answer that counted: what should happen follows from the rows alone, so
-it does not matter which earlier step was lost, or whether two workers do this at once. Each step looks again under the
-locks on its rows (the replica before what was discovered; the logs after both), and one refused undoes no other.
+Theory of operation. Level-triggered, after each accepted poll: the rows alone determine what should happen, so it does
+not matter which earlier step was lost, or whether two workers run at once. Each step checks again with its rows locked
+(the replica before the discovered row; the logs after both), and a step that fails does not undo others.
 
-| what the source says of an adopted engine | what happens |
+| an adopted engine | its replica |
 | --- | --- |
-| it has another address | its replica follows, with its name and API key (unless given before the source changed) |
-| it terminates | its replica drains |
-| nothing, for ``drain_after_s`` | its replica drains; at most a share of the pool is on its way out at a time |
-| nothing, for ``remove_after_s``, and it drained for the time between | its replica is removed |
-| it is there, and ready | its replica is activated again, if the source drained it |
+| has another address | moves there, with its name and API key (unless the source changed after the key was entered) |
+| is terminating | drains |
+| is missing for ``drain_after_s`` | drains; only a share of the pool may drain for this reason at a time |
+| is missing for ``remove_after_s``, and drained for the time between | is removed |
+| is ready | is activated again, if the source drained it |
 
-A pool's last active replica is never drained, and what a person did to a replica is not undone.
+A pool's last active replica is never drained, and changes by users are not undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Count, Q
 from django.utils import timezone
 
-from controlplane.errors import ControlPlaneError, GoneError, InUseError
+from controlplane.errors import ConflictError, ControlPlaneError, GoneError, InUseError
 from controlplane.models import (
     Adoption,
     DiscoveredReplica,
@@ -38,22 +37,22 @@ from controlplane.models import (
     ReplicaState,
     TargetCondition,
 )
-from controlplane.services.discovery.adoption import adopt, counted
+from controlplane.services.checks import unique_or
+from controlplane.services.discovery.adoption import adopt, describe_engines
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import may_move, move_replica, remove_replica, set_replica_state
 from controlplane.services.snapshots import single_snapshot
 
-TOGETHER = 50  # steps in one transaction: it keeps others who change the fleet waiting
-LAST_REPLICA = "The pool's last active replica is missing or terminates; it stays."
-REMEMBER_DISMISSED = timedelta(days=7)  # after it was last seen
-
+BATCH = 50  # steps in one transaction, which blocks other changes of the fleet
+LAST_REPLICA = "The pool's last active replica is missing or terminating; it stays active."
+REMEMBER_DISMISSED = timedelta(days=7)  # since the last poll that reported it
 
 Step = tuple[DiscoveredReplica, Callable[[DiscoveredReplica], object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """Which replicas are to go, and why not all that are missing."""
+class _Removals:
+    """Which replicas to drain and to remove, and why other missing ones stay."""
 
     drain: list[DiscoveredReplica]
     remove: list[DiscoveredReplica]
@@ -61,113 +60,51 @@ class Leaving:
 
 
 def reconcile_source(source_id: int) -> None:
-    """Do what follows from what is known of a source's targets.
+    """Apply what a source reports to its replicas.
 
-    Where the source was removed meanwhile, or a replica of it, the rest is left to the next look.
+    If the source or one of its replicas is removed meanwhile, the next poll does the rest.
     """
     with suppress(ReplicaSource.DoesNotExist, GoneError):
-        _join(source_id)
-        _leave(source_id)
-        _forget(source_id)
+        _update_present(source_id)
+        _remove_missing(source_id)
+        _delete_obsolete(source_id)
 
 
-def leaving(
-    source: ReplicaSource, rows: Sequence[DiscoveredReplica], *, active: int, total: int, now: datetime
-) -> Leaving:
-    """Which of a source's replicas are to drain and to be removed now. Pure.
-
-    ``active`` and ``total`` are of the whole pool; ``rows`` come with their replicas.
-    """
-    adopted = [row for row in rows if row.replica is not None]
-    drain = [row for row in adopted if row.missing_since is None and _ends(row)]
-    missing = sorted((row for row in adopted if row.missing_since), key=lambda row: (row.missing_since, row.key))
-    due = [row for row in missing if row.drained_at is None and _for_s(row.missing_since, now) >= source.drain_after_s]
-    on_the_way = sum(row.drained_at is not None and _is(row, drained=True) for row in missing)
-    most = max(1, int(source.max_vanished_ratio * total))
-    taken = due[: max(0, most - on_the_way)]
-    drain, last = _all_but_last([*drain, *taken], active)
-    remove = [row for row in missing if _has_drained(row, source, now)]
-    held = ""
-    if len(taken) < len(due):
-        held = f"{len(missing)} of the pool's {total} replicas are missing; at most {most} may go at a time."
-    elif last:
-        held = LAST_REPLICA
-    return Leaving(drain, remove, held)
+# --- present engines ------------------------------------------------------------------------------------
 
 
-def _all_but_last(drain: list[DiscoveredReplica], active: int) -> tuple[list[DiscoveredReplica], bool]:
-    """Those that may drain so that one active replica stays, and whether that kept one back."""
-    kept = []
-    for row in drain:
-        serving = not _is(row, drained=True)
-        if serving and active <= 1:
-            continue
-        active -= serving
-        kept.append(row)
-    return kept, len(kept) < len(drain)
-
-
-def _ends(row: DiscoveredReplica) -> bool:
-    return row.condition == TargetCondition.TERMINATING and row.drained_at is None
-
-
-def _has_drained(row: DiscoveredReplica, source: ReplicaSource, now: datetime) -> bool:
-    """Whether a replica was missing, and drained, for long enough; one that a person activated again stays."""
-    if row.drained_at is None or not _is(row, drained=True):
-        return False
-    drained_s = source.remove_after_s - source.drain_after_s
-    return _for_s(row.missing_since, now) >= source.remove_after_s and _for_s(row.drained_at, now) >= drained_s
-
-
-def _is(row: DiscoveredReplica, *, drained: bool) -> bool:
-    return row.replica is not None and (row.replica.state != ReplicaState.ACTIVE) == drained
-
-
-def _for_s(since: datetime | None, now: datetime) -> float:
-    return (now - since).total_seconds() if since else 0.0
-
-
-# --- those that are there -----------------------------------------------------------------------------------
-
-
-def _join(source_id: int) -> None:
-    source, rows = _known(source_id)
-    there = [row for row in rows if row.missing_since is None]
-    moved = list(_moving([row for row in there if row.replica and row.replica.url != row.url]))
-    _gathered(source, moved, partial(_follow, moved))
-    ready = [row for row in there if row.condition == TargetCondition.READY]
-    steps: list[Step] = [(row, _take_back) for row in ready if row.replica and row.drained_at]
+def _update_present(source_id: int) -> None:
+    source, rows = _load(source_id)
+    present = [row for row in rows if row.missing_since is None]
+    _move_replicas(source, [row for row in present if row.replica and row.replica.url != row.url])
+    ready = [row for row in present if row.condition == TargetCondition.READY]
+    steps: list[Step] = [(row, _reactivate) for row in ready if row.replica and row.drained_at]
     if source.adoption == Adoption.ADOPT:
         steps += [(row, adopt) for row in ready if row.state == DiscoveredState.PROPOSED]
-    _take(source, steps)
+    _run_all(source, steps)
 
 
-def _moving(rows: Sequence[DiscoveredReplica]) -> Iterator[DiscoveredReplica]:
-    """Those that may move with their API keys; what keeps the others stands beside them."""
-    for row in rows:
-        if row.replica is not None and may_move(row.replica, row.url):
-            yield row
-        else:
-            _try(row, _move)
-
-
-def _follow(moved: Sequence[DiscoveredReplica]) -> None:
+def _move_replicas(source: ReplicaSource, rows: Sequence[DiscoveredReplica]) -> None:
     """Move replicas to the addresses that their engines have now.
 
-    An address that another one of them is leaving is free once that one has moved; where they only swap, each is
-    moved aside first, within one transaction, so that no router ever learns of it.
+    Engines may swap addresses or pass them on, so addresses need to be unique only after all have moved.
     """
-    waiting = list(moved)
-    while waiting:
-        ours = {row.replica_id for row in waiting}
-        taken = dict(Replica.objects.filter(url__in=[row.url for row in waiting]).values_list("url", "pk"))
-        ready = [row for row in waiting if taken.get(row.url) not in ours]
-        if not ready:
-            _swap(waiting)
-            return
-        for row in ready:
-            _try(row, _move)
-        waiting = [row for row in waiting if row not in ready]
+    movable: list[Step] = []
+    for row in rows:
+        if row.replica and may_move(row.replica, row.url):
+            movable.append((row, _move))
+        else:
+            _run([(row, _move)])  # stores the reason
+
+    def move_together() -> None:
+        with unique_or(lambda _: ConflictError("Another replica has one of the addresses.")):
+            with connection.cursor() as cursor:
+                cursor.execute("set constraints replica_url_unique deferred")
+            _run(movable)
+            with connection.cursor() as cursor:
+                cursor.execute("set constraints replica_url_unique immediate")
+
+    _in_one_snapshot(source, movable, move_together)
 
 
 def _move(row: DiscoveredReplica) -> None:
@@ -176,151 +113,170 @@ def _move(row: DiscoveredReplica) -> None:
 
 
 @transaction.atomic
-def _swap(rows: Sequence[DiscoveredReplica]) -> None:
-    for aside in (True, False):
-        for row in rows:
-            if row.replica is not None:
-                url = f"http://replica-{row.replica_id}.invalid:1" if aside else row.url
-                move_replica(row.replica, url, aside=aside)
-
-
-@transaction.atomic
-def _take_back(known: DiscoveredReplica) -> None:
-    """A replica whose engine is back: active again, if its source drained it."""
-    row = _locked(known)
+def _reactivate(known: DiscoveredReplica) -> None:
+    """Activate a replica whose engine is back, if its source drained it."""
+    row = _lock(known)
     if row is None or row.replica is None or row.drained_at is None:
         return
-    back = row.drained_here and row.replica.state == ReplicaState.DRAINING
     DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=None, drained_here=False)
-    if back:
+    if row.drained_here and row.replica.state == ReplicaState.DRAINING:
         set_replica_state(row.replica, ReplicaState.ACTIVE)
 
 
-# --- those that go -------------------------------------------------------------------------------------------
+# --- missing engines ------------------------------------------------------------------------------------
 
 
-def _leave(source_id: int) -> None:
-    source, rows = _known(source_id)
+def _remove_missing(source_id: int) -> None:
+    source, rows = _load(source_id)
+    plan = _plan_removals(source, rows, timezone.now())
+    missing = [row.key for row in plan.drain if row.missing_since]
+    if missing:
+        summary = f"Source {source.name} no longer finds {describe_engines(missing)}. Their replicas drain."
+        record_event(EventKind.REPLICAS_MISSING, summary, pool=source.pool)
+    _run_all(source, [*((row, _drain) for row in plan.drain), *((row, _remove) for row in plan.remove)])
+    _record_held(source, plan.held)
+
+
+def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now: datetime) -> _Removals:
     counts = Replica.objects.filter(pool=source.pool_id).aggregate(
         total=Count("pk"), active=Count("pk", filter=Q(state=ReplicaState.ACTIVE))
     )
-    plan = leaving(source, rows, active=counts["active"], total=counts["total"], now=timezone.now())
-    missing = [row.key for row in plan.drain if row.missing_since]
-    if missing:
-        summary = f"Source {source.name} does not find {counted(missing)}. Their replicas drain."
-        record_event(EventKind.REPLICAS_MISSING, summary, pool=source.pool)
-    _take(source, [*((row, _drain) for row in plan.drain), *((row, _remove) for row in plan.remove)])
-    _note_held(source, plan.held)
+    adopted = [row for row in rows if row.replica is not None]
+    terminating = [
+        row
+        for row in adopted
+        if row.missing_since is None and row.condition == TargetCondition.TERMINATING and row.drained_at is None
+    ]
+    missing = sorted((row for row in adopted if row.missing_since), key=lambda row: (row.missing_since, row.key))
+    due = [row for row in missing if row.drained_at is None and _age_s(row.missing_since, now) >= source.drain_after_s]
+    limit = max(1, int(source.max_vanished_ratio * counts["total"]))
+    draining = sum(row.drained_at is not None and not _is_active(row) for row in missing)
+    allowed = due[: max(0, limit - draining)]
+    drain, active = list[DiscoveredReplica](), counts["active"]
+    for row in (*terminating, *allowed):
+        if active > 1 or not _is_active(row):
+            drain.append(row)
+            active -= _is_active(row)
+    held = ""
+    if len(allowed) < len(due):
+        held = f"{len(missing)} of the pool's {counts['total']} replicas are missing; at most {limit} may go at a time."
+    elif len(drain) < len(terminating) + len(allowed):
+        held = LAST_REPLICA
+    drain_s = source.remove_after_s - source.drain_after_s
+    remove = [
+        row
+        for row in missing
+        if row.drained_at is not None
+        and not _is_active(row)  # a user may have activated it again
+        and _age_s(row.missing_since, now) >= source.remove_after_s
+        and _age_s(row.drained_at, now) >= drain_s
+    ]
+    return _Removals(drain, remove, held)
+
+
+def _is_active(row: DiscoveredReplica) -> bool:
+    return row.replica is not None and row.replica.state == ReplicaState.ACTIVE
+
+
+def _age_s(since: datetime | None, now: datetime) -> float:
+    return (now - since).total_seconds() if since else 0.0
 
 
 @transaction.atomic
 def _drain(known: DiscoveredReplica) -> None:
-    row = _locked(known)
+    row = _lock(known)
     if row is None or row.replica is None or row.drained_at is not None:
         return
-    here = row.replica.state == ReplicaState.ACTIVE
-    DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=timezone.now(), drained_here=here)
-    if here:
+    active = _is_active(row)
+    DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=timezone.now(), drained_here=active)
+    if active:
         drained = set_replica_state(row.replica, ReplicaState.DRAINING)
         if not Replica.objects.filter(pool=drained.pool_id, state=ReplicaState.ACTIVE).exists():
-            raise InUseError(LAST_REPLICA)  # another source drained the other one since this one looked
+            raise InUseError(LAST_REPLICA)  # another source drained the other replica meanwhile
 
 
 @transaction.atomic
 def _remove(known: DiscoveredReplica) -> None:
-    """The replica, and what was known of its engine: if that ever comes back, it is new."""
-    row = _locked(known)
-    if row is None or row.replica is None or row.missing_since is None or row.replica.state == ReplicaState.ACTIVE:
+    """Remove a replica and its discovered row: an engine that returns is new."""
+    row = _lock(known)
+    if row is None or row.replica is None or row.missing_since is None or _is_active(row):
         return
     remove_replica(row.replica)
     DiscoveredReplica.objects.filter(pk=row.pk).delete()
 
 
 @transaction.atomic
-def _note_held(source: ReplicaSource, held: str) -> None:
-    """Say why replicas that are missing stay; an event when that begins."""
-    began = ReplicaSource.objects.filter(pk=source.pk, held="").update(held=held) if held else 0
+def _record_held(source: ReplicaSource, held: str) -> None:
+    """Store why missing replicas stay; an event when that starts."""
+    started = ReplicaSource.objects.filter(pk=source.pk, held="").update(held=held) if held else 0
     ReplicaSource.objects.filter(pk=source.pk).exclude(held=held).update(held=held)
-    if began:
+    if started:
         record_event(EventKind.SOURCE_HOLDING, f"Source {source.name}: {held}", pool=source.pool)
 
 
-# --- shared ----------------------------------------------------------------------------------------------------
-
-
 @transaction.atomic
-def _forget(source_id: int) -> None:
-    """Drop what is of no more use: proposals that are gone, and what was dismissed long ago. Never without bound."""
-    source, rows = _known(source_id)
+def _delete_obsolete(source_id: int) -> None:
+    """Delete missing proposals and engines that were dismissed long ago, so that the table stays bounded."""
+    source, rows = _load(source_id)
     now = timezone.now()
-    gone = sorted(
-        (row for row in rows if row.state != DiscoveredState.ADOPTED and row.missing_since),
-        key=lambda row: row.last_seen_at,
-        reverse=True,
-    )
+    missing = [row for row in rows if row.state != DiscoveredState.ADOPTED and row.missing_since]
+    missing.sort(key=lambda row: row.last_seen_at, reverse=True)
     proposal = timedelta(seconds=source.remove_after_s)
     lifetimes = {DiscoveredState.PROPOSED: proposal, DiscoveredState.DISMISSED: REMEMBER_DISMISSED}
-    old = [row for row in gone if now - row.last_seen_at >= lifetimes[DiscoveredState(row.state)]]
-    forgotten = {row.pk for row in (*old, *gone[source.max_targets :])}
-    if forgotten:
-        DiscoveredReplica.objects.filter(pk__in=forgotten, missing_since__isnull=False, replica=None).delete()
+    expired = [row for row in missing if now - row.last_seen_at >= lifetimes[DiscoveredState(row.state)]]
+    obsolete = {row.pk for row in (*expired, *missing[source.max_targets :])}
+    if obsolete:
+        DiscoveredReplica.objects.filter(pk__in=obsolete, missing_since__isnull=False, replica=None).delete()
 
 
-def _take(source: ReplicaSource, steps: Sequence[Step]) -> None:
-    """Take every step, so many at a time in one configuration: routers need not see a fleet grow one by one."""
-    for begin in range(0, len(steps), TOGETHER):
-        some = steps[begin : begin + TOGETHER]
-        _gathered(source, [row for row, _ in some], partial(_take_each, some))
+# --- running steps --------------------------------------------------------------------------------------
 
 
-def _take_each(steps: Sequence[Step]) -> None:
-    for row, step in steps:
-        _try(row, step)
+def _run_all(source: ReplicaSource, steps: Sequence[Step]) -> None:
+    """Run steps in batches, each frozen as one snapshot, so that routers do not see a fleet grow one by one."""
+    for start in range(0, len(steps), BATCH):
+        _in_one_snapshot(source, steps[start : start + BATCH])
 
 
-def _gathered(source: ReplicaSource, rows: Sequence[DiscoveredReplica], work: Callable[[], object]) -> None:
-    """Do some work on rows in one transaction and one configuration; where that is refused, piece by piece.
+def _in_one_snapshot(source: ReplicaSource, steps: Sequence[Step], work: Callable[[], object] | None = None) -> None:
+    """Run steps in one transaction and one snapshot; if that fails, each by itself.
 
-    All rows are locked before anything is changed: the logs, whose locks come after those of rows, are written in
-    between.
+    All rows are locked first, because the logs, whose locks come after those of rows, are written in between.
     """
-    if not rows:
+    if not steps:
         return
     try:
-        with single_snapshot(reason=f"source {source.name} was followed"):
-            _lock_all(rows)
-            work()
+        with single_snapshot(reason=f"replicas updated from source {source.name}"):
+            replicas = [row.replica_id or 0 for row, _ in steps]
+            locked = Replica.objects.select_for_update(no_key=True).filter(pk__in=replicas)
+            list(locked.order_by("pk").values_list("pk"))
+            discovered = DiscoveredReplica.objects.select_for_update().filter(pk__in=[row.pk for row, _ in steps])
+            list(discovered.order_by("pk").values_list("pk"))
+            work() if work else _run(steps)
     except ControlPlaneError:
-        work()
+        _run(steps)
 
 
-def _lock_all(rows: Sequence[DiscoveredReplica]) -> None:
-    replicas = Replica.objects.select_for_update(no_key=True).filter(pk__in=[row.replica_id or 0 for row in rows])
-    list(replicas.order_by("pk").values_list("pk"))
-    known = DiscoveredReplica.objects.select_for_update().filter(pk__in=[row.pk for row in rows])
-    list(known.order_by("pk").values_list("pk"))
+def _run(steps: Sequence[Step]) -> None:
+    """Run each step; an error is stored in its row, for users to see."""
+    for row, step in steps:
+        try:
+            step(row)
+            problem = ""
+        except ControlPlaneError as error:
+            problem = str(error)[:500]
+        if problem != row.problem:
+            DiscoveredReplica.objects.filter(pk=row.pk, state=row.state).update(problem=problem)
 
 
-def _known(source_id: int) -> tuple[ReplicaSource, list[DiscoveredReplica]]:
-    """A source with all its rows and their replicas."""
+def _load(source_id: int) -> tuple[ReplicaSource, list[DiscoveredReplica]]:
     source = ReplicaSource.objects.select_related("pool__project").get(pk=source_id)
     return source, list(source.discovered.select_related("replica"))
 
 
-def _locked(known: DiscoveredReplica) -> DiscoveredReplica | None:
-    """An adopted row, locked after its replica: in the order in which a person's removal takes them."""
+def _lock(known: DiscoveredReplica) -> DiscoveredReplica | None:
+    """An adopted row, locked after its replica, in the order of a removal by a user."""
     replica = Replica.objects.select_for_update(of=("self",), no_key=True).filter(pk=known.replica_id or 0).first()
     if replica is None:
         return None
     return DiscoveredReplica.objects.select_for_update(of=("self",)).filter(pk=known.pk, replica=replica).first()
-
-
-def _try(row: DiscoveredReplica, step: Callable[[DiscoveredReplica], object]) -> None:
-    """Take one step; a refusal is kept beside the row, for a person to see."""
-    try:
-        step(row)
-        problem = ""
-    except ControlPlaneError as error:
-        problem = str(error)[:500]
-    if problem != row.problem:
-        DiscoveredReplica.objects.filter(pk=row.pk, state=row.state).update(problem=problem)

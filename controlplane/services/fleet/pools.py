@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from controlplane import schema_fields
 from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, FleetSettings, Pool, Project
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import checked
-from controlplane.services.checks import change_fields, check_name, lock_row, name_conflict
+from controlplane.services.checks import change_fields, check_name, lock_row, name_conflict, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.fleet.served_models import name_conflicting_model
 from controlplane.services.policies.lifecycle import create_first_policy
@@ -34,11 +34,8 @@ def create_project(
 ) -> Project:
     """Create a project. Until roles are assigned only admins of all projects see it. NameTakenError, InvalidError."""
     check_name(name, SHORT_NAME, "$.name")
-    try:
-        with transaction.atomic():
-            project = Project.objects.create(name=name, description=description, needs_approval=needs_approval)
-    except IntegrityError:
-        raise NameTakenError("project", name) from None
+    with unique_or(lambda _: NameTakenError("project", name)):
+        project = Project.objects.create(name=name, description=description, needs_approval=needs_approval)
     record_event(EventKind.PROJECT_CREATED, f"Project {name} was created.", project=project, by=by)
     return project
 
@@ -102,11 +99,8 @@ def create_pool(
     """
     check_name(name, SHORT_NAME, "$.name")
     pool = Pool(project=project or default_project(), name=name, **_checked(settings))
-    try:
-        with transaction.atomic():
-            pool.save()
-    except IntegrityError:
-        raise name_conflict("pool", name, Pool.objects.filter(name=name), by) from None
+    with unique_or(lambda _: name_conflict("pool", name, Pool.objects.filter(name=name), by)):
+        pool.save()
     detail = {"after": _pool_facts(pool)}
     record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail=detail)
     create_first_policy(pool, {"strategy": strategy}, by=by)

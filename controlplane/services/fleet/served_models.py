@@ -1,11 +1,8 @@
-"""Which models an engine serves, by its own ``GET /v1/models`` (vLLM, SGLang, and others that speak OpenAI's API).
-
-Which models pools answer to: a name belongs to one pool, and what relies on a name keeps it.
-"""
+"""Model names: what engines list in ``GET /v1/models``, and readable errors where names of pools conflict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +18,13 @@ from controlplane.models import Pool, Role
 from routing.schema import Adapter, Alias, Model, ModelNames
 
 DEADLINE_S = 2.0
-MOST_BYTES = 1 << 20  # a thousand adapters take a quarter of it
-AT_ONCE = 32
+MAX_BYTES = 1 << 20  # a thousand adapters take a quarter of it
+MAX_CONCURRENT = 32
 
 
 class _Card(msgspec.Struct):
     id: Model
-    parent: Model | None = None  # of a LoRA adapter: the model that it adapts
+    parent: Model | None = None  # of a LoRA adapter: its base model
 
 
 class _List(msgspec.Struct):
@@ -36,31 +33,26 @@ class _List(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ListedModels:
-    """What one engine lists."""
+    """The models of one engine."""
 
     models: tuple[str, ...]  # served names, sorted, at least one
     adapters: tuple[Adapter, ...]
 
 
 def listed_models(urls: Sequence[str]) -> dict[str, ListedModels | None]:
-    """What engines list, by base URL; None for one that gives no list within ``DEADLINE_S``. Asks all at once."""
+    """The models of engines by base URL; None without a response within ``DEADLINE_S``. Requests run concurrently."""
     if not urls:
         return {}
-    with guarded_client(fleet_rules()) as client, ThreadPoolExecutor(min(AT_ONCE, len(urls))) as threads:
-        found = threads.map(lambda url: _listed(client, url), urls)
-        return dict(zip(urls, found, strict=True))
+    with guarded_client(fleet_rules()) as client, ThreadPoolExecutor(min(MAX_CONCURRENT, len(urls))) as threads:
+        return dict(zip(urls, threads.map(lambda url: _list_models(client, url), urls), strict=True))
 
 
-def _listed(client: httpx.Client, url: str) -> ListedModels | None:
+def _list_models(client: httpx.Client, url: str) -> ListedModels | None:
     try:
-        answer = fetch(client, "GET", f"{url}/v1/models", deadline_s=DEADLINE_S, max_bytes=MOST_BYTES)
-        cards = msgspec.json.decode(answer.body, type=_List).data if answer.status == httpx.codes.OK else []
+        response = fetch(client, "GET", f"{url}/v1/models", deadline_s=DEADLINE_S, max_bytes=MAX_BYTES)
+        cards = msgspec.json.decode(response.body, type=_List).data if response.status == httpx.codes.OK else []
     except (httpx.HTTPError, msgspec.DecodeError, RecursionError):
         return None
-    return _sorted_out(cards)
-
-
-def _sorted_out(cards: Iterable[_Card]) -> ListedModels | None:
     models = {card.id for card in cards if card.parent is None}
     adapters = {card.id: card.parent for card in cards if card.parent in models and card.id not in models}
     if not models:
@@ -70,51 +62,38 @@ def _sorted_out(cards: Iterable[_Card]) -> ListedModels | None:
     )
 
 
-def names_of(pool: Pool) -> ModelNames:
-    """Every name of a model, alias or adapter that a pool answers to, each with its path."""
-    return ModelNames(
-        tuple(pool.models),
-        msgspec.convert(pool.aliases, tuple[Alias, ...]),
-        msgspec.convert(pool.adapters, tuple[Adapter, ...]),
-    )
-
-
 def unnamed_model_warning(added: Pool) -> str:
-    """What adding this pool does to clients that name no model; "" for nothing. One query.
+    """What adding this pool changes for requests that name no model; "" for nothing. One query.
 
-    Routers take such a request only where one pool can be meant: the only one, or the one that takes any model.
+    Routers accept such requests only if there is one pool, or one pool accepts any model.
     """
     others = [bool(pool.models) for pool in Pool.objects.exclude(pk=added.pk)]
-    if len(others) != 1 or not others[0]:  # no other pool; or the rule was in force before; or one takes any model
+    if len(others) != 1 or not others[0]:
         return ""
     if added.models:
-        return "Requests that name no model are refused from now on: there are two pools, and none takes any model."
-    return f"Requests that name no model go to pool {added.name} from now on: it takes any model."
+        return "Requests that name no model are rejected from now on: there are two pools, and none accepts any model."
+    return f"Requests that name no model go to pool {added.name} from now on: it accepts any model."
 
 
 @contextmanager
 def name_conflicting_model(pool: Pool, by: User | None) -> Iterator[None]:
-    """Say of a refused snapshot which model of this pool another one serves; that one by name only to who may see it.
-
-    Routers name both pools, whoever asks. What else they refuse is said as they say it, from this pool's own fields.
-    """
+    """Explain a rejected snapshot by the pool's own names; another pool is named only to users who may see it."""
     try:
         yield
     except InvalidError as error:
-        raise _served_elsewhere(pool, by) or _relied_on(pool) or about_itself(error) from None
+        raise _served_elsewhere(pool, by) or _still_used(pool) or _relative(error) from None
 
 
 @contextmanager
 def relative_error_paths() -> Iterator[None]:
-    """Say what a snapshot was refused for from the changed object's own fields, not from all pools'."""
+    """Name the path of an error within the changed object, instead of the whole configuration."""
     try:
         yield
     except InvalidError as error:
-        raise about_itself(error) from None
+        raise _relative(error) from None
 
 
-def about_itself(error: InvalidError) -> InvalidError:
-    """The same refusal without the way from all pools to the object."""
+def _relative(error: InvalidError) -> InvalidError:
     path, reason = error.faults[0].path, error.faults[0].reason
     steps = path.split(".")
     while len(steps) > 1 and steps[1].partition("[")[0] in {"pools", "groups", "replicas"} and steps[1].endswith("]"):
@@ -122,17 +101,24 @@ def about_itself(error: InvalidError) -> InvalidError:
     return InvalidError(".".join(steps), reason)
 
 
-def _relied_on(pool: Pool) -> InvalidError | None:
-    """The first name that a replica or a task group of the pool relies on and that it has no longer."""
+def _names_of(pool: Pool) -> ModelNames:
+    """All names of a pool's models, aliases and adapters, each with its path."""
+    return ModelNames(
+        tuple(pool.models),
+        msgspec.convert(pool.aliases, tuple[Alias, ...]),
+        msgspec.convert(pool.adapters, tuple[Adapter, ...]),
+    )
+
+
+def _still_used(pool: Pool) -> InvalidError | None:
+    """The first removed name that a replica or a task group of the pool uses."""
     adapters = {adapter["name"] for adapter in pool.adapters}
     for replica in pool.replicas.exclude(adapters=None):
         for name in sorted(set(replica.adapters or ()) - adapters):
-            return InvalidError(
-                "$.adapters", f"replica {replica.name} is said to hold {name!r}; change the replica first"
-            )
+            return InvalidError("$.adapters", f"replica {replica.name} lists {name!r}; change the replica first")
     if not pool.models:
-        return None  # it takes any model
-    names = {name for name, _ in names_of(pool)}
+        return None  # it accepts any model
+    names = {name for name, _ in _names_of(pool)}
     for group in pool.groups.exclude(match=None):
         for name in sorted(set((group.match or {})["models"]) - names):
             return InvalidError("$.models", f"task group {group.name} matches {name!r}; change the group first")
@@ -140,19 +126,15 @@ def _relied_on(pool: Pool) -> InvalidError | None:
 
 
 def _served_elsewhere(pool: Pool, by: User | None) -> InvalidError | None:
-    """The first name that another pool has as well, if that is what is wrong."""
-    mine = list(names_of(pool))
+    """The first name that another pool has as well."""
+    names = list(_names_of(pool))
     for other in Pool.objects.exclude(pk=pool.pk):
+        is_visible = by is None or roles_of(by).may(Role.VIEWER, other.project_id)
+        label = f"pool {other.name!r}" if is_visible else "another pool"
         if not pool.models and not other.models:
-            return InvalidError("$.models", f"every model is already served by {_called(other, by)}; name this pool's")
-        taken = {name for name, _ in names_of(other)}
-        for name, path in mine:
+            return InvalidError("$.models", f"every model is already served by {label}; list this pool's models")
+        taken = {name for name, _ in _names_of(other)}
+        for name, path in names:
             if name in taken:
-                return InvalidError(f"$.{path}", f"model {name!r} is already served by {_called(other, by)}")
+                return InvalidError(f"$.{path}", f"model {name!r} is already served by {label}")
     return None
-
-
-def _called(pool: Pool, by: User | None) -> str:
-    """A pool by its name where the actor may know of it; the system itself may."""
-    known = by is None or roles_of(by).may(Role.VIEWER, pool.project_id)
-    return f"pool {pool.name!r}" if known else "another pool"

@@ -1,18 +1,17 @@
-"""What stands before placement: the secret in every key, who is let in, which models are served.
+"""Compares two configurations: access, the rules of the other modules, and every field without a rule.
 
-A sentence for whatever no rule explains, from what the schema says of the field. Nothing stays unsaid.
-
-Comparing two configurations.
+The functions that take models compare settings, revisions and snapshots in the current fleet. They only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 from msgspec.structs import replace
 
 from controlplane.errors import ConflictError, DecryptionError
@@ -23,13 +22,12 @@ from controlplane.services.impact.effect import (
     Effect,
     Impact,
     Path,
+    by_severity,
+    count_of,
     differing,
     explained,
-    in_order,
+    format_value,
     leaves_of,
-    several,
-    shown,
-    some,
 )
 from controlplane.services.impact.fleet import fleet_effects
 from controlplane.services.impact.placement import placement_effects
@@ -38,208 +36,11 @@ from controlplane.services.snapshots import snapshot_document
 from routing import schema
 from routing.schema import HIDDEN, SECRET_FIELDS
 
-ANYBODY, KEYS = "anybody", "API keys only"
-
-
-def front_effects(
-    before: schema.RouterConfig | None, after: schema.RouterConfig, left: Differences
-) -> Iterator[Effect]:
-    """The secret, access, and the names of models."""
-    if before is None:
-        return
-    if ("hash_secret",) in left:
-        text = (
-            "The fleet's hash secret is another: every key is hashed anew, so all homes move, everything is cold at "
-            "first, and hashes of prefixes noted before match nothing."
-        )
-        yield Effect("hash_secret", Impact.RESET, ("every request",), text, None, None, None, (("hash_secret",),))
-    yield from _access(before.access, after.access, left)
-    yield from _models(before, after, left)
-
-
-def _access(before: schema.Access | None, after: schema.Access | None, left: Differences) -> Iterator[Effect]:
-    who = ("every client",)
-    if before is None or after is None:
-        if ("access",) in left:
-            now, was = (KEYS, ANYBODY) if after else (ANYBODY, KEYS)
-            rule = (
-                f"with one of {several(len(after.keys), 'API key')}; all others get 401" if after else "without a key"
-            )
-            text = f"Requests are let in {rule}."
-            yield Effect("access", Impact.REFUSE, who, text, was, now, 0.0, (("access",),))
-        return
-    old, new = {key.name: key for key in before.keys}, {key.name: key for key in after.keys}
-    for name in dict.fromkeys((*new, *old)):
-        place: Path = ("access", "keys", name)
-        client = (f"API key {name}",)
-        if name not in old:
-            yield Effect("key_added", Impact.REFUSE, client, f"API key {name} is let in.", None, name, 0.0, (place,))
-        elif name not in new:
-            text = f"API key {name} is let in no more: its requests get 401."
-            yield Effect("key_removed", Impact.REFUSE, client, text, name, None, 0.0, (place,))
-        elif (*place, "digest") in left:
-            text = f"API key {name} has another secret: clients that send the former one get 401."
-            yield Effect("key_secret", Impact.REFUSE, client, text, None, None, 0.0, ((*place, "digest"),))
-
-
-def _models(before: schema.RouterConfig, after: schema.RouterConfig, left: Differences) -> Iterator[Effect]:
-    old = {pool.name: pool for pool in before.pools}
-    for pool in after.pools:
-        place: Path = ("pools", pool.name)
-        fields = ("models", "aliases", "adapters")
-        paths = left.under(*((*place, field) for field in fields))
-        if pool.name not in old or not paths:
-            continue
-        was, now = ({name: _stands_for(one, name) for name, _ in one.names} for one in (old[pool.name], pool))
-        new, gone = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
-        other = sorted(name for name in now.keys() & was.keys() if now[name] != was[name])
-        words = [f"takes {some(new)}" if new else "", f"takes {some(gone)} no more" if gone else ""]
-        words += [f"takes {some(other)} for another model than before" if other else ""]
-        said = ", ".join(word for word in words if word) or "says its models in another order"
-        if not pool.models and old[pool.name].models:
-            said = "takes any model that no other pool serves"
-        text = f"Pool {pool.name} {said}."
-        yield Effect("models", Impact.REFUSE, (f"pool {pool.name}",), text, sorted(was), sorted(now), None, paths)
-
-
-def _stands_for(pool: schema.PoolConfig, name: str) -> str:
-    named = {one.name: one.model for one in pool.aliases} | {one.name: one.model for one in pool.adapters}
-    return named.get(name, name)
-
-
-_REFUSING = frozenset({"caps", "concurrency", "access"})  # branches that say which requests are taken
-_STEPS = {"pools": "pool", "groups": "task group", "replicas": "replica", "keys": "API key"}
-
-
-def plain_effects(left: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
-    """One effect for each leaf."""
-    for path, (before, after) in left.items():
-        place, field, unit, meaning = described(path)
-        old, new = (shown(_safe(value, path), path[-1]) for value in (before, after))
-        text = f"{place}: {field} is {new} instead of {old}{f' {unit}' if unit else ''}."
-        text = f"{text} {meaning}".strip() if meaning else text
-        impact = Impact.REFUSE if _refuses(path) else Impact.STEER
-        yield Effect("field", impact, (_who(path),), text, _safe(before, path), _safe(after, path), None, (path,))
-
-
-def _refuses(path: Path) -> bool:
-    return bool(_REFUSING & set(path)) or (path[0] == "limits" and path[-1].startswith("max_"))
-
-
-def described(path: Path) -> tuple[str, str, str, str]:
-    """Where a leaf stands, what it is called, its unit, and what it means; "" where the schema does not say."""
-    meta = _meta(path)
-    steps = _readable(path)
-    place = " of ".join(reversed(steps)) if steps else "Every router"
-    section = "" if not (rest := _rest(path)) else f"{rest} "
-    return place[0].upper() + place[1:], f"{section}{path[-1].replace('_', ' ')}", *meta
-
-
-def _readable(path: Path) -> list[str]:
-    """pools.chat.groups.a as "pool chat", "task group a"."""
-    return [f"{_STEPS[step]} {name}" for step, name in pairwise(path) if step in _STEPS]
-
-
-def _rest(path: Path) -> str:
-    """The branches between the last named thing and the leaf."""
-    after = max((at + 2 for at, step in enumerate(path[:-1]) if step in _STEPS), default=0)
-    return ", ".join(step.replace("_", " ") for step in path[after:-1])
-
-
-def _who(path: Path) -> str:
-    return (_readable(path) or ["every request"])[-1]
-
-
-def _safe(value: Any, path: Path) -> Any:
-    """The value without what is secret in it."""
-    if path[-1] in SECRET_FIELDS and value:
-        return HIDDEN
-    if isinstance(value, dict):
-        return {name: _safe(inner, tuple(name.split("."))) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_safe(inner, path) for inner in value]
-    return value
-
-
-@cache
-def _meta(path: Path) -> tuple[str, str]:
-    """Unit and description of a leaf."""
-    kinds: list[Any] = [msgspec.inspect.type_info(schema.RouterConfig)]
-    unit, text = "", ""
-    for step in path:
-        kinds, unit, text = _step(kinds, step)
-    return unit, text
-
-
-def _step(kinds: list[Any], step: str) -> tuple[list[Any], str, str]:
-    """The types one step further in, and what the annotation there says."""
-    found: list[Any] = []
-    unit = text = ""
-    for kind in kinds:
-        if isinstance(kind, msgspec.inspect.VarTupleType):
-            found += _structs(kind.item_type)  # the step is the name of one of them
-        elif isinstance(kind, msgspec.inspect.StructType):
-            for field in kind.fields:
-                if field.encode_name == step:
-                    found += _structs(field.type)
-                    unit, text = _said(field.type) if not text else (unit, text)
-    return found, unit, text
-
-
-def _structs(kind: Any) -> list[Any]:
-    """What a type may be, without annotations and unions."""
-    if isinstance(kind, msgspec.inspect.Metadata):
-        return _structs(kind.type)
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return [one for part in kind.types for one in _structs(part)]
-    return [kind]
-
-
-def _said(kind: Any) -> tuple[str, str]:
-    """Unit and description in a type's annotations, those of a union's parts included."""
-    if isinstance(kind, msgspec.inspect.Metadata):
-        inner = _said(kind.type)
-        return (kind.extra or {}).get("unit", inner[0]), (kind.extra_json_schema or {}).get("description", inner[1])
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return next((said for part in kind.types if any(said := _said(part))), ("", ""))
-    return "", ""
-
-
-def compare_configs(before: schema.RouterConfig | None, after: schema.RouterConfig) -> list[Effect]:
-    """Everything that changes and for whom, the gravest first; [] where nothing does. ``before`` None: there was none.
-
-    Pure. Whatever differs is in the ``paths`` of at least one effect.
-    """
-    left = differing(leaves_of(before), leaves_of(after))
-    if not left:
-        return []
-    found: list[Effect] = []
-    for effects in (front_effects, fleet_effects, placement_effects):
-        found += effects(before, after, left)
-    claimed = {path for effect in found for path in effect.paths}
-    found += plain_effects({path: values for path, values in left.items() if not explained(path, claimed)})
-    return in_order(found)
-
-
-def with_settings(
-    config: schema.RouterConfig, policy: schema.PolicyConfig, *, pool: str, group: str | None
-) -> schema.RouterConfig:
-    """The same configuration with a pool's policy, or one of its task groups', in place of the present one."""
-    pools = (_with_policy(one, policy, group) if one.name == pool else one for one in config.pools)
-    return replace(config, pools=tuple(pools))
-
-
-def _with_policy(pool: schema.PoolConfig, policy: schema.PolicyConfig, group: str | None) -> schema.PoolConfig:
-    if group is None:
-        return replace(pool, policy=policy)
-    groups: Iterable[schema.TaskGroupConfig] = (
-        replace(one, policy=policy) if one.name == group else one for one in pool.groups
-    )
-    return replace(pool, groups=tuple(groups))
-
-
-_NO_SECRET = "0" * 32  # pages need none: no comparison of policies depends on it
+_NO_SECRET = "0" * 32  # comparisons of policies do not depend on the hash secret
 _PLACEHOLDERS = {"hash_secret": _NO_SECRET, "digest": "0" * 64, "api_key": "hidden"}
+
+
+# --- rows -----------------------------------------------------------------------------------------------
 
 
 def effects_of_settings(
@@ -249,64 +50,209 @@ def effects_of_settings(
     *,
     fleet: schema.RouterConfig | None = None,
 ) -> list[Effect]:
-    """What one version of a policy's settings does instead of another, in the fleet as it is now.
+    """Effects of replacing a policy's settings in the current fleet; ``before`` None: the active configuration.
 
-    ``before`` is None where the policy was in force nowhere. A fixed number of queries, none with a ``fleet``.
+    A fixed number of queries, none with a ``fleet``.
     """
     fleet = current_fleet() if fleet is None else fleet
-    former = fleet if before is None else _in_force(fleet, policy, before)
-    return compare_configs(former, _in_force(fleet, policy, after))
+    former = fleet if before is None else _with_settings(fleet, policy, before)
+    return compare_configs(former, _with_settings(fleet, policy, after))
 
 
 def warnings_of_settings(
     policy: RoutingPolicy, settings: dict[str, Any], *, fleet: schema.RouterConfig | None = None
 ) -> list[DraftWarning]:
-    """What to look at before these settings go live in the fleet as it is now. Queries as ``effects_of_settings``."""
+    """Likely mistakes in these settings in the current fleet. Queries as ``effects_of_settings``."""
     fleet = current_fleet() if fleet is None else fleet
     group = policy.group.name if policy.group else None
-    return warnings_of(_in_force(fleet, policy, settings), policy.pool.name, group)
+    return warnings_of(_with_settings(fleet, policy, settings), policy.pool.name, group)
 
 
 def effects_of_revisions(before: PolicyRevision, after: PolicyRevision) -> list[Effect]:
-    """What one revision does instead of another one of the same policy, in the fleet as it is now."""
+    """Effects of one revision compared with another of the same policy, in the current fleet."""
     return effects_of_settings(after.policy, before.settings, after.settings)
 
 
 def effects_of_configurations(before: ConfigSnapshot | None, after: ConfigSnapshot) -> list[Effect]:
-    """What changed between two configurations, as routers ran them; ConflictError where one cannot be read any more."""
-    return compare_configs(configuration_of(before) if before else None, configuration_of(after))
+    """Effects of one snapshot compared with an earlier one; ConflictError if a snapshot can no longer be read."""
+    return compare_configs(_config_of(before) if before else None, _config_of(after))
 
 
 def current_fleet() -> schema.RouterConfig:
-    """What the rows say now, without the fleet's secret. A fixed number of queries."""
+    """The configuration of the current rows, without the hash secret. A fixed number of queries."""
     return build_config(_NO_SECRET)
 
 
-def configuration_of(snapshot: ConfigSnapshot) -> schema.RouterConfig:
-    """A configuration as routers got it; where its seal cannot be opened, as people see it, without its secrets."""
+def _config_of(snapshot: ConfigSnapshot) -> schema.RouterConfig:
+    """The snapshot's configuration; without its secrets if the key that encrypted it is gone."""
     try:
         return schema.load_snapshot(snapshot_document(snapshot)).config
     except (DecryptionError, schema.ConfigError):
-        return _from_document(snapshot)
-
-
-def _from_document(snapshot: ConfigSnapshot) -> schema.RouterConfig:
+        pass
     try:
-        return msgspec.convert(_filled(snapshot.document), schema.RouterConfig)
+        return msgspec.convert(_fill_hidden(snapshot.document), schema.RouterConfig)
     except msgspec.ValidationError as error:
-        release = "a release whose configurations this one cannot read"
-        raise ConflictError(f"Configuration {snapshot.number} was written by {release}: {error}.") from None
+        raise ConflictError(
+            f"Configuration {snapshot.number} was written by a release whose format this release cannot read: {error}."
+        ) from None
 
 
-def _filled(value: Any, name: str = "") -> Any:
-    """The document with something well formed where a secret was taken out."""
+def _fill_hidden(value: Any, name: str = "") -> Any:
+    """The document with valid placeholders for hidden secrets."""
     if isinstance(value, dict):
-        return {key: _filled(inner, key) for key, inner in value.items()}
+        return {key: _fill_hidden(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, name) for inner in value]
+        return [_fill_hidden(inner, name) for inner in value]
     return _PLACEHOLDERS.get(name, value) if value == HIDDEN else value
 
 
-def _in_force(fleet: schema.RouterConfig, policy: RoutingPolicy, settings: dict[str, Any]) -> schema.RouterConfig:
+def _with_settings(fleet: schema.RouterConfig, policy: RoutingPolicy, settings: dict[str, Any]) -> schema.RouterConfig:
     config = schema.PolicyConfig(policy.name, 1, msgspec.convert(settings, schema.Settings))
-    return with_settings(fleet, config, pool=policy.pool.name, group=policy.group.name if policy.group else None)
+    return with_policy(fleet, config, pool=policy.pool.name, group=policy.group.name if policy.group else None)
+
+
+# --- configurations -------------------------------------------------------------------------------------
+
+
+def compare_configs(before: schema.RouterConfig | None, after: schema.RouterConfig) -> list[Effect]:
+    """All effects of a change, most severe first; [] if nothing differs. Pure.
+
+    Every difference is in the ``paths`` of at least one effect.
+    """
+    differences = differing(leaves_of(before), leaves_of(after))
+    if not differences:
+        return []
+    effects: list[Effect] = []
+    for rules in (_access_effects, fleet_effects, placement_effects):
+        effects += rules(before, after, differences)
+    described = {path for effect in effects for path in effect.paths}
+    effects += field_effects({path: sides for path, sides in differences.items() if not explained(path, described)})
+    return by_severity(effects)
+
+
+def with_policy(
+    config: schema.RouterConfig, policy: schema.PolicyConfig, *, pool: str, group: str | None
+) -> schema.RouterConfig:
+    """The configuration with another policy for a pool, or for one of its task groups."""
+
+    def changed(candidate: schema.PoolConfig) -> schema.PoolConfig:
+        if candidate.name != pool:
+            return candidate
+        if group is None:
+            return replace(candidate, policy=policy)
+        groups = (replace(entry, policy=policy) if entry.name == group else entry for entry in candidate.groups)
+        return replace(candidate, groups=tuple(groups))
+
+    return replace(config, pools=tuple(changed(candidate) for candidate in config.pools))
+
+
+def _access_effects(
+    before: schema.RouterConfig | None, after: schema.RouterConfig, differences: Differences
+) -> Iterator[Effect]:
+    """The hash secret, and which clients are accepted."""
+    if before is None:
+        return
+    if ("hash_secret",) in differences:
+        text = (
+            "The fleet's hash secret changes: all prefixes are hashed anew and every cache is cold at first. Earlier "
+            "prefix hashes match nothing any more."
+        )
+        yield Effect("hash_secret", Impact.RESET, ("every request",), text, paths=(("hash_secret",),))
+    who = ("every client",)
+    if ("access",) in differences:  # from everybody to keys, or back
+        text, was, now = "Requests no longer need an API key.", "API keys only", "anybody"
+        if after.access is not None:
+            keys = count_of(len(after.access.keys), "API key")
+            text, was, now = f"Requests need one of {keys}; others are rejected with 401.", now, was
+        yield Effect("access", Impact.REFUSE, who, text, was, now, 0.0, (("access",),))
+    if before.access is None or after.access is None:
+        return
+    old, new = ({key.name for key in side.keys} for side in (before.access, after.access))
+    for name in sorted(old | new):
+        path: Path = ("access", "keys", name)
+        who = (f"API key {name}",)
+        if name not in old:
+            yield Effect("key_added", Impact.REFUSE, who, f"API key {name} is accepted.", None, name, 0.0, (path,))
+        elif name not in new:
+            text = f"API key {name} is no longer accepted: its requests are rejected with 401."
+            yield Effect("key_removed", Impact.REFUSE, who, text, name, None, 0.0, (path,))
+        elif (*path, "digest") in differences:
+            text = f"API key {name} has a new secret: requests with the former one are rejected with 401."
+            yield Effect("key_secret", Impact.REFUSE, who, text, None, None, 0.0, ((*path, "digest"),))
+
+
+# --- fields without a rule ------------------------------------------------------------------------------
+
+# Fields and branches that decide which requests are accepted.
+_ACCEPTANCE = frozenset({"access", "adapters", "aliases", "api_key", "caps", "concurrency", "models"})
+_OBJECTS = {"pools": "pool", "groups": "task group", "replicas": "replica", "keys": "API key"}
+
+
+def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
+    """One effect for each leaf, described with the schema's own text."""
+    for path, (before, after) in leaves.items():
+        objects = [f"{_OBJECTS[step]} {name}" for step, name in pairwise(path) if step in _OBJECTS]
+        rest = max((at + 2 for at, step in enumerate(path[:-1]) if step in _OBJECTS), default=0)
+        field = f"{', '.join(path[rest:-1])} {path[-1]}".replace("_", " ").strip()
+        unit, description = _schema_text(path)
+        place = " of ".join(reversed(objects)) or "every router"
+        old, new = (format_value(_hide(value, path), path[-1]) for value in (before, after))
+        text = f"{place[0].upper()}{place[1:]}: {field} is {new} instead of {old}{' ' if unit else ''}{unit}."
+        if path[-1] == "url":
+            description = "The replica keeps its ring position; its cache may be cold."
+        is_limit = path[0] == "limits" and path[-1].startswith("max_")
+        impact = Impact.MOVE if "match" in path else Impact.STEER
+        if is_limit or _ACCEPTANCE & set(path):
+            impact = Impact.REFUSE
+        sides = _hide(before, path), _hide(after, path)
+        who = (objects or ["every request"])[-1]
+        yield Effect("field", impact, (who,), f"{text} {description}".strip(), *sides, None, (path,))
+
+
+def _hide(value: Any, path: Path) -> Any:
+    """The value without secrets."""
+    if path[-1] in SECRET_FIELDS and value:
+        return HIDDEN
+    if isinstance(value, dict):
+        return {name: _hide(inner, tuple(name.split("."))) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hide(inner, path) for inner in value]
+    return value
+
+
+_Typed = tuple[Any, str, str]  # a type, and the unit and description of its annotation
+
+
+@cache
+def _root() -> list[_Typed]:
+    return list(_flatten(inspect.type_info(schema.RouterConfig)))
+
+
+def _schema_text(path: Path) -> tuple[str, str]:
+    """Unit and description of a leaf; "" where the schema has none."""
+    types = _root()
+    for step in path:
+        types = [inner for kind, _, _ in types for inner in _inside(kind, step)]
+    return next(((unit, text) for _, unit, text in types if unit or text), ("", ""))
+
+
+def _inside(kind: Any, step: str) -> Iterator[_Typed]:
+    """The types of a field, or of a member of a list of named objects."""
+    if isinstance(kind, inspect.VarTupleType):
+        yield from _flatten(kind.item_type)
+    elif isinstance(kind, inspect.StructType):
+        for field in kind.fields:
+            if field.encode_name == step:
+                yield from _flatten(field.type)
+
+
+def _flatten(kind: Any, unit: str = "", text: str = "") -> Iterator[_Typed]:
+    """The members of a union, without annotations."""
+    if isinstance(kind, inspect.Metadata):
+        unit = unit or (kind.extra or {}).get("unit", "")
+        yield from _flatten(kind.type, unit, text or (kind.extra_json_schema or {}).get("description", ""))
+    elif isinstance(kind, inspect.UnionType):
+        for member in kind.types:
+            yield from _flatten(member, unit, text)
+    else:
+        yield kind, unit, text

@@ -1,10 +1,14 @@
-"""How requests are placed: strategies, their settings, where openings end, trials. Route by route, told together."""
+"""Change impact of policies: strategies, their settings, tier-1 boundaries, canaries and revisions.
+
+Each change is described per route; routes of one pool with the same description share one effect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,20 +18,32 @@ from controlplane.services.impact.effect import (
     Impact,
     Path,
     Route,
-    joined,
-    part,
+    count_of,
+    enumerate_names,
+    format_value,
+    percent,
     routes_of,
-    shown,
-    some,
 )
-from controlplane.services.impact.strategies import (
-    OPENING_FIELDS,
-    Consequence,
-    change_of_opening,
-    change_of_setting,
-    change_of_strategy,
-)
+from controlplane.services.policies.rollout_plans import describe_stage
 from routing import schema
+from routing.schema import moved_by_chance
+
+# What each strategy keeps on one replica; other strategies keep nothing together.
+AFFINITY = {
+    "session_affinity": "conversations",
+    "prefix_hash": "prefixes",
+    "tiered": "prefixes",
+    "affinity_groups": "prefixes",
+}
+BOUNDARY_FIELDS = frozenset(schema.Tier1.__struct_fields__)
+
+
+class Consequence(NamedTuple):
+    """What a change does to the requests of one route; ``text`` continues a sentence."""
+
+    impact: Impact
+    text: str
+    moved_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,121 +51,77 @@ class _Change:
     """One consequence for one route."""
 
     kind: str
-    verb: str  # what its sentence says between who and the consequence
+    verb: str  # "are placed by ..."; "" if the consequence is the whole sentence
     consequence: Consequence
     before: Any
     after: Any
-    route: Route  # as it is afterwards
+    route: Route  # after the change
     paths: tuple[Path, ...]
 
 
 def placement_effects(
-    before: schema.RouterConfig | None, after: schema.RouterConfig, left: Differences
-) -> list[Effect]:
-    """One effect for each change, for all whom it concerns."""
+    before: schema.RouterConfig | None, after: schema.RouterConfig, differences: Differences
+) -> Iterator[Effect]:
+    """One effect for each change, covering all routes with the same consequence."""
     old, new = routes_of(before), routes_of(after)
-    changes = [
-        change
-        for key, route in new.items()
-        if key in old
-        for change in _changes(old[key], route, _knew(old[key]), left)
-    ]
-    told = [_told(same) for same in _together(changes)]
-    renumbered = list(_revisions(old, new, left, told))
-    return [*told, *_trials(old, new, left), *renumbered]
+    similar: dict[tuple[Any, ...], list[_Change]] = defaultdict(list)
+    for key, route in new.items():
+        if key in old:
+            for change in _changes(old[key], route, differences):
+                similar[route.pool.name, change.kind, change.verb, change.consequence].append(change)
+    described = set[Path]()
+    for changes in similar.values():
+        effect = _merge(changes)
+        described.update(effect.paths)
+        yield effect
+    yield from _canaries(old, new, differences)
+    yield from _renumbered(old, new, differences.keys() - described)
 
 
-def _changes(before: Route, after: Route, knew: bool, left: Differences) -> Iterator[_Change]:
-    paths = tuple(path for path in left.under(before.policy_path, after.policy_path) if "trial" not in path)
-    opening = _opening_paths(before, after, left)
+def _changes(before: Route, after: Route, differences: Differences) -> Iterator[_Change]:
+    policy = tuple(path for path in differences.under(before.policy_path, after.policy_path) if "trial" not in path)
+    tier1_overrides = [(*path, "tier1") for path in (before.path, after.path, ("pools", after.pool.name))]
+    boundary = differences.under(*tier1_overrides)
     if before.settings.name != after.settings.name:
-        consequence = change_of_strategy(before, after, knows=knew)
         verb = f"are placed by {after.settings.name} instead of {before.settings.name}"
-        yield _Change(
-            "strategy", verb, consequence, _plain(before.settings), _plain(after.settings), after, paths + opening
-        )
+        sides = (_json(before.settings), _json(after.settings))
+        yield _Change("strategy", verb, change_of_strategy(before, after), *sides, after, policy + boundary)
         return
+    same_policy = before.policy_path == after.policy_path
     for field in after.settings.__struct_fields__:
         old, new = getattr(before.settings, field), getattr(after.settings, field)
-        if field not in OPENING_FIELDS and old != new:
-            yield _Change(
-                "setting",
-                f"{field}:",
-                _said(field, before, after),
-                old,
-                new,
-                after,
-                _fielded(paths, field, before, after),
-            )
-    moved = change_of_opening(before, after)
-    if moved is not None:
-        yield _Change("opening", "tier 1:", moved, _plain(before.tier1), _plain(after.tier1), after, opening)
-    elif opening:
-        unused = Consequence(Impact.QUIET, "what was changed about where openings end is not used, so nothing moves")
-        yield _Change("opening", "tier 1:", unused, _plain(before.tier1), _plain(after.tier1), after, opening)
+        if field not in BOUNDARY_FIELDS and old != new:
+            paths = tuple(path for path in policy if not same_policy or path[-1] in {field, "revision"})
+            yield _Change("setting", "", change_of_setting(field, before, after), old, new, after, paths)
+    boundary += tuple(path for path in policy if path[-1] in BOUNDARY_FIELDS)
+    if boundary or before.tier1 != after.tier1:
+        boundary += tuple(path for path in policy if path[-1] == "revision")
+        sides = (_json(before.tier1), _json(after.tier1))
+        yield _Change("opening", "", change_of_boundary(before, after), *sides, after, boundary)
 
 
-def _said(field: str, before: Route, after: Route) -> Consequence:
-    said = change_of_setting(field, before, after)
-    if said is not None:
-        return said
-    old, new = getattr(before.settings, field), getattr(after.settings, field)
-    return Consequence(Impact.STEER, f"{field} is {shown(new, field)} instead of {shown(old, field)}")
-
-
-def _fielded(paths: tuple[Path, ...], field: str, before: Route, after: Route) -> tuple[Path, ...]:
-    """The setting's own leaves; all of a policy's where another policy took over."""
-    if before.policy_path != after.policy_path:
-        return paths
-    return tuple(path for path in paths if path[-1] == field)
-
-
-def _opening_paths(before: Route, after: Route, left: Differences) -> tuple[Path, ...]:
-    """What differs about where a route's openings end."""
-    places = [route.path for route in (before, after)] + [("pools", after.pool.name)]
-    said = left.under(*((*place, "tier1") for place in places))
-    own = left.under(before.policy_path, after.policy_path) if before.settings.name == after.settings.name else ()
-    return said + tuple(path for path in own if path[-1] in OPENING_FIELDS and "trial" not in path)
-
-
-def _knew(before: Route) -> bool:
-    """Whether any policy of the pool asked what its replicas hold."""
-    settings = [before.pool.policy.settings, *(group.policy.settings for group in before.pool.groups if group.policy)]
-    return any(isinstance(one, schema.ResidencySettings) for one in settings)
-
-
-def _together(changes: Iterable[_Change]) -> Iterable[list[_Change]]:
-    """Those that say the same of different routes of a pool."""
-    same: dict[tuple[Any, ...], list[_Change]] = {}
-    for change in changes:
-        same.setdefault((change.route.pool.name, change.kind, change.verb, change.consequence), []).append(change)
-    return same.values()
-
-
-def _told(same: list[_Change]) -> Effect:
-    first, routes = same[0], [change.route for change in same]
-    mark = "" if first.verb.endswith(":") else ":"
-    text = f"Requests of {whom(routes)} {first.verb}{mark} {first.consequence.text}."
-    if first.verb.endswith(":"):
-        text = f"For requests of {whom(routes)}, {first.consequence.text}."
+def _merge(changes: Sequence[_Change]) -> Effect:
+    first, routes = changes[0], [change.route for change in changes]
+    subject, consequence = name_routes(routes), first.consequence
+    clause = f"Requests of {subject} {first.verb}:" if first.verb else f"For requests of {subject.rstrip(',')},"
     return Effect(
         first.kind,
-        first.consequence.impact,
+        consequence.impact,
         tuple(route.who for route in routes),
-        text,
+        f"{clause} {consequence.text}.",
         first.before,
         first.after,
-        first.consequence.moved_ratio,
-        tuple(dict.fromkeys(path for change in same for path in change.paths)),
+        consequence.moved_ratio,
+        tuple(dict.fromkeys(path for change in changes for path in change.paths)),
     )
 
 
-def whom(routes: list[Route]) -> str:
-    """Routes of one pool in a sentence: pool chat outside its task groups, and of groups a and b."""
+def name_routes(routes: Sequence[Route]) -> str:
+    """Routes of one pool in a sentence: ``pool chat outside its task groups, and of task groups a and b,``."""
     pool = routes[0].pool
     groups = [route.group.name for route in routes if route.group]
-    named = f"{'task group' if len(groups) == 1 else 'task groups'} {some(groups)}" if groups else ""
-    if all(route.group for route in routes):
+    named = f"{'task group' if len(groups) == 1 else 'task groups'} {enumerate_names(groups)}"
+    if len(groups) == len(routes):
         return f"{named} of pool {pool.name}"
     if len(routes) == 1 + len(pool.groups):
         return f"pool {pool.name}"
@@ -157,80 +129,205 @@ def whom(routes: list[Route]) -> str:
     return f"{outside}, and of {named}," if groups else outside
 
 
-# --- trials and revisions ------------------------------------------------------------------------------
+# --- strategies -----------------------------------------------------------------------------------------
 
 
-def _trials(old: Mapping[Any, Route], new: Mapping[Any, Route], left: Differences) -> Iterator[Effect]:
-    """A trial that begins, grows, changes or ends; told once for each policy."""
-    for path, route, before in _policies(old, new):
-        paths = left.under((*path, "trial"))
-        if paths:
-            former = before.policy.trial if before else None
-            yield _trial(route, former, route.policy.trial, paths)
-
-
-def _trial(route: Route, before: schema.Canary | None, after: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
-    policy = route.policy
-    if after is None:
-        ended = before.revision if before else 0
-        end = (
-            "is in force for all"
-            if policy.revision == ended
-            else f"is tried no more; revision {policy.revision} places all"
+def change_of_strategy(before: Route, after: Route) -> Consequence:
+    old, new = before.settings, after.settings
+    if isinstance(new, schema.ResidencySettings):
+        if isinstance(old, schema.ResidencySettings) or _tracks_blocks(before.pool):
+            return Consequence(
+                Impact.STEER, "routers already track the cached blocks of the replicas, so nothing becomes cold"
+            )
+        text = (
+            "routers start to estimate the cached blocks of each replica from the requests that they send; until "
+            "then every prompt counts as uncached"
         )
-        text = f"Revision {ended} of policy {policy.name} {end} of its requests."
+        return Consequence(Impact.RESET, text)
+    old_affinity, affinity = AFFINITY.get(old.name), AFFINITY.get(new.name)
+    moved = moved_by_chance(after.points)
+    if affinity is None:
+        if old_affinity is None and not isinstance(old, schema.ResidencySettings):
+            return Consequence(Impact.STEER, "neither keeps prompts together, so no cached prefix is lost")
+        text = (
+            "prompts no longer go to the replica that cached them, and meet it about once in "
+            f"{count_of(len(after.replicas), 'request')}"
+        )
+        return Consequence(Impact.RESET, text, moved)
+    same_ring = "affinity_groups" not in {old.name, new.name} and affinity == old_affinity
+    if same_ring and _used_part(before.tier1) == _used_part(after.tier1):
+        moved = _conversations_moved(before, after)
+        text = f"prefixes keep their preferred replica, and {percent(moved)} of conversations move to another replica"
+        return Consequence(Impact.MOVE, text, moved)
+    text = f"{percent(moved)} of cached {affinity} move to another replica and must be computed again once"
+    return Consequence(Impact.RESET, text, moved)
+
+
+def _tracks_blocks(pool: schema.PoolConfig) -> bool:
+    policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
+    return any(isinstance(policy.settings, schema.ResidencySettings) for policy in policies)
+
+
+def _conversations_moved(before: Route, after: Route) -> float:
+    """Share of conversations that move when the number of replicas of a prefix changes: the first ones stay."""
+    most = max(1, len(after.replicas))
+    few, many = sorted(min(most, getattr(route.settings, "replicas", 1)) for route in (before, after))
+    return 1.0 - few / many
+
+
+# --- settings -------------------------------------------------------------------------------------------
+
+# By field: the effect on requests, the text, and how it continues if the value decreases or increases.
+_SETTINGS: dict[str, tuple[Impact, str, str, str]] = {
+    "load_factor": (
+        Impact.STEER,
+        "a replica takes up to {new} times its share of requests before they overflow, instead of {old}: ",
+        "load is more even, and more requests overflow to another replica",
+        "fewer requests overflow, and load may be less even",
+    ),
+    "min_bound": (
+        Impact.STEER,
+        "a replica always takes up to {new} requests, instead of {old}, however small its share: ",
+        "more requests overflow to another replica",
+        "fewer requests overflow to another replica",
+    ),
+    "hot_ratio": (
+        Impact.MOVE,
+        "a prefix gets its own replicas from {new} of requests on, instead of {old}: ",
+        "more prefixes have their own, and those whose replicas change are cold there at first",
+        "fewer prefixes have their own, and those whose replicas change are cold there at first",
+    ),
+    "half_life": (
+        Impact.STEER,
+        "a request counts half after {new} more requests, instead of {old}: ",
+        "replicas follow the traffic sooner",
+        "replicas follow the traffic later",
+    ),
+    "min_hit_ratio": (
+        Impact.STEER,
+        "a replica is preferred once it has cached {new} of a prompt, instead of {old}: ",
+        "more requests go to a replica with a partly cached prompt",
+        "fewer requests go to a replica with a partly cached prompt",
+    ),
+    "alpha": (
+        Impact.STEER,
+        "uncached tokens weigh up to {new} times as much as queued tokens, instead of {old}: ",
+        "requests leave their cached replica sooner",
+        "requests wait longer for their cached replica",
+    ),
+}
+
+
+def change_of_setting(field: str, before: Route, after: Route) -> Consequence:
+    old, new = getattr(before.settings, field), getattr(after.settings, field)
+    if field == "replicas":
+        moved = _conversations_moved(before, after)
+        outcome = f"{percent(moved)} of conversations move" if moved else "the pool has no more, so nothing moves"
+        text = f"each prefix is shared by {count_of(new, 'replica')} instead of {old:,}: {outcome}"
+        return Consequence(Impact.MOVE if moved else Impact.QUIET, text, moved)
+    show = percent if field.endswith("_ratio") else format_value
+    if field not in _SETTINGS:
+        return Consequence(Impact.STEER, f"{field} is {format_value(new, field)} instead of {format_value(old, field)}")
+    impact, text, decreased, increased = _SETTINGS[field]
+    return Consequence(impact, text.format(old=show(old), new=show(new)) + (decreased if new < old else increased))
+
+
+# --- the tier-1 boundary ----------------------------------------------------------------------------------
+
+_USED_FIELDS: dict[schema.Boundary, tuple[str, ...]] = {
+    schema.Boundary.AUTO: ("boundary_bytes",),
+    schema.Boundary.SYSTEM: (),
+    schema.Boundary.BYTES: ("boundary_bytes",),
+    schema.Boundary.MESSAGES: ("boundary_messages",),
+    schema.Boundary.MARKER: ("boundary_marker", "boundary_bytes"),
+}
+
+
+def change_of_boundary(before: Route, after: Route) -> Consequence:
+    old, new = before.tier1, after.tier1
+    if old is None or new is None or _used_part(old) == _used_part(new):
+        return Consequence(Impact.QUIET, "the changed boundary settings are not used, so nothing moves")
+    text = f"tier-1 prefixes end {_boundary_text(new)} instead of {_boundary_text(old)}: "
+    if not isinstance(after.settings, schema.Tier1Settings):
+        return Consequence(Impact.QUIET, text + "hashes and charts change, placement does not")
+    if old.boundary is new.boundary:
+        if old.boundary is schema.Boundary.AUTO:
+            return Consequence(Impact.MOVE, text + "only prompts whose tools and system prompt are short move")
+        if old.boundary is schema.Boundary.MARKER and old.boundary_marker == new.boundary_marker:
+            return Consequence(Impact.MOVE, text + "only prompts without the marker move")
+    moved = moved_by_chance(after.points)
+    text += f"prefixes are hashed anew, and {percent(moved)} of them move to another replica"
+    return Consequence(Impact.RESET, text, moved)
+
+
+def _used_part(tier1: schema.Tier1 | None) -> tuple[Any, ...] | None:
+    """The kind of boundary and the fields that it uses."""
+    if tier1 is None:
+        return None
+    return (tier1.boundary, *(getattr(tier1, field) for field in _USED_FIELDS[tier1.boundary]))
+
+
+def _boundary_text(tier1: schema.Tier1) -> str:
+    match tier1.boundary:
+        case schema.Boundary.AUTO:
+            return f"after tools and system prompt, or after {tier1.boundary_bytes:,} bytes where those are short"
+        case schema.Boundary.BYTES:
+            return f"after {tier1.boundary_bytes:,} bytes"
+        case schema.Boundary.MESSAGES:
+            return f"after message {tier1.boundary_messages}"
+        case schema.Boundary.MARKER:
+            return f"before the first {tier1.boundary_marker!r}"
+    return "after tools and system prompt"
+
+
+# --- canaries and revisions -------------------------------------------------------------------------------
+
+
+def _canaries(old: Mapping[Any, Route], new: Mapping[Any, Route], differences: Differences) -> Iterator[Effect]:
+    for path, route, former in _policies(old, new):
+        if paths := differences.under((*path, "trial")):
+            yield _canary(route, former.policy.trial if former else None, paths)
+
+
+def _canary(route: Route, before: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
+    policy, after, impact = route.policy, route.policy.trial, Impact.MOVE
+    if after is not None:
+        text = f"Revision {after.revision} ({after.settings.name}) of policy {policy.name} is a canary for "
+        text += describe_stage(after)
+        text += f", previously for {describe_stage(before)}." if before and before.revision == after.revision else "."
+    elif before is not None and policy.revision != before.revision:
+        text = (
+            f"Revision {before.revision} of policy {policy.name} is no longer a canary; revision {policy.revision} "
+            "places all requests."
+        )
+        impact = Impact.QUIET
     else:
-        text = f"Revision {after.revision} ({after.settings.name}) of policy {policy.name} is tried on {_scope(after)}"
-        text += f", until now on {_scope(before)}." if before and before.revision == after.revision else "."
-    impact = Impact.QUIET if after is None and policy.revision != (before.revision if before else 0) else Impact.MOVE
-    return Effect("trial", impact, (route.who,), text, _plain(before), _plain(after), None, paths)
+        text = f"Revision {policy.revision} of policy {policy.name} becomes active for all requests."
+    return Effect("trial", impact, (route.who,), text, _json(before), _json(after), None, paths)
 
 
-def _scope(trial: schema.Canary) -> str:
-    words = ["all of the prefix space" if trial.share >= 1 else f"{part(trial.share)} of the prefix space"]
-    words += [f"for task groups {some(trial.groups)}"] if trial.groups is not None else []
-    words += [f"on routers {some(trial.routers)}"] if trial.routers is not None else []
-    return joined(words) if len(words) < 3 else ", ".join(words)
-
-
-def _revisions(
-    old: Mapping[Any, Route], new: Mapping[Any, Route], left: Differences, told: list[Effect]
-) -> Iterator[Effect]:
-    """Another number, or a policy of its own: a sentence of its own only where nothing else of the policy differs."""
-    said = {path for effect in told for path in effect.paths}
-    for path, route, before in _policies(old, new):
-        paths = left.under(path)
-        number = tuple(one for one in paths if one in {(*path, "revision"), path})
-        if number and not any(one in said for one in paths):
-            same = (
-                f"says the same as {before.policy.name} did"
-                if before and before.policy.name != route.policy.name
-                else "says the same as before"
-            )
-            text = (
-                f"Revision {route.policy.revision} of policy {route.policy.name} {same}: nothing is placed differently."
-            )
-            yield Effect("revision", Impact.QUIET, (route.who,), text, None, route.policy.revision, 0.0, number)
-        elif number:
-            first = next(place for place, effect in enumerate(told) if any(one in paths for one in effect.paths))
-            told[first] = replace(told[first], paths=(*told[first].paths, *number))
-    for path, _, _ in _policies({}, old):
-        if path in left and path not in said and left[path][1] is None:
-            text = f"{_name(path)} loses its own policy, and its pool's says the same: nothing is placed differently."
-            yield Effect("revision", Impact.QUIET, (_name(path).lower(),), text, None, None, 0.0, (path,))
-
-
-def _name(path: Path) -> str:
-    """A task group's name in a sentence, by where its policy stands."""
-    return f"Task group {path[1]}.{path[3]}"
+def _renumbered(old: Mapping[Any, Route], new: Mapping[Any, Route], undescribed: set[Path]) -> Iterator[Effect]:
+    """Revisions, and policies of task groups, with the settings that applied before."""
+    for path, route, former in _policies(old, new):
+        paths = tuple({path, (*path, "revision")} & undescribed)
+        if paths and former is not None:
+            policy = route.policy
+            other = "before" if former.policy.name == policy.name else f"policy {former.policy.name}"
+            same = f"has the same settings as {other}: no request is placed differently."
+            text = f"Revision {policy.revision} of policy {policy.name} {same}"
+            yield Effect("revision", Impact.QUIET, (route.who,), text, None, policy.revision, 0.0, paths)
+    for path, route, _ in _policies({}, old):
+        if path in undescribed and route.group is not None:
+            text = f"The policy of {route.who} is removed; the pool's has the same settings, so nothing moves."
+            yield Effect("revision", Impact.QUIET, (route.who,), text, None, None, 0.0, (path,))
 
 
 def _policies(old: Mapping[Any, Route], new: Mapping[Any, Route]) -> Iterator[tuple[Path, Route, Route | None]]:
-    """Each policy once, by the route that it belongs to: where it stands, afterwards, before."""
+    """Each policy once: its path, its route, and that route before the change."""
     for key, route in new.items():
         if route.policy_path == (*route.path, "policy"):
             yield route.policy_path, route, old.get(key)
 
 
-def _plain(value: Any) -> Any:
+def _json(value: Any) -> Any:
     return None if value is None else msgspec.to_builtins(value)

@@ -1,22 +1,19 @@
-"""Drafts, revisions, and going live.
-
-A policy's history: narrowing it, and taking an earlier revision back into force.
-"""
+"""The life cycle of a policy's revisions: draft, publish, revert."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import Max, QuerySet
 
 from controlplane.errors import ConflictError, GoneError, InvalidError, NameTakenError, NotADraftError, StaleDraftError
 from controlplane.models import EventKind, PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
-from controlplane.services.checks import lock_row
+from controlplane.services.checks import lock_row, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan
-from controlplane.services.policies.rollout_transitions import publish_draft, put_in_force
+from controlplane.services.policies.rollout_transitions import activate_revision, publish_draft
 from controlplane.services.policies.rollouts import open_rollout, supersede_rollouts
 from controlplane.services.policies.settings import canonical_settings, settings_digest
 from controlplane.services.snapshots import freeze_snapshot
@@ -24,26 +21,31 @@ from controlplane.services.snapshots import freeze_snapshot
 
 @transaction.atomic
 def create_policy(pool: Pool, group: TaskGroup | None = None) -> RoutingPolicy:
-    """A policy without revisions, of a pool or of one of its groups; NameTakenError if there is one already."""
+    """Create a policy without revisions for a pool or one of its task groups; NameTakenError if it has one."""
     name = f"{pool.name}.{group.name}" if group else pool.name
-    try:
-        with transaction.atomic():
-            return RoutingPolicy.objects.create(name=name, pool=pool, group=group)
-    except IntegrityError:
-        raise NameTakenError("policy", name) from None
+    with unique_or(lambda _: NameTakenError("policy", name)):
+        return RoutingPolicy.objects.create(name=name, pool=pool, group=group)
+
+
+@transaction.atomic
+def create_first_policy(pool: Pool, settings: dict[str, Any], *, by: User | None = None) -> None:
+    """Create the policy of a new pool with an active revision. The caller freezes the snapshot."""
+    draft = save_draft(create_policy(pool), settings, by=by, reason="First policy of the pool")
+    publish_draft(draft, reason=draft.reason)
+    activate_revision(draft, record=False)
 
 
 @transaction.atomic
 def remove_policy(policy: RoutingPolicy, *, by: User | None = None) -> None:
-    """Take a group's own policy away, so that its pool's places it; ConflictError for a pool's policy."""
-    policy = _locked(policy.pk)
+    """Remove a task group's policy, so that the pool's policy applies; ConflictError for a pool's policy."""
+    policy = _lock(policy.pk)
     if policy.group_id is None:
         raise ConflictError(f"Policy {policy.name} places the whole pool; publish another revision instead.")
-    live = policy.live()
-    before = live.settings if live else None
+    active = policy.live()
+    detail = {"before": active.settings if active else None, "after": None}
     policy.delete()
-    summary = f"Policy {policy.name} was removed; the pool's policy places the group now."
-    record_event(EventKind.POLICY_REMOVED, summary, pool=policy.pool, by=by, detail={"before": before, "after": None})
+    summary = f"Policy {policy.name} was removed; the pool's policy applies to the task group."
+    record_event(EventKind.POLICY_REMOVED, summary, pool=policy.pool, by=by, detail=detail)
     freeze_snapshot(reason=f"policy {policy.name} removed", by=by)
 
 
@@ -56,17 +58,16 @@ def save_draft(
     reason: str = "",
     based_on: int | None = None,
 ) -> PolicyRevision:
-    """Write the policy's one draft, over the former draft if there is one; nothing reaches a router.
+    """Write the policy's only draft, replacing a former one. Nothing reaches a router.
 
-    ``based_on`` is the number of the live revision that the editor looked at: StaleDraftError if another is live by
-    now. InvalidError names the path of a setting that routers would refuse.
+    ``based_on`` is the number of the active revision that the editor saw: StaleDraftError if another one is active.
+    InvalidError names the path of a setting that routers would reject.
     """
     full = canonical_settings(settings)
-    policy = _locked(policy.pk)
-    live = policy.live()
-    if based_on is not None and (live is None or live.number != based_on):
-        raise StaleDraftError(f"Revision {based_on} of {policy.name} is no longer live; look at the live one first.")
-    draft = policy.draft() or PolicyRevision(policy=policy, number=_next_number(policy))
+    policy = _lock(policy.pk)
+    _check_active(policy, based_on)
+    newest = policy.revisions.aggregate(Max("number"))["number__max"] or 0
+    draft = policy.draft() or PolicyRevision(policy=policy, number=newest + 1)
     draft.settings, draft.digest = full, settings_digest(full)
     draft.author, draft.reason = by, reason
     draft.save()
@@ -75,8 +76,8 @@ def save_draft(
 
 @transaction.atomic
 def discard_draft(policy: RoutingPolicy) -> None:
-    """Throw the draft away; NotADraftError if there is none."""
-    policy = _locked(policy.pk)
+    """Delete the draft; NotADraftError if there is none."""
+    policy = _lock(policy.pk)
     if not policy.revisions.filter(state=RevisionState.DRAFT).delete()[0]:
         raise NotADraftError(f"Policy {policy.name} has no draft.")
 
@@ -90,71 +91,48 @@ def publish_revision(
     expected_digest: str | None = None,
     plan: RolloutPlan = AT_ONCE,
 ) -> Rollout:
-    """Freeze a draft as a revision and begin its rollout, which supersedes the policy's former one.
+    """Publish a draft and start its rollout, which supersedes the policy's open one.
 
-    NotADraftError if it is no draft (any more); StaleDraftError if ``expected_digest`` is given and the draft was
-    edited since; InvalidError for stages where nothing is in force that they could be compared with, or come back to.
-    GoneError for an unknown id.
+    GoneError for an unknown id; NotADraftError if it is published already; StaleDraftError if ``expected_digest`` is
+    given and the draft was edited since; InvalidError for stages of a policy without an active revision, because
+    nothing could be compared or rolled back to.
     """
     policy_id = PolicyRevision.objects.filter(pk=revision_id).values_list("policy_id", flat=True).first()
     if policy_id is None:
         raise GoneError("draft")
-    policy = _locked(policy_id)
+    policy = _lock(policy_id)
     revision = policy.revisions.filter(pk=revision_id, state=RevisionState.DRAFT).first()
     if revision is None:
-        raise NotADraftError(f"This revision of {policy.name} is no draft (any more): it was published or discarded.")
+        raise NotADraftError(f"This revision of {policy.name} is no longer a draft: it was published or discarded.")
     if expected_digest is not None and expected_digest != revision.digest:
         raise StaleDraftError(f"The draft of {policy.name} was edited since you looked at it; look again.")
     if plan.stages and policy.live() is None:
-        raise InvalidError("$.plan", "nothing of this policy is in force yet to come back to; publish it all at once")
+        raise InvalidError("$.plan", "this policy has no active revision to roll back to; publish it all at once")
     supersede_rollouts(policy, by=by, reason=f"Revision {revision.number} was published.")
     publish_draft(revision, reason=reason or revision.reason)
     return open_rollout(revision, plan, by=by)
 
 
 @transaction.atomic
-def create_first_policy(pool: Pool, settings: dict[str, Any], *, by: User | None = None) -> None:
-    """Create the policy of a new pool with an active revision. The caller freezes the snapshot."""
-    draft = save_draft(create_policy(pool), settings, by=by, reason="First policy of the pool")
-    publish_draft(draft, reason=draft.reason)
-    put_in_force(draft, recorded=False)
-
-
-def _next_number(policy: RoutingPolicy) -> int:
-    return int(policy.revisions.aggregate(Max("number"))["number__max"] or 0) + 1
-
-
-def _locked(policy_id: int) -> RoutingPolicy:
-    """One writer at a time for each policy."""
-    rows = RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
-    return lock_row(rows, policy_id)
-
-
-@transaction.atomic
 def revert_policy(
     policy: RoutingPolicy, number: int, *, by: User | None = None, reason: str = "", expected_live: int | None = None
 ) -> Rollout:
-    """Publish a new revision with the settings of an earlier one. A draft that somebody is at stays, as the next one.
+    """Publish a new revision with the settings of an earlier one. An existing draft is kept, as the next revision.
 
-    ConflictError where these settings are in force already; StaleDraftError if ``expected_live`` is given and another
-    revision is live by now. PolicyRevision.DoesNotExist for a number that was never published.
+    ConflictError if these settings are active; StaleDraftError if ``expected_live`` is given and another revision is
+    active. PolicyRevision.DoesNotExist for a number that was never published.
     """
-    policy = lock_row(
-        RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), policy.pk
-    )
+    policy = _lock(policy.pk)
     earlier = policy.revisions.exclude(state=RevisionState.DRAFT).get(number=number)
-    live, draft = policy.live(), policy.draft()
-    if expected_live is not None and (live is None or live.number != expected_live):
-        raise StaleDraftError(
-            f"Revision {expected_live} of {policy.name} is no longer live; look at the live one first."
-        )
-    if live is not None and live.digest == earlier.digest:
+    active, draft = policy.live(), policy.draft()
+    _check_active(policy, expected_live)
+    if active is not None and active.digest == earlier.digest:
         raise ConflictError(
-            f"Policy {policy.name} runs what revision {number} says already, as revision {live.number}."
+            f"Policy {policy.name} already runs the settings of revision {number}, as revision {active.number}."
         )
-    why = f"Back to revision {number}: {reason}" if reason else f"Back to revision {number}."
-    copy = save_draft(policy, earlier.settings, by=by, reason=why)
-    rollout = publish_revision(copy.pk, by=by, reason=why)
+    reason = f"Back to revision {number}: {reason}" if reason else f"Back to revision {number}."
+    copy = save_draft(policy, earlier.settings, by=by, reason=reason)
+    rollout = publish_revision(copy.pk, by=by, reason=reason)
     if draft is not None:
         save_draft(policy, draft.settings, by=draft.author, reason=draft.reason)
     return rollout
@@ -163,8 +141,21 @@ def revert_policy(
 def filter_revisions(
     rows: QuerySet[PolicyRevision], *, state: str = "", author: str = "", strategy: str = ""
 ) -> QuerySet[PolicyRevision]:
-    """The revisions of one state, author or strategy; "" asks for any."""
-    if "\0" in author + strategy:  # PostgreSQL looks for no such value
+    """The revisions of one state, author or strategy; "" matches any."""
+    if "\0" in author + strategy:  # PostgreSQL rejects it in a parameter
         return rows.none()
-    asked = {"state": state, "author__username": author, "settings__strategy": strategy}
-    return rows.filter(**{field: value for field, value in asked.items() if value})
+    filters = {"state": state, "author__username": author, "settings__strategy": strategy}
+    return rows.filter(**{field: value for field, value in filters.items() if value})
+
+
+def _lock(policy_id: int) -> RoutingPolicy:
+    """The locked row: one writer at a time for each policy."""
+    rows = RoutingPolicy.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
+    return lock_row(rows, policy_id)
+
+
+def _check_active(policy: RoutingPolicy, number: int | None) -> None:
+    """StaleDraftError unless revision ``number`` is active; None matches any."""
+    active = policy.live()
+    if number is not None and (active is None or active.number != number):
+        raise StaleDraftError(f"Revision {number} of {policy.name} is no longer active; look at the active one first.")

@@ -276,6 +276,6 @@ def session_end(request: HttpRequest, session_id: int) -> HttpResponse:
 def sessions_end_others(request: HttpRequest) -> HttpResponse:
     """End all of one's own but the one that asks."""
     person = signed_in(request)
-    ended = end_sessions(person, but=request.session.session_key or "", by=person)
+    ended = end_sessions(person, except_key=request.session.session_key or "", by=person)
     messages.success(request, f"{ended} other session{'' if ended == 1 else 's'} ended. This one goes on.")
     return redirect("controlplane:sessions")

@@ -134,8 +134,8 @@ def test_signing_in_is_noted_and_so_is_a_refusal_without_what_was_typed(client, 
     client.post("/accounts/login/", {"login": "viewer-false", "password": "a long enough password"})
     said = list(AuditEntry.objects.filter(kind__contains="sign").order_by("number").values_list("kind", "summary"))
     assert said == [
-        ("sign_in_refused", "Signing in as viewer-false was refused."),
-        ("sign_in_refused", "Signing in as somebody unknown was refused."),
+        ("sign_in_refused", "Sign-in as viewer-false failed."),
+        ("sign_in_refused", "Sign-in as an unknown user failed."),
         ("signed_in", "viewer-false signed in."),
     ]
 

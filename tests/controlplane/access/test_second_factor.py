@@ -110,7 +110,7 @@ def test_codes_cannot_be_guessed_for_long(signed_in, ada, settings):
     for number in range(settings.SIGN_IN_FAILURES):
         client.post("/accounts/login/code/", {"code": f"{number:06}"})
     assert "Signing in failed too often" in client.post("/accounts/login/code/", {"code": code_of(secret)}).text
-    assert AuditEntry.objects.filter(summary="Signing in as ada was refused: a wrong code.").count() == 5
+    assert AuditEntry.objects.filter(summary="Sign-in as ada failed: a wrong code.").count() == 5
     call_command("unlock_sign_in", "ada")
     assert client.post("/accounts/login/code/", {"code": code_of(secret)}).status_code == 302
 

@@ -67,7 +67,7 @@ def test_one_or_all_others_are_ended_and_that_is_noted(here, person_with):
     name = olga.username
     assert ended() == [
         (name, f"{name} ended one of their sessions."),
-        (name, f"2 other sessions ended of {name}."),
+        (name, f"2 other sessions of {name} ended."),
         (name, f"{name} ended one of their sessions."),
     ]
     entry = AuditEntry.objects.filter(kind="user_changed").first()
@@ -82,7 +82,7 @@ def test_an_admin_signs_somebody_out_everywhere(here, person_with):
     assert "Signed in in 2 browsers" in page
     assert "2 sessions of" in desk.post(f"/people/{olga.pk}/sessions/end/", follow=True).text
     assert [is_in(one) for one in (laptop, phone, desk)] == [False, False, True]
-    assert ended() == [(admin.username, f"2 sessions ended of {olga.username}.")]
+    assert ended() == [(admin.username, f"2 sessions of {olga.username} ended.")]
 
 
 def test_ending_asks_again_who_it_is(here, person_with, time_machine):

@@ -85,7 +85,7 @@ def test_roles_follow_the_groups_at_each_sign_in_and_those_that_admins_gave_stay
     provider.move("ada")
     come_back(client, provider, "ada")
     assert roles("ada") == {("here", "editor")}
-    assert AuditEntry.objects.filter(summary="ada has no role any more in all projects, by group.").exists()
+    assert AuditEntry.objects.filter(summary="ada no longer has a role in all projects, by group.").exists()
 
 
 def test_the_greater_of_two_roles_in_a_place_counts(client, here, provider):
@@ -101,7 +101,7 @@ def test_whoever_no_group_brings_a_role_does_not_come_in_and_is_not_made(client,
     assert answer.status_code == 403
     assert "None of your groups has a role here" in answer.text
     assert not User.objects.filter(username="bob").exists()
-    assert AuditEntry.objects.filter(summary="Signing in as somebody unknown was refused by single sign-on.").exists()
+    assert AuditEntry.objects.filter(summary="Sign-in as an unknown user failed by single sign-on.").exists()
 
 
 def test_a_name_or_an_address_that_somebody_here_has_makes_nobody_them(client, here, provider):

@@ -210,7 +210,7 @@ def test_letting_only_keys_in_is_one_configuration_and_one_event(api, pool):
         assert api.patch(FLEET, {"needs_key": True}, format="json").data["needs_key"] is True
     assert newest_snapshot().number == before + 1
     event = Event.objects.first()
-    assert (event.kind, event.summary) == ("fleet_changed", "Only clients with a key are let in.")
+    assert (event.kind, event.summary) == ("fleet_changed", "Requests now need a client key.")
     assert running().access == schema.Access()
 
 

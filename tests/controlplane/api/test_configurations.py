@@ -60,7 +60,7 @@ def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, 
     refused = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
     assert refused.status_code == 409
     assert (
-        "Configuration 51 was written by a release whose configurations this one cannot read" in refused.data["detail"]
+        "Configuration 51 was written by a release whose format this release cannot read" in refused.data["detail"]
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from controlplane.services.fleet.pools import create_pool, update_pool
 
 pytestmark = pytest.mark.django_db
-REFUSED = "Requests that name no model are refused"
+REFUSED = "Requests that name no model are rejected"
 
 
 def added(api, **body):

@@ -1,3 +1,5 @@
+"""Drafts, publication and reverting of policies."""
+
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
@@ -10,57 +12,33 @@ from controlplane.services.policies.lifecycle import (
     discard_draft,
     publish_revision,
     remove_policy,
+    revert_policy,
     save_draft,
 )
 
 pytestmark = pytest.mark.django_db
 PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}
+LEAST_LOAD = {"strategy": "least_load"}
 
 
-def test_a_pool_is_born_with_a_live_policy(policy):
+# --- drafts ---------------------------------------------------------------------------------------------
+
+
+def test_a_new_pool_has_an_active_policy(policy):
     live = policy.live()
     assert (live.number, live.strategy, live.published_at is not None) == (1, "round_robin", True)
     assert policy.draft() is None
+    assert create_pool("another", models=["other"]).policies.get().live().settings == {"strategy": "lowest_cost", "alpha": 2.0}
 
 
-def test_a_new_pool_begins_with_lowest_cost(db):
-    assert create_pool("another").policies.get().live().settings == {"strategy": "lowest_cost", "alpha": 2.0}
-
-
-def test_publishing_retires_the_live_revision_and_numbers_the_configuration(policy, operator):
-    draft = save_draft(policy, PREFIX_HASH, by=operator, reason="warmer")
-    before = ConfigSnapshot.objects.count()
-
-    rollout = publish_revision(draft.pk, by=operator)
-
-    states = dict(policy.revisions.values_list("number", "state"))
-    assert states == {1: RevisionState.RETIRED, 2: RevisionState.LIVE}
-    assert rollout.state == RolloutState.PENDING
-    assert rollout.snapshot == ConfigSnapshot.objects.first()
-    assert ConfigSnapshot.objects.count() == before + 1
-    shown = rollout.snapshot.document["pools"][0]["policy"]
-    assert (shown["revision"], shown["settings"]["load_factor"]) == (2, 1.5)
-
-
-def test_publishing_records_who_why_and_what_differs(policy, operator):
-    draft = save_draft(policy, PREFIX_HASH, by=operator)
-    publish_revision(draft.pk, by=operator, reason="the hit rate is poor")
-
-    event = Event.objects.get(kind="policy_published")
-    assert (event.actor, event.pool, event.detail["reason"]) == (operator, policy.pool, "the hit rate is poor")
-    assert event.detail["before"] == {"strategy": "round_robin"}
-    assert event.detail["after"]["load_factor"] == 1.5
-    assert {change["field"] for change in event.detail["changes"]} >= {"strategy", "load_factor"}
-
-
-def test_saving_again_edits_the_one_draft(policy, operator):
+def test_saving_again_replaces_the_draft(policy, operator):
     first = save_draft(policy, PREFIX_HASH, by=operator)
-    second = save_draft(policy, {"strategy": "least_load"}, by=operator)
+    second = save_draft(policy, LEAST_LOAD, by=operator)
     assert (first.pk, second.strategy) == (second.pk, "least_load")
     assert policy.revisions.filter(state="draft").count() == 1
 
 
-def test_a_draft_holds_every_default_so_that_later_releases_do_not_change_it(policy):
+def test_a_draft_contains_every_default_so_that_later_releases_do_not_change_it(policy):
     draft = save_draft(policy, PREFIX_HASH)
     assert draft.settings == {
         "strategy": "prefix_hash",
@@ -86,37 +64,21 @@ def test_a_draft_holds_every_default_so_that_later_releases_do_not_change_it(pol
         ({"strategy": "prefix_hash", "load_factor": object()}, "$.settings"),
     ],
 )
-def test_settings_that_a_router_would_refuse_are_refused_with_their_path(policy, settings, path):
-    with pytest.raises(InvalidError) as refusal:
+def test_settings_that_routers_would_reject_are_rejected_with_their_path(policy, settings, path):
+    with pytest.raises(InvalidError) as error:
         save_draft(policy, settings)
-    assert refusal.value.faults[0].path == path
+    assert error.value.faults[0].path == path
     assert policy.draft() is None
 
 
-def test_only_a_draft_can_be_published_and_only_once(policy, operator):
-    draft = save_draft(policy, PREFIX_HASH)
-    publish_revision(draft.pk, by=operator)
-    with pytest.raises(NotADraftError):
-        publish_revision(draft.pk, by=operator)
-    assert Rollout.objects.count() == 1
-
-
-def test_a_draft_edited_since_it_was_looked_at_is_not_published(policy):
-    seen = save_draft(policy, PREFIX_HASH)
-    save_draft(policy, {"strategy": "least_load"})
-    with pytest.raises(StaleDraftError):
-        publish_revision(seen.pk, expected_digest=seen.digest)
-    assert policy.live().number == 1
-
-
-def test_an_editor_who_looked_at_a_former_live_revision_is_told(policy):
+def test_a_draft_based_on_a_former_revision_is_rejected(policy):
     publish_revision(save_draft(policy, PREFIX_HASH, based_on=1).pk)
     with pytest.raises(StaleDraftError):
-        save_draft(policy, {"strategy": "least_load"}, based_on=1)
-    assert save_draft(policy, {"strategy": "least_load"}, based_on=2).number == 3
+        save_draft(policy, LEAST_LOAD, based_on=1)
+    assert save_draft(policy, LEAST_LOAD, based_on=2).number == 3
 
 
-def test_a_discarded_draft_is_gone_and_there_is_no_second_to_discard_or_publish(policy):
+def test_a_discarded_draft_can_be_neither_discarded_again_nor_published(policy):
     draft = save_draft(policy, PREFIX_HASH)
     discard_draft(policy)
     assert policy.draft() is None
@@ -126,11 +88,55 @@ def test_a_discarded_draft_is_gone_and_there_is_no_second_to_discard_or_publish(
         publish_revision(draft.pk)
 
 
-def test_the_next_publication_supersedes_a_rollout_that_is_still_open(policy):
-    first = publish_revision(save_draft(policy, PREFIX_HASH).pk)
-    publish_revision(save_draft(policy, {"strategy": "least_load"}).pk)
-    first.refresh_from_db()
-    assert (first.state, first.finished_at is not None) == (RolloutState.SUPERSEDED, True)
+# --- publication ----------------------------------------------------------------------------------------
+
+
+def test_publishing_retires_the_active_revision_and_freezes_a_snapshot(policy, operator):
+    draft = save_draft(policy, PREFIX_HASH, by=operator)
+    before = ConfigSnapshot.objects.count()
+
+    rollout = publish_revision(draft.pk, by=operator, reason="the hit rate is poor")
+
+    assert dict(policy.revisions.values_list("number", "state")) == {1: RevisionState.RETIRED, 2: RevisionState.LIVE}
+    assert rollout.state == RolloutState.PENDING
+    assert rollout.snapshot == ConfigSnapshot.objects.first()
+    assert ConfigSnapshot.objects.count() == before + 1
+    config = rollout.snapshot.document["pools"][0]["policy"]
+    assert (config["revision"], config["settings"]["load_factor"]) == (2, 1.5)
+    event = Event.objects.get(kind="policy_published")
+    assert (event.actor, event.pool, event.detail["reason"]) == (operator, policy.pool, "the hit rate is poor")
+    assert event.detail["before"] == {"strategy": "round_robin"}
+    assert event.detail["after"]["load_factor"] == 1.5
+    assert {change["field"] for change in event.detail["changes"]} >= {"strategy", "load_factor"}
+
+
+def test_a_draft_is_published_only_once_and_only_as_it_was_seen(policy, operator):
+    seen = save_draft(policy, PREFIX_HASH)
+    draft = save_draft(policy, LEAST_LOAD)
+    with pytest.raises(StaleDraftError):
+        publish_revision(seen.pk, expected_digest=seen.digest)
+    assert policy.live().number == 1
+    publish_revision(draft.pk, by=operator, expected_digest=draft.digest)
+    with pytest.raises(NotADraftError):
+        publish_revision(draft.pk, by=operator)
+    assert Rollout.objects.count() == 1
+
+
+def test_a_task_group_has_its_own_policy_from_publication_to_removal(pool, policy):
+    def policy_of_group():
+        return ConfigSnapshot.objects.first().document["pools"][0]["groups"][0]["policy"]
+
+    own = create_policy(pool, create_task_group(pool, "chat"))
+    assert policy_of_group() is None
+    publish_revision(save_draft(own, PREFIX_HASH).pk)
+    assert (policy_of_group()["name"], policy_of_group()["revision"]) == ("default.chat", 1)
+    remove_policy(own)
+    assert policy_of_group() is None
+    with pytest.raises(ConflictError):
+        remove_policy(policy)
+
+
+# --- immutable rows -------------------------------------------------------------------------------------
 
 
 def test_a_published_revision_never_changes(policy):
@@ -140,6 +146,10 @@ def test_a_published_revision_never_changes(policy):
         live.save()
     with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():
         PolicyRevision.objects.filter(pk=live.pk).update(settings=PREFIX_HASH)
+    with pytest.raises(IntegrityError), transaction.atomic():  # a second active one
+        PolicyRevision.objects.create(
+            policy=policy, number=9, state="live", settings=live.settings, published_at=live.published_at
+        )
 
 
 def test_a_snapshot_never_changes(pool):
@@ -151,27 +161,35 @@ def test_a_snapshot_never_changes(pool):
             change()
 
 
-def test_a_second_live_revision_is_refused_by_the_database(policy):
-    live = policy.live()
-    with pytest.raises(IntegrityError), transaction.atomic():
-        PolicyRevision.objects.create(
-            policy=policy, number=9, state="live", settings=live.settings, published_at=live.published_at
-        )
+# --- reverting ------------------------------------------------------------------------------------------
 
 
-def test_a_group_is_placed_by_its_own_policy_once_that_is_published_and_by_the_pools_when_removed(pool):
-    group = create_task_group(pool, "chat")
-    policy = create_policy(pool, group)
-    assert ConfigSnapshot.objects.first().document["pools"][0]["groups"][0]["policy"] is None
-
-    publish_revision(save_draft(policy, PREFIX_HASH).pk)
-    shown = ConfigSnapshot.objects.first().document["pools"][0]["groups"][0]["policy"]
-    assert (shown["name"], shown["revision"]) == ("default.chat", 1)
-
-    remove_policy(policy)
-    assert ConfigSnapshot.objects.first().document["pools"][0]["groups"][0]["policy"] is None
+@pytest.fixture
+def changed(policy, operator):
+    """The policy after its second revision."""
+    publish_revision(save_draft(policy, PREFIX_HASH, by=operator).pk, by=operator)
+    return policy
 
 
-def test_a_pools_own_policy_cannot_be_removed(policy):
-    with pytest.raises(ConflictError):
-        remove_policy(policy)
+def test_reverting_publishes_a_new_revision_and_keeps_the_draft(changed, operator, django_user_model):
+    editor = django_user_model.objects.create_user("ed")
+    save_draft(changed, LEAST_LOAD, by=editor, reason="an experiment")
+
+    rollout = revert_policy(changed, 1, by=operator, reason="TTFT doubled")
+
+    live, draft = changed.live(), changed.draft()
+    assert (live.number, live.strategy, live.author) == (3, "round_robin", operator)
+    assert live.reason == "Back to revision 1: TTFT doubled"
+    assert (rollout.revision, rollout.snapshot) == (live, ConfigSnapshot.objects.first())
+    assert changed.revisions.get(number=1).state == RevisionState.RETIRED
+    assert (draft.number, draft.strategy, draft.author, draft.reason) == (4, "least_load", editor, "an experiment")
+
+
+def test_reverting_needs_another_published_revision_and_a_current_view(changed):
+    with pytest.raises(ConflictError, match="already runs the settings of revision 2"):
+        revert_policy(changed, 2)
+    with pytest.raises(StaleDraftError, match="no longer active"):
+        revert_policy(changed, 1, expected_live=1)
+    draft = save_draft(changed, {"strategy": "random"})
+    with pytest.raises(PolicyRevision.DoesNotExist):
+        revert_policy(changed, draft.number)

@@ -73,7 +73,7 @@ def test_stages_mix_shares_groups_and_routers(fleet, policy):
     [
         ({"plan": "slowly"}, "$.plan", "all_at_once"),
         ({"plan": "stages"}, "$.stages", "at least one"),
-        ({"plan": "by_share", "stages": [{"share": 0.1}]}, "$.stages", "lays out its own"),
+        ({"plan": "by_share", "stages": [{"share": 0.1}]}, "$.stages", "generates its stages"),
         ({"guard": {}}, "$.guard", "plan with stages"),
         ({"stages": [{"share": 0}]}, "$.stages[0].share", "> 0"),
         ({"stages": [{"share": 0.1}, {"portion": 1}]}, "$.stages[1]", "unknown field"),
@@ -106,7 +106,7 @@ def test_a_groups_own_policy_has_no_groups_to_choose_from(fleet, policy):
 
 
 def test_router_by_router_needs_a_router(policy):
-    with pytest.raises(InvalidError, match="no router is present"):
+    with pytest.raises(InvalidError, match="no router is connected"):
         make_plan(policy, "by_router")
 
 
@@ -114,8 +114,8 @@ def test_router_by_router_needs_a_router(policy):
     ("stage", "words"),
     [
         (EVERYTHING, "every request"),
-        (Stage(share=0.05), "5 % of the prefix space"),
-        (Stage(share=0.125, groups=("chat",)), "12.5 % of the prefix space of task group chat"),
+        (Stage(share=0.05), "5 % of prefixes"),
+        (Stage(share=0.125, groups=("chat",)), "12.5 % of prefixes of task group chat"),
         (Stage(routers=("a", "b")), "every request on routers a, b"),
         (Stage(routers=tuple("abcdef")), "every request on routers a, b, c, d and 2 more"),
     ],

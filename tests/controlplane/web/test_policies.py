@@ -90,7 +90,7 @@ def test_a_form_filled_in_before_another_was_published_is_refused(visitor, polic
     answer = visitor.post(path(policy, "edit/?strategy=prefix_hash"), {"based_on": 1})
 
     assert answer.status_code == 422
-    assert "no longer live" in answer.text
+    assert "no longer active" in answer.text
 
 
 def test_the_check_previews_the_diff_and_writes_nothing(visitor, policy):
@@ -208,7 +208,7 @@ def test_what_is_likely_a_mistake_is_said_before_publishing(visitor, policy, rep
     save_draft(policy, {"strategy": "prefix_hash"})
 
     for text in (check, visitor.get(path(policy)).text):
-        assert "have one active replica, r1: there is nothing to choose." in text
+        assert "have only one active replica, r1: there is no choice." in text
         assert "Still safe:" in text
 
 

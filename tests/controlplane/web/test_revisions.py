@@ -60,7 +60,7 @@ def test_any_two_are_compared_by_their_numbers(visitor, history):
     assert "From revision 2 to 3" in text
     assert "<del>1.5</del>" in text
     assert "<ins>2.5</ins>" in text
-    assert "a replica may hold 2.5 times its share" in text
+    assert "a replica takes up to 2.5 times its share" in text
     assert "?from=3&amp;to=2" in text  # the other way round
 
 
@@ -94,7 +94,7 @@ def test_going_back_after_another_was_published_is_refused(visitor, history):
     answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 2})
 
     assert answer.status_code == 422
-    assert "no longer live" in answer.text
+    assert "no longer active" in answer.text
 
 
 def test_neither_a_draft_nor_nothing_can_be_gone_back_to(visitor, history):

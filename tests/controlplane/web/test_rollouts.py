@@ -43,7 +43,7 @@ def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, pol
         assert words in text
     assert 'value="all_at_once" checked' in text
     assert 'value="5, 25"' in text
-    assert "How far the hit rate of what the trial places" in text
+    assert "How far the hit rate of the canary" in text
     assert "default 0.05" in text
 
 
@@ -89,7 +89,7 @@ def test_without_the_box_nobody_watches(visitor, policy):
         ({"plan": "by_share", "shares": "0"}, "&gt; 0"),
         ({"plan": "by_share", "observe_min": "-1"}, "greater than or equal to 0"),
         ({"plan": "by_share", "guarded": "on", "guard-max_error_ratio": "2"}, "of at most 1"),
-        ({"plan": "by_router"}, "no router is present"),
+        ({"plan": "by_router"}, "no router is connected"),
         ({"plan": "slowly"}, "Select a valid choice"),
     ],
 )
@@ -111,7 +111,7 @@ def test_what_needs_approval_says_so_before_and_after(visitor, policy, operator,
     assert "Tried by nobody yet" in answer.text
 
     refused = visitor.post(f"/rollouts/{rollout.pk}/approve/", {"reason": ""}, follow=True)
-    assert "You published this yourself" in refused.text
+    assert "You published this revision" in refused.text
     ada = django_user_model.objects.create_user("ada")
     set_role(ada, Role.APPROVER, None)
     visitor.force_login(ada)
@@ -180,7 +180,7 @@ def test_a_refusal_is_shown_with_its_router_and_reason(visitor, policy):
     rollout = publish_stages(policy)
     nack(router)
     text = page(visitor, rollout)
-    assert "Router router-1 refuses it: $.pools[0]: no room" in text
+    assert "Router router-1 rejects it: $.pools[0]: no room" in text
     assert "no room (at $.pools[0])" in text
 
 
@@ -226,7 +226,7 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
     ("move", "said", "after"),
     [
         ("pause", "nothing is widened until somebody resumes it", "paused"),
-        ("promote", "Next is 25 % of the prefix space.", "progressing"),
+        ("promote", "Next is 25 % of prefixes.", "progressing"),
         ("abort", "the revision in force places every request again", "aborted"),
     ],
 )

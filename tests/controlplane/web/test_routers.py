@@ -89,7 +89,7 @@ def test_one_that_is_gone_for_good_is_removed_and_one_that_serves_is_not(visitor
 
     assert "Router router-1 was removed." in answer.text
     assert not Router.objects.exists()
-    assert "Router router-1 was removed; it was silent since" in visitor.get("/events/?kind=router_removed").text
+    assert "Router router-1 was removed; its last heartbeat was at" in visitor.get("/events/?kind=router_removed").text
 
 
 def test_the_list_costs_the_same_whatever_the_number(visitor, router, django_assert_num_queries):

@@ -59,7 +59,7 @@ def test_a_source_is_added_by_a_form_of_its_kind(visitor, pool):
         ({"host": ""}, "host", "required"),
         ({"port": "70000"}, "port", "65535"),
         ({"interval_s": "1"}, "interval_s", "5 to 86400"),
-        ({"remove_after_s": "10"}, "remove_after_s", "drains before it goes"),
+        ({"remove_after_s": "10"}, "remove_after_s", "drains before its removal"),
         ({"max_vanished_ratio": "2"}, "max_vanished_ratio", "0.01 to 1"),
     ],
 )

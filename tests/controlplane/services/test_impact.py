@@ -1,0 +1,312 @@
+"""Texts of change impact, and warnings about drafts."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from controlplane.services.impact.compare import compare_configs, with_policy
+from controlplane.services.impact.effect import Impact, percent
+from controlplane.services.impact.warnings import RULES, warnings_of
+from routing import schema
+
+ACTIVE, DRAINING, DISABLED = schema.ReplicaState
+PREFIX, LOWEST, LEAST_TTFT = schema.PrefixHashSettings, schema.LowestCostSettings, schema.LeastTtftSettings
+TIERED, AFFINITY, ROUND = schema.TieredSettings, schema.AffinityGroupsSettings, schema.RoundRobinSettings
+BYTES, MESSAGES, MARKER = schema.Boundary.BYTES, schema.Boundary.MESSAGES, schema.Boundary.MARKER
+RESET, MOVE, REFUSE, STEER, QUIET = Impact
+
+
+def fleet(settings=None, *, replicas=8, states=(), weights=(), groups=(), blocks=None, **pool_settings):
+    """Pool chat with replicas r0, r1, ... and task groups."""
+    rows = tuple(
+        schema.ReplicaConfig(
+            f"r{number}",
+            f"http://10.0.0.1:{8000 + number}",
+            state=states[number] if states else ACTIVE,
+            weight=weights[number] if weights else 1.0,
+            block_tokens=blocks,
+            capacity_blocks=blocks and 1000,
+        )
+        for number in range(replicas)
+    )
+    policy = schema.PolicyConfig("chat", 1, settings or LOWEST())
+    pool = schema.PoolConfig("chat", policy, replicas=rows, groups=groups, **pool_settings)
+    return schema.RouterConfig("0" * 32, (pool,))
+
+
+def group(name="agents", **settings):
+    return schema.TaskGroupConfig(name, **settings)
+
+
+def own_policy(name, settings):
+    return group(name, policy=schema.PolicyConfig(f"chat.{name}", 1, settings))
+
+
+def only_effect(before, after):
+    (effect,) = compare_configs(before, after)
+    return effect
+
+
+def texts(before, after):
+    return [effect.text for effect in compare_configs(before, after)]
+
+
+# --- policies -------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
+    groups = (group("a"), group("b"), own_policy("own", ROUND()))
+
+    effect = only_effect(fleet(groups=groups), fleet(PREFIX(), groups=groups))
+
+    assert effect.text == (
+        "Requests of pool chat outside its task groups, and of task groups a and b, are placed by prefix_hash instead "
+        "of lowest_cost: 87.5 % of cached prefixes move to another replica and must be computed again once."
+    )
+    assert (effect.impact, effect.resets, effect.moved_ratio) == (RESET, True, pytest.approx(7 / 8))
+    assert effect.who == ("pool chat", "task group chat.a", "task group chat.b")
+    assert (effect.before["strategy"], effect.after["strategy"]) == ("lowest_cost", "prefix_hash")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "impact", "text"),
+    [
+        (LOWEST(), LEAST_TTFT(), STEER, "nothing becomes cold"),
+        (ROUND(), schema.RandomSettings(), STEER, "neither keeps prompts together"),
+        (PREFIX(), LOWEST(), RESET, "start to estimate the cached blocks"),
+        (PREFIX(), ROUND(), RESET, "meet it about once in 8 requests"),
+        (PREFIX(), schema.SessionAffinitySettings(), RESET, "87.5 % of cached conversations move"),
+        (PREFIX(), TIERED(replicas=4), MOVE, "keep their preferred replica, and 75 % of conversations"),
+        (TIERED(replicas=2), PREFIX(), MOVE, "keep their preferred replica, and 50 % of conversations"),
+        (TIERED(), TIERED(replicas=3), MOVE, "3 replicas instead of 2: 33.3 % of conversations move"),
+        (TIERED(replicas=8), TIERED(replicas=9), QUIET, "the pool has no more"),
+        (LOWEST(), LOWEST(alpha=1), STEER, "leave their cached replica sooner"),
+        (PREFIX(), PREFIX(load_factor=1.25), STEER, "1.25 times its share of requests before they overflow"),
+        (PREFIX(), PREFIX(min_bound=8), STEER, "up to 8 requests, instead of 4, however small its share"),
+        (AFFINITY(), AFFINITY(hot_ratio=0.05), MOVE, "its own replicas from 5 % of requests on, instead of 10 %"),
+        (
+            PREFIX(),
+            PREFIX(boundary=MESSAGES, boundary_messages=2),
+            RESET,
+            "end after message 2 instead of after tools and system prompt, or after 1,024 bytes where those are short: "
+            "prefixes are hashed anew, and 87.5 % of them move to another replica",
+        ),
+        (PREFIX(), PREFIX(boundary_bytes=2048), MOVE, "only prompts whose tools and system prompt are short"),
+        (PREFIX(), PREFIX(boundary_messages=3), QUIET, "are not used"),
+    ],
+)
+def test_effect_of_a_policy_change(before, after, impact, text):
+    effect = only_effect(fleet(before), fleet(after))
+
+    assert text in effect.text
+    assert effect.impact is impact
+
+
+def test_cached_blocks_are_known_where_another_policy_of_the_pool_tracks_them():
+    groups = (own_policy("own", LOWEST()),)
+
+    effect = only_effect(fleet(PREFIX(), groups=groups), fleet(LOWEST(), groups=groups))
+
+    assert "already track the cached blocks" in effect.text
+
+
+def test_a_canary_is_described_from_start_to_end():
+    def with_canary(canary, revision=1, settings=None):
+        policy = schema.PolicyConfig("chat", revision, settings or LOWEST(), canary)
+        return with_policy(fleet(settings), policy, pool="chat", group=None)
+
+    tenth, half = (schema.Canary(2, PREFIX(), share=share, routers=("router-1",)) for share in (0.1, 0.5))
+
+    assert texts(with_canary(None), with_canary(tenth)) == [
+        "Revision 2 (prefix_hash) of policy chat is a canary for 10 % of prefixes on router router-1."
+    ]
+    assert "50 % of prefixes on router router-1, previously for 10 %" in texts(with_canary(tenth), with_canary(half))[0]
+    assert "Revision 2 of policy chat is no longer a canary" in texts(with_canary(half), with_canary(None))[0]
+    promoted = texts(with_canary(half), with_canary(None, 2, PREFIX()))
+    assert "Revision 2 of policy chat becomes active for all requests." in promoted
+
+
+def test_a_revision_with_the_same_settings_moves_nothing():
+    before = fleet()
+    after = with_policy(before, schema.PolicyConfig("chat", 7, LOWEST()), pool="chat", group=None)
+    assert texts(before, after) == [
+        "Revision 7 of policy chat has the same settings as before: no request is placed differently."
+    ]
+
+    before = fleet(groups=(group("a"),))
+    own = with_policy(before, schema.PolicyConfig("chat.a", 1, LOWEST()), pool="chat", group="a")
+    assert "the same settings as policy chat: no request is placed differently" in only_effect(before, own).text
+    assert "the pool's has the same settings, so nothing moves" in only_effect(own, before).text
+
+
+# --- the fleet ------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_subset_of_replicas_keeps_what_is_cached_there():
+    effect = only_effect(fleet(PREFIX(), groups=(group(),)), fleet(PREFIX(), groups=(group(replicas=("r0", "r1")),)))
+
+    assert effect.text == (
+        "Task group agents of pool chat may use 2 replicas (r0 and r1) instead of all 8 replicas: 75 % of its prefixes "
+        "move."
+    )
+    assert effect.moved_ratio == pytest.approx(3 / 4)
+
+
+def test_replicas_that_join_and_leave_move_their_share():
+    left = only_effect(fleet(PREFIX()), fleet(PREFIX(), replicas=7))
+    assert left.text == ("Replica r7 leaves the ring: 12.5 % of prefixes move to the next replica in ring order.")
+    assert (left.kind, left.moved_ratio) == ("replica_left", pytest.approx(1 / 8))
+    joined = only_effect(fleet(PREFIX(), replicas=0), fleet(PREFIX(), replicas=1))
+    assert joined.text.startswith("Replica r0 joins the ring: 100 % of prefixes move to it")
+    draining = fleet(PREFIX(), replicas=2, states=(ACTIVE, DRAINING))
+    assert only_effect(draining, fleet(PREFIX(), replicas=1)).text == "Inactive replica r1 is removed: nothing moves."
+
+
+@pytest.mark.parametrize(
+    ("changes", "impact", "text"),
+    [
+        ({"state": DRAINING}, MOVE, "25 % of prefixes move to the next replica in ring order until it is active again"),
+        ({"weight": 3.0}, MOVE, "is 3 instead of 1: it gets 50 % of prefixes, previously 25 %"),
+        ({"url": "http://10.0.0.9:8000"}, STEER, "The replica keeps its ring position; its cache may be cold."),
+        ({"capacity_blocks": 1000}, STEER, "Replica r0 of pool chat: capacity blocks is 1,000 instead of none"),
+        ({"api_key": "secret-of-gpu"}, REFUSE, "Replica r0 of pool chat: api key is *** instead of none"),
+        ({"data_parallel_size": 2}, MOVE, "ranks of replica r0 is 2 instead of 1"),
+    ],
+)
+def test_effect_of_a_replica_change(changes, impact, text):
+    before = fleet(PREFIX(), replicas=4)
+    pool = before.pools[0]
+    after = replace(before, pools=(replace(pool, replicas=(replace(pool.replicas[0], **changes), *pool.replicas[1:])),))
+
+    effect = only_effect(before, after)
+
+    assert text in effect.text
+    assert effect.impact is impact
+
+
+def test_access_is_described_without_the_secret():
+    def open_to(*names, digest="1"):
+        keys = tuple(schema.ApiKey(name, digest * 63 + str(at)) for at, name in enumerate(names))
+        return replace(fleet(), access=schema.Access(keys))
+
+    assert texts(fleet(), open_to("ci")) == ["Requests need one of 1 API key; others are rejected with 401."]
+    assert texts(open_to("ci"), open_to("ci", "web")) == ["API key web is accepted."]
+    assert "API key web is no longer accepted" in texts(open_to("ci", "web"), open_to("ci"))[0]
+    assert "API key ci has a new secret" in texts(open_to("ci"), open_to("ci", digest="2"))[0]
+
+
+def test_models_are_described_by_name():
+    before, after = fleet(models=("llama", "qwen")), fleet(models=("llama", "mistral"))
+
+    effect = only_effect(before, after)
+
+    assert effect.text.startswith("Pool chat: models is llama and mistral instead of llama and qwen.")
+    assert effect.impact is REFUSE
+
+
+def test_a_new_hash_secret_makes_every_cache_cold():
+    effect = only_effect(fleet(), replace(fleet(), hash_secret="1" * 32))
+
+    assert effect.impact is RESET
+    assert "1111" not in effect.text
+
+
+def test_the_most_severe_effect_is_first():
+    after = replace(fleet(PREFIX(), replicas=9), limits=schema.Limits(retries=3))
+
+    assert [effect.impact for effect in compare_configs(fleet(), after)] == [RESET, MOVE, STEER]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.125, "12.5 %"), (1 / 3, "33.3 %"), (0.004, "less than 1 %"), (1.0, "100 %"), (0.0, "0 %")]
+)
+def test_percentages(ratio, text):
+    assert percent(ratio) == text
+
+
+# --- warnings -------------------------------------------------------------------------------------------
+
+
+def warned(settings=None, *, replicas=4, blocks=16, **pool_settings):
+    return fleet(settings, replicas=replicas, blocks=blocks, **pool_settings)
+
+
+def ids(config, of=None):
+    return {warning.id for warning in warnings_of(config, "chat", of)}
+
+
+WRONG_AND_RIGHT = {
+    "no-replica": (warned(replicas=0), warned()),
+    "none-active": (
+        warned(replicas=2, states=(DRAINING, DISABLED)),
+        warned(replicas=2, states=(DRAINING, ACTIVE)),
+    ),
+    "group-stranded": (
+        warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),)),
+        warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0", "r1")),)),
+    ),
+    "nothing-to-choose": (warned(PREFIX(), replicas=1), warned(schema.RandomSettings(), replicas=1)),
+    "weights-ignored": (
+        warned(LEAST_TTFT(), replicas=2, weights=(1.0, 2.0)),
+        warned(LOWEST(), replicas=2, weights=(1.0, 2.0)),
+    ),
+    "capacity-unknown": (warned(blocks=None), warned(PREFIX(), blocks=None)),
+    "no-room": (warned(PREFIX(load_factor=1.0)), warned(PREFIX(load_factor=1.25))),
+    "never-full": (warned(PREFIX(load_factor=4.0)), warned(PREFIX(load_factor=3.9))),
+    "never-bound": (
+        warned(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=8)),
+        warned(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=80)),
+    ),
+    "all-share": (warned(TIERED(replicas=4)), warned(TIERED(replicas=3))),
+    "more-hot-than-replicas": (warned(AFFINITY(hot_ratio=0.2)), warned(AFFINITY(hot_ratio=0.25))),
+    "boundary-below-block": (
+        warned(PREFIX(boundary=BYTES, boundary_bytes=500), blocks=128),
+        warned(PREFIX(boundary=BYTES, boundary_bytes=512), blocks=128),
+    ),
+    "no-marker": (warned(PREFIX(boundary=MARKER)), warned(PREFIX(boundary=MARKER, boundary_marker="---"))),
+    "boundary-not-asked": (
+        warned(PREFIX(boundary_bytes=2048), tier1=schema.Tier1()),
+        warned(PREFIX(), tier1=schema.Tier1()),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", [rule.id for rule in RULES])
+def test_a_rule_warns_only_where_it_should(rule):
+    wrong, right = WRONG_AND_RIGHT[rule]
+
+    (warning,) = (warning for warning in warnings_of(wrong, "chat") if warning.id == rule)
+    assert rule not in ids(right)
+    for text in (warning.text, warning.still_safe, warning.to_do):
+        assert text[0].isupper(), text
+        assert text.endswith("."), text
+    assert warning.field in {"", "strategy", *wrong.pools[0].policy.settings.__struct_fields__}
+
+
+@pytest.mark.parametrize("settings", [LOWEST(), PREFIX()])
+def test_a_good_policy_has_no_warnings(settings):
+    assert ids(warned(settings)) == set()
+
+
+def test_a_pools_policy_is_checked_for_the_groups_that_it_places():
+    stranded = warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),))
+    own = replace(stranded.pools[0].groups[0], policy=schema.PolicyConfig("chat.agents", 1, LOWEST()))
+    apart = replace(stranded, pools=(replace(stranded.pools[0], groups=(own,)),))
+
+    assert "group-stranded" in ids(stranded)
+    assert "group-stranded" not in ids(apart)
+    assert "group-stranded" in ids(apart, "agents")
+
+
+def test_similar_warnings_of_several_groups_are_merged():
+    groups = tuple(group(f"g{number}", replicas=(f"r{number}",)) for number in range(4))
+
+    (warning,) = warnings_of(warned(PREFIX(), groups=groups), "chat")
+
+    assert warning.text == (
+        "Requests of task group chat.g0 have only one active replica, r0: there is no choice. "
+        "The same applies to 3 other task groups."
+    )
+    same = warned(LOWEST(), blocks=None, groups=(group("a"), group("b")))
+    assert [warning.id for warning in warnings_of(same, "chat")] == ["capacity-unknown"]
