@@ -24,7 +24,7 @@ TOKEN, KEYS = "WARMPATH_ROUTER_ADMIN_TOKEN", "WARMPATH_ROUTER_CONFIG_KEYS"
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReachableRouter:
     """A router and its announced address."""
 
     server: Server
@@ -49,7 +49,7 @@ class Reached:
             admin_url=self.proxy.url,
             revision=applied.snapshot.revision if applied else None,
             sha256=applied.snapshot.sha256 if applied else None,
-            signature=Signature(**told) if (told := view.store.signature) else None,
+            signature=Signature(**state) if (state := view.store.signature) else None,
         )
 
     def put(self, document: bytes) -> httpx.Response:
@@ -68,7 +68,7 @@ def fleet(
     faults: Sequence[Fault] = (Fault.NONE,),
     seed: int = 1,
     keys: str = "",
-) -> Iterator[list[Reached]]:
+) -> Iterator[list[ReachableRouter]]:
     """Routers on an event loop in a thread, for the length of a block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -92,7 +92,7 @@ def fleet(
 
 async def _start(
     stack: AsyncExitStack, folder: Path, environment: dict[str, str], faults: list[Fault], seed: int
-) -> Reached:
+) -> ReachableRouter:
     options = ["--name", folder.name, "--port", "0", "--admin-port", "0", "--state-dir", str(folder)]
     settings = read_settings([*options, "--control-plane", "http://127.0.0.1:9"], environment)
     server = await stack.enter_async_context(running(settings))
@@ -100,4 +100,4 @@ async def _start(
     proxy = FaultProxy(target, seed, faults, 300, again=False)  # a fault falls anywhere in an acknowledgement
     await proxy.start()
     stack.push_async_callback(proxy.stop)
-    return Reached(server, proxy)
+    return ReachableRouter(server, proxy)

@@ -98,16 +98,16 @@ def migrating(database: str, folder: Path, *, settings: str = NEXT_RELEASE) -> s
 def migrate(database: str, folder: Path, *, settings: str = NEXT_RELEASE, within_s: float = 250) -> None:
     """Run the migration to its end."""
     with migrating(database, folder, settings=settings) as process:
-        _, said = process.communicate(timeout=within_s)
-    assert process.returncode == 0, said
+        _, errors = process.communicate(timeout=within_s)
+    assert process.returncode == 0, errors
 
 
-class Using:
-    """A session that reads and writes one table until the end of the block; ``took`` has the durations in seconds."""
+class TableUser:
+    """Reads and writes one table until the end of the block; ``durations_s`` has the duration of each turn in seconds."""
 
     def __init__(self, database: str, table: Table = EVENTS) -> None:
         self.table = table
-        self.took: list[float] = []
+        self.durations_s: list[float] = []
         self._database = database
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._use)
@@ -123,7 +123,7 @@ class Using:
     def _use(self) -> None:
         with psycopg.connect(self._database, autocommit=True) as server:
             while not self._done.wait(0.01):
-                begun = time.monotonic()
+                started = time.monotonic()
                 server.execute(self.table.write)  # type: ignore[arg-type]  # our own text
                 server.execute(self.table.read).fetchall()  # type: ignore[arg-type]  # as above
-                self.took.append(time.monotonic() - begun)
+                self.durations_s.append(time.monotonic() - started)

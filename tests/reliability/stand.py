@@ -29,11 +29,11 @@ from tests.pace import slowdown
 
 STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
 START_S = 90  # of any process, on a machine that does other things too
-NO_BUCKET = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
+NO_REPLICA = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
 PASSWORD = "correct-horse-battery-staple"
 
 
-class Part:
+class ManagedProcess:
     """One process and its log."""
 
     def __init__(self, child: Child, environment: dict[str, str]) -> None:
@@ -48,7 +48,7 @@ class Part:
         return self._process.pid
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
@@ -84,7 +84,7 @@ class Part:
 
     def stop(self) -> None:
         """Terminate gracefully."""
-        if self.lives:
+        if self.is_running:
             os.kill(self.pid, signal.SIGCONT)
             os.kill(self.pid, self.child.stop_signal)
             self.wait()
@@ -114,7 +114,7 @@ class Part:
         assert self._process is not None
         self._process.wait(timeout=within_s)
 
-    def said(self, pattern: str, *, since: int = 0) -> list[str]:
+    def log_lines(self, pattern: str, *, since: int = 0) -> list[str]:
         """Log lines that match, from a position on."""
         return [line for line in list(self.lines[since:]) if re.search(pattern, line)]
 
@@ -125,8 +125,8 @@ class Part:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        with process.stdout as said:
-            for line in said:
+        with process.stdout as lines:
+            for line in lines:
                 self.lines.append(line.rstrip("\n"))
 
 
@@ -158,12 +158,12 @@ class Stand:
             }
         )
         self._server.prepare()
-        self.postgres = Part(self._server.child("fsync=off"), self.environment)
-        self.valkey = Part(valkey_child(self._socket), self.environment)
+        self.postgres = ManagedProcess(self._server.child("fsync=off"), self.environment)
+        self.valkey = ManagedProcess(valkey_child(self._socket), self.environment)
         (folder / "data" / "static").mkdir(parents=True)
         planned = self._planned()
-        self.web, self.router = (Part(planned[name], self.environment) for name in ("web", "router"))
-        self.worker = Part(self._with_beat(planned["worker"], "beat-schedule"), self.environment)
+        self.web, self.router = (ManagedProcess(planned[name], self.environment) for name in ("web", "router"))
+        self.worker = ManagedProcess(self._with_beat(planned["worker"], "beat-schedule"), self.environment)
 
     @property
     def database_url(self) -> str:
@@ -175,7 +175,7 @@ class Stand:
         return f"http://127.0.0.1:{self.web_port}"
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ManagedProcess]:
         """All processes, in the order of shutdown."""
         return [self.router, self.worker, self.web, self.valkey, self.postgres]
 
@@ -194,32 +194,32 @@ class Stand:
         return done.stdout
 
     @contextlib.contextmanager
-    def process(self, name: str, *arguments: str) -> Iterator[Part]:
+    def process(self, name: str, *arguments: str) -> Iterator[ManagedProcess]:
         """A management command that runs for the length of a block."""
-        part = Part(Child(name, [sys.executable, "manage.py", *arguments]), self.environment)
+        part = ManagedProcess(Child(name, [sys.executable, "manage.py", *arguments]), self.environment)
         part.start(wait=False)
         try:
             yield part
         finally:
             part.kill()
 
-    def rise(self) -> None:
+    def start(self) -> None:
         """Start everything but a router."""
         self.postgres.start(wait=False)
         self.valkey.start(wait=False)
         self.postgres.until_ready()
         self.valkey.until_ready()
-        self.manage("prepare_stack", "--demo", "--replica", NO_BUCKET)
+        self.manage("prepare_stack", "--demo", "--replica", NO_REPLICA)
         self.web.start(wait=False)
         self.worker.start(wait=False)
         self.web.until_ready()
         wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick")
 
-    def another_worker(self, name: str, *prefix: str) -> Part:
+    def another_worker(self, name: str, *prefix: str) -> ManagedProcess:
         """Start another worker with its own beat; ``prefix`` replaces ``python -m celery``."""
         child = self._with_beat(self._planned()["worker"], f"beat-{name}")
         command = [*prefix, *child.command[3:]] if prefix else child.command  # else: python -m celery
-        return Part(
+        return ManagedProcess(
             Child(name, [*command, "--hostname", f"{name}@test"], environment=child.environment), self.environment
         )
 
@@ -236,7 +236,7 @@ class Stand:
         """A direct database connection."""
         return psycopg.connect(self.database_url, autocommit=True, connect_timeout=5)
 
-    def ask(self, statement: str, *parameters: Any) -> Any:
+    def query(self, statement: str, *parameters: Any) -> Any:
         """First value of a query's result."""
         with self.sql() as server:
             row = server.execute(statement, parameters or None).fetchone()  # type: ignore[arg-type]  # a test's text
@@ -257,22 +257,22 @@ class Stand:
 
     def ticked(self) -> Any:
         """The scraper's last tick; there is one per second."""
-        return self.ask("select max(at) from telemetry_scrapestate")
+        return self.query("select max(at) from telemetry_scrapestate")
 
     def until_ticks_resume(self, within_s: float) -> float:
         """Wait for the next tick; seconds it took."""
-        begun, before = time.monotonic(), self.ask("select now()")
+        started, before = time.monotonic(), self.query("select now()")
         try:
             soon(lambda: (self.ticked() or before) > before, within_s, "ticks to resume")
         except BaseException:
             print("\n".join(self.worker.lines[-60:]))  # noqa: T201 - pytest shows it with the failure
             raise
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop all processes and delete their files."""
         for part in self.parts:
-            if part.lives:
+            if part.is_running:
                 part.thaw()
                 part.kill() if part is not self.postgres else part.stop()
 
@@ -289,16 +289,16 @@ class Stand:
 
 
 @contextlib.contextmanager
-def standing(**environment: str) -> Iterator[Stand]:
+def running_stand(**environment: str) -> Iterator[Stand]:
     """A started stand for the length of a block."""
     folder = Path(tempfile.mkdtemp(prefix="wpr-"))  # a path short enough for a socket
     folder.chmod(0o755)  # servers run as an account of their own
     stand = Stand(folder, **environment)
     try:
-        stand.rise()
+        stand.start()
         yield stand
     finally:
-        stand.end()
+        stand.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -322,16 +322,16 @@ def _children(pid: int) -> list[int]:
 
 def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.05) -> None:
     """Wait until a condition holds; ``within_s`` is scaled on a busy machine."""
-    begun, allowed_s = time.monotonic(), within_s
+    started, allowed_s = time.monotonic(), within_s
     while not condition():
-        if (waited_s := time.monotonic() - begun) > allowed_s:
+        if (waited_s := time.monotonic() - started) > allowed_s:
             allowed_s = within_s * slowdown()
             if waited_s > allowed_s:
                 pytest.fail(f"waited {waited_s:.1f} s for {what}: more than the {within_s:g} s of a machine at rest")
         time.sleep(every_s)
 
 
-def answers(ask: Callable[[], httpx.Response]) -> int | None:
+def status_of(ask: Callable[[], httpx.Response]) -> int | None:
     """Status of a response; None without one."""
     try:
         return ask().status_code

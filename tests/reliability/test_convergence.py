@@ -28,46 +28,46 @@ def newest():
     return ConfigSnapshot.objects.first().number
 
 
-def test_what_is_published_runs_everywhere_within_two_seconds(policy, tmp_path, settings, record_property):
+def test_a_publication_runs_on_every_router_within_two_seconds(policy, tmp_path, settings, record_property):
     """Calls the worker's task directly, as the wake-up after a publication would."""
-    took, before = [], slowdown()
+    durations_s, before = [], slowdown()
     with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN) as routers:
         for router in routers:
             router.announce()
         reconcile_routers()
         for number in range(PUBLICATIONS):
-            begun = time.monotonic()
+            started = time.monotonic()
             rollout = publish(policy, number)
             reconcile_routers()
-            took.append(time.monotonic() - begun)
+            durations_s.append(time.monotonic() - started)
             rollout.refresh_from_db()
             assert rollout.state == "complete"
             assert {router.revision for router in routers} == {newest()}
-    record_property("seconds", {"p50": statistics.median(took), "most": max(took)})
-    assert max(took) < SOON_S * max(before, slowdown())
+    record_property("seconds", {"p50": statistics.median(durations_s), "most": max(durations_s)})
+    assert max(durations_s) < SOON_S * max(before, slowdown())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_becomes_of_pushes_and_answers_all_run_it_within_half_a_minute(policy, tmp_path, settings, seed):
+def test_with_faults_all_routers_run_it_within_half_a_minute(policy, tmp_path, settings, seed):
     """A third of all connections is refused, cut in the middle of the response, or slow."""
     faults = [Fault.NONE] * 6 + [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.TRICKLE, Fault.DELAY]
     with fleet(tmp_path, ROUTERS, settings.ROUTER_ADMIN_TOKEN, faults=faults, seed=seed * 100) as routers:
-        seen = dict.fromkeys(routers, 0)
+        highest = dict.fromkeys(routers, 0)
         for router in routers:
             router.announce()
         for number in range(5):
             publish(policy, number)
             reconcile_routers()
             for router in routers:
-                assert (router.revision or 0) >= seen[router], "an older one replaced a newer one"
-                seen[router] = router.revision or 0
-        begun = time.monotonic()
-        heard_at = dict.fromkeys(routers, begun)
+                assert (router.revision or 0) >= highest[router], "an older one replaced a newer one"
+                highest[router] = router.revision or 0
+        started = time.monotonic()
+        announced_at = dict.fromkeys(routers, started)
 
         def converged() -> bool:
             for router in routers:
-                if time.monotonic() - heard_at[router] > HEARTBEAT_S:
-                    heard_at[router] = time.monotonic()
+                if time.monotonic() - announced_at[router] > HEARTBEAT_S:
+                    announced_at[router] = time.monotonic()
                     router.announce()
             reconcile_routers()
             return Router.objects.filter(running_number=newest()).count() == ROUTERS

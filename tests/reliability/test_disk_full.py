@@ -23,7 +23,7 @@ from tests.fakes.fake_metrics_server import serving, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
 
-MOST_TICKS = 400  # that fit into what is left of a page
+MAX_TICKS = 400  # that fit into what is left of a page
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def sql(*statements):
             cursor.execute(statement)
 
 
-def refuses(statement):
+def disk_is_full(statement):
     """Whether the server reports a full disk."""
     try:
         sql(statement)
@@ -62,35 +62,35 @@ def refuses(statement):
 def fill_up():
     sql("create table filler (x text) tablespace small", "alter table filler alter x set storage plain")
     for bytes_each in (7000, 100):
-        while not refuses(f"insert into filler select repeat('x', {bytes_each}) from generate_series(1, 20)"):
+        while not disk_is_full(f"insert into filler select repeat('x', {bytes_each}) from generate_series(1, 20)"):
             pass
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_full_disk_stops_storing_and_nothing_else_and_room_is_used_by_itself(short_dir):
+def test_a_full_disk_stops_only_writes_and_they_resume_by_themselves(short_dir):
     pool = create_pool("chat")
     ensure_days([T0.date()])
     partition = f"telemetry_reading_{T0:%Y%m%d}"
     with serving() as server, small_disk(short_dir / "small"):
-        answers = [text(replica_text(100 * number, 10 * number)) for number in range(MOST_TICKS)]
-        add_replica(pool, name="r1", url=server.script("/r1/metrics", *answers))
+        scrapes = [text(replica_text(100 * number, 10 * number)) for number in range(MAX_TICKS)]
+        add_replica(pool, name="r1", url=server.script("/r1/metrics", *scrapes))
         sql(
             f"create tablespace small location '{short_dir / 'small'}'", f"alter table {partition} set tablespace small"
         )
         try:
-            number = live_through_it()
+            number = fill_and_recover()
         finally:
             sql(f"drop table if exists filler, {partition}", "drop tablespace small")
-    assert number < MOST_TICKS
+    assert number < MAX_TICKS
 
 
 def refused_seconds():
     families = text_string_to_metric_families(Client().get("/metrics").content.decode())
-    [family] = [one for one in families if one.name == "warmpath_controlplane_readings_refused_seconds"]
+    [family] = [family for family in families if family.name == "warmpath_controlplane_readings_refused_seconds"]
     return family.samples[0].value
 
 
-def live_through_it():
+def fill_and_recover():
     def tick(number):
         return scrape_shard(Shard(0, 1), (T0 + timedelta(seconds=5 * number)).timestamp())
 
@@ -101,7 +101,7 @@ def live_through_it():
     tick(1)
     fill_up()
     number, before = 2, stored()
-    while number < MOST_TICKS:
+    while number < MAX_TICKS:
         before = stored()
         try:
             tick(number)
@@ -135,7 +135,7 @@ def no_room(db):
     )
 
 
-def test_a_worker_says_once_that_there_is_no_room_and_once_that_there_is(no_room, monkeypatch, caplog):
+def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(no_room, monkeypatch, caplog):
     pool = create_pool("chat")
     with serving() as server:
         add_replica(pool, name="r1", url=server.script("/r1/metrics", text(replica_text(1, 0, facts=False))))

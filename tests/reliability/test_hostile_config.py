@@ -39,15 +39,15 @@ def admin(router, settings):
 
 
 def running(admin):
-    told = admin.get("/config").json()
-    return told["revision"], told["sha256"]
+    config = admin.get("/config").json()
+    return config["revision"], config["sha256"]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path, seed):
+def test_a_damaged_document_is_applied_completely_or_rejected(router, admin, tmp_path, seed):
     chance = random.Random(seed)
     assert admin.put("/config", content=encrypted(CONFIG)).status_code == 200
-    taken = refused = 0
+    applied = rejected = 0
     for revision in range(2, ROUNDS):
         before = running(admin)
         tree = json.loads(json.dumps(CONFIG))
@@ -56,18 +56,18 @@ def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path
         document = encrypted(tree, revision=revision)
         if chance.random() < 0.2:
             document = document[: chance.randrange(len(document))]
-        answer = admin.put("/config", content=document)
-        if answer.status_code == 200:
-            taken += 1
+        response = admin.put("/config", content=document)
+        if response.status_code == 200:
+            applied += 1
             assert running(admin) == (revision, load_snapshot(document).sha256)
         else:
-            refused += 1
-            assert (answer.status_code, bool(answer.json()["reason"])) == (422, True)
+            rejected += 1
+            assert (response.status_code, bool(response.json()["reason"])) == (422, True)
             assert running(admin) == before
-        kept = load_snapshot(LastKnownGood(tmp_path / "router-00").load()[0])
-        assert (kept.revision, kept.sha256) == running(admin)
-    assert taken > 0
-    assert refused > 10
+        stored = load_snapshot(LastKnownGood(tmp_path / "router-00").load()[0])
+        assert (stored.revision, stored.sha256) == running(admin)
+    assert applied > 0
+    assert rejected > 10
 
 
 @pytest.mark.parametrize(
@@ -75,26 +75,26 @@ def test_a_damaged_document_is_taken_whole_or_not_at_all(router, admin, tmp_path
     [(b" " * (65 * MIB), 413), (b"[" * MIB, 422), (b'{"schema":1,"revision":2,"config":' + b'{"a":' * 100_000, 422)],
     ids=["huge", "deep", "deep inside"],
 )
-def test_a_document_without_measure_changes_nothing(router, admin, document, status):
+def test_an_oversized_document_changes_nothing(router, admin, document, status):
     assert admin.put("/config", content=encrypted(CONFIG)).status_code == 200
     before = running(admin)
     assert admin.put("/config", content=document).status_code == status
     assert running(admin) == before
 
 
-def test_a_refusal_is_shown_within_five_seconds(router, pool, tmp_path, client, admin_user):
+def test_a_rejection_is_shown_within_five_seconds(router, pool, tmp_path, client, admin_user):
     router.announce()
     reconcile_routers()
     before = router.revision
     folder = tmp_path / "router-00"
     folder.rename(tmp_path / "moved")
-    folder.touch()  # the disk refuses
-    begun = time.monotonic()
+    folder.touch()  # writing fails
+    started = time.monotonic()
     add_replica(pool, name="r1", url="http://127.0.0.1:9")
     reconcile_routers()
-    soon(lambda: Router.objects.get().last_nack, NACK_S, "the refusal to be known")
+    soon(lambda: Router.objects.get().last_nack, NACK_S, "the rejection to be known")
     client.force_login(admin_user)
     assert "cannot be written" in client.get("/routers/").content.decode()
-    assert is_within(time.monotonic() - begun, NACK_S)
+    assert is_within(time.monotonic() - started, NACK_S)
     assert router.revision == before
     assert Event.objects.filter(kind="config_refused").count() == 1

@@ -15,7 +15,7 @@ from tests.reliability.migrating import (
     LONGEST_S,
     ROUTER_READINGS,
     TABLES,
-    Using,
+    TableUser,
     copied,
     fill,
     migrate,
@@ -33,23 +33,23 @@ def database(postgres: Path, migrated: str) -> Iterator[str]:
         yield url
 
 
-def test_nobody_waits_for_a_second_while_tables_with_rows_are_migrated(database, tmp_path):
+def test_no_session_waits_for_a_second_while_tables_with_rows_are_migrated(database, tmp_path):
     fill(database, ROWS)
-    with Using(database, EVENTS) as events, Using(database, ROUTER_READINGS) as readings:
+    with TableUser(database, EVENTS) as events, TableUser(database, ROUTER_READINGS) as readings:
         migrate(database, tmp_path)
     for user in (events, readings):
-        assert len(user.took) > 20
-        assert is_within(max(user.took), LONGEST_S)
+        assert len(user.durations_s) > 20
+        assert is_within(max(user.durations_s), LONGEST_S)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_a_migration_waits_for_a_table_in_use_without_making_others_wait(database, tmp_path, table):
     """A retry repeats steps that already succeeded, also outside a transaction."""
-    with Using(database, table) as user, psycopg.connect(database) as holder:
+    with TableUser(database, table) as user, psycopg.connect(database) as holder:
         holder.execute(f"select * from {table.name}")  # a long report: its transaction goes on
         with migrating(database, tmp_path) as process:
             assert process.stderr.readline() == "A table is in use; trying again.\n"
             holder.rollback()
-            _, said = process.communicate(timeout=100)
-        assert process.returncode == 0, said
-    assert is_within(max(user.took), LONGEST_S + 0.9)  # what the migration asked for
+            _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    assert is_within(max(user.durations_s), LONGEST_S + 0.9)  # what the migration asked for

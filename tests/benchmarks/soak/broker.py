@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from tests.benchmarks.soak.verdict import Verdict
 from tests.pace import is_within
-from tests.reliability.broker import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, DependencyState, flush, kill_and_return
-from tests.reliability.stand import standing
-from tests.reliability.watched import watched
+from tests.reliability.alerting_fleet import alerting_fleet
+from tests.reliability.outages import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, BrokerOutage, flush_broker, kill_broker_for
+from tests.reliability.stand import running_stand
 
 AWAY_S = (8.0, 60.0)  # (R12)
 FLUSHES = 20
@@ -30,32 +30,32 @@ def measure_long(verdict: Verdict, seconds: float) -> None:
 
 
 def measure_flushes(verdict: Verdict) -> None:
-    with standing() as stand:
-        took = sorted(flush(stand) for _ in range(FLUSHES))
+    with running_stand() as stand:
+        took = sorted(flush_broker(stand) for _ in range(FLUSHES))
     well = is_within(took[-1], FLUSHED_S)
     verdict.holds("work after a flush", f"{_seconds(took)}, of {FLUSHED_S:g}; {FLUSHES} flushes", well)
 
 
 def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
-    with standing() as stand, stand.rest() as rest, watched(stand, rest) as fleet:
+    with running_stand() as stand, stand.rest() as rest, alerting_fleet(stand, rest) as fleet:
         begun, processes = len(stand.worker.lines), stand.worker.family()
-        absences: list[DependencyState] = []
+        absences: list[BrokerOutage] = []
         for away in away_s:
-            absences.append(kill_and_return(stand, rest, fleet, away))
+            absences.append(kill_broker_for(stand, rest, fleet, away))
             verdict.say("away", f"{away:.0f} s, resumed {absences[-1].resumed_s:.1f} s after the return")
         fleet.until_delivered()
         _judge_absences(verdict, absences, limit_s)
         missing = Counter(fleet.expected) - Counter(fleet.transitions)
-        counted = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.told)} messages"
-        verdict.holds("alerts", counted, fleet.transitions == fleet.told == fleet.expected)
+        counted = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.received)} messages"
+        verdict.holds("alerts", counted, fleet.transitions == fleet.received == fleet.expected)
         verdict.holds("worker and beat", "the same processes as before", stand.worker.family() == processes)
-        said, stacks = (len(stand.worker.said(text, since=begun)) for text in ("the broker is away", "Traceback"))
+        said, stacks = (len(stand.worker.log_lines(text, since=begun)) for text in ("the broker is away", "Traceback"))
         verdict.holds(
             "worker's log", f"{said} times that it is away, {stacks} stacks", (said, stacks) == (len(away_s), 0)
         )
 
 
-def _judge_absences(verdict: Verdict, absences: Sequence[DependencyState], limit_s: float) -> None:
+def _judge_absences(verdict: Verdict, absences: Sequence[BrokerOutage], limit_s: float) -> None:
     took = sorted(absence.resumed_s for absence in absences)
     verdict.holds("ticks resume after", f"{_seconds(took)}, of {limit_s:g}", is_within(took[-1], limit_s))
     statuses = sum((absence.statuses for absence in absences), Counter[int]())

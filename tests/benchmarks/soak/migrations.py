@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.benchmarks.soak.verdict import Verdict
 from tests.benchmarks.telemetry.stand import SERVER
 from tests.pace import is_within
-from tests.reliability.migrating import LONGEST_S, TABLES, Using, before, fill, migrate, url_of
+from tests.reliability.migrating import LONGEST_S, TABLES, TableUser, before, fill, migrate, url_of
 
 
 def measure(verdict: Verdict, rows: int) -> None:
@@ -27,12 +27,12 @@ def measure(verdict: Verdict, rows: int) -> None:
         fill(database, rows)
         verdict.say("tables", f"{len(TABLES)} of {rows:,} rows each")
         with ExitStack() as using:
-            users = [using.enter_context(Using(database, table)) for table in TABLES]
+            users = [using.enter_context(TableUser(database, table)) for table in TABLES]
             begun = time.monotonic()
             migrate(database, folder, within_s=3000)
             took_s = time.monotonic() - begun
         verdict.say("migrations", f"{took_s:.0f} s")
         for user in users:
-            longest_s = max(user.took)
-            figures = f"{len(user.took):,} reads and writes, {longest_s:.2f} s at most, of {LONGEST_S:g}"
+            longest_s = max(user.durations_s)
+            figures = f"{len(user.durations_s):,} reads and writes, {longest_s:.2f} s at most, of {LONGEST_S:g}"
             verdict.holds(user.table.name.partition("_")[2], figures, is_within(longest_s, LONGEST_S))

@@ -59,9 +59,7 @@ def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, 
     ]
     refused = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
     assert refused.status_code == 409
-    assert (
-        "Configuration 51 was written by a release whose format this release cannot read" in refused.data["detail"]
-    )
+    assert "Configuration 51 was written by a release whose format this release cannot read" in refused.data["detail"]
 
 
 def test_a_router_that_is_gone_for_good_is_removed(api, pool):

@@ -28,7 +28,10 @@ def test_a_new_pool_has_an_active_policy(policy):
     live = policy.live()
     assert (live.number, live.strategy, live.published_at is not None) == (1, "round_robin", True)
     assert policy.draft() is None
-    assert create_pool("another", models=["other"]).policies.get().live().settings == {"strategy": "lowest_cost", "alpha": 2.0}
+    assert create_pool("another", models=["other"]).policies.get().live().settings == {
+        "strategy": "lowest_cost",
+        "alpha": 2.0,
+    }
 
 
 def test_saving_again_replaces_the_draft(policy, operator):

@@ -1,4 +1,4 @@
-"""Two at once, with real commits on real connections."""
+"""Concurrent changes, with real commits on separate connections."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.controlplane.threads import at_once, at_one_turn
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_of_many_who_publish_one_draft_one_does_and_the_others_are_told(policy):
+def test_a_draft_is_published_once_by_concurrent_publishers(policy):
     draft = save_draft(policy, {"strategy": "prefix_hash"})
     outcomes = at_once(*[lambda: publish_revision(draft.pk)] * 8)
     assert sum(isinstance(outcome, Rollout) for outcome in outcomes) == 1
@@ -31,7 +31,7 @@ def test_of_many_who_publish_one_draft_one_does_and_the_others_are_told(policy):
     assert Event.objects.filter(kind="policy_published").count() == 1
 
 
-def test_editors_who_start_from_the_same_revision_never_overwrite_a_published_one(policy):
+def test_concurrent_editors_never_overwrite_a_published_revision(policy):
     def edit(load_factor):
         settings = {"strategy": "prefix_hash", "load_factor": load_factor}
         draft = save_draft(policy, settings, based_on=1)
@@ -44,12 +44,12 @@ def test_editors_who_start_from_the_same_revision_never_overwrite_a_published_on
     assert policy.live().number == 2
 
 
-def test_numbers_have_no_gaps_and_the_newest_holds_every_change(pool):
+def test_snapshot_numbers_have_no_gaps_and_the_newest_contains_every_change(pool):
     def add(number):
         return add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
 
-    works = [lambda number=number: add(number) for number in range(8)]
-    at_once(*works, lambda: update_pool(pool, models=["m"]), lambda: update_pool(pool, description="x"))
+    changes = [lambda number=number: add(number) for number in range(8)]
+    at_once(*changes, lambda: update_pool(pool, models=["m"]), lambda: update_pool(pool, description="x"))
 
     numbers = sorted(ConfigSnapshot.objects.values_list("number", flat=True))
     assert numbers == list(range(1, len(numbers) + 1))
@@ -57,30 +57,29 @@ def test_numbers_have_no_gaps_and_the_newest_holds_every_change(pool):
     assert (len(newest["replicas"]), newest["models"]) == (8, ["m"])
 
 
-def test_two_scrapes_that_find_the_same_news_number_it_once(replica):
+def test_concurrent_reports_of_a_cache_size_are_one_change(replica):
     before = ConfigSnapshot.objects.count()
-    works = [lambda: record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)] * 6
-    at_once(*works)
+    at_once(*[lambda: record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)] * 6)
     assert ConfigSnapshot.objects.count() == before + 1
     assert Event.objects.filter(kind="replica_changed").count() == 1
 
 
-def test_a_router_that_announces_itself_twice_at_once_is_one_router(pool):
-    told = {"name": "router-1", "boot": "b", "admin_url": "http://127.0.0.1:1"}
-    outcomes = at_once(*[lambda: announce(**told)] * 6)
+def test_concurrent_first_heartbeats_create_one_router(pool):
+    heartbeat = {"name": "router-1", "boot": "b", "admin_url": "http://127.0.0.1:1"}
+    outcomes = at_once(*[lambda: announce(**heartbeat)] * 6)
     assert all(isinstance(outcome, Router) for outcome in outcomes)
     assert Router.objects.count() == 1
     assert Event.objects.filter(kind="router_joined").count() == 1
 
 
-def test_a_replica_that_is_removed_while_others_change_leaves_no_trace(pool, replica):
+def test_a_replica_removed_during_other_changes_is_in_no_later_snapshot(pool, replica):
     others = [lambda n=n: add_replica(pool, name=f"x{n}", url=f"http://10.0.1.{n}:8000") for n in range(4)]
     at_once(lambda: remove_replica(replica), *others)
-    names = [shown["name"] for shown in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
+    names = [row["name"] for row in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
     assert names == ["x0", "x1", "x2", "x3"]
 
 
-def test_of_two_who_remove_the_last_two_replicas_of_a_subset_one_is_refused(pool, replica):
+def test_one_of_two_concurrent_removals_that_would_empty_a_subset_is_rejected(pool, replica):
     other = add_replica(pool, name="r2", url="http://10.0.0.2:8000")
     add_replica(pool, name="r3", url="http://10.0.0.3:8000")
     group = create_task_group(pool, "chat", replicas=[replica, other])
@@ -91,7 +90,7 @@ def test_of_two_who_remove_the_last_two_replicas_of_a_subset_one_is_refused(pool
     assert group.replicas.count() == 1, "an empty subset would be the whole pool"
 
 
-def test_of_many_who_advance_one_stage_one_does(policy):
+def test_a_stage_is_entered_once_by_concurrent_controllers(policy):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy, [{"share": share, "observe_s": 0} for share in (0.1, 0.2, 0.3)])
@@ -105,7 +104,7 @@ def test_of_many_who_advance_one_stage_one_does(policy):
     assert Event.objects.filter(kind="rollout_widened").count() == 1
 
 
-def test_a_verdict_an_abort_a_promotion_and_a_publication_at_once_leave_one_revision_in_force(policy, operator):
+def test_concurrent_verdicts_and_user_actions_leave_one_active_revision(policy, operator):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy, [{"share": 0.1, "observe_s": 0}], guard={})
@@ -122,8 +121,8 @@ def test_a_verdict_an_abort_a_promotion_and_a_publication_at_once_leave_one_revi
     )
 
     assert all(outcome is None or isinstance(outcome, Rollout | ConflictError) for outcome in outcomes)
-    live, said = policy.live(), ConfigSnapshot.objects.first().document["pools"][0]["policy"]
-    assert (live.number, said["revision"], "trial" in said) == (3, 3, False)
+    live, config = policy.live(), ConfigSnapshot.objects.first().document["pools"][0]["policy"]
+    assert (live.number, config["revision"], "trial" in config) == (3, 3, False)
     rollout.refresh_from_db()
     rollout.revision.refresh_from_db()
     assert rollout.revision.state in {"withdrawn", "retired"}

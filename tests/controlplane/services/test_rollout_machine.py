@@ -1,4 +1,4 @@
-"""Whatever happens to rollouts, in whatever order: routers are told what the rows say, and nothing is lost."""
+"""Rollouts under any sequence of events: configurations match the rows, and every transition is in the table."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -37,20 +37,19 @@ from tests.controlplane.rollouts import ack, nack, newest, publish_stages, said_
 
 pytestmark = pytest.mark.django_db
 STRATEGIES = ("random", "least_load", "power_of_two", "round_robin")
-PEOPLE = {"pause": pause_rollout, "resume": resume_rollout, "promote": promote_rollout, "abort": abort_rollout}
+ACTIONS = {"pause": pause_rollout, "resume": resume_rollout, "promote": promote_rollout, "abort": abort_rollout}
 NAMES = ("router-1", "router-2", "router-3")
-PLANS = ((), ({"share": 0.1},), ({"routers": ["router-1"]}, {"routers": ["router-1", "router-2"]}))
 SETTINGS = settings(
     max_examples=15,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
-    suppress_health_check=list(HealthCheck),  # each example has a database to itself
+    suppress_health_check=list(HealthCheck),  # each example rolls its transaction back
 )
 
 
 class Rollouts(RuleBasedStateMachine):
-    """One policy, three routers, a clock; publications, acknowledgements, refusals, verdicts, people, losses."""
+    """One policy, three routers and a clock; publications, acknowledgements, rejections, verdicts, user actions."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +58,7 @@ class Rollouts(RuleBasedStateMachine):
         self.travel = time_machine.travel(self.now, tick=False)
         self.travel.start()
         self.policy = RoutingPolicy.objects.get(pool=create_pool("machine", models=["m"], strategy="round_robin"))
-        self.in_force = said_of_pool("machine")  # what routers are told besides the trial
+        self.active = said_of_pool("machine")
 
     def teardown(self):
         self.travel.stop()
@@ -70,7 +69,7 @@ class Rollouts(RuleBasedStateMachine):
         start_routers(*NAMES)
         ack()
 
-    def open_one(self):
+    def open_rollout(self):
         return Rollout.objects.filter(state__in=OPEN_ROLLOUTS).first()
 
     @rule(
@@ -81,7 +80,7 @@ class Rollouts(RuleBasedStateMachine):
         guard=st.sampled_from([None, {}]),
     )
     def publish(self, strategy, stages, guard):
-        former = self.open_one()
+        former = self.open_rollout()
         if stages:
             publish_stages(self.policy, stages, settings={"strategy": strategy}, guard=guard)
         else:
@@ -95,17 +94,17 @@ class Rollouts(RuleBasedStateMachine):
         ack(Router.objects.get(name=name))
 
     @rule(name=st.sampled_from(NAMES))
-    def refuse(self, name):
+    def reject(self, name):
         nack(Router.objects.get(name=name))
 
     @rule(name=st.sampled_from(NAMES))
-    def come_back(self, name):
+    def send_heartbeat(self, name):
         router = Router.objects.get(name=name)
-        told = {"name": name, "boot": "b", "admin_url": router.admin_url}
-        announce(**told, revision=router.running_number, sha256=router.running_sha256)
+        heartbeat = {"name": name, "boot": "b", "admin_url": router.admin_url}
+        announce(**heartbeat, revision=router.running_number, sha256=router.running_sha256)
 
     @rule(seconds=st.sampled_from([1, 31, 61, 300]))
-    def time_goes_by(self, seconds):
+    def pass_time(self, seconds):
         self.now += timedelta(seconds=seconds)
         self.travel.stop()
         self.travel = time_machine.travel(self.now, tick=False)
@@ -118,10 +117,10 @@ class Rollouts(RuleBasedStateMachine):
         advance_rollouts()
         assert list(Rollout.objects.values_list("pk", "state", "stage")) == before, "a second tick changes nothing"
 
-    @precondition(lambda self: self.open_one() is not None)
+    @precondition(lambda self: self.open_rollout() is not None)
     @rule(verdict=st.sampled_from(list(Verdict)), late=st.booleans())
-    def judge(self, verdict, late):
-        rollout = self.open_one()
+    def analyze(self, verdict, late):
+        rollout = self.open_rollout()
         before, stage = rollout.state, rollout.stage
         apply_verdict(rollout.pk, stage=stage - 1 if late and stage else stage, verdict=verdict, readings=[])
         rollout.refresh_from_db()
@@ -130,50 +129,50 @@ class Rollouts(RuleBasedStateMachine):
         elif verdict is Verdict.BREACHED and rollout.guard is not None and rollout.revision.state != "live":
             assert rollout.state == RolloutState.ROLLED_BACK
 
-    @precondition(lambda self: self.open_one() is not None)
-    @rule(move=st.sampled_from(sorted(PEOPLE)))
-    def somebody_decides(self, move):
-        rollout = self.open_one()
+    @precondition(lambda self: self.open_rollout() is not None)
+    @rule(move=st.sampled_from(sorted(ACTIONS)))
+    def user_acts(self, move):
+        rollout = self.open_rollout()
         allowed = rollout.state in TRANSITIONS[move].before and rollout.revision.state == "trial"
         try:
-            PEOPLE[move](rollout.pk, by=None, reason="because")
+            ACTIONS[move](rollout.pk, by=None, reason="because")
         except RolloutMoveError:
             assert not allowed
         else:
             assert allowed
 
     @invariant()
-    def one_revision_is_in_force_and_at_most_one_on_trial(self):
+    def one_revision_is_active_and_at_most_one_is_a_canary(self):
         states = list(PolicyRevision.objects.filter(policy=self.policy).values_list("state", flat=True))
         assert states.count("live") == 1
         assert states.count("trial") <= 1
         assert Rollout.objects.filter(state__in=OPEN_ROLLOUTS).count() <= 1
-        assert states.count("trial") == 0 or self.open_one() is not None
+        assert states.count("trial") == 0 or self.open_rollout() is not None
 
     @invariant()
-    def routers_are_told_what_the_rows_say(self):
-        said, live = said_of_pool("machine"), self.policy.live()
-        assert (said["revision"], said["settings"]) == (live.number, live.settings)
-        trial, rollout = self.policy.canary(), self.open_one()
-        if trial is None:
-            assert "trial" not in said
+    def the_configuration_matches_the_rows(self):
+        config, live = said_of_pool("machine"), self.policy.live()
+        assert (config["revision"], config["settings"]) == (live.number, live.settings)
+        canary, rollout = self.policy.canary(), self.open_rollout()
+        if canary is None:
+            assert "trial" not in config
             return
         scope = rollout.stages[rollout.stage]
-        assert (said["trial"]["revision"], said["trial"]["settings"]) == (trial.number, trial.settings)
-        assert (said["trial"]["share"], said["trial"]["routers"]) == (scope["share"], scope["routers"])
+        assert (config["trial"]["revision"], config["trial"]["settings"]) == (canary.number, canary.settings)
+        assert (config["trial"]["share"], config["trial"]["routers"]) == (scope["share"], scope["routers"])
 
     @invariant()
-    def a_revision_that_was_withdrawn_left_no_trace(self):
-        """The settings in force change by a revision that comes into force, and by nothing else."""
-        said = {name: value for name, value in said_of_pool("machine").items() if name != "trial"}
-        if said["revision"] == self.in_force["revision"]:
-            assert said == {name: value for name, value in self.in_force.items() if name != "trial"}
+    def a_rolled_back_revision_leaves_no_trace(self):
+        """The active settings change only by another active revision."""
+        config = {name: value for name, value in said_of_pool("machine").items() if name != "trial"}
+        if config["revision"] == self.active["revision"]:
+            assert config == {name: value for name, value in self.active.items() if name != "trial"}
         else:
-            assert said["revision"] > self.in_force["revision"]
-            self.in_force = said
+            assert config["revision"] > self.active["revision"]
+            self.active = config
 
     @invariant()
-    def every_move_was_one_of_the_table(self):
+    def every_transition_is_in_the_table(self):
         for rollout in Rollout.objects.prefetch_related("steps"):
             steps = list(rollout.steps.all())
             assert steps[-1].after == rollout.state
@@ -183,7 +182,7 @@ class Rollouts(RuleBasedStateMachine):
                 assert step.after == TRANSITIONS[step.move].after
 
     @invariant()
-    def what_is_complete_is_in_force_and_what_went_on_was_run(self):
+    def a_complete_rollout_has_an_active_revision(self):
         for rollout in Rollout.objects.select_related("revision", "snapshot"):
             if rollout.state == RolloutState.COMPLETE:
                 assert rollout.revision.state in {"live", "retired"}
@@ -192,5 +191,5 @@ class Rollouts(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(400)  # a busy machine takes some minutes
-def test_whatever_happens_routers_are_told_what_the_rows_say():
+def test_rollouts_under_any_sequence_of_events():
     run_state_machine_as_test(Rollouts, settings=SETTINGS)

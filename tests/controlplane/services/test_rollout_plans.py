@@ -1,4 +1,4 @@
-"""Which stages a plan has, and which are refused."""
+"""Stages of rollout plans, and invalid ones."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def fleet(pool):
-    """Two routers, and two task groups that the pool's policy places beside one with its own."""
+    """Two routers, two task groups that the pool's policy places, and one with its own policy."""
     start_routers("router-1", "router-2")
     for name in ("chat", "batch", "own"):
         create_task_group(pool, name)
@@ -35,24 +35,24 @@ def scopes(plan):
     return [(stage.share, stage.routers, stage.groups) for stage in plan.stages]
 
 
-def test_without_a_plan_it_is_all_at_once_and_nobody_watches(policy):
+def test_without_a_plan_a_rollout_is_all_at_once_without_analysis(policy):
     assert make_plan(policy) == make_plan(policy, "all_at_once") == AT_ONCE
 
 
-def test_by_share_is_watched_and_ends_with_everything(policy):
+def test_a_plan_by_share_has_analysis_and_ends_with_every_request(policy):
     plan = make_plan(policy, "by_share")
     assert scopes(plan) == [(0.05, None, None), (0.25, None, None), (1.0, None, None)]
     assert [stage.observe_s for stage in plan.stages] == [600, 600, 0]
     assert plan.guard == GuardLimits()
 
 
-def test_by_router_takes_those_that_are_present_one_after_another(fleet, policy):
+def test_a_plan_by_router_adds_one_connected_router_per_stage(fleet, policy):
     plan = make_plan(policy, "by_router", observe_s=5, guard=None)
     assert scopes(plan) == [(1.0, ("router-1",), None), (1.0, ("router-1", "router-2"), None), (1.0, None, None)]
     assert plan.guard is None
 
 
-def test_by_group_takes_those_that_the_pools_policy_places(fleet, policy):
+def test_a_plan_by_group_adds_the_groups_that_the_pools_policy_places(fleet, policy):
     assert scopes(make_plan(policy, "by_group"))[:-1] == [(1.0, None, ("batch",)), (1.0, None, ("batch", "chat"))]
 
 
@@ -69,7 +69,7 @@ def test_stages_mix_shares_groups_and_routers(fleet, policy):
 
 
 @pytest.mark.parametrize(
-    ("asked", "path", "words"),
+    ("arguments", "path", "reason"),
     [
         ({"plan": "slowly"}, "$.plan", "all_at_once"),
         ({"plan": "stages"}, "$.stages", "at least one"),
@@ -91,27 +91,27 @@ def test_stages_mix_shares_groups_and_routers(fleet, policy):
         ({"stages": [{"share": at / 200} for at in range(1, 102)]}, "$.stages", "at most 100"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(fleet, policy, asked, path, words):
-    with pytest.raises(InvalidError) as refusal:
-        make_plan(policy, **asked)
-    assert refusal.value.faults[0].path == path
-    assert words in refusal.value.faults[0].reason
+def test_an_invalid_plan_is_rejected_with_its_path(fleet, policy, arguments, path, reason):
+    with pytest.raises(InvalidError) as error:
+        make_plan(policy, **arguments)
+    assert error.value.faults[0].path == path
+    assert reason in error.value.faults[0].reason
 
 
-def test_a_groups_own_policy_has_no_groups_to_choose_from(fleet, policy):
+def test_a_groups_own_policy_cannot_be_rolled_out_by_group(fleet, policy):
     own = create_policy(fleet, fleet.groups.get(name="chat"))
-    for asked in ({"plan": "by_group"}, {"stages": [{"groups": ["chat"]}]}):
+    for arguments in ({"plan": "by_group"}, {"stages": [{"groups": ["chat"]}]}):
         with pytest.raises(InvalidError):
-            make_plan(own, **asked)
+            make_plan(own, **arguments)
 
 
-def test_router_by_router_needs_a_router(policy):
+def test_a_plan_by_router_needs_a_router(policy):
     with pytest.raises(InvalidError, match="no router is connected"):
         make_plan(policy, "by_router")
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"),
+    ("stage", "text"),
     [
         (EVERYTHING, "every request"),
         (Stage(share=0.05), "5 % of prefixes"),
@@ -120,8 +120,8 @@ def test_router_by_router_needs_a_router(policy):
         (Stage(routers=tuple("abcdef")), "every request on routers a, b, c, d and 2 more"),
     ],
 )
-def test_a_stage_says_its_requests_in_words(stage, words):
-    assert describe_stage(stage) == words
+def test_a_stage_is_described_by_its_requests(stage, text):
+    assert describe_stage(stage) == text
 
 
 some = st.one_of(st.none(), st.sets(st.sampled_from("abc"), min_size=1).map(lambda names: tuple(sorted(names))))
@@ -129,10 +129,10 @@ stages = st.builds(Stage, share=st.sampled_from([0.1, 0.5, 1.0]), routers=some, 
 requests = st.tuples(st.floats(0, 0.999), st.sampled_from("abc"), st.sampled_from([None, *"abc"]))
 
 
-def on_trial(stage, request):
-    place, router, group = request
+def is_canary(stage, request):
+    position, router, group = request
     return (
-        place < stage.share
+        position < stage.share
         and (stage.routers is None or router in stage.routers)
         and (stage.groups is None or group in stage.groups)
     )
@@ -140,7 +140,7 @@ def on_trial(stage, request):
 
 @given(wider=stages, narrower=stages, request=requests)
 def test_a_stage_that_includes_another_leaves_none_of_its_requests_out(wider, narrower, request):
-    if wider.includes(narrower) and on_trial(narrower, request):
-        assert on_trial(wider, request)
+    if wider.includes(narrower) and is_canary(narrower, request):
+        assert is_canary(wider, request)
     if wider.is_everything:
         assert wider.includes(narrower)

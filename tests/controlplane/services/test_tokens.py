@@ -1,3 +1,5 @@
+"""API tokens."""
+
 import pytest
 from django.db import connection
 from django.utils import timezone
@@ -10,18 +12,18 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def made(operator):
+def token_and_text(operator):
     return create_token(operator, name="ci", scopes=[Scope.READ])
 
 
-def test_a_token_is_recognised_by_its_text_alone(made):
-    token, text = made
+def test_a_token_is_found_by_its_text(token_and_text):
+    token, text = token_and_text
     assert find_token(text) == token
     assert text.startswith(f"wp_{token.key_id}.")
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "change",
     [
         lambda text: text[:-1],
         lambda text: text[:-1] + ("A" if text[-1] != "A" else "B"),
@@ -33,20 +35,20 @@ def test_a_token_is_recognised_by_its_text_alone(made):
         lambda _: "wp_.",
     ],
 )
-def test_any_other_text_is_nobody(made, spoil):
-    assert find_token(spoil(made[1])) is None
+def test_any_other_text_finds_no_token(token_and_text, change):
+    assert find_token(change(token_and_text[1])) is None
 
 
-def test_the_secret_is_nowhere_in_the_database(made):
-    secret = made[1].partition(".")[2]
+def test_the_secret_is_not_stored(token_and_text):
+    secret = token_and_text[1].partition(".")[2]
     with connection.cursor() as cursor:
         for table in ("controlplane_apitoken", "controlplane_event"):
             cursor.execute(f"select count(*) from {table} where {table}::text like %s", [f"%{secret}%"])
             assert cursor.fetchone() == (0,)
 
 
-def test_a_revoked_expired_or_orphaned_token_is_nobody(operator, made):
-    token, text = made
+def test_a_token_that_is_revoked_expired_or_of_a_disabled_user_is_invalid(operator, token_and_text):
+    token, text = token_and_text
     ApiToken.objects.update(expires_at=timezone.now())
     assert find_token(text) is None
     ApiToken.objects.update(expires_at=None)
@@ -62,19 +64,17 @@ def test_a_revoked_expired_or_orphaned_token_is_nobody(operator, made):
         revoke_token(token)
 
 
-def test_a_token_that_is_used_outlives_a_change_of_the_secret_key_and_one_that_is_not_does_not(
-    made, operator, settings
-):
+def test_only_a_token_that_is_used_survives_a_change_of_the_secret_key(token_and_text, operator, settings):
     _, unused = create_token(operator, name="forgotten", scopes=[Scope.READ])
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a-new-key" * 8, [settings.SECRET_KEY]
-    assert find_token(made[1]) == made[0]
+    assert find_token(token_and_text[1]) == token_and_text[0]
     settings.SECRET_KEY_FALLBACKS = []
-    assert find_token(made[1]) == made[0]
+    assert find_token(token_and_text[1]) == token_and_text[0]
     assert find_token(unused) is None
 
 
-def test_use_is_noted_once_a_minute(made, time_machine_at, django_assert_num_queries):
-    record_use(made[0])
+def test_use_is_recorded_once_a_minute(token_and_text, time_machine_at, django_assert_num_queries):
+    record_use(token_and_text[0])
     token = ApiToken.objects.get()
     assert token.last_used_at is not None
     with django_assert_num_queries(0):
@@ -84,7 +84,7 @@ def test_use_is_noted_once_a_minute(made, time_machine_at, django_assert_num_que
     assert ApiToken.objects.get().last_used_at > token.last_used_at
 
 
-def test_a_token_needs_a_scope_and_a_future(operator):
+def test_a_token_needs_a_scope_and_an_expiry_in_the_future(operator):
     with pytest.raises(InvalidError):
         create_token(operator, name="ci", scopes=[])
     with pytest.raises(InvalidError):

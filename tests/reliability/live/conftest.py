@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.reliability.stand import Stand, standing
-from tests.reliability.watched import Watched, watched
+from tests.reliability.alerting_fleet import AlertingFleet, alerting_fleet
+from tests.reliability.stand import Stand, running_stand
 
 
 @pytest.fixture(scope="package")
 def stand() -> Iterator[Stand]:
     """PostgreSQL, Valkey, web and worker; each test restores what it breaks."""
-    with standing() as stand:
+    with running_stand() as stand:
         yield stand
 
 
@@ -23,14 +23,14 @@ def rest(stand: Stand) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="package")
-def person(stand: Stand) -> Iterator[httpx.Client]:
+def browser(stand: Stand) -> Iterator[httpx.Client]:
     """A signed-in browser session."""
     with stand.browser() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def fleet(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
+def fleet(stand: Stand, rest: httpx.Client) -> Iterator[AlertingFleet]:
     """A fleet whose hit rate falls and recovers on request, and a notification receiver."""
-    with watched(stand, rest) as fleet:
+    with alerting_fleet(stand, rest) as fleet:
         yield fleet

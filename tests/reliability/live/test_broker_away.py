@@ -8,28 +8,28 @@ import pytest
 from controlplane.broker import LONGEST_PAUSE_S
 from controlplane.celery import app
 from tests.pace import is_within
-from tests.reliability.broker import FLUSHED_S, RESUMES_S, flush, kill_and_return
+from tests.reliability.outages import FLUSHED_S, RESUMES_S, flush_broker, kill_broker_for
 
 pytestmark = pytest.mark.timeout(300)
-STOCK_S = 9.0  # that stock Celery waits until its next try when the broker returns after the longer absence
+STOCK_S = 9.0  # stock Celery's pause between attempts after the longer outage
 AWAY_S = (8.0, 21.0)
 
 
-def test_killed_and_away_it_costs_no_transition_and_is_found_again_as_soon_as_after_a_moment(stand, rest, fleet):
+def test_no_transition_is_lost_and_work_resumes_quickly_after_any_outage(stand, rest, fleet):
     """Worker and beat keep reconnecting at a constant interval."""
     assert app.conf.broker_connection_max_retries is None
     assert app.conf.broker_connection_retry_on_startup
-    begun, processes = len(stand.worker.lines), stand.worker.family()
-    absences = [kill_and_return(stand, rest, fleet, away_s) for away_s in AWAY_S]
-    assert fleet.told == fleet.transitions == fleet.expected
-    assert all(set(absence.statuses) == {200} for absence in absences)
-    assert is_within(max(absence.resumed_s for absence in absences), min(LONGEST_PAUSE_S + 3, STOCK_S, RESUMES_S))
+    start, processes = len(stand.worker.lines), stand.worker.family()
+    outages = [kill_broker_for(stand, rest, fleet, away_s) for away_s in AWAY_S]
+    assert fleet.received == fleet.transitions == fleet.expected
+    assert all(set(outage.statuses) == {200} for outage in outages)
+    assert is_within(max(outage.resumed_s for outage in outages), min(LONGEST_PAUSE_S + 3, STOCK_S, RESUMES_S))
     fleet.until_delivered()
-    assert len(stand.worker.said("the broker is away", since=begun)) == len(AWAY_S)
-    assert stand.worker.said("Traceback|Message Error", since=begun) == []
+    assert len(stand.worker.log_lines("the broker is away", since=start)) == len(AWAY_S)
+    assert stand.worker.log_lines("Traceback|Message Error", since=start) == []
     assert stand.worker.family() == processes
 
 
-def test_flushed_it_knows_again_within_two_ticks_what_is_due(stand):
+def test_a_flushed_broker_delays_work_by_two_ticks_at_most(stand):
     """R14: due work is stored in PostgreSQL alone."""
-    assert all(is_within(flush(stand), FLUSHED_S) for _ in range(3))
+    assert all(is_within(flush_broker(stand), FLUSHED_S) for _ in range(3))

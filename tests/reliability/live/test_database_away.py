@@ -14,101 +14,106 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.pace import is_within
-from tests.reliability.asking import ENDPOINTS, PAGES, Asking
-from tests.reliability.database import GIVES_UP_S, RECOVERS_S, faults, hurt, telling, until_it_answers
-from tests.reliability.stand import STATEMENT_S, Stand, answers, soon
+from tests.reliability.event_router import event_router
+from tests.reliability.outages import (
+    ENDPOINTS,
+    GIVES_UP_S,
+    PAGES,
+    RECOVERS_S,
+    Polling,
+    database_outage,
+    faults,
+    until_api_recovers,
+)
+from tests.reliability.stand import STATEMENT_S, Stand, soon, status_of
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @contextmanager
-def quiet(stand: Stand, *, gone: int = 1) -> Iterator[None]:
+def logged_once(stand: Stand) -> Iterator[None]:
     """The worker logs one line for the start and one for the end of an outage, and no traceback."""
-    begun = len(stand.worker.lines)
+    start = len(stand.worker.lines)
     yield
-    soon(lambda: len(stand.worker.said("the database is back", since=begun)) >= gone, 10, "the worker's word")
-    assert len(stand.worker.said("the database is away", since=begun)) == gone
-    assert stand.worker.said("Traceback|Error:", since=begun) == []
+    soon(lambda: stand.worker.log_lines("the database is back", since=start), 10, "the worker's log line")
+    assert len(stand.worker.log_lines("the database is away", since=start)) == 1
+    assert stand.worker.log_lines("Traceback|Error:", since=start) == []
 
 
-def test_while_it_is_away_everybody_is_told_so_and_afterwards_all_goes_on(stand, rest, person):
-    before = stand.ask("select count(*) from controlplane_event")
-    with quiet(stand), Asking(rest, person) as asking:
+def test_pages_and_rest_respond_with_503_during_an_outage_and_recover(stand, rest, browser):
+    before = stand.query("select count(*) from controlplane_event")
+    with logged_once(stand), Polling(rest, browser) as polling:
         stand.postgres.kill()
-        wait_until(lambda: asking.addresses(503) >= {*PAGES, *ENDPOINTS},
-                   90, "each address to say that the database is away")  # fmt: skip
+        wait_until(lambda: polling.addresses(503) >= {*PAGES, *ENDPOINTS}, 90, "each address to respond with 503")
         assert httpx.get(f"{stand.url}/healthz", trust_env=False).status_code == 200
         not_ready = httpx.get(f"{stand.url}/readyz", timeout=20, trust_env=False)
         assert (not_ready.status_code, not_ready.json()["reason"]) == (503, "the database does not answer")
         stand.restart_postgres()
-        until_it_answers(rest)
+        until_api_recovers(rest)
         stand.until_ticks_resume(RECOVERS_S)
-    assert set(asking.statuses) == {200, 503}
-    assert asking.kinds(503, ENDPOINTS) == {"application/problem+json"}
-    assert asking.kinds(503, PAGES) == {"text/html"}
-    assert stand.ask("select count(*) from controlplane_event") >= before
+    assert set(polling.statuses) == {200, 503}
+    assert polling.kinds(503, ENDPOINTS) == {"application/problem+json"}
+    assert polling.kinds(503, PAGES) == {"text/html"}
+    assert stand.query("select count(*) from controlplane_event") >= before
 
 
-def test_restarts_are_passed_over_and_each_event_of_a_router_is_stored_once(stand, rest, person):
-    begun = len(stand.worker.lines)
-    with telling(stand, rest) as router:
-        with Asking(rest, person) as asking:
+def test_each_event_of_a_router_is_stored_once_over_outages(stand, rest, browser):
+    start = len(stand.worker.lines)
+    with event_router(stand, rest) as router:
+        with Polling(rest, browser) as polling:
             for number, fault in enumerate(faults(4, seed=1)):
-                with hurt(stand, fault):
+                with database_outage(stand, fault):
                     if number == 1:
                         router.until_waiting()
                         router.kill()
-                until_it_answers(rest)
+                until_api_recovers(rest)
                 stand.until_ticks_resume(RECOVERS_S)
-        told = router.counted()
-    assert set(asking.statuses) <= {200, 503}
-    assert stand.worker.said("Traceback", since=begun) == []
-    assert (told.lost, told.repeated) == ([], [])
-    assert told.lives == 2
-    assert told.turns > 1
+        delivery = router.stop_and_count()
+    assert set(polling.statuses) <= {200, 503}
+    assert stand.worker.log_lines("Traceback", since=start) == []
+    assert (delivery.lost, delivery.repeated) == ([], [])
+    assert delivery.boots == 2
+    assert delivery.changes > 1
 
 
-def test_one_that_is_frozen_keeps_nobody_waiting_for_ever(stand, rest, person):
-    with quiet(stand):
+def test_requests_time_out_while_the_database_is_frozen(stand, rest, browser):
+    with logged_once(stand):
         stand.postgres.freeze()
         try:
-            begun = time.monotonic()
+            started = time.monotonic()
             assert rest.get("pools").status_code == 503
-            assert person.get("/policies/").status_code == 503
-            assert is_within(time.monotonic() - begun, 2 * (GIVES_UP_S + 3))
-            soon(lambda: stand.worker.said("the database is away"), 2 * GIVES_UP_S, "the worker to give up")
+            assert browser.get("/policies/").status_code == 503
+            assert is_within(time.monotonic() - started, 2 * (GIVES_UP_S + 3))
+            soon(lambda: stand.worker.log_lines("the database is away"), 2 * GIVES_UP_S, "the worker to give up")
         finally:
             stand.postgres.thaw()
-        until_it_answers(rest)
+        until_api_recovers(rest)
         stand.until_ticks_resume(RECOVERS_S)
 
 
-def test_a_statement_that_takes_too_long_is_ended_by_the_server_and_is_no_absence(stand, rest):
-    """A table is locked: waiting statements time out, and the worker does not report the database as down."""
+def test_a_statement_that_waits_for_a_lock_times_out(stand, rest):
     with stand.sql() as holder, holder.transaction():
         holder.execute("lock table controlplane_pool in access exclusive mode")
-        begun = time.monotonic()
+        started = time.monotonic()
         assert rest.get("pools").status_code == 503
-        took_s = time.monotonic() - begun
+        took_s = time.monotonic() - started
     assert took_s > STATEMENT_S - 1
     assert is_within(took_s, GIVES_UP_S + 3)
-    until_it_answers(rest)
+    until_api_recovers(rest)
 
 
-def test_a_session_whose_process_fell_asleep_in_a_transaction_holds_its_locks_only_so_long(stand, rest):
-    """A worker is frozen while it holds a row lock that announcements need."""
-    asleep = "from django.db import connection, transaction; import os, signal; transaction.set_autocommit(False);"
-    asleep += " connection.cursor().execute('lock table controlplane_pool'); print('HELD', flush=True); signal.pause()"
-    with stand.process("sleeper", "shell", "-c", asleep) as sleeper:
-        wait_until(lambda: sleeper.said("HELD"), 60, "the lock to be held")
+def test_locks_of_a_frozen_process_are_released(stand, rest):
+    script = "from django.db import connection, transaction; import os, signal; transaction.set_autocommit(False);"
+    script += " connection.cursor().execute('lock table controlplane_pool'); print('HELD', flush=True); signal.pause()"
+    with stand.process("sleeper", "shell", "-c", script) as sleeper:
+        wait_until(lambda: sleeper.log_lines("HELD"), 60, "the lock to be held")
         sleeper.freeze()
-        soon(lambda: answers(lambda: rest.get("pools")) == 200, STATEMENT_S + 10, "its lock to be let go")
+        soon(lambda: status_of(lambda: rest.get("pools")) == 200, STATEMENT_S + 10, "its lock to be released")
 
 
-def test_a_web_process_that_was_frozen_goes_on(stand, rest):
-    """Connections that the server closed meanwhile are replaced."""
+def test_a_web_process_replaces_connections_that_the_server_closed(stand, rest):
     os.kill(stand.web.pid, signal.SIGSTOP)
     with stand.sql() as server:
         server.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid != pg_backend_pid()")
     os.kill(stand.web.pid, signal.SIGCONT)
-    until_it_answers(rest)
+    until_api_recovers(rest)

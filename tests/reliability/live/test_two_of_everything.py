@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.fakes.fake_router import FakeRouter
 from tests.reliability import skewed
-from tests.reliability.stand import Part, Stand, soon
+from tests.reliability.stand import ManagedProcess, Stand, soon
 
 pytestmark = pytest.mark.timeout(300)
 HOUR_S = 3600
@@ -24,13 +24,13 @@ SKEWED = Path(skewed.__file__)
 
 
 @pytest.fixture(scope="module")
-def begun(stand: Stand) -> int:
+def log_start(stand: Stand) -> int:
     """Log length of the stand's worker before the test."""
     return len(stand.worker.lines)
 
 
 @pytest.fixture(scope="module")
-def workers(stand: Stand, begun: int) -> Iterator[list[Part]]:
+def workers(stand: Stand, log_start: int) -> Iterator[list[ManagedProcess]]:
     """Three more workers: one with the right clock, one ahead, one behind."""
     right = stand.another_worker("second")
     ahead, behind = (
@@ -45,42 +45,42 @@ def workers(stand: Stand, begun: int) -> Iterator[list[Part]]:
         worker.kill()
 
 
-def test_each_transition_is_one_row_and_one_message(workers, fleet):
+def test_each_transition_is_one_row_and_one_notification(workers, fleet):
     for _ in range(3):
-        fleet.turn()
-        fleet.until_told()
+        fleet.change_hit_rate()
+        fleet.until_received()
     fleet.until_delivered()
-    assert fleet.told == fleet.transitions == fleet.expected
+    assert fleet.received == fleet.transitions == fleet.expected
     assert fleet.notifications == len(fleet.expected)
 
 
-def test_each_configuration_is_pushed_once_and_no_router_is_taken_for_lost(stand, workers, rest, monkeypatch):
+def test_each_configuration_is_pushed_once_and_no_router_counts_as_lost(stand, workers, rest, monkeypatch):
     token = (stand.folder / "data" / "secrets" / "router_admin_token").read_text()
     monkeypatch.setattr("tests.fakes.fake_router.TOKEN", token)
     headers = {"Authorization": f"Bearer {token}"}
-    with FakeRouter("heard-of") as router, httpx.Client(base_url=stand.url, headers=headers, trust_env=False) as ours:
+    with FakeRouter("heard-of") as router, httpx.Client(base_url=stand.url, headers=headers, trust_env=False) as client:
 
         def heartbeat() -> int:
-            return ours.post("/api/v1/routers/announce", json=router.announcement()).status_code
+            return client.post("/api/v1/routers/announce", json=router.announcement()).status_code
 
         assert heartbeat() == 200
         for number in range(6):
-            made = rest.post("pools", json={"name": f"pool-{number}", "models": [f"model-{number}"]})
-            assert made.status_code == 201, made.text
-            newest = stand.ask("select max(number) from controlplane_configsnapshot")
-            soon(lambda wanted=newest: router.revision == wanted, 15, f"configuration {newest}")
+            created = rest.post("pools", json={"name": f"pool-{number}", "models": [f"model-{number}"]})
+            assert created.status_code == 201, created.text
+            newest = stand.query("select max(number) from controlplane_configsnapshot")
+            soon(lambda number=newest: router.revision == number, 15, f"configuration {newest}")
             assert heartbeat() == 200
         done_at = time.monotonic() + 5
         wait_until(lambda: time.monotonic() > done_at, 6, "several ticks of every worker", every_s=0.2)
     assert set(Counter(router.pushes).values()) == {1}
-    assert stand.ask(LOST, "heard-of") == 0
+    assert stand.query(LOST, "heard-of") == 0
 
 
-def test_a_worker_whose_clock_is_wrong_says_so_once_and_leaves_the_work_to_others(stand, begun, workers):
+def test_a_worker_with_a_wrong_clock_logs_it_once_and_does_no_work(stand, log_start, workers):
     right, ahead, behind = workers
-    wait_until(lambda: ahead.said("clock is wrong") and behind.said("clock is wrong"), 60, "both to say so")
-    assert len(ahead.said(r"clock is wrong \(\+3[56]\d\d s")) == 1
-    assert len(behind.said(r"clock is wrong \(-3[56]\d\d s")) == 1
-    assert stand.worker.said("Traceback|Error:", since=begun) == []
-    assert [line for worker in workers for line in worker.said("Traceback|Error:")] == []
-    assert right.said("clock is wrong") == []
+    wait_until(lambda: ahead.log_lines("clock is wrong") and behind.log_lines("clock is wrong"), 60, "both to log it")
+    assert len(ahead.log_lines(r"clock is wrong \(\+3[56]\d\d s")) == 1
+    assert len(behind.log_lines(r"clock is wrong \(-3[56]\d\d s")) == 1
+    assert stand.worker.log_lines("Traceback|Error:", since=log_start) == []
+    assert [line for worker in workers for line in worker.log_lines("Traceback|Error:")] == []
+    assert right.log_lines("clock is wrong") == []

@@ -17,12 +17,12 @@ from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 from tests.reliability.stand import Stand, soon
 
 QUICK = {"bin_s": 5, "baseline_s": 300, "days": 0, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
-TOLD_S = 60  # within which a receiver hears of a transition
+RECEIVED_S = 60  # within which a receiver hears of a transition
 FIRING, RESOLVED = "firing", "resolved"
 SERVE = "from tests.reliability.history import serve; serve()"
 
 
-class Watched:
+class AlertingFleet:
     """The fleet; ``expected`` lists the transitions that should have been notified by now."""
 
     def __init__(self, stand: Stand, receiver: FakeWebhookReceiver, history: subprocess.Popen[str]) -> None:
@@ -34,7 +34,7 @@ class Watched:
         self._notifications_before = self._notifications()
 
     @property
-    def told(self) -> list[str]:
+    def received(self) -> list[str]:
         """Transitions that the receiver got, in order."""
         return [message.payload["type"].removeprefix("alert.") for message in self._receiver.received]
 
@@ -48,33 +48,33 @@ class Watched:
         """Stored notifications."""
         return self._notifications() - self._notifications_before
 
-    def turn(self) -> None:
+    def change_hit_rate(self) -> None:
         """Lower the hit rate, or restore it to 0.8."""
-        falls = self.expected[-1:] != [FIRING]
-        self.measure(0.1 if falls else 0.8)
-        self.expected.append(FIRING if falls else RESOLVED)
+        is_drop = self.expected[-1:] != [FIRING]
+        self.measure(0.1 if is_drop else 0.8)
+        self.expected.append(FIRING if is_drop else RESOLVED)
 
     def measure(self, ratio: float) -> None:
         """Set the hit rate from now on."""
         assert self._history.stdin
         assert self._history.stdout
         self._history.stdin.write(f"{ratio}\n")
-        self._history.stdin.flush()
+        self._history.stdin.flush_broker()
         assert self._history.stdout.readline() == "written\n"
 
-    def until_told(self, within_s: float = TOLD_S) -> None:
+    def until_received(self, within_s: float = RECEIVED_S) -> None:
         """Wait until the receiver got each expected transition once and in order."""
         try:
-            soon(lambda: self.told == self.expected, within_s, f"{self.expected}, each once")
+            soon(lambda: self.received == self.expected, within_s, f"{self.expected}, each once")
         except BaseException:
-            found = f"told: {self.told}", f"stored: {self.transitions}", f"verdict: {self.verdict()}"
-            print(*found, *self._stand.worker.lines[-60:], sep="\n")  # noqa: T201 - pytest shows it with the failure
+            details = f"received: {self.received}", f"stored: {self.transitions}", f"verdict: {self.verdict()}"
+            print(*details, *self._stand.worker.lines[-60:], sep="\n")  # noqa: T201 - pytest shows it with the failure
             raise
 
     def until_delivered(self) -> None:
         """Wait until the last notification is marked as delivered."""
         undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
-        soon(lambda: self._stand.ask(undelivered) == 0, TOLD_S, "the last message to be marked")
+        soon(lambda: self._stand.query(undelivered) == 0, RECEIVED_S, "the last message to be marked")
 
     def verdict(self) -> str | None:
         """Result of the rule's last evaluation."""
@@ -82,10 +82,10 @@ class Watched:
             select verdict ->> 'answer' from telemetry_alertrule rule join controlplane_pool pool on pool.id = pool_id
             where kind = 'hit_rate_drop' and pool.name = 'default'
         """
-        return self._stand.ask(statement)
+        return self._stand.query(statement)
 
     def _notifications(self) -> int:
-        return int(self._stand.ask("select count(*) from telemetry_notification"))
+        return int(self._stand.query("select count(*) from telemetry_notification"))
 
     def _rows(self) -> list[str]:
         """Rows of the rule's alerts; other rules had some before they were disabled."""
@@ -95,26 +95,26 @@ class Watched:
             join telemetry_alertrule rule on rule.id = alert.rule_id
             where event.kind like 'alert%' and rule.kind = 'hit_rate_drop'
         """
-        return list(self._stand.ask(statement))
+        return list(self._stand.query(statement))
 
 
 @contextmanager
-def watched(stand: Stand, rest: httpx.Client) -> Iterator[Watched]:
+def alerting_fleet(stand: Stand, rest: httpx.Client) -> Iterator[AlertingFleet]:
     """Watch a stand for the length of a block; its fleet starts healthy."""
     with receiving() as receiver, _history(stand) as history:
-        fleet = Watched(stand, receiver, history)
+        fleet = AlertingFleet(stand, receiver, history)
         fleet.measure(0.8)
         _leave_one_rule(rest)  # after the readings: an evaluator reads the past of a rule's bins once
-        soon(lambda: fleet.verdict() == "ok", TOLD_S, "the rule to judge the past")
-        made = rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}})
-        assert made.status_code == 201, made.text
+        soon(lambda: fleet.verdict() == "ok", RECEIVED_S, "the rule to evaluate the past")
+        created = rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}})
+        assert created.status_code == 201, created.text
         try:
             yield fleet
             if fleet.expected[-1:] == [FIRING]:
-                fleet.turn()
-                fleet.until_told()
+                fleet.change_hit_rate()
+                fleet.until_received()
         finally:  # or every module after one that failed would fail too
-            deleted = rest.delete(f"channels/{made.json()['id']}", headers={"If-Match": "*"})
+            deleted = rest.delete(f"channels/{created.json()['id']}", headers={"If-Match": "*"})
         assert deleted.status_code == 204
 
 
