@@ -125,7 +125,7 @@ def test_the_command_line_lifts_a_lock_too(ada, settings, capsys):
 
 
 def test_no_attack_fills_the_audit_log_and_none_puts_a_typed_password_into_it(ada, monkeypatch):
-    monkeypatch.setattr(sign_ins, "REFUSALS_NOTED_AN_HOUR", 5)
+    monkeypatch.setattr(sign_ins, "MAX_FAILURES_PER_HOUR", 5)
     for number in range(9):
         sign_in("hunter2hunter2", "x", f"192.0.2.{number}")
     refused = AuditEntry.objects.filter(kind="sign_in_refused")

@@ -172,7 +172,7 @@ def test_events_restored_from_another_database_come_first(pool):
     Event.objects.update(xact=2**60)
     fresh = note("fresh")
     assert events.reset_foreign_events() > 0
-    assert events.settled().last() == fresh
+    assert events.newest_position() == (fresh.xact, fresh.pk)
     assert events.reset_foreign_events() == 0
 
 

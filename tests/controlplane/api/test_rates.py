@@ -108,6 +108,6 @@ def test_a_counter_that_is_back_counts_again(counted, client_with, pool, monkeyp
         broken.setattr(counter, "_server", redis.Redis(port=1, retry=None))
         assert not script.get(POOLS).has_header("RateLimit-Limit")
     assert not script.get(POOLS).has_header("RateLimit-Limit")  # left alone
-    monkeypatch.setattr(rates, "LEFT_ALONE_S", 0)
+    monkeypatch.setattr(rates, "RETRY_AFTER_S", 0)
     counter._trusted_at = 0
     assert script.get(POOLS)["RateLimit-Remaining"] == "2"

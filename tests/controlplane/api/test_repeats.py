@@ -66,7 +66,7 @@ def test_a_secret_that_is_shown_once_can_be_asked_for_again_but_is_not_stored_in
     assert api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"] == text
     assert ApiToken.objects.filter(name="ci").count() == 1
     with connection.cursor() as cursor:
-        cursor.execute("select k::text, convert_from(encrypted, 'latin1') from controlplane_keptanswer k")
+        cursor.execute("select k::text, convert_from(encrypted, 'latin1') from controlplane_idempotencyrecord k")
         ((row, encrypted),) = cursor.fetchall()
     assert text.partition(".")[2] not in row + encrypted
 
@@ -78,7 +78,7 @@ def test_a_key_of_no_use_is_refused(api, key):
 
 
 def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monkeypatch):
-    monkeypatch.setattr(idempotency, "MOST_KEPT", 1)
+    monkeypatch.setattr(idempotency, "MAX_KEYS", 1)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
     full = api.post(f"{ROOT}pools", {"name": "more", "models": ["m"]}, headers={"Idempotency-Key": "other"})
     assert full.status_code == 429
