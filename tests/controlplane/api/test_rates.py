@@ -109,5 +109,5 @@ def test_a_counter_that_is_back_counts_again(counted, client_with, pool, monkeyp
         assert not script.get(POOLS).has_header("RateLimit-Limit")
     assert not script.get(POOLS).has_header("RateLimit-Limit")  # left alone
     monkeypatch.setattr(rates, "RETRY_AFTER_S", 0)
-    counter._trusted_at = 0
+    counter._retry_at = 0
     assert script.get(POOLS)["RateLimit-Remaining"] == "2"
