@@ -103,7 +103,7 @@ def migrate(database: str, folder: Path, *, settings: str = NEXT_RELEASE, within
 
 
 class TableUser:
-    """Reads and writes one table until the end of the block; ``durations_s`` has the duration of each turn in seconds."""
+    """Reads and writes one table until the end of the block; ``durations_s`` has the duration of each turn."""
 
     def __init__(self, database: str, table: Table = EVENTS) -> None:
         self.table = table
