@@ -3,8 +3,7 @@
 Theory of operation of the files. A file is one line with the length and digest of the document, then the document. It
 is written under a temporary name and flushed to disk; then the current file is renamed to the previous one, and the
 new one to the current one. So at any time, and after a loss of power, at least one whole file exists. A file that does
-not match its digest is skipped, and the previous one is read. Processes that share a folder, which is a mistake, write
-one at a time.
+not match its digest is skipped, and the previous one is read.
 
 Theory of operation of signatures. A router with public keys accepts pushed configurations only with a signature by one
 of the keys that has not expired. On disk a signature may have expired: a control plane that is down must not stop its
@@ -14,14 +13,11 @@ client with the admin port's token. A file named on the command line is trusted 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -35,7 +31,6 @@ logger = logging.getLogger(__name__)
 _MAGIC = b"warmpath-config-1"
 CURRENT = "config"
 PREVIOUS = "config.previous"
-LOCK_S = 2.0  # for another process to finish its write
 
 
 class LastKnownGood:
@@ -53,49 +48,25 @@ class LastKnownGood:
         previous document.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(self._folder) as folder:
-            new = self._folder / f"{CURRENT}.new"
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(b"%b\n%b" % (_header(document), document))
-                file.flush()
-                os.fsync(file.fileno())
-            if _read(self._current) is not None:  # a corrupt one must not replace the last good one
-                self._current.replace(self._previous)
-            new.replace(self._current)
-            try:
-                os.fsync(folder)
-            except OSError as error:
-                event(logger, "last_known_good_not_flushed", level=logging.WARNING, reason=error.strerror)
+        new = self._folder / f"{CURRENT}.new"
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(b"%b\n%b" % (_header(document), document))
+            file.flush()
+            os.fsync(file.fileno())
+        if _read(self._current) is not None:  # a corrupt one must not replace the last good one
+            self._current.replace(self._previous)
+        new.replace(self._current)
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            event(logger, "last_known_good_not_flushed", level=logging.WARNING, reason=error.strerror)
+        finally:
+            os.close(folder)
 
     def load(self) -> list[bytes]:
         """The documents that match their digests, the current one first."""
         return [document for path in (self._current, self._previous) if (document := _read(path)) is not None]
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """Lock a folder and yield its file descriptor; OSError if another process holds the lock for too long."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        until = time.monotonic() + LOCK_S
-        while not _try_lock(descriptor):
-            if time.monotonic() > until:
-                raise OSError(errno.EBUSY, "another router writes to the same folder")
-            time.sleep(0.01)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Whether no other process holds the lock; True on a file system without locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _read(path: Path) -> bytes | None:

@@ -19,7 +19,6 @@ from tests.fakes.replica import (
     FakeReplica,
     chunk,
     fake_replicas,
-    plain_answer,
     resetting,
     sse,
 )
@@ -191,27 +190,3 @@ async def test_torn_connections_leave_nothing() -> None:
             assert open_ones <= 3 * 16, "kept alive, of 16 at once"
             await harness.until(lambda: sum(proxy.open for proxy in proxies) <= 3 * 16 + 3, "relays to end")
             assert len(harness.router.deadlines) <= 3 * 16 + 16 + len(harness.router.clients)
-
-
-async def test_an_incomplete_json_response_is_never_taken_for_whole() -> None:
-    whole = plain_answer(b'{"text":"' + b"x" * 4000 + b'"}')
-
-    async def script(call: Call) -> None:
-        await call.send(whole)
-
-    faults = [Fault.RESET, Fault.CLOSE]
-    async with (
-        fake_replicas(2, script) as replicas,
-        fault_proxies(replicas, 12, faults, len(whole)) as proxies,
-        routed(config(proxies, limits=LENIENT, health=PATIENT, breaker=NEVER_OUT)) as harness,
-    ):
-        cut = 0
-        for _ in range(60):
-            try:
-                response = await harness.chat()
-            except (asyncio.IncompleteReadError, ConnectionError):
-                cut += 1
-            else:
-                assert response.status == 502 or len(response.body) == 4011
-        assert cut > 5
-        await harness.at_rest()

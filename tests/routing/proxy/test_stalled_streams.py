@@ -109,16 +109,6 @@ async def test_a_stalled_replica_is_readmitted_by_a_probe_and_starts_slowly(two:
         await harness.at_rest()
 
 
-async def test_long_prefills_are_no_stall(two: list[FakeReplica]) -> None:
-    """4 s of silence; three times the default rate for 16,000 tokens allows 6 s."""
-    engines(two, first_byte_s=4.0)
-    prompt = json.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x" * 64_000}]})
-    async with routed(config(two, breaker=QUICK)) as harness:
-        assert (await harness.chat(prompt.encode())).status == 200
-        assert harness.router.balancer.breakers.ejections == {}
-        assert sum(len(replica.calls) for replica in two) == 1
-
-
 @alone
 async def test_a_replica_that_serves_other_streams_is_not_stalled(two: list[FakeReplica]) -> None:
     """A running stream gets bytes; a waiting one gets its first byte after 1.5 s."""

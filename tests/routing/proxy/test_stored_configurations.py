@@ -55,27 +55,6 @@ def test_a_full_disk_leaves_the_stored_documents(tmp_path: Path) -> None:
     assert files.load() == [b"third", b"second"]
 
 
-def test_processes_that_share_a_folder_leave_whole_documents(tmp_path: Path) -> None:
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), number, "asked"], text=True, **PIPES)
-        for number in ("1000000", "2000000")
-    ]
-    files, documents_read = LastKnownGood(tmp_path), 0
-    for _ in range(100):
-        for writer in writers:
-            assert writer.stdout.readline(), writer.communicate(timeout=10)[1]
-            writer.stdin.write("\n")
-            writer.stdin.flush()
-        for document in files.load():
-            number, _, text = document.partition(b":")
-            assert text == b"x" * (int(number) * 37 % 9000)
-            documents_read += 1
-    for writer in writers:
-        assert writer.communicate(timeout=10) == (writer.args[-2].replace("000000", "000100\n"), "")
-    assert documents_read > 100
-    assert len(files.load()) == 2
-
-
 @pytest.mark.parametrize("damage", ["torn", "flipped", "emptied", "missing"])
 def test_a_damaged_file_is_skipped_for_the_previous_one(damage: str, tmp_path: Path) -> None:
     files = LastKnownGood(tmp_path)
