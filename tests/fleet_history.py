@@ -245,7 +245,7 @@ def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
     figure = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
-    told = "A hit rate of 41.1 % beside 63.4 %: 22.3 points less (± 4.1)."
+    told = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less (± 4.1)."
     slower = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}
     readings = [
         {**figure, "verdict": verdict, "detail": told},

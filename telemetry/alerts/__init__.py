@@ -1,1 +1,1 @@
-"""Alerts: rules that are evaluated, what their answers change, and what is told of it."""
+"""Alert rules: evaluation, alerts with their state machine, and notifications."""

@@ -23,7 +23,7 @@ Firsts = dict[tuple[str, str], tuple[Counter[str], Counter[str]]]  # what was na
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks causes")
-    parser.add_argument("--only", default="", help="play the dramas whose words hold this")
+    parser.add_argument("--only", default="", help="play the scenarios whose words hold this")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each is played, each time otherwise")
     given = parser.parse_args(arguments)
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
@@ -62,22 +62,22 @@ def _played(socket_dir: Path, only: str, seeds: range) -> tuple[Firsts, float]:
     from django.core.management import call_command
 
     call_command("migrate", verbosity=0)
-    from tests.telemetry.causes.dramas import DRAMAS
     from tests.telemetry.causes.fleet import SCRAPE_S
+    from tests.telemetry.causes.scenarios import SCENARIOS
 
     settings.SCRAPE_INTERVAL_S = SCRAPE_S
     firsts: Firsts = defaultdict(lambda: (Counter(), Counter()))
     took_s, played = 0.0, 0
-    for drama in DRAMAS:
-        for seed in seeds if only in f"{drama.kind}: {drama.words}" else ():
-            kinds, seconds = _first(drama, seed)
-            for side, kind in zip(firsts[drama.kind, drama.words], kinds, strict=True):
+    for scenario in SCENARIOS:
+        for seed in seeds if only in f"{scenario.kind}: {scenario.words}" else ():
+            kinds, seconds = _first(scenario, seed)
+            for side, kind in zip(firsts[scenario.kind, scenario.words], kinds, strict=True):
                 side[kind] += 1
             took_s, played = took_s + seconds, played + 1
     return firsts, took_s / max(played, 1) * 1000
 
 
-def _first(drama: object, seed: int) -> tuple[tuple[str, str], float]:
+def _first(scenario: object, seed: int) -> tuple[tuple[str, str], float]:
     """(cause ranked first without a ladder, with one, seconds for the latter)."""
     import time_machine
     from django.db import transaction
@@ -85,13 +85,13 @@ def _first(drama: object, seed: int) -> tuple[tuple[str, str], float]:
     from controlplane.services.fleet.pools import create_pool
     from telemetry.services.alerts.explanations import explain_drop
     from telemetry.services.lab.replays import replay_pool
-    from tests.telemetry.causes.dramas import LONG_S, Drama, play
     from tests.telemetry.causes.fleet import T0
+    from tests.telemetry.causes.scenarios import LONG_S, Scenario, play
 
-    assert isinstance(drama, Drama)
+    assert isinstance(scenario, Scenario)
     with transaction.atomic(), time_machine.travel(T0, tick=False) as traveller:
         pool = create_pool("chat")
-        when = play(drama, seed, pool, traveller.move_to, LONG_S)
+        when = play(scenario, seed, pool, traveller.move_to, LONG_S)
         without = explain_drop(pool, **when.as_spans())
         replay_pool(pool, when.end)
         begun = time.perf_counter()

@@ -38,7 +38,7 @@ CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
         ([{"label": "pool", "op": "=~", "value": "c.*"}], CHAT, True),
     ],
 )
-def test_conditions_hold_of_whole_labels(written, labels, holds):
+def test_matchers_match_whole_values(written, labels, holds):
     found = read_matchers(written, everything=True)
 
     assert match_all(found, labels) is holds
@@ -54,14 +54,14 @@ def test_conditions_hold_of_whole_labels(written, labels, holds):
         {"label": "pool", "op": "=~", "value": "("}, {"label": "pool", "op": "=", "value": "x" * LONGEST},
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_where_it_stands(written):
+def test_invalid_matchers_are_rejected_with_their_path(written):
     with pytest.raises(InvalidError) as caught:
         read_matchers(["pool=chat", written], everything=True)
     assert [fault.path for fault in caught.value.faults] == ["$.matchers[1]"]
 
 
 @pytest.mark.parametrize("written", [[], ["pool=~.*"], ["pool!=x"], ["pool=*"], ["pool=x"] * (MOST + 1)])
-def test_a_silence_of_everything_is_refused(written):
+def test_a_silence_that_matches_everything_is_rejected(written):
     with pytest.raises(InvalidError) as caught:
         read_matchers(written, everything=False)
     assert caught.value.faults[0].path == "$.matchers"
@@ -69,7 +69,7 @@ def test_a_silence_of_everything_is_refused(written):
 
 @settings(max_examples=50)
 @given(st.sampled_from(LABELS), st.sampled_from(["=", "!="]), st.text(max_size=60))
-def test_any_text_can_be_meant_to_the_letter_and_is_written_so_that_it_is_read_again(label, op, text):
+def test_any_literal_value_survives_writing_and_parsing(label, op, text):
     meant = Matcher.of({"label": label, "op": op, "value": text})
 
     assert Matcher.of(str(meant)) == meant
@@ -77,12 +77,12 @@ def test_any_text_can_be_meant_to_the_letter_and_is_written_so_that_it_is_read_a
     assert meant.matches({label: f"{text}x"}) is (op == "!=")
 
 
-def test_a_row_of_before_that_keeps_parts_is_read_and_shown_as_all_others():
+def test_stored_parts_are_parsed_like_written_matchers():
     parts = [{"label": "rule", "op": "=", "value": "Slow, at night"}, {"label": "pool", "op": "=~", "value": "ch.*"}]
 
     assert [str(matcher) for matcher in parse_stored(parts)] == ['rule="Slow, at night"', "pool=~ch.*"]
     assert match_all(parse_stored(parts), {**CHAT, "rule": "Slow, at night"})
 
 
-def test_conditions_that_say_the_same_are_one():
+def test_equal_matchers_are_merged():
     assert len(read_matchers(["pool=chat", " pool = chat ", 'pool="chat"'], everything=True)) == 1

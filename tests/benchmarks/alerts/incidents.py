@@ -10,7 +10,7 @@ from typing import Any
 from routing.balancing.placement import Placement
 from routing.schema import LowestCostSettings, PrefixHashSettings, RandomSettings, SessionAffinitySettings, Settings
 from tests.benchmarks.alerts.fleet import MemoryFleet
-from tests.telemetry.causes.dramas import APPS, Traffic, _document
+from tests.telemetry.causes.scenarios import APPS, Traffic, _document
 
 RATE = 5.0  # requests/s
 USUAL_S, DROP_S = 600.0, 180.0  # before and after an incident begins

@@ -91,7 +91,7 @@ def fleet(pool):
     return Fleet(list(pool.replicas.order_by("name")), router)
 
 
-def test_a_new_pool_has_a_rule_of_each_default_kind_and_every_kind_can_read_it(pool):
+def test_a_new_pool_has_valid_default_rules(pool):
     found = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
     assert found.keys() == {one.kind for one in default_rules(5.0)}
     assert found.keys() == set(RuleKind) - {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP}
@@ -100,12 +100,12 @@ def test_a_new_pool_has_a_rule_of_each_default_kind_and_every_kind_can_read_it(p
 
 
 @pytest.mark.parametrize("interval_s", [1.0, 5.0, 300.0])
-def test_the_limit_of_late_evaluations_follows_the_scrape_interval(interval_s):
+def test_the_default_evaluator_lag_follows_the_scrape_interval(interval_s):
     (lag,) = [one for one in default_rules(interval_s) if one.kind == RuleKind.EVALUATOR_LAG]
     assert KINDS[lag.kind].read(dict(lag.settings)).behind_s == max(30.0, 3 * interval_s)
 
 
-def test_a_rule_that_was_deleted_or_disabled_stays_so(pool):
+def test_a_removed_or_disabled_default_rule_stays_so(pool):
     rules.delete_rule(AlertRule.objects.get(pool=pool, kind="kv_pressure"))
     rules.update_rule(AlertRule.objects.get(pool=pool, kind="load_skew"), enabled=False)
     pool.save()
@@ -190,7 +190,7 @@ def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incide
     assert fleet.run(within_s) == kinds
 
 
-def test_a_replica_that_was_killed_and_came_back_is_told_once_and_not_again_as_ejected(fleet):
+def test_a_killed_replica_is_notified_once_and_not_again_as_ejected(fleet):
     assert fleet.run(60) == set()
     fleet.down = {"gpu-1"}
     _is_ejected(fleet)

@@ -82,7 +82,7 @@ def test_a_drop_of_a_pool_whose_requests_have_no_task_group_fires(pool, r1):
     assert fired_after(pool, 900, 990) is not None
 
 
-def test_a_change_of_the_mix_of_task_groups_is_recorded_once_and_is_no_drop(pool, r1):
+def test_a_change_of_the_traffic_mix_is_recorded_once_and_is_no_drop(pool, r1):
     router = announce(name="router-1", boot="b", admin_url="http://10.0.0.9:8081")
     for name in ("chat", "batch"):
         create_task_group(pool, name)

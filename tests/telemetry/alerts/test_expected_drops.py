@@ -207,7 +207,7 @@ def prompts_and_all(world: World) -> None:
         (prompts_and_all, True),
     ],
 )
-def test_a_restart_mutes_its_own_drop_wherever_its_prompts_went_and_no_other(
+def test_a_restart_suppresses_only_the_drop_that_it_explains(
     pool: Pool, what: Callable[[World], None], is_told: bool
 ) -> None:
     world = make(pool, for_s=60 if what is revision_before else 0)
@@ -224,7 +224,7 @@ def test_a_restart_mutes_its_own_drop_wherever_its_prompts_went_and_no_other(
 
 
 @pytest.mark.django_db
-def test_so_does_a_rule_of_a_task_group(pool: Pool) -> None:
+def test_a_restart_suppresses_the_drop_of_a_task_group_too(pool: Pool) -> None:
     world = make(pool)
     world.group = create_task_group(pool, name="agents").name
     create_rule(pool, name="agents", kind="hit_rate_drop", group="agents", settings=DROP)
@@ -261,19 +261,19 @@ HOMES = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.8), op
         pytest.param([], None, id="unknown without requests"),
     ],
 )
-def test_what_is_put_down_to_a_replica_is_what_its_prompts_lost(now: list[Prefix], ratio: float | None) -> None:
+def test_a_replica_explains_what_its_prefixes_lost(now: list[Prefix], ratio: float | None) -> None:
     found = explained_ratio(HOMES, now, {"r1"})
     assert found == (None if ratio is None else pytest.approx(ratio))
 
 
-def test_a_prompt_that_was_at_home_in_many_places_is_put_down_to_one_by_its_part() -> None:
+def test_a_prefix_at_several_replicas_is_attributed_by_share() -> None:
     before = [opening(1, name, 0.8) for name in ("r1", "r2", "r3", "r4")]
 
     assert explained_ratio(before, [opening(1, "r2", 0.0, 4000.0)], {"r1"}) == pytest.approx(0.2)
     assert explained_ratio([], before, {"r1"}) is None
 
 
-def test_at_a_replica_that_is_cold_everything_known_is_put_down_to_that() -> None:
+def test_the_whole_loss_at_a_cold_replica_is_attributed_to_it() -> None:
     now = [opening(2, "r1", 0.0), HOMES[2]]
 
     assert explained_ratio(HOMES, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)

@@ -11,7 +11,7 @@ from telemetry.alerts.hit_rate_series import HitRateSeries, bin_length_s, grid_f
 from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.alerts.verdict import Reason, Result
 from tests.telemetry.alerts.detection.traffic import Stretch, bins
-from tests.telemetry.alerts.pasts import evaluated, only, past
+from tests.telemetry.alerts.histories import evaluated, only, past
 from tests.telemetry.conftest import T0
 
 KIND = KINDS["hit_rate_drop"]
@@ -26,7 +26,7 @@ def verdict_after(*stretches: Stretch, group: str = "", late_s: float = 0.0, **s
     return only(evaluated("hit_rate_drop", past(10, series=series), group, **settings))
 
 
-def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
+def test_a_drop_is_a_breach_with_its_level_change_point_and_task_groups():
     verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, {"chat": 0.3, "coding": 0.8, "support": 0.3}))
 
     assert (verdict.result, verdict.reason) == (Result.BREACH, Reason.BELOW)
@@ -40,7 +40,7 @@ def test_a_drop_is_a_breach_with_its_level_its_onset_and_its_task_groups():
     assert f"% since {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
 
 
-def test_a_rule_of_a_task_group_looks_at_that_group_alone():
+def test_a_rule_of_a_task_group_evaluates_only_this_group():
     falls = Stretch(90, {"chat": 0.8, "coding": 0.3, "support": 0.8})
 
     assert verdict_after(Stretch(1800, 0.8), falls, group="coding").result is Result.BREACH
@@ -50,13 +50,13 @@ def test_a_rule_of_a_task_group_looks_at_that_group_alone():
 @pytest.mark.parametrize(
     ("floor", "reason"), [({"min_requests": 5000}, Reason.LITTLE_TRAFFIC), ({"min_tokens": 1e9}, Reason.LITTLE_TRAFFIC)]
 )
-def test_a_drop_of_less_traffic_than_the_floors_says_nothing(floor, reason):
+def test_a_drop_below_the_minimum_traffic_gives_no_result(floor, reason):
     verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, 0.2), **floor)
 
     assert (verdict.result, verdict.reason) == (Result.NO_DATA, reason)
 
 
-def test_too_few_bins_and_none_are_no_data_and_not_a_rate_of_zero():
+def test_too_few_bins_give_no_data_and_not_a_rate_of_zero():
     few = verdict_after(Stretch(70, 0.8))
     old = verdict_after(Stretch(1800, 0.8), late_s=60)
     none = only(evaluated("hit_rate_drop", past(10)))
@@ -65,7 +65,7 @@ def test_too_few_bins_and_none_are_no_data_and_not_a_rate_of_zero():
     assert (old.reason, none.reason) == (Reason.NO_READINGS, Reason.NO_READINGS)
 
 
-def test_what_replicas_that_were_away_cost_is_taken_off_the_drop():
+def test_the_cost_of_unavailable_replicas_is_subtracted_from_a_drop():
     verdict = verdict_after(Stretch(1800, 0.8), Stretch(90, 0.5))
     window = KIND.window_of(verdict, T0)
     assert (window.start, window.ratio) == (T0 - timedelta(seconds=90), pytest.approx(verdict.value))
@@ -75,7 +75,7 @@ def test_what_replicas_that_were_away_cost_is_taken_off_the_drop():
     assert KIND.evaluate_window(SETTINGS, verdict, window).result is Result.BREACH
 
 
-def test_a_series_gives_the_same_however_often_it_is_asked():
+def test_repeated_detection_on_a_series_gives_the_same_result():
     known = bins([Stretch(1800, 0.8), Stretch(90, 0.4)])
     series = HitRateSeries(10.0, T0, known[-1].end, known)
     once = series.detect(SETTINGS.sensitivity, "", known[-1].end)
@@ -108,13 +108,13 @@ def test_bins_are_whole_scrape_intervals_on_one_grid():
         ([], "$.settings"),
     ],
 )
-def test_settings_that_no_rule_can_have_are_refused_by_name(settings, path):
+def test_invalid_settings_are_rejected_by_name(settings, path):
     with pytest.raises(InvalidError) as caught:
         KIND.read(settings)
     assert [fault.path for fault in caught.value.faults] == [path]
 
 
-def test_the_floors_are_what_operators_expect():
+def test_default_minimums_of_traffic():
     """OPERATORS 2.6"""
     assert (SETTINGS.min_requests, SETTINGS.min_tokens) == (50, 20_000)
     assert SETTINGS.keep_firing_s >= 2 * 60

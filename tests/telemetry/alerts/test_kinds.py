@@ -11,7 +11,7 @@ from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.rates import RouterCounts
 from telemetry.models import RuleKind
-from tests.telemetry.alerts.pasts import FAILED, evaluated, only, past, step, window
+from tests.telemetry.alerts.histories import FAILED, evaluated, only, past, step, window
 
 BREACH, OK, NO_DATA = Result.BREACH, Result.OK, Result.NO_DATA
 
@@ -29,11 +29,11 @@ def answers(verdicts):
         (window(0.1, queries=19_999), (NO_DATA, Reason.LITTLE_TRAFFIC)),
     ],
 )
-def test_a_floor_is_a_floor_whatever_is_usual(newest, expected):
+def test_hit_rate_floor_compares_with_a_fixed_value(newest, expected):
     assert answers(evaluated("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
 
 
-def test_a_rule_of_a_task_group_looks_at_that_group_alone():
+def test_a_rule_of_a_task_group_evaluates_only_this_group():
     seen = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
 
     assert only(evaluated("hit_rate_floor", seen, "coding")).result is BREACH
@@ -68,7 +68,7 @@ def answered(delivered, predicted=None, requests=200):
         (answered(0.70), replace(step(), queries=None, hits=None), NO_DATA, None),
     ],
 )
-def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
+def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
     """H17"""
     seen = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
 
@@ -78,7 +78,7 @@ def test_two_of_three_hit_rates_more_than_five_points_apart_are_a_gap(answers_, 
     assert verdict.figures.get("between", [None])[0] == between
 
 
-def test_a_decode_replica_s_counters_are_not_held_against_its_answers():
+def test_counters_of_a_decode_replica_are_not_compared():
     """H19"""
     parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
     seen = past(300, replicas=("r1",), **parts)
@@ -100,14 +100,14 @@ def late(share, requests=100):
         (0.29, 0.29, (OK, Reason.WITHIN)),
     ],
 )
-def test_an_objective_is_broken_when_both_windows_burn(before, now, expected):
+def test_ttft_objective_breaches_when_both_windows_burn(before, now, expected):
     """T6: 95 % within a second; six times the budget is 30 % late."""
     seen = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
 
     assert answers(evaluated("ttft_objective", seen)) == {"": expected}
 
 
-def test_the_share_is_read_at_an_edge_which_the_verdict_names():
+def test_late_share_is_exact_at_a_named_histogram_edge():
     seen = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
     verdict = only(evaluated("ttft_objective", seen, within_s=0.9))
 
@@ -123,13 +123,13 @@ def test_the_share_is_read_at_an_edge_which_the_verdict_names():
         ({"long_s": 300}, "$.settings.long_s"),
     ],
 )
-def test_an_objective_that_could_never_fire_or_be_measured_is_refused(settings, path):
+def test_an_objective_that_cannot_fire_is_rejected(settings, path):
     with pytest.raises(InvalidError) as caught:
         KINDS["ttft_objective"].read(settings)
     assert caught.value.faults[0].path == path
 
 
-def test_a_replica_is_down_when_every_scrape_failed_and_not_when_nobody_tried():
+def test_a_replica_is_down_when_every_attempted_scrape_failed():
     engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
     seen = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
 
@@ -143,7 +143,7 @@ def test_a_replica_is_down_when_every_scrape_failed_and_not_when_nobody_tried():
     assert (verdicts["r1"].value, verdicts["r1"].unit) == (60.0, "seconds")
 
 
-def test_a_replica_that_was_never_read_is_down_once_it_was_tried_for_long_enough():
+def test_a_new_replica_is_down_after_enough_failed_scrapes():
     engines = {"new": [None, None, FAILED], "old": [None, FAILED, FAILED]}
     seen = past(30, count=3, replicas=("new", "old"), engines=engines)
 
@@ -195,11 +195,11 @@ def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expe
         (None, (NO_DATA, Reason.NOT_STORED)),
     ],
 )
-def test_a_router_that_is_behind_for_too_long_is_stuck(control, expected):
+def test_rollout_stuck_compares_the_time_that_routers_are_behind(control, expected):
     assert answers(evaluated("rollout_stuck", past(60, control=control))) == {"": expected}
 
 
-def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
+def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
     quiet = past(15, count=4, engines={"r1": [step(), step(), None, None], "r2": [FAILED, None, None, None]})
     verdict = only(evaluated("evaluator_lag", quiet))
     assert (verdict.result, verdict.value, verdict.figures["what"]) == (BREACH, 30.0, "scraped")
@@ -222,16 +222,16 @@ def test_telemetry_is_behind_when_nothing_was_tried_or_rules_came_late():
         ({"r1": [FAILED], "r2": [step()]}, (OK, Reason.WITHIN)),
     ],
 )
-def test_no_data_is_a_finding_of_its_own(engines, expected):
+def test_no_data_breaches_without_a_successful_scrape(engines, expected):
     assert answers(evaluated("no_data", past(60, engines=engines))) == {"": expected}
 
 
-def test_a_pool_without_replicas_is_nobody_s_fault():
+def test_a_pool_without_replicas_gives_no_result():
     for kind in ("no_data", "evaluator_lag"):
         assert only(evaluated(kind, past(60, replicas=()))).reason is Reason.NO_REPLICAS
 
 
-def test_there_is_a_kind_for_each_that_a_row_may_have_and_it_speaks_in_sentences():
+def test_every_rule_kind_is_implemented_and_described():
     assert set(KINDS) == set(RuleKind.values)
     for kind in KINDS.values():
         assert kind.about.endswith(".")
@@ -239,7 +239,7 @@ def test_there_is_a_kind_for_each_that_a_row_may_have_and_it_speaks_in_sentences
         assert KINDS[kind.name].label == RuleKind(kind.name).label
 
 
-def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
+def test_every_summary_is_a_sentence_that_names_the_pool():
     control = ControlPlaneState({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
     cases = {
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
@@ -261,7 +261,7 @@ def test_what_is_wrong_is_said_in_one_sentence_that_names_the_place():
         assert "None" not in said, said
 
 
-def test_a_task_group_s_hit_rate_says_which_share_of_the_responses_it_rests_on():
+def test_a_task_group_s_summary_has_the_share_of_responses_measured():
     part = replace(window(0.2), accounted_ratio=0.4)
     settings = KINDS["hit_rate_floor"].read({})
     where = Scope(pool="chat", group="coding")

@@ -78,7 +78,7 @@ def test_a_new_pool_gets_the_default_rules_once(pool):
     assert list(AlertRule.objects.filter(pool=pool).order_by("pk")) == before
 
 
-def test_a_drop_on_a_fleet_minutes_old_fires_is_told_and_resolves(r1, rule, channel, pool):
+def test_a_drop_on_a_new_fleet_fires_notifies_and_resolves(r1, rule, channel, pool):
     traffic(r1, 0, 240, 0.8)
     assert evaluate(rule, 240).answer == "ok"
     assert states() == []
@@ -106,7 +106,7 @@ def test_a_drop_on_a_fleet_minutes_old_fires_is_told_and_resolves(r1, rule, chan
     ]
 
 
-def test_the_message_carries_what_an_operator_asks_first(r1, rule, channel, pool):
+def test_the_payload_has_the_facts_an_operator_needs(r1, rule, channel, pool):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.2)
     evaluate(rule, 300)
@@ -127,7 +127,7 @@ def test_the_message_carries_what_an_operator_asks_first(r1, rule, channel, pool
     assert "hooks.example" not in str(payload)
 
 
-def test_a_suspicion_that_proves_unfounded_leaves_nothing(r1, rule):
+def test_a_pending_alert_that_does_not_fire_is_deleted(r1, rule):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.3)
     evaluate(rule, 300)
@@ -153,7 +153,7 @@ def test_no_data_neither_fires_nor_resolves(r1, rule):
     assert rule.verdict["answer"] == "no_data"
 
 
-def test_a_long_drop_does_not_become_its_own_standard_while_the_alert_is_open(r1, rule):
+def test_the_level_does_not_follow_a_drop_while_its_alert_is_open(r1, rule):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 720, 0.3)
     evaluate(rule, 300)
@@ -176,7 +176,7 @@ def test_replicas_are_summed_before_dividing(r1, rule, pool):
     assert evaluate(rule, 300).value == pytest.approx(0.5, abs=0.01)
 
 
-def test_disabling_a_rule_ends_its_alert_and_says_so(r1, rule, channel):
+def test_disabling_a_rule_resolves_its_alert_with_the_reason(r1, rule, channel):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.1)
     evaluate(rule, 300)
@@ -191,7 +191,7 @@ def test_disabling_a_rule_ends_its_alert_and_says_so(r1, rule, channel):
     assert rule.evaluated_at == T0 + timedelta(seconds=310)
 
 
-def test_the_end_of_an_alert_is_told_though_its_rule_is_removed(r1, rule, channel):
+def test_removing_a_rule_notifies_the_resolution_of_its_alerts(r1, rule, channel):
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.1)
     evaluate(rule, 300)
@@ -205,7 +205,7 @@ def test_the_end_of_an_alert_is_told_though_its_rule_is_removed(r1, rule, channe
     ]
 
 
-def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, rule, channel):
+def test_of_several_evaluators_one_makes_and_notifies_a_transition(r1, rule, channel):
     """R17, here without the lock that normally keeps the second one out."""
     traffic(r1, 0, 240, 0.8)
     traffic(r1, 240, 300, 0.1)
@@ -229,14 +229,14 @@ def test_a_transition_is_made_and_told_by_one_evaluator_however_many_saw_it(r1, 
     assert [step.move for step in Alert.objects.get().steps.all()] == ["opened", "fired", "told"]
 
 
-def test_the_database_allows_one_open_alert_a_rule_and_pool(rule):
+def test_the_database_allows_one_open_alert_per_rule_and_pool(rule):
     for state in ("resolved", "firing"):
         Alert.objects.create(rule=rule, pool=rule.pool, state=state, started_at=T0, last_breach_at=T0)
     with pytest.raises(IntegrityError), transaction.atomic():
         Alert.objects.create(rule=rule, pool=rule.pool, started_at=T0, last_breach_at=T0)
 
 
-def test_a_second_evaluator_does_nothing_while_the_first_is_at_it(rule):
+def test_a_second_evaluator_does_nothing_while_the_first_runs(rule):
     with connection.get_new_connection(connection.get_connection_params()) as other:
         other.execute("select pg_advisory_lock(%s)", [EVALUATE])
         assert not evaluate_alerts(T0)
@@ -245,7 +245,7 @@ def test_a_second_evaluator_does_nothing_while_the_first_is_at_it(rule):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_evaluators_at_once_leave_one_row_and_one_notification():
+def test_concurrent_evaluators_create_one_alert_and_one_notification():
     """R17"""
     pool = create_pool("race")
     rule = rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "for_s": 0})
@@ -285,7 +285,7 @@ def test_an_evaluation_costs_as_many_queries_whatever_the_number_of_pools_and_ru
             rules.update_rule(AlertRule.objects.get(pool=other, kind="hit_rate_drop"), settings=SETTINGS)
 
 
-def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past(rule, r1):
+def test_a_disabled_replica_stays_in_the_history_of_the_pool(rule, r1):
     traffic(r1, 0, 600, 0.8)
     traffic(r1, 600, 660, 0.1)
     set_replica_state(r1, ReplicaState.DISABLED)
@@ -296,7 +296,7 @@ def test_what_a_replica_did_before_it_was_disabled_stays_part_of_the_pool_s_past
     assert verdict.baseline == pytest.approx(0.8)
 
 
-def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule):
+def test_a_rule_disabled_during_its_evaluation_opens_no_alert(r1, rule):
     traffic(r1, 0, 300, 0.8)
     traffic(r1, 300, 420, 0.1)
     (loaded,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
@@ -308,7 +308,7 @@ def test_a_rule_that_was_disabled_while_it_was_evaluated_opens_no_alert(r1, rule
     assert not Alert.objects.exists()
 
 
-def test_a_fleet_that_is_down_as_a_whole_opens_no_more_alerts_than_a_rule_may_have(pool, monkeypatch):
+def test_the_number_of_open_alerts_of_a_rule_is_limited(pool, monkeypatch):
     monkeypatch.setattr(pipeline, "MAX_SUBJECTS", 3)
     for number in range(1, 6):
         replica = add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:910{number}")

@@ -22,7 +22,7 @@ from telemetry.services.alerts.previews import Point, preview_rule, replay, thin
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel
 from telemetry.web.ladder_figures import draw
-from tests.telemetry.alerts.pasts import past, window
+from tests.telemetry.alerts.histories import past, window
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, route_reading, router_scraped
 
@@ -50,7 +50,7 @@ def minutes(replica, rates, *, start=0):
 DROPS = [0.8] * 10 + [0.2] * 3 + [0.8] * 6 + [0.1] * 2 + [0.8] * 4
 
 
-def test_a_preview_counts_and_describes_each_time_that_a_rule_would_have_fired(pool, r1):
+def test_a_preview_lists_each_alert_that_would_have_fired(pool, r1):
     minutes(r1, DROPS)
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
         found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
@@ -93,7 +93,7 @@ def test_a_slow_decline_is_found_against_the_same_hours_of_days_before(pool, r1)
     assert verdicts[3]["baseline"] == pytest.approx(0.8)
 
 
-def test_a_preview_is_bounded_and_says_how_far_it_looked(pool, r1, monkeypatch):
+def test_a_preview_is_limited_and_reports_its_period(pool, r1, monkeypatch):
     minutes(r1, DROPS)
     monkeypatch.setattr(previews, "MAX_STEPS", 5)
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
@@ -104,7 +104,7 @@ def test_a_preview_is_bounded_and_says_how_far_it_looked(pool, r1, monkeypatch):
     assert sum(found.answers.values()) == 5
 
 
-def test_what_has_no_stored_past_has_no_preview_and_says_so(pool):
+def test_a_rule_without_stored_history_has_no_preview(pool):
     found = preview_rule(pool, kind="rollout_stuck", settings={})
     assert "no history is stored" in found.sentence
     assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).sentence
@@ -120,13 +120,13 @@ def test_what_has_no_stored_past_has_no_preview_and_says_so(pool):
         ({"kind": "load_skew", "group": "coding"}, "$.group"),
     ],
 )
-def test_a_preview_refuses_what_a_rule_would_be_refused_for(pool, asked, path):
+def test_a_preview_rejects_invalid_settings(pool, asked, path):
     with pytest.raises(InvalidError) as caught:
         preview_rule(pool, **{"kind": "hit_rate_drop", "settings": {}, **asked})
     assert caught.value.faults[0].path == path
 
 
-def test_every_source_of_a_rule_is_read_from_what_the_scraper_stores(pool, r1):
+def test_every_source_is_loaded_from_stored_readings(pool, r1):
     """One past with everything in it; each kind finds its figures there."""
     create_task_group(pool, "coding")
     router = announce(name="router-1", boot="b", admin_url="http://10.0.0.9:8081")
@@ -160,7 +160,7 @@ def test_every_source_of_a_rule_is_read_from_what_the_scraper_stores(pool, r1):
     assert set(Alert.objects.values_list("subject", flat=True)) == {"", "r1"}
 
 
-def test_a_firing_drop_is_explained_once_in_three_minutes_and_told_with_its_causes(pool, r1):
+def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes(pool, r1):
     create_channel("ops", config={"url": "https://hooks.example/x"})
     minutes(r1, DROPS[:12])
     restarted = "Replica r1 restarted; its cache is cold."
@@ -179,7 +179,7 @@ def test_a_firing_drop_is_explained_once_in_three_minutes_and_told_with_its_caus
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 
 
-def test_a_drawing_has_a_line_for_each_stretch_and_a_band_for_each_time_it_fired():
+def test_a_sketch_has_a_line_per_segment_and_a_band_per_alert():
     kind = KINDS["hit_rate_floor"]
     rates = [0.8, 0.8, None, 0.2, 0.2, 0.8]
     windows = [window(rate) if rate is not None else window(None, queries=0) for rate in rates]
@@ -192,7 +192,7 @@ def test_a_drawing_has_a_line_for_each_stretch_and_a_band_for_each_time_it_fired
     assert draw([], [], seen.start, T0, sentence="s") is None
 
 
-def test_thinning_keeps_what_is_farthest_beyond_the_limit():
+def test_thinning_keeps_the_points_farthest_beyond_the_limit():
     points = [Point(at(number), 0.1 if number == 57 else 0.6, 0.5) for number in range(100)]
     kept = thin_out(points, 10)
     assert len(kept) == 10

@@ -29,12 +29,12 @@ def tables():
     return "\n".join(lines)
 
 
-def test_the_tables_of_kinds_are_those_of_their_settings():
+def test_readme_tables_match_the_settings_of_each_kind():
     text = README.read_text()
     stands = text.split("<!-- kinds -->\n")[1].split("<!-- /kinds -->")[0]
     assert stands.strip() == tables().strip()
 
 
 @pytest.mark.parametrize("source", INHIBITED_BY)
-def test_the_table_of_what_explains_what_names_each(source):
+def test_readme_lists_every_inhibiting_kind(source):
     assert f"| `{source}` |" in README.read_text()

@@ -42,7 +42,7 @@ def test_the_state_machine(answer, alert, seconds, step):
     assert next_action(TIMING, answer, alert, later(seconds)) is step
 
 
-def test_a_rule_that_waits_for_nothing_fires_at_once():
+def test_a_rule_without_for_s_fires_at_once():
     assert next_action(replace(TIMING, for_s=0.0), Result.BREACH, None, T0) is Action.OPEN_FIRING
 
 
@@ -50,7 +50,7 @@ answers = st.lists(st.tuples(st.sampled_from(Result), st.integers(1, 120)), max_
 
 
 @given(answers=answers)
-def test_no_data_alone_never_starts_nor_ends_anything_and_firing_needs_its_time(answers):
+def test_no_data_opens_and_resolves_nothing_and_firing_takes_for_s(answers):
     alert, now = None, T0
     for answer, seconds in answers:
         now += timedelta(seconds=seconds)

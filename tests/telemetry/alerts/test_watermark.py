@@ -43,7 +43,7 @@ def evaluated(pool, kind, settings, now_s):
     return fresh.verdict
 
 
-def test_a_pool_s_hit_rate_is_not_that_of_whoever_was_read_first(pool, three):
+def test_a_pool_s_hit_rate_waits_for_all_replicas_of_an_interval(pool, three):
     """Two replicas that hit nothing were read a moment ago; the third, that hits everything, is still being read."""
     for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
         readings(replica, until_s, ratio)
@@ -58,14 +58,14 @@ def test_a_pool_s_hit_rate_is_not_that_of_whoever_was_read_first(pool, three):
     )  # two readings of each in a bin, and not two of some and one of others
 
 
-def test_an_even_load_is_not_skewed_by_who_was_read_first(pool, three):
+def test_scrape_order_causes_no_load_skew(pool, three):
     for replica, until_s in zip(three, (240, 235, 235), strict=True):
         readings(replica, until_s, 0.8)
 
     assert evaluated(pool, "load_skew", {**SHORT, "most_over_mean": 1.4}, 240.5)["value"] == pytest.approx(1)
 
 
-def test_a_window_that_a_slow_replica_has_not_told_of_yet_is_not_below_its_floor(pool, three):
+def test_a_window_without_a_slow_replica_is_not_below_its_floor(pool, three):
     for replica, until_s in zip(three, (240, 240, 235), strict=True):
         readings(replica, until_s, 0.8)
 
@@ -74,7 +74,7 @@ def test_a_window_that_a_slow_replica_has_not_told_of_yet_is_not_below_its_floor
     assert (found["answer"], found["figures"]["requests"]) == ("ok", 120)
 
 
-def test_what_a_preview_draws_last_is_what_an_evaluation_sees(pool, three, time_machine):
+def test_the_last_point_of_a_preview_equals_the_evaluation(pool, three, time_machine):
     for replica, until_s, ratio in zip(three, (240, 240, 235), (0.0, 0.0, 1.0), strict=True):
         readings(replica, until_s, ratio)
     time_machine.move_to(at(240.5), tick=False)
@@ -99,14 +99,14 @@ def test_what_a_preview_draws_last_is_what_an_evaluation_sees(pool, three, time_
         pytest.param((), 103, 103, id="nor where there is nobody"),
     ],
 )
-def test_windows_end_just_before_the_first_reading_that_is_due_and_not_there(pool, three, others_s, now_s, until_s):
+def test_windows_end_just_before_the_first_missing_reading(pool, three, others_s, now_s, until_s):
     for replica, second in zip(three, others_s, strict=False):
         ScrapeState.objects.create(replica=replica, at=at(second))
 
     assert abs((watermark(at(now_s)) - at(until_s)).total_seconds()) <= 1e-6
 
 
-def test_a_replica_that_hangs_holds_nothing_back(pool, three):
+def test_a_hanging_replica_does_not_delay_the_watermark(pool, three):
     """Its scrapes fail, and a failed scrape is a reading as well; when even these stop, it is waited for no longer."""
     for replica, until_s in zip(three, (240, 240, 180), strict=True):
         readings(replica, until_s, 0.8)

@@ -40,14 +40,14 @@ def tokens(judge, seen):
         pytest.param(0, 0, 320_000, id="none did: nobody held it any more"),
     ],
 )
-def test_what_is_lost_elsewhere_is_given_up_affinity_as_far_as_requests_spilled(spilled, given_up, evicted):
+def test_losses_at_other_replicas_are_overflow_or_eviction(spilled, given_up, evicted):
     seen = evidence(spilled)
 
     assert tokens(policies.check_overflow, seen) == pytest.approx(given_up)
     assert tokens(workload.check_capacity, seen) == pytest.approx(evicted)
 
 
-def test_what_a_restart_may_have_sent_elsewhere_is_not_taken_for_evicted():
+def test_prompts_moved_by_a_restart_do_not_count_as_evicted():
     restarted = RelatedEvent(T0 - timedelta(seconds=60), "replica_restarted", "r1 restarted.", replica="r1")
 
     assert tokens(workload.check_capacity, evidence(0, restarted)) == 0

@@ -36,7 +36,7 @@ def evidence(*before, ahead_s=0.0):
         ([route(1, 5000, 0.8), route(2, 40, 0.79)], False, 0.85),  # too few to show anything
     ],
 )
-def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did_well, certainty):
+def test_a_revision_that_did_well_before_the_drop_has_low_confidence(before, did_well, certainty):
     finding = check_revision(evidence(*before))
 
     assert finding.evidence["did_well_before"] is did_well
@@ -44,7 +44,7 @@ def test_a_revision_that_did_well_before_the_fall_is_hardly_to_blame(before, did
 
 
 @pytest.mark.parametrize(("rate", "is_named"), [(0.79, False), (0.6, True)])
-def test_a_revision_that_did_well_since_its_last_event_is_not_named(rate, is_named):
+def test_a_revision_that_did_well_since_its_event_is_not_named(rate, is_named):
     """Published a minute before the fall: what it placed since then shows whether that is its doing."""
     finding = check_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
 

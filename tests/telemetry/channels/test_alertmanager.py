@@ -9,7 +9,7 @@ from telemetry.channels.alertmanager import ALERTMANAGER, EXPIRES_S, RESEND_S, l
 from telemetry.channels.base import ConfigError, Message
 from tests.fakes.alertmanager import alertmanager, until
 from tests.fakes.real_prometheus import program
-from tests.telemetry.channels.told import HOSTILE, TEST, message, payload, several
+from tests.telemetry.channels.messages import HOSTILE, TEST, message, payload, several
 from tests.telemetry.conftest import T0
 
 
@@ -24,7 +24,7 @@ def now_told(state, **changes):
     return Message("msg_1", now, payload(7, state, fired_at=began, resolved_at=ended, **changes))
 
 
-def test_an_alert_fires_is_told_again_and_ends_there_as_it_does_here(tmp_path, receiver):
+def test_alertmanager_shows_the_states_of_an_alert(tmp_path, receiver):
     with alertmanager(program("prometheus-alertmanager"), tmp_path, receiver.url) as server:
         assert push(server.url, now_told("firing")).status == 200
         (alert,) = until(server.alerts, "it knows the alert")
@@ -50,7 +50,7 @@ def test_an_alert_fires_is_told_again_and_ends_there_as_it_does_here(tmp_path, r
     assert (first["status"], first["alerts"][0]["labels"]["pool"]) == ("firing", "chat")
 
 
-def test_what_is_not_told_again_is_over_after_some_repetitions():
+def test_an_alert_expires_without_repetition():
     (alert,) = to_alerts([message().data], T0, "")
 
     assert EXPIRES_S >= 3 * RESEND_S
@@ -58,7 +58,7 @@ def test_what_is_not_told_again_is_over_after_some_repetitions():
     assert "generatorURL" not in alert
 
 
-def test_labels_are_the_same_at_the_end_and_have_names_that_prometheus_takes():
+def test_labels_are_stable_and_have_valid_names():
     labels = {"pool": "chat", "task-group": "a b", "replica": None}
     begun, ended = (labels_of(payload(7, state, labels=labels)["data"]) for state in ("firing", "resolved"))
 
@@ -66,7 +66,7 @@ def test_labels_are_the_same_at_the_end_and_have_names_that_prometheus_takes():
     assert begun == {"pool": "chat", "task_group": "a b", "alertname": "Hit rate drop", "source": "warmpath"}
 
 
-def test_it_signs_in_as_asked(receiver):
+def test_credentials_are_sent(receiver):
     push(receiver.origin, TEST, username="u", password="p")
     push(receiver.origin, TEST, bearer_token="s3cret")
 
@@ -85,7 +85,7 @@ def test_it_signs_in_as_asked(receiver):
         ({"url": "http://am:9093", "bearer_token": "a\nb"}, "bearer_token"),
     ],
 )
-def test_configs_that_cannot_be_are_refused_by_field(given, field):
+def test_invalid_configs_are_rejected_by_field(given, field):
     with pytest.raises(ConfigError) as caught:
         ALERTMANAGER.complete(given)
     assert caught.value.field == field

@@ -9,7 +9,7 @@ from telemetry.channels.base import ConfigError, DeliveryError
 from telemetry.channels.pagerduty import PAGERDUTY
 from telemetry.channels.slack import SLACK, escape
 from tests.fakes.fake_webhook_receiver import Reply
-from tests.telemetry.channels.told import HOSTILE, NOTICE, TEST, message, several
+from tests.telemetry.channels.messages import HOSTILE, NOTICE, TEST, message, several
 
 KEY = "s3cretkey0123456789abcdefABCDEF0"
 
@@ -29,7 +29,7 @@ def pager(receiver, told, **given):
     return [one.payload for one in receiver.received[sent:]]
 
 
-def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
+def test_a_slack_message_has_figures_causes_and_links(receiver):
     body = slack(receiver, message())
 
     assert body["text"].startswith("[FIRING] Hit rate of pool chat is 20.1 %")
@@ -44,7 +44,7 @@ def test_a_room_is_told_the_figures_the_cause_and_where_to_look(receiver):
     assert "<https://warmpath.example/alerts/7/|Open alert>" in links["text"]["text"]
 
 
-def test_a_room_is_told_several_alerts_tests_and_notices(receiver):
+def test_slack_messages_for_several_alerts_tests_and_notices(receiver):
     _, first, second, _ = slack(receiver, several(1, 2))["blocks"]
     assert first["text"]["text"].startswith("• <https://warmpath.example/alerts/1/|Alert 1.>\n*Cause* Revision 7")
     assert second["text"]["text"].startswith("• <https://warmpath.example/alerts/2/|Alert 2.>")
@@ -53,7 +53,7 @@ def test_a_room_is_told_several_alerts_tests_and_notices(receiver):
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_nobody_can_be_called_and_no_link_be_made_by_what_others_wrote(receiver, hostile):
+def test_untrusted_text_cannot_mention_people_or_create_links(receiver, hostile):
     """S9: Slack reads <!channel> and <url|text>, others a bare @channel."""
     labels = {"group": hostile, "replica": hostile, "severity": hostile}
     body = slack(receiver, message(summary=hostile, pool=hostile, rule=hostile, labels=labels))
@@ -70,12 +70,12 @@ def header(body):
     return json.dumps(body["blocks"][0]["text"]["text"], ensure_ascii=False).strip('"').replace("@\u200b", "")
 
 
-def test_text_without_markup_is_left_as_it_is():
+def test_plain_text_is_unchanged():
     assert escape("a & b < c > d @e") == "a &amp; b &lt; c &gt; d @\u200be"
     assert escape("90 % of pool *chat*") == "90 % of pool *chat*"
 
 
-def test_an_incident_lives_as_long_as_its_alert_under_one_key(receiver):
+def test_an_incident_follows_its_alert_under_one_key(receiver):
     told = [pager(receiver, message(state=state))[0] for state in ("firing", "repeated", "acknowledged", "resolved")]
 
     assert [event["event_action"] for event in told] == ["trigger", "trigger", "acknowledge", "resolve"]
@@ -105,13 +105,13 @@ def test_severities_are_translated(receiver, ours, theirs):
     assert pager(receiver, message(labels={"severity": ours}))[0]["payload"]["severity"] == theirs
 
 
-def test_each_of_several_alerts_is_an_incident_of_its_own(receiver):
+def test_several_alerts_become_several_incidents(receiver):
     keys = [event["dedup_key"] for event in pager(receiver, several(1, 2, 3, state="resolved"))]
 
     assert keys == ["wp-alert-1", "wp-alert-2", "wp-alert-3"]
 
 
-def test_a_test_opens_an_incident_and_closes_it_and_a_notice_opens_one(receiver):
+def test_a_test_opens_and_resolves_an_incident_and_a_notice_opens_one(receiver):
     opened, closed = pager(receiver, TEST)
     (notice,) = pager(receiver, NOTICE)
 
@@ -120,7 +120,7 @@ def test_a_test_opens_an_incident_and_closes_it_and_a_notice_opens_one(receiver)
     assert notice["event_action"] == "trigger"
 
 
-def test_a_failure_among_several_is_tried_again_as_a_whole_and_too_slow_a_one_too(receiver, monkeypatch):
+def test_a_partial_or_slow_delivery_is_retried_as_a_whole(receiver, monkeypatch):
     receiver.replies = [Reply(202), Reply(429, {"Retry-After": "30"})]
     with pytest.raises(DeliveryError) as caught:
         pager(receiver, several(1, 2, 3))
@@ -131,7 +131,7 @@ def test_a_failure_among_several_is_tried_again_as_a_whole_and_too_slow_a_one_to
         pager(receiver, several(1, 2, 3))
 
 
-def test_what_the_receiver_says_is_kept(receiver):
+def test_the_response_is_recorded(receiver):
     receiver.replies = [Reply(400, body=b'{"status": "invalid event",\n "errors": ["Length"]}')]
     with pytest.raises(DeliveryError) as caught:
         pager(receiver, message())
@@ -149,7 +149,7 @@ def test_what_the_receiver_says_is_kept(receiver):
         (PAGERDUTY, {"routing_key": KEY, "endpoint": "https://u:p@events.pagerduty.com"}, "endpoint"),
     ],
 )
-def test_configs_that_cannot_be_are_refused_by_field(kind, given, field):
+def test_invalid_configs_are_rejected_by_field(kind, given, field):
     with pytest.raises(ConfigError) as caught:
         kind.complete(given)
     assert caught.value.field == field

@@ -9,7 +9,7 @@ from telemetry.channels import KINDS
 from telemetry.channels.base import DeliveryError
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.fakes.mail_server import mail_server
-from tests.telemetry.channels.told import TEST
+from tests.telemetry.channels.messages import TEST
 
 HOSTS = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "017700000001", "0177.0.0.1", "0",
@@ -52,7 +52,7 @@ def test_no_form_of_a_private_address_is_reached(kind, receiver, settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_name_is_resolved_once_and_one_bad_address_refuses_it(kind, receiver, settings):
+def test_a_name_is_resolved_once_and_rejected_for_one_forbidden_address(kind, receiver, settings):
     settings.WEBHOOK_NETWORKS = []
     asked = []
 
@@ -70,7 +70,7 @@ def test_a_name_is_resolved_once_and_one_bad_address_refuses_it(kind, receiver, 
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "email"])
-def test_a_redirect_is_no_way_round(kind, receiver):
+def test_redirects_are_not_followed(kind, receiver):
 
     receiver.replies = [Reply(302, {"Location": "http://169.254.169.254/"})]
 

@@ -42,7 +42,7 @@ def test_the_same_alert_kind_and_sequence_is_one_message_and_a_repetition_anothe
     assert rows == [("repeated", 0), ("repeated", 1), ("repeated", 2), ("resolved", 0)]
 
 
-def test_numbers_say_what_came_first_where_clocks_do_not(pool, channel):
+def test_messages_are_numbered_independently_of_clocks(pool, channel):
     """R17: two workers whose clocks are two hours apart."""
     told = make(pool)
     enqueue(told, "firing", T0 + timedelta(hours=1))
@@ -51,7 +51,7 @@ def test_numbers_say_what_came_first_where_clocks_do_not(pool, channel):
     assert list(Notification.objects.order_by("number").values_list("kind", flat=True)) == ["firing", "resolved"]
 
 
-def test_alerts_told_together_are_one_message_up_to_a_bound(pool, channel):
+def test_alerts_are_combined_up_to_a_limit(pool, channel):
     told = make(pool, MAX_ALERTS + 1)
     enqueue(told, "firing", T0)
 
@@ -62,13 +62,13 @@ def test_alerts_told_together_are_one_message_up_to_a_bound(pool, channel):
     assert (second.alert_ids, second.payload["data"]["alert"]) == ([list(told)[-1]], list(told)[-1])
 
 
-def test_what_is_told_together_says_what_it_has_in_common():
+def test_a_combined_message_has_the_common_labels():
     both = combine([payload(1, pool="chat", replica="r1"), payload(2, pool="chat", replica="r2")], T0)
 
     assert both["data"]["labels"] == {"pool": "chat"}
 
 
-def test_the_end_goes_to_whoever_was_told_though_the_channel_is_off_or_takes_other_alerts_by_now(pool, channel):
+def test_a_resolution_goes_to_every_notified_channel(pool, channel):
     """A pager that comes back would ring for what is long over."""
     ((alert, _),) = make(pool).items()
     told = {state: {alert: payload(alert, state, severity="warning")} for state in ("firing", "resolved")}
@@ -86,14 +86,14 @@ def test_the_end_goes_to_whoever_was_told_though_the_channel_is_off_or_takes_oth
     ]  # fmt: skip
 
 
-def test_a_channel_that_is_off_is_told_nothing(pool, channel):
+def test_a_disabled_channel_gets_no_messages(pool, channel):
     update_channel(channel, enabled=False)
     enqueue(make(pool), "firing", T0)
 
     assert not Notification.objects.exists()
 
 
-def test_a_repetition_alone_is_not_taken_for_one_that_was_told_combine(pool, channel):
+def test_a_single_repetition_differs_from_a_combined_one(pool, channel):
     told = make(pool, 2)
     first, second = told
     enqueue(told, "repeated", T0, sequences={first: 1, second: 3})
@@ -116,7 +116,7 @@ def test_a_repetition_alone_is_not_taken_for_one_that_was_told_combine(pool, cha
         (["replica=r1"], False),
     ],
 )
-def test_a_channel_gets_the_alerts_that_meet_its_conditions(pool, channel, matchers, goes):
+def test_a_channel_gets_the_alerts_that_match(pool, channel, matchers, goes):
     update_channel(channel, matchers=matchers)
     alert, told = next(iter(make(pool).items()))
     told["data"]["labels"] = {"severity": "critical", "pool": "chat"}
@@ -125,7 +125,7 @@ def test_a_channel_gets_the_alerts_that_meet_its_conditions(pool, channel, match
     assert Notification.objects.exists() is goes
 
 
-def test_of_several_alerts_a_channel_is_told_those_that_are_for_it(pool, channel):
+def test_a_channel_gets_only_matching_alerts_of_a_group(pool, channel):
     update_channel(channel, matchers=["severity=critical"])
     told = make(pool, 3)
     for number, one in enumerate(told.values()):
@@ -136,7 +136,7 @@ def test_of_several_alerts_a_channel_is_told_those_that_are_for_it(pool, channel
     assert Notification.objects.get().alert_ids == [first, third]
 
 
-def test_a_condition_that_cannot_be_read_is_refused_and_named(channel):
+def test_an_invalid_matcher_is_rejected_and_named(channel):
     with pytest.raises(InvalidError) as caught:
         update_channel(channel, matchers=["pool=chat", "severty=critical"])
     assert [fault.path for fault in caught.value.faults] == ["$.matchers[1]"]

@@ -8,7 +8,7 @@ from telemetry.channels.alertmanager import to_alerts
 from telemetry.channels.email import mail_of
 from telemetry.channels.pagerduty import events_of
 from telemetry.channels.slack import MAX_FIELD, MAX_FIELDS, MAX_SECTION, blocks_of
-from tests.telemetry.channels.told import ISO, message, several
+from tests.telemetry.channels.messages import ISO, message, several
 from tests.telemetry.conftest import T0
 
 SITE = "https://warmpath.example"
@@ -62,14 +62,14 @@ CHANNELS = {"slack": slack, "mail": mail, "html": lambda told: mail(told, "html"
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_nothing_that_an_operator_needs_is_left_out(channel):
+def test_every_channel_shows_all_facts(channel):
     said = CHANNELS[channel](message(**FULL))
 
     assert [words for words in NEEDED if words not in said] == []
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_of_several_alerts_each_has_its_likeliest_cause_and_its_page(channel):
+def test_each_of_several_alerts_has_its_cause_and_link(channel):
     said = CHANNELS[channel](several(7, 8))
 
     assert said.count("Revision 7 moved homes.") >= 2
@@ -77,7 +77,7 @@ def test_of_several_alerts_each_has_its_likeliest_cause_and_its_page(channel):
     assert f"{SITE}/alerts/8/" in said
 
 
-def test_slack_is_given_no_more_than_it_takes():
+def test_slack_messages_keep_slack_s_limits():
     long = "&" * 2000
     causes = [{"summary": long, "advice": long, "confidence": 1.0}] * 3
     blocks = blocks_of(message(**{**FULL, "causes": causes, "rule": long}), SITE)["blocks"]

@@ -18,7 +18,7 @@ def row(field):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_readme_holds_every_setting_as_it_is_declared(kind):
+def test_each_readme_lists_the_declared_settings(kind):
     text = (FOLDER / f"{kind.name}.md").read_text()
 
     assert [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 5] == [
@@ -26,12 +26,12 @@ def test_a_readme_holds_every_setting_as_it_is_declared(kind):
     ]
 
 
-def test_the_list_of_kinds_names_each():
+def test_the_readme_lists_every_kind():
     text = (FOLDER / "README.md").read_text()
 
     assert all(f"| `{name}` | " in text and f"({name}.md)" in text for name in KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_no_setting_has_the_name_of_something_that_every_channel_has(kind):
+def test_no_setting_has_the_name_of_a_common_field(kind):
     assert not NOT_TWICE & {field.name for field in kind.fields}

@@ -28,7 +28,7 @@ def busy_sides(seed: int, count: int) -> Measured:
     return Measured(Side(trial), Side(baseline))
 
 
-def test_a_harmless_trial_is_hardly_ever_breached_however_often_one_looks() -> None:
+def test_a_harmless_canary_is_rarely_breached_in_repeated_analyses() -> None:
     looked = 0
     breached = 0
     for seed in range(60):
@@ -47,13 +47,13 @@ def test_a_harmless_trial_is_hardly_ever_breached_however_often_one_looks() -> N
         ("error_ratio", {"error_ratio": 0.1}),
     ],
 )
-def test_a_harmful_trial_is_breached_within_a_quarter_of_an_hour(name: str, harm: dict[str, float]) -> None:
+def test_a_harmful_canary_is_breached_within_15_minutes(name: str, harm: dict[str, float]) -> None:
     found = [verdicts(two_sides(seed, 15, **harm)) for seed in range(20)]
     assert sum(figures[name]["verdict"] == Verdict.BREACHED for _, figures in found) >= 18
     assert all(verdict == Verdict.BREACHED for verdict, figures in found if figures[name]["verdict"] == "breached")
 
 
-def test_streamed_responses_are_compared_with_streamed_ones_however_many_are_plain() -> None:
+def test_ttft_is_compared_among_streamed_responses_only() -> None:
     """T1b: whole plain responses beside first tokens would breach any trial that gets more of the former."""
     trial = minutes(1, 40, requests=300, unrest=0.1, streamed_ratio=0.2, plain_s=9.0)
     baseline = minutes(2, 40, requests=300, unrest=0.1, streamed_ratio=0.9)
@@ -64,7 +64,7 @@ def test_streamed_responses_are_compared_with_streamed_ones_however_many_are_pla
     assert figures["ttft_p95_s"]["trial"] == pytest.approx(figures["ttft_p95_s"]["baseline"], rel=0.2)
 
 
-def test_where_nothing_is_streamed_plain_latency_is_judged_by_itself() -> None:
+def test_plain_latency_is_compared_if_nothing_is_streamed() -> None:
     found = []
     for seed in range(20):
         trial, baseline = minutes(seed, 15, streamed_ratio=0.01, plain_s=8.0), minutes(seed + 100, 15, streamed_ratio=0)
@@ -74,7 +74,7 @@ def test_where_nothing_is_streamed_plain_latency_is_judged_by_itself() -> None:
     assert sum(figures["plain_latency_p95_s"]["verdict"] == Verdict.BREACHED for figures in found) >= 18
 
 
-def test_a_trial_without_streams_beside_a_baseline_of_streams_is_inconclusive() -> None:
+def test_a_canary_without_streams_is_inconclusive() -> None:
     trial, baseline = minutes(1, 15, streamed_ratio=0), minutes(2, 15)
     _, figures = verdicts(Measured(Side(trial), Side(baseline)))
 
@@ -82,17 +82,17 @@ def test_a_trial_without_streams_beside_a_baseline_of_streams_is_inconclusive() 
     assert "One side has no TTFT yet" in figures["ttft_p95_s"]["detail"]
 
 
-def test_a_harmless_trial_passes_in_the_end() -> None:
+def test_a_harmless_canary_passes_eventually() -> None:
     passed = [verdicts(busy_sides(seed, 60))[0] for seed in range(20)]
     assert passed.count(Verdict.PASSED) >= 19
     assert Verdict.BREACHED not in passed
 
 
-def test_a_better_trial_passes_sooner() -> None:
+def test_a_better_canary_passes_sooner() -> None:
     assert verdicts(two_sides(3, 8, hit_rate=0.9, ttft_s=0.15))[0] == Verdict.PASSED
 
 
-def test_what_differed_before_the_trial_is_not_its_doing() -> None:
+def test_an_earlier_difference_is_not_attributed_to_the_canary() -> None:
     """The trial's groups always hit less: beside the others it looks harmful, beside themselves it is not."""
     calm = {"requests": 400, "unrest": 0.1}
     now, others = minutes(1, 60, **calm, hit_rate=0.4, ttft_s=0.6), minutes(2, 60, **calm, hit_rate=0.7)
@@ -103,7 +103,7 @@ def test_what_differed_before_the_trial_is_not_its_doing() -> None:
     assert figures["hit_rate"]["limit"] == pytest.approx(0.4 - 0.05, abs=0.03)
 
 
-def test_what_got_worse_shows_even_where_the_sides_always_differed() -> None:
+def test_new_harm_is_found_in_spite_of_an_earlier_difference() -> None:
     now, others = minutes(1, 30, hit_rate=0.4), minutes(2, 30, hit_rate=0.4)
     before, others_before = minutes(3, 60, hit_rate=0.7), minutes(4, 60, hit_rate=0.4)
     verdict, figures = verdicts(Measured(Side(now, before), Side(others, others_before)))
@@ -111,21 +111,21 @@ def test_what_got_worse_shows_even_where_the_sides_always_differed() -> None:
 
 
 @pytest.mark.parametrize(("trial", "baseline"), [(1, 40), (40, 1), (0, 40), (40, 0), (2, 2)])
-def test_too_little_traffic_on_either_side_says_nothing(trial: int, baseline: int) -> None:
+def test_too_little_traffic_is_inconclusive(trial: int, baseline: int) -> None:
     verdict, figures = verdicts(Measured(Side(minutes(1, trial, hit_rate=0.1)), Side(minutes(2, baseline))))
     assert verdict == Verdict.INCONCLUSIVE
     assert {figure["verdict"] for figure in figures.values() if figure["name"] != "load_skew"} == {"inconclusive"}
     assert "of at least 200 requests" in figures["hit_rate"]["detail"]
 
 
-def test_many_requests_in_two_bins_are_no_ground_for_a_verdict() -> None:
+def test_two_bins_are_inconclusive() -> None:
     measured = Measured(Side(minutes(1, 2, requests=500, hit_rate=0.1)), Side(minutes(2, 2, requests=500)))
     verdict, figures = verdicts(measured)
     assert verdict == Verdict.INCONCLUSIVE
     assert figures["hit_rate"]["detail"].startswith("Fewer than 3 time bins")
 
 
-def test_a_limit_that_is_off_is_shown_and_never_breached() -> None:
+def test_a_figure_without_limit_is_shown_and_never_breached() -> None:
     off = GuardLimits(max_hit_rate_drop=None, max_ttft_p95_growth=None, max_error_ratio=None, max_load_skew=None)
     verdict, figures = verdicts(two_sides(1, 30, hit_rate=0.1, ttft_s=3.0, error_ratio=0.5), off)
     assert verdict == Verdict.PASSED
@@ -133,7 +133,7 @@ def test_a_limit_that_is_off_is_shown_and_never_breached() -> None:
     assert figures["hit_rate"]["trial"] == pytest.approx(0.1, abs=0.05)
 
 
-def test_answers_that_told_no_cached_tokens_leave_the_hit_rate_open() -> None:
+def test_unreported_cached_tokens_leave_the_hit_rate_inconclusive() -> None:
     mute = [Bin(one.start, one.requests, one.answered, 0, 0, 0, one.ttft) for one in minutes(1, 40)]
     verdict, figures = verdicts(Measured(Side(mute), Side(minutes(2, 40))))
     assert verdict == Verdict.INCONCLUSIVE
@@ -142,12 +142,12 @@ def test_answers_that_told_no_cached_tokens_leave_the_hit_rate_open() -> None:
     assert figures["ttft_p95_s"]["verdict"] == "passed"
 
 
-def test_no_failure_in_a_few_requests_is_not_proof_of_none() -> None:
+def test_few_requests_without_failure_are_inconclusive() -> None:
     measured = Measured(Side(minutes(1, 4, requests=60)), Side(minutes(2, 4, requests=60)))
     assert verdicts(measured)[1]["error_ratio"]["verdict"] == "inconclusive"
 
 
-def test_load_that_piles_up_breaches_and_load_that_was_always_uneven_does_not() -> None:
+def test_only_new_load_skew_breaches() -> None:
     limits = GuardLimits(max_hit_rate_drop=None, max_ttft_p95_growth=None, max_error_ratio=None, max_load_skew=1.5)
     even, piled = {"a": 1000.0, "b": 1010.0, "c": 990.0}, {"a": 2400.0, "b": 300.0, "c": 300.0}
     sides = (Side(minutes(1, 30)), Side(minutes(2, 30)))
@@ -157,7 +157,7 @@ def test_load_that_piles_up_breaches_and_load_that_was_always_uneven_does_not() 
     assert analyze(limits, Measured(*sides, {}, even))[0] == Verdict.INCONCLUSIVE
 
 
-def test_skew_is_the_greatest_over_the_mean_and_chance_is_allowed_for() -> None:
+def test_skew_is_maximum_over_mean_and_allows_for_chance() -> None:
     assert skew({"a": 30.0, "b": 10.0}) == 1.5
     assert skew({}) is None
     assert skew({"a": 0.0, "b": 0.0}) is None
@@ -174,5 +174,5 @@ def test_skew_is_the_greatest_over_the_mean_and_chance_is_allowed_for() -> None:
         (["passed", "inconclusive", "breached"], Verdict.BREACHED),
     ],
 )
-def test_one_breach_breaches_all_and_all_must_pass(found: list[str], expected: Verdict) -> None:
+def test_overall_verdict_is_the_worst(found: list[str], expected: Verdict) -> None:
     assert overall(found) == expected

@@ -83,7 +83,7 @@ def judged(rollout, time_machine, minute):
     return {reading["name"]: reading for reading in rollout.readings}
 
 
-def test_nothing_is_judged_before_the_caches_had_their_time(pool, routers, begin, time_machine):
+def test_no_analysis_during_warm_up(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool, warm_up_s=300))
     for minute in range(1, 5):
         traffic(routers[0], minute, 1)
@@ -92,7 +92,7 @@ def test_nothing_is_judged_before_the_caches_had_their_time(pool, routers, begin
     assert (rollout.state, rollout.readings_at) == (RolloutState.PROGRESSING, T0 + timedelta(minutes=4))
 
 
-def test_a_trial_whose_plain_responses_take_longer_is_rolled_back(pool, routers, begin, time_machine):
+def test_a_canary_with_slow_plain_responses_is_rolled_back(pool, routers, begin, time_machine):
     """T1b"""
     rollout = begin(by_share(pool))
     for minute in range(1, 9):
@@ -105,7 +105,7 @@ def test_a_trial_whose_plain_responses_take_longer_is_rolled_back(pool, routers,
     assert "ttft_p95_s" not in readings
 
 
-def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers, begin, time_machine):
+def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool))
     for minute in range(1, 9):
         traffic(routers[0], minute, 1)
@@ -125,7 +125,7 @@ def test_a_trial_that_harms_is_rolled_back_with_what_was_measured(pool, routers,
 @pytest.mark.parametrize(
     "harmful", [("error_ratio", {"failed": 20}), ("ttft_p95_s", {"ttft": SLOW})], ids=["errors", "ttft"]
 )
-def test_errors_and_waiting_roll_back_too(pool, routers, begin, time_machine, harmful):
+def test_errors_and_latency_roll_back(pool, routers, begin, time_machine, harmful):
     (name, harm), rollout = harmful, begin(by_share(pool))
     for minute in range(1, 9):
         traffic(routers[0], minute, 1)
@@ -134,7 +134,7 @@ def test_errors_and_waiting_roll_back_too(pool, routers, begin, time_machine, ha
     assert rollout.state == RolloutState.ROLLED_BACK
 
 
-def test_load_that_piles_up_at_one_replica_rolls_back(pool, routers, begin, time_machine):
+def test_load_skew_rolls_back(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool))
     for minute in range(-10, 0):
         traffic(routers[0], minute, 1)
@@ -146,7 +146,7 @@ def test_load_that_piles_up_at_one_replica_rolls_back(pool, routers, begin, time
     assert readings["load_skew"]["trial"] == pytest.approx(950 / 505, abs=0.02)
 
 
-def test_a_trial_that_does_no_harm_goes_on_when_its_time_is_over(pool, routers, begin, time_machine):
+def test_a_harmless_canary_is_promoted_when_the_stage_ends(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool, max_error_ratio=0.05))
     for minute in range(1, 12):
         traffic(routers[0], minute, 1)
@@ -167,7 +167,7 @@ def two_groups(router, minute, *, trial_assistant, trial_chat):
     traffic(router, minute, 2, group="chat", hit_rate=trial_chat, replicas=(80, 80))
 
 
-def test_groups_that_a_share_got_more_of_are_not_held_against_the_trial(pool, routers, begin, time_machine):
+def test_another_mix_of_groups_does_not_count_against_the_canary(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool, max_error_ratio=0.05))
     for minute in range(1, 12):
         two_groups(routers[0], minute, trial_assistant=0.9, trial_chat=0.1)
@@ -178,7 +178,7 @@ def test_groups_that_a_share_got_more_of_are_not_held_against_the_trial(pool, ro
     assert rollout.stage == 1
 
 
-def test_groups_that_a_share_got_more_of_hide_no_harm(pool, routers, begin, time_machine):
+def test_another_mix_of_groups_does_not_hide_harm(pool, routers, begin, time_machine):
     """As a whole the trial hits 54 %, no less than the baseline's 54 %; each group hits less than its own."""
     rollout = begin(by_share(pool))
     for minute in range(1, 9):
@@ -191,9 +191,7 @@ def test_groups_that_a_share_got_more_of_hide_no_harm(pool, routers, begin, time
     assert hits["baseline"] == pytest.approx(0.75 * 0.98 + 0.25 * 0.4, abs=0.01)
 
 
-def test_too_little_traffic_holds_when_the_time_is_over_and_a_pause_is_watched_too(
-    pool, routers, begin, time_machine, admin_user
-):
+def test_too_little_traffic_holds_and_a_paused_rollout_is_analyzed(pool, routers, begin, time_machine, admin_user):
     rollout = begin(by_share(pool))
     traffic(routers[0], 5, 1)
     readings = judged(rollout, time_machine, 11)
@@ -225,7 +223,7 @@ def test_a_group_that_always_hit_less_is_compared_with_itself(pool, routers, beg
     assert readings["hit_rate"]["limit"] == pytest.approx(0.155, abs=0.01)
 
 
-def test_a_router_of_the_stage_is_compared_with_the_others_and_with_itself_before(pool, routers, begin, time_machine):
+def test_a_router_is_compared_with_others_and_with_its_own_past(pool, routers, begin, time_machine):
     stages = [{"routers": ["router-1"], "observe_s": 600}]
     rollout = begin(make_plan(pool.policies.get(group=None), stages=stages, guard=GUARD_LIMITS))
     for minute in range(-20, 0):
@@ -244,13 +242,13 @@ def test_a_router_of_the_stage_is_compared_with_the_others_and_with_itself_befor
     assert judged(rollout, time_machine, 8)["hit_rate"]["verdict"] == Verdict.BREACHED
 
 
-def test_a_rollout_without_a_guard_or_without_stages_is_nobodys_to_judge(pool, routers, begin, time_machine):
+def test_a_rollout_without_guard_or_stages_is_not_analyzed(pool, routers, begin, time_machine):
     begin(make_plan(pool.policies.get(group=None), stages=[{"share": 0.5, "observe_s": 600}], guard=None))
     assert analyze_rollouts(T0 + timedelta(minutes=5)) == 0
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_workers_do_not_judge_at_once(pool, routers, begin):
+def test_two_workers_do_not_analyze_at_once(pool, routers, begin):
     begin(by_share(pool))
     counted = []
 
@@ -266,6 +264,6 @@ def test_two_workers_do_not_judge_at_once(pool, routers, begin):
     assert counted == [0]
 
 
-def test_bins_are_minutes_and_shorter_where_a_stage_is():
+def test_bins_are_minutes_or_shorter_for_a_short_stage():
     assert [bin_length_s(observe_s) for observe_s in (0, 60, 300, 600, 86_400)] == [10.0, 10.0, 30.0, 60.0, 60.0]
     assert GuardLimits().warm_up_s == 120

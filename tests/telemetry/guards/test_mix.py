@@ -12,27 +12,27 @@ GROUPS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 1000))
 
 
 @given(trial=GROUPS, baseline=GROUPS, known=st.sets(st.sampled_from("abcd")))
-def test_the_baseline_counts_for_as_much_as_before_whatever_is_known(trial, baseline, known):
+def test_weights_keep_the_baseline_s_total(trial, baseline, known):
     found = mix_weights(trial, baseline, known)
     assert found.keys() == baseline.keys()
     assert sum(baseline[group] * weight for group, weight in found.items()) == pytest.approx(sum(baseline.values()))
 
 
-def test_groups_that_are_known_weigh_as_in_the_trial():
+def test_known_groups_are_weighted_to_the_canary_s_mix():
     found = mix_weights({"a": 30, "b": 10}, {"a": 100, "b": 100}, {"a", "b"})
     assert (found["a"] * 100, found["b"] * 100) == (pytest.approx(150), pytest.approx(50))
 
 
-def test_what_the_baseline_hardly_has_stands_beside_all_of_it():
+def test_groups_without_baseline_are_compared_with_all_of_it():
     found = mix_weights({"a": 10, "new": 30}, {"a": 100, "b": 100}, {"a", "b"})
     assert (found["a"] * 100, found["b"] * 100) == (pytest.approx(50 + 75), pytest.approx(75))
 
 
 @pytest.mark.parametrize("known", [set(), {"a", "b"}])
-def test_sides_that_share_no_group_are_compared_as_they_are(known):
+def test_sides_without_common_groups_are_not_weighted(known):
     assert mix_weights({"": 7}, {"a": 100, "b": 300}, known) == pytest.approx({"a": 1.0, "b": 1.0})
 
 
 @pytest.mark.parametrize(("trial", "baseline"), [({}, {"a": 3}), ({"a": 0}, {"a": 3}), ({"a": 3}, {"a": 0})])
-def test_a_side_that_has_nothing_changes_nothing(trial, baseline):
+def test_an_empty_side_is_not_weighted(trial, baseline):
     assert mix_weights(trial, baseline, {"a"}) == {"a": 1.0}

@@ -40,7 +40,7 @@ def test_quiet_traffic_raises_no_alarm(rate: float) -> None:
     assert alarms(detections(bins([Stretch(QUIET_H * 3600, 0.7, rate)], seed=7))) == []
 
 
-def test_another_mix_of_task_groups_is_no_drop_and_is_told_apart() -> None:
+def test_a_changed_traffic_mix_is_no_drop_and_is_reported_separately() -> None:
     ratios = {"chat": 0.9, "coding": 0.8, "support": 0.2}
     later = {"chat": 0.15, "coding": 0.1, "support": 0.75}
     found = detections(bins([Stretch(1800, ratios), Stretch(600, ratios, mix=later)]))
@@ -51,7 +51,7 @@ def test_another_mix_of_task_groups_is_no_drop_and_is_told_apart() -> None:
     assert moved[0].mix < -0.1
 
 
-def test_a_drop_of_one_task_group_counts_by_its_part_of_the_tokens_before() -> None:
+def test_a_drop_of_one_task_group_counts_by_its_earlier_share() -> None:
     fallen = {"chat": 0.8, "coding": 0.3, "support": 0.8}
     found = detections(bins([Stretch(1800, 0.8), Stretch(120, fallen)]))
 
@@ -60,7 +60,7 @@ def test_a_drop_of_one_task_group_counts_by_its_part_of_the_tokens_before() -> N
     assert (alarm.groups[0].group, alarm.groups[0].level) == ("coding", pytest.approx(0.8, abs=0.04))
 
 
-def test_it_ends_when_the_rate_is_back_and_the_level_stays() -> None:
+def test_a_drop_ends_when_the_rate_recovers_and_keeps_the_level() -> None:
     found = detections(bins([Stretch(1800, 0.8), Stretch(300, 0.4), Stretch(300, 0.8)]))
 
     assert len(alarms(found)) == 1
@@ -71,7 +71,7 @@ def test_it_ends_when_the_rate_is_back_and_the_level_stays() -> None:
     assert found[-1].level == pytest.approx(0.8, abs=0.03)
 
 
-def test_a_drop_that_lasts_becomes_the_level_only_after_the_time_that_was_set() -> None:
+def test_a_lasting_drop_becomes_the_level_after_accept_s() -> None:
     found = detections(bins([Stretch(1200, 0.8), Stretch(900, 0.4)]), Sensitivity(accept_s=600))
 
     (alarm,) = alarms(found)
@@ -81,7 +81,7 @@ def test_a_drop_that_lasts_becomes_the_level_only_after_the_time_that_was_set() 
     assert found[-1].level == pytest.approx(0.4, abs=0.05)
 
 
-def test_a_revision_is_no_excuse() -> None:
+def test_a_revision_does_not_reset_the_test() -> None:
     """Operators changed something at the moment of the drop: the level is that of before."""
     change = T0 + timedelta(seconds=1800)
     found = detections(bins([Stretch(1800, 0.8), Stretch(120, 0.5)]), changes=[change])
@@ -89,24 +89,24 @@ def test_a_revision_is_no_excuse() -> None:
     assert [one.level for one in alarms(found)] == [pytest.approx(0.8, abs=0.03)]
 
 
-def test_a_change_that_did_no_harm_begins_the_level_anew() -> None:
+def test_a_harmless_change_restarts_the_level() -> None:
     found = detections(bins([Stretch(1800, 0.8), Stretch(600, 0.8)]), changes=[T0 + timedelta(seconds=1800)])
 
     assert second(found[-1].since) == 1800
 
 
-def test_a_fall_too_small_to_tell_raises_nothing() -> None:
+def test_a_fall_too_small_raises_no_alarm() -> None:
     assert alarms(detections(bins([Stretch(1800, 0.8, 20.0), Stretch(1800, 0.765, 20.0)]))) == []
 
 
-def test_one_bin_raises_no_alarm_however_bad_it_is() -> None:
+def test_a_single_bin_raises_no_alarm() -> None:
     known = bins([Stretch(1800, 0.8)])
     known[150] = Bin(known[150].end, {name: GroupBin(100_000, 0.0, 80) for name in MIX})
 
     assert alarms(detections(known)) == []
 
 
-def test_nothing_is_said_before_there_are_eight_bins() -> None:
+def test_there_is_no_level_before_eight_bins() -> None:
     found = detections(bins([Stretch(70, 0.8), Stretch(30, 0.8)]))
 
     assert {one.state for one in found[:7]} == {State.LEARNING}
@@ -114,7 +114,7 @@ def test_nothing_is_said_before_there_are_eight_bins() -> None:
     assert found[6].level is None
 
 
-def test_bins_that_depend_on_each_other_are_taken_for_noisier_than_they_look() -> None:
+def test_correlated_bins_increase_the_noise() -> None:
     rng, value, values = random.Random(3), 0.0, []
     for _ in range(360):
         value = 0.8 * value + 0.6 * rng.gauss(0, 1)  # variance 1, correlation of neighbours 0.8
@@ -137,7 +137,7 @@ def test_an_empty_bin_and_one_of_no_tokens_change_nothing() -> None:
     assert found[-1].level == pytest.approx(found[-3].level, abs=1e-3)
 
 
-def test_a_hit_rate_at_the_usual_mix_is_never_above_all_of_the_tokens() -> None:
+def test_the_hit_rate_at_the_usual_mix_is_at_most_one() -> None:
     """A group that rises from a low level adds more than there is room for, until the level follows."""
     ratios = {"chat": 0.9, "coding": 0.9, "support": 0.1}
     found = detections(bins([Stretch(600, ratios), Stretch(120, 0.999, mix={"chat": 0.05, "support": 0.95})]))

@@ -38,7 +38,7 @@ def test_a_daily_cycle_is_no_decline() -> None:
     assert [decline(hours(8, 1, 0.0, seed)) for seed in range(20)] == [None] * 20
 
 
-def test_two_days_are_too_few_to_say() -> None:
+def test_two_days_of_history_are_too_few() -> None:
     known = {at: hour for at, hour in hours(8, 12, 0.2).items() if at > T0 - 2 * DAY}
 
     assert decline(known) is None

@@ -15,7 +15,7 @@ from tests.telemetry.services.notifications.scripted import Scripted, away, told
 pytestmark = pytest.mark.django_db
 
 
-def test_a_claimed_message_is_nobody_else_s_until_the_lease_ends(queued, clock):
+def test_a_claimed_message_cannot_be_claimed_until_the_lease_expires(queued, clock):
     claim = outbox.claim_next(clock())
 
     assert outbox.claim_next(clock()) is None
@@ -35,7 +35,7 @@ def test_a_slow_worker_s_late_result_does_not_undo_the_newer_claim(queued, clock
     assert Notification.objects.get().state == "delivered"
 
 
-def test_an_end_never_overtakes_its_beginning(channel, clock):
+def test_a_resolution_never_overtakes_its_alert(channel, clock):
     told(channel, "firing", "resolved")
     told(channel, "firing", alert=8)
     sender = Scripted(away())
@@ -48,7 +48,7 @@ def test_an_end_never_overtakes_its_beginning(channel, clock):
     assert [message.payload["data"]["n"] for message in sender.messages[2:]] == ["firing", "resolved"]
 
 
-def test_what_was_given_up_holds_nothing_back(channel, clock):
+def test_a_failed_message_does_not_block_later_ones(channel, clock):
     told(channel, "firing", "resolved")
 
     assert outbox.deliver_due(clock, Scripted(DeliveryError("no", retryable=False))) == 2
@@ -84,7 +84,7 @@ class Hangs(Scripted):
         return Receipt(204)
 
 
-def test_a_receiver_that_hangs_delays_nobody_else_and_holds_few_threads(clock, receiver):
+def test_a_hanging_receiver_delays_no_other_and_uses_few_threads(clock, receiver):
     stuck, fine = (create_channel(name, config={"url": receiver.url}) for name in ("stuck", "fine"))
     for number in range(8):
         told(stuck, "firing", alert=number)

@@ -50,7 +50,7 @@ def deadlocks():
         return cursor.fetchone()[0]
 
 
-def test_an_outcome_waits_for_whoever_deletes_its_channel(channel):
+def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
     told(channel, "firing")
     claim, before = outbox.claim_next(T0), deadlocks()
     with nobody_writes_to_the_audit_log(), in_thread(lambda: delete_channel(channel)) as deleting:
@@ -66,7 +66,7 @@ def test_an_outcome_waits_for_whoever_deletes_its_channel(channel):
     assert deadlocks() == before
 
 
-def test_telling_others_of_a_disabled_channel_waits_for_whoever_deletes_one_of_them(channel):
+def test_a_notice_waits_for_the_deletion_of_another_channel(channel):
     other = create_channel("chat", config={"url": "https://hooks.example/y"})
     told(channel, "firing")
     claim, before = outbox.claim_next(T0), deadlocks()
@@ -84,7 +84,7 @@ def test_telling_others_of_a_disabled_channel_waits_for_whoever_deletes_one_of_t
     assert deadlocks() == before
 
 
-def test_what_is_told_while_a_channel_is_deleted_goes_to_the_others(channel):
+def test_a_notification_during_a_deletion_goes_to_the_other_channels(channel):
     create_channel("chat", config={"url": "https://hooks.example/y"})
     rule = create_rule(create_pool("chat"), name="rule", kind="replica_down")
     alert = Alert.objects.create(rule=rule, pool=rule.pool, state="firing", started_at=T0, last_breach_at=T0)
@@ -105,7 +105,7 @@ def test_what_is_told_while_a_channel_is_deleted_goes_to_the_others(channel):
     assert list(Notification.objects.values_list("channel__name", flat=True)) == ["chat"]
 
 
-def test_a_channel_is_deleted_with_a_message_that_somebody_is_claiming(channel):
+def test_a_channel_is_deleted_while_its_message_is_claimed(channel):
     told(channel, "firing")
     with in_thread_after_commit(channel) as claim:
         assert claim is not None
@@ -128,7 +128,7 @@ def in_thread_after_commit(channel):
 # --- what PostgreSQL ends is run again ---------------------------------------------------------------------
 
 
-def test_of_two_that_lock_in_opposite_orders_both_get_through():
+def test_a_deadlock_is_retried():
     rows = [create_channel(name, config={"url": "https://hooks.example/x"}).pk for name in ("a", "b")]
     before, tries = deadlocks(), []
 
@@ -148,7 +148,7 @@ def test_of_two_that_lock_in_opposite_orders_both_get_through():
     assert len(tries) == 2 + (deadlocks() - before)
 
 
-def test_it_is_run_again_so_often_and_no_more():
+def test_retries_after_a_conflict_are_limited():
     tries = []
 
     @retry_on_conflict
@@ -166,7 +166,7 @@ def test_it_is_run_again_so_often_and_no_more():
     assert len(tries) == ATTEMPTS + 1, "a part of somebody else's transaction is not run again"
 
 
-def test_an_outcome_that_is_never_recorded_ends_no_run(channel, caplog):
+def test_an_unrecorded_result_does_not_end_the_run(channel, caplog):
     with connection.cursor() as cursor:
         cursor.execute(
             "create function ends() returns trigger language plpgsql as "

@@ -29,7 +29,7 @@ def test_a_message_is_delivered_once_and_the_log_says_how(queued, receiver, cloc
     assert [got.payload["type"] for got in receiver.received] == ["alert.test"]
 
 
-def test_retries_follow_the_schedule_under_one_id_until_it_is_given_up(queued, clock):
+def test_retries_follow_the_schedule_under_one_id(queued, clock):
     """R18: at once, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
     sender = Scripted(*[away() for _ in range(20)])
     waits = []
@@ -48,7 +48,7 @@ def test_retries_follow_the_schedule_under_one_id_until_it_is_given_up(queued, c
     assert Notification.objects.get().state == "failed"
 
 
-def test_a_receiver_that_comes_back_after_three_days_gets_it(queued, clock):
+def test_a_receiver_that_returns_after_three_days_gets_the_message(queued, clock):
     sender = Scripted(*[away() for _ in range(9)])
     while Notification.objects.get().state == "pending":
         clock.now = max(clock.now, Notification.objects.get().next_at)
@@ -58,7 +58,7 @@ def test_a_receiver_that_comes_back_after_three_days_gets_it(queued, clock):
     assert clock.now - T0 > timedelta(days=3)
 
 
-def test_a_receiver_s_longer_wish_is_honoured(queued, receiver, clock):
+def test_a_longer_retry_after_is_honoured(queued, receiver, clock):
     receiver.replies = [Reply(429, {"Retry-After": "120"})]
 
     outbox.deliver_due(clock)
@@ -66,7 +66,7 @@ def test_a_receiver_s_longer_wish_is_honoured(queued, receiver, clock):
     assert Notification.objects.get().next_at == T0 + timedelta(seconds=120)
 
 
-def test_what_is_not_worth_a_retry_is_given_up_at_once(queued, receiver, clock):
+def test_a_final_error_is_not_retried(queued, receiver, clock):
     receiver.replies = [Reply(400)]
 
     outbox.deliver_due(clock)
@@ -75,7 +75,7 @@ def test_what_is_not_worth_a_retry_is_given_up_at_once(queued, receiver, clock):
     assert "400" in DeliveryAttempt.objects.get().error
 
 
-def test_a_receiver_that_is_gone_disables_its_channel(queued, channel, receiver, clock):
+def test_status_410_disables_the_channel(queued, channel, receiver, clock):
     receiver.replies = [Reply(410)]
 
     outbox.deliver_due(clock)
@@ -85,7 +85,7 @@ def test_a_receiver_that_is_gone_disables_its_channel(queued, channel, receiver,
     assert "410" in channel.disabled_reason
 
 
-def test_a_bug_in_a_channel_is_a_failed_attempt_and_stops_nobody(queued, channel, clock):
+def test_an_exception_in_a_channel_is_a_failed_attempt(queued, channel, clock):
     test_send(channel)
     sender = Scripted(KeyError("oops"))
 
@@ -93,7 +93,7 @@ def test_a_bug_in_a_channel_is_a_failed_attempt_and_stops_nobody(queued, channel
     assert sorted(Notification.objects.values_list("state", flat=True)) == ["delivered", "pending"]
 
 
-def test_a_channel_that_nothing_arrives_at_is_disabled_and_its_owner_told(channel, clock, django_user_model):
+def test_a_failing_channel_is_disabled_and_its_owner_notified(channel, clock, django_user_model):
     """R18"""
     owner = django_user_model.objects.create_user("olga", email="olga@example.org")
     doomed = create_channel("doomed", config={"url": "https://hooks.example/x"}, by=owner)
@@ -119,7 +119,7 @@ def test_a_channel_that_nothing_arrives_at_is_disabled_and_its_owner_told(channe
     assert Event.objects.filter(kind="channel_disabled").count() == 1
 
 
-def test_messages_of_a_disabled_channel_wait_but_a_test_goes_out(channel, receiver, clock, queued):
+def test_a_disabled_channel_sends_only_tests(channel, receiver, clock, queued):
     update_channel(channel, enabled=False)
     Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
 
@@ -128,7 +128,7 @@ def test_messages_of_a_disabled_channel_wait_but_a_test_goes_out(channel, receiv
     assert outbox.deliver_due(clock) == 1
 
 
-def test_a_channel_that_is_switched_on_again_begins_with_what_waited(channel, clock, time_machine):
+def test_an_enabled_channel_sends_its_pending_messages(channel, clock, time_machine):
     (waiting,) = told(channel, "firing")
     Notification.objects.update(attempts=9, next_at=T0 + timedelta(days=1))
     update_channel(channel, enabled=False)
@@ -149,7 +149,7 @@ def test_a_replay_sends_the_same_id_again(queued, receiver, clock):
     assert len({got.id for got in receiver.received}) == 1
 
 
-def test_a_replayed_message_begins_its_schedule_anew(queued, clock):
+def test_a_replayed_message_restarts_its_schedule(queued, clock):
     outbox.deliver_due(clock, Scripted(*[DeliveryError("no", retryable=False)]))
     replay(Notification.objects.get(), clock())
     outbox.deliver_due(clock, Scripted(away()))
@@ -157,6 +157,6 @@ def test_a_replayed_message_begins_its_schedule_anew(queued, clock):
     assert (Notification.objects.get().next_at - clock()).total_seconds() == 5
 
 
-def test_what_is_still_under_way_cannot_be_replayed(queued, clock):
+def test_a_pending_message_cannot_be_replayed(queued, clock):
     with pytest.raises(ConflictError):
         replay(queued, clock())

@@ -20,7 +20,7 @@ from tests.telemetry.conftest import T0
 pytestmark = pytest.mark.django_db
 
 
-def test_the_log_keeps_the_answer_without_the_channel_s_secrets(queued, channel, receiver, clock):
+def test_the_log_has_responses_without_secrets(queued, channel, receiver, clock):
     secret = open_config(channel)["secret"]
     receiver.replies = [Reply(500, body=f"no: {receiver.url} /hook/s3cret-path {secret} \x1b[31m".encode())]
 
@@ -31,7 +31,7 @@ def test_the_log_keeps_the_answer_without_the_channel_s_secrets(queued, channel,
     assert (channel.failed_at, channel.error, channel.delivered_at) == (T0, "it responded with status 500", None)
 
 
-def test_a_fresh_secret_signs_beside_the_former_one_until_that_is_taken_away(channel, receiver, clock):
+def test_a_rotated_secret_signs_together_with_the_old_one(channel, receiver, clock):
     former = open_config(channel)["secret"]
     fresh = rotate_secret(channel)
     channel.refresh_from_db()
@@ -49,7 +49,7 @@ def clock_now():
     return datetime.now(UTC) + timedelta(seconds=1)
 
 
-def test_secrets_are_sealed_at_rest_and_never_shown(channel, receiver):
+def test_secrets_are_encrypted_and_never_shown(channel, receiver):
     """S13"""
     with connection.cursor() as cursor:
         cursor.execute("select row_to_json(c)::text from telemetry_channel c")
@@ -63,7 +63,7 @@ def test_secrets_are_sealed_at_rest_and_never_shown(channel, receiver):
         assert planted not in str(public_config(channel))
 
 
-def test_changing_a_secret_keeps_what_is_not_given(channel):
+def test_changing_a_secret_keeps_other_fields(channel):
     before = open_config(channel)
 
     update_channel(channel, config={"previous_secret": before["secret"], "secret": None})

@@ -1,4 +1,4 @@
-"""Ordinary traffic over a stand-in fleet, and what may happen to it: each drama makes one cause happen, by a seed."""
+"""Scenarios: normal traffic of a stand-in fleet, and a change that causes a hit-rate drop, each by a seed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Talk:
 
 
 class Traffic:
-    """Who asks what. Its knobs are what dramas turn."""
+    """Who asks what. Its knobs are what scenarios turn."""
 
     def __init__(self, rng: random.Random, live: int) -> None:
         self.rng, self.words = rng, Words(rng)
@@ -98,7 +98,7 @@ class Decoy:
 
 
 @dataclass(frozen=True)
-class Drama:
+class Scenario:
     """One thing that happens, and how."""
 
     kind: str
@@ -137,26 +137,28 @@ class Played:
         }
 
 
-def play(drama: Drama, seed: int, pool: Pool, move_to: Callable[[datetime], None], usual_s: float = USUAL_S) -> Played:
-    """Usual traffic, then the drama; everything is in the database when it returns."""
-    rng = random.Random(f"{drama.kind} {drama.words} {seed}")
+def play(
+    scenario: Scenario, seed: int, pool: Pool, move_to: Callable[[datetime], None], usual_s: float = USUAL_S
+) -> Played:
+    """Usual traffic, then the scenario; everything is in the database when it returns."""
+    rng = random.Random(f"{scenario.kind} {scenario.words} {seed}")
     fleet = Fleet(
         pool,
-        drama.settings,
+        scenario.settings,
         move_to,
-        count=drama.count,
-        blocks=drama.blocks,
-        groups=dict.fromkeys(APPS, None) | {"batch": 2 if drama.documents else None},
+        count=scenario.count,
+        blocks=scenario.blocks,
+        groups=dict.fromkeys(APPS, None) | {"batch": 2 if scenario.documents else None},
     )
-    traffic = Traffic(rng, drama.live)
-    if drama.documents:
-        traffic.newcomers, traffic.newcomers_share = _document(traffic), drama.documents
-    traffic.spread, traffic.drift = drama.spread or drama.live, drama.drift
-    if drama.decoy is not None:
-        _run(fleet, traffic, max(usual_s - drama.decoy.ahead_s, 0.0), None)
-        drama.decoy.begin(fleet, traffic)
+    traffic = Traffic(rng, scenario.live)
+    if scenario.documents:
+        traffic.newcomers, traffic.newcomers_share = _document(traffic), scenario.documents
+    traffic.spread, traffic.drift = scenario.spread or scenario.live, scenario.drift
+    if scenario.decoy is not None:
+        _run(fleet, traffic, max(usual_s - scenario.decoy.ahead_s, 0.0), None)
+        scenario.decoy.begin(fleet, traffic)
     _run(fleet, traffic, usual_s, None)
-    going_on = drama.begin(fleet, traffic)
+    going_on = scenario.begin(fleet, traffic)
     _run(fleet, traffic, usual_s + DROP_S, going_on)
     start = T0 + timedelta(seconds=usual_s)
     return Played(start, start + timedelta(seconds=DROP_S), T0 + timedelta(seconds=0.4 * usual_s))
@@ -338,50 +340,51 @@ def _busier(_: Fleet, traffic: Traffic) -> None:
 
 SAME_AGAIN = "a revision that changed nothing, two minutes before"
 LONG_AGO = "a restart, eight minutes before"
-DRAMAS = (
-    Drama("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3)),
-    Drama("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2)),
-    Drama("prompt_changed", "epoch seconds", _new_head(lambda _, s: f"ts={_moment(s).timestamp():.3f}\n", 3),
+SCENARIOS = (
+    Scenario("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3)),
+    Scenario("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2)),
+    Scenario("prompt_changed", "epoch seconds", _new_head(lambda _, s: f"ts={_moment(s).timestamp():.3f}\n", 3),
           PrefixHashSettings()),
-    Drama("prompt_changed", "a counter", _new_head(lambda r, _: f"This is request {r.randrange(10**6)} today.\n", 2)),
-    Drama("prompt_changed", "another tool list each time", _shuffled_tools),
-    Drama("workload_changed", "documents, each once", _documents),
-    Drama("workload_changed", "long questions, each once", _long_questions),
-    Drama("workload_changed", "documents, hashed", _documents, PrefixHashSettings()),
-    Drama("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5),
-    Drama("capacity", "old conversations, hashed", _old_talks, PrefixHashSettings(), blocks=500, live=170, spread=25,
+    Scenario("prompt_changed", "a counter",
+          _new_head(lambda r, _: f"This is request {r.randrange(10**6)} today.\n", 2)),
+    Scenario("prompt_changed", "another tool list each time", _shuffled_tools),
+    Scenario("workload_changed", "documents, each once", _documents),
+    Scenario("workload_changed", "long questions, each once", _long_questions),
+    Scenario("workload_changed", "documents, hashed", _documents, PrefixHashSettings()),
+    Scenario("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5),
+    Scenario("capacity", "old conversations, hashed", _old_talks, PrefixHashSettings(), blocks=500, live=170, spread=25,
           drift=0.5),
-    Drama("replica_restarted", "one", _restart(1), live=60),
-    Drama("replica_restarted", "two", _restart(2), PrefixHashSettings(), live=60),
-    Drama("replica_added", "one", _add(1), PrefixHashSettings(), live=60, count=3),
-    Drama("replica_added", "two", _add(2), SessionAffinitySettings(), live=60, count=2),
-    Drama("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60),
-    Drama("replica_lost", "one of three", _kill, live=60, count=3),
-    Drama("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"})),
-    Drama("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings()),
-    Drama("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0)),
-    Drama("affinity_given_up", "a surge, by cost", _surge(6.0), LowestCostSettings(alpha=0.1), live=60),
-    Drama("index_stale", "caches are cleared", _resets),
-    Drama("index_stale", "engines used directly", _bypass, blocks=700),
-    Drama("engine_silent", "by metrics", _silence(usage=True), PrefixHashSettings(), documents=0.35),
-    Drama("engine_silent", "by metrics and answers", _silence(usage=False), documents=0.35),
-    Drama("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3),
+    Scenario("replica_restarted", "one", _restart(1), live=60),
+    Scenario("replica_restarted", "two", _restart(2), PrefixHashSettings(), live=60),
+    Scenario("replica_added", "one", _add(1), PrefixHashSettings(), live=60, count=3),
+    Scenario("replica_added", "two", _add(2), SessionAffinitySettings(), live=60, count=2),
+    Scenario("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60),
+    Scenario("replica_lost", "one of three", _kill, live=60, count=3),
+    Scenario("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"})),
+    Scenario("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings()),
+    Scenario("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0)),
+    Scenario("affinity_given_up", "a surge, by cost", _surge(6.0), LowestCostSettings(alpha=0.1), live=60),
+    Scenario("index_stale", "caches are cleared", _resets),
+    Scenario("index_stale", "engines used directly", _bypass, blocks=700),
+    Scenario("engine_silent", "by metrics", _silence(usage=True), PrefixHashSettings(), documents=0.35),
+    Scenario("engine_silent", "by metrics and answers", _silence(usage=False), documents=0.35),
+    Scenario("prompt_changed", "a date and time", _new_head(lambda _, s: f"Now: {_moment(s):%Y-%m-%d %H:%M:%S}\n", 3),
           decoy=Decoy(SAME_AGAIN, _same_again, 120)),
-    Drama("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2),
+    Scenario("prompt_changed", "a UUID", _new_head(lambda r, _: f"Request {uuid.UUID(int=r.getrandbits(128))}.\n", 2),
           decoy=Decoy("more requests, a minute before", _busier, 60)),
-    Drama("workload_changed", "documents, each once", _documents, decoy=Decoy(SAME_AGAIN, _same_again, 120)),
-    Drama("workload_changed", "documents, hashed", _documents, PrefixHashSettings(),
+    Scenario("workload_changed", "documents, each once", _documents, decoy=Decoy(SAME_AGAIN, _same_again, 120)),
+    Scenario("workload_changed", "documents, hashed", _documents, PrefixHashSettings(),
           decoy=Decoy(LONG_AGO, _restart_idle, 480)),
-    Drama("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5,
+    Scenario("capacity", "old conversations", _old_talks, blocks=500, live=170, spread=25, drift=0.5,
           decoy=Decoy(SAME_AGAIN, _same_again, 120)),
-    Drama("replica_restarted", "one", _restart(1), live=60, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
-    Drama("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60,
+    Scenario("replica_restarted", "one", _restart(1), live=60, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
+    Scenario("replica_lost", "one of four", _kill, PrefixHashSettings(), live=60,
           decoy=Decoy("prompts edited four minutes before", _edited, 240)),
-    Drama("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings(),
+    Scenario("revision", "random", _publish(RandomSettings(), {"strategy": "random"}), PrefixHashSettings(),
           decoy=Decoy("a restart in another pool, a minute before", _restart_elsewhere, 60)),
-    Drama("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"}),
+    Scenario("revision", "round robin", _publish(RoundRobinSettings(), {"strategy": "round_robin"}),
           decoy=Decoy("prompts edited four minutes before", _edited, 240)),
-    Drama("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0),
+    Scenario("affinity_given_up", "a surge", _surge(6.0), PrefixHashSettings(load_factor=1.0),
           decoy=Decoy(SAME_AGAIN, _same_again, 120)),
-    Drama("index_stale", "caches are cleared", _resets, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
+    Scenario("index_stale", "caches are cleared", _resets, decoy=Decoy(SAME_AGAIN, _same_again, 45)),
 )  # fmt: skip

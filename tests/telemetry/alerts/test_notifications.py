@@ -66,7 +66,7 @@ def fresh(alert):
     return Alert.objects.select_related("rule", "pool").get(pk=alert.pk)
 
 
-def test_alerts_of_a_pool_that_fire_together_are_told_together(pool, channel):
+def test_alerts_of_a_pool_are_grouped_in_one_notification(pool, channel):
     other = create_pool("other", models=["m"])
     firing(pool, since=0)
     assert notify_due(at(9)) == 0
@@ -82,7 +82,7 @@ def test_alerts_of_a_pool_that_fire_together_are_told_together(pool, channel):
     assert [one["labels"]["kind"] for one in payload["data"]["alerts"]] == ["hit_rate_drop", "load_skew"]
 
 
-def test_what_ends_before_it_was_told_is_never_told_of(pool, channel):
+def test_an_alert_resolved_before_its_notification_is_never_notified(pool, channel):
     alert = firing(pool)
     resolve(fresh(alert), at(5))
 
@@ -90,7 +90,7 @@ def test_what_ends_before_it_was_told_is_never_told_of(pool, channel):
     assert told() == []
 
 
-def test_an_alert_is_told_again_until_somebody_takes_it_and_after_they_let_go(pool, channel, olga):
+def test_notifications_repeat_until_acknowledged_and_resume_when_unacknowledged(pool, channel, olga):
     alert = firing(pool)
     update_rule(alert.rule, repeat_s=600)
     for second in (10, 600, 610, 1210):
@@ -116,7 +116,7 @@ def test_an_alert_is_told_again_until_somebody_takes_it_and_after_they_let_go(po
         acknowledge(fresh(alert), by=olga)
 
 
-def test_a_rule_that_is_told_once_is_told_once(pool, channel):
+def test_a_rule_without_repeat_notifies_once(pool, channel):
     alert = firing(pool)
     update_rule(alert.rule, repeat_s=0)
     for second in (10, 100_000, 200_000):
@@ -131,7 +131,7 @@ def silence(pool, /, *, until, **labels):
     return create_silence(matchers=matchers, ends_at=at(until), comment="work", project=pool.project)
 
 
-def test_a_silenced_alert_is_told_if_it_still_fires_when_the_silence_ends(pool, channel):
+def test_a_silenced_alert_is_notified_if_it_fires_when_the_silence_ends(pool, channel):
     with time_machine.travel(T0, tick=False):
         silence(pool, until=600, pool="chat")
     alert = firing(pool)
@@ -142,7 +142,7 @@ def test_a_silenced_alert_is_told_if_it_still_fires_when_the_silence_ends(pool, 
     assert moves(alert) == ["muted", "unmuted", "told"]
 
 
-def test_whoever_was_told_of_an_alert_is_told_of_its_end_though_it_is_silenced_meanwhile(pool, channel):
+def test_a_notified_alert_notifies_its_resolution_though_silenced(pool, channel):
     alert = firing(pool)
     notify_due(at(10))
     with time_machine.travel(T0, tick=False):
@@ -155,7 +155,7 @@ def test_whoever_was_told_of_an_alert_is_told_of_its_end_though_it_is_silenced_m
         assert end_silence(held).ends_at == at(50_002)
 
 
-def test_a_silence_reaches_its_own_project_alone(pool, channel):
+def test_a_silence_applies_to_its_own_project_only(pool, channel):
     elsewhere = create_pool("elsewhere", project=create_project("other"), models=["m"])
     with time_machine.travel(T0, tick=False):
         silence(elsewhere, until=600, kind="hit_rate_drop")
@@ -165,7 +165,7 @@ def test_a_silence_reaches_its_own_project_alone(pool, channel):
     assert (fresh(mine).muted, fresh(theirs).muted["why"]) == (None, "silence")
 
 
-def test_a_preview_names_what_a_silence_would_be_for(pool):
+def test_a_silence_preview_lists_the_matching_alerts(pool):
     one, _ = firing(pool), firing(pool, "replica_down", subject="r1")
     among = Alert.objects.select_related("pool", "rule")
     found = matched([{"label": "kind", "op": "=", "value": "hit_rate_drop"}], project=pool.project, among=among)
@@ -173,7 +173,7 @@ def test_a_preview_names_what_a_silence_would_be_for(pool):
 
 
 @pytest.mark.parametrize("source", INHIBITED_BY)
-def test_what_explains_an_alert_keeps_it_from_being_told(pool, channel, source):
+def test_an_inhibiting_alert_suppresses_notifications(pool, channel, source):
     other = create_pool("other", models=["m"])
     alerts = {kind: firing(pool, kind) for kind in KINDS}
     elsewhere = firing(other)
@@ -191,9 +191,7 @@ def test_what_explains_an_alert_keeps_it_from_being_told(pool, channel, source):
 
 
 @pytest.mark.parametrize("answer", [Result.OK, Result.NO_DATA])
-def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_while_it_only_lingers(
-    pool, channel, answer
-):
+def test_an_inhibited_alert_is_notified_only_after_a_new_breach(pool, channel, answer):
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool)
     notify_due(at(10), {drop.pk: BROKEN})
     resolve(fresh(down), at(20))
@@ -207,7 +205,7 @@ def test_an_alert_that_was_explained_is_told_when_it_is_found_broken_and_not_whi
     assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
 
 
-def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(pool, channel):
+def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, channel):
     down, ejected = (firing(pool, kind, subject="r1") for kind in ("replica_down", "replica_ejected"))
     long_ago, going_on = (replace(BROKEN, figures={ENDED: is_over}) for is_over in (True, False))
     notify_due(at(10), {ejected.pk: going_on})
@@ -220,7 +218,7 @@ def test_an_ejection_that_ended_with_the_replica_s_outage_is_not_told_after_it(p
     assert fresh(ejected).notified_at == at(31)
 
 
-def test_an_ejection_that_ended_is_told_where_nothing_explained_it(pool, channel):
+def test_an_ended_ejection_without_an_outage_is_notified(pool, channel):
     ejected = firing(pool, "replica_ejected", subject="r1")
     notify_due(at(10), {ejected.pk: replace(BROKEN, figures={ENDED: True})})
     assert fresh(ejected).notified_at == at(10)
@@ -236,9 +234,7 @@ def test_an_ejection_that_ended_is_told_where_nothing_explained_it(pool, channel
         pytest.param(86_000, 86_010, False, id="it began long after"),
     ],
 )
-def test_a_replica_that_is_gone_explains_its_pool_s_drop_for_a_while_and_none_before(
-    pool, channel, drop_since, seconds, is_muted
-):
+def test_a_down_replica_inhibits_later_drops_of_its_pool_for_a_while(pool, channel, drop_since, seconds, is_muted):
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool, since=drop_since)
     Alert.objects.filter(pk=down.pk).update(limit=30.0)
 
@@ -247,14 +243,14 @@ def test_a_replica_that_is_gone_explains_its_pool_s_drop_for_a_while_and_none_be
     assert bool(fresh(drop).muted) is is_muted
 
 
-def test_a_replica_that_is_down_explains_the_gap_of_that_replica_alone(pool, channel):
+def test_a_down_replica_inhibits_its_own_prediction_gap_only(pool, channel):
     firing(pool, "replica_down", subject="r1")
     gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]
     notify_due(at(10))
     assert [bool(fresh(gap).muted) for gap in gaps] == [True, False]
 
 
-def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel):
+def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel):
     """H18"""
     alert = firing(pool)
     cold = {"restarted": ["r1"], "warm_at": at(300).isoformat()}
@@ -267,7 +263,7 @@ def test_a_restarted_replica_s_own_drop_is_muted_while_it_warms_up(pool, channel
 
 
 @pytest.mark.parametrize("what", ["group", "pool"])
-def test_the_end_of_an_alert_is_told_though_what_it_looked_at_is_removed(pool, channel, what):
+def test_removing_a_pool_or_group_notifies_the_resolution_of_its_alerts(pool, channel, what):
     """A pager would ring for ever."""
     group = create_task_group(pool, name="agents")
     rule = create_rule(pool, name="agents", kind="hit_rate_drop", group="agents")
@@ -287,7 +283,7 @@ def test_the_end_of_an_alert_is_told_though_what_it_looked_at_is_removed(pool, c
     assert "because its rule was removed" in Event.objects.filter(kind="alert_resolved").first().summary
 
 
-def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(pool, channel, monkeypatch):
+def test_an_interrupted_notification_sends_nothing_and_the_next_run_sends_all(pool, channel, monkeypatch):
     """R16: the claim and the messages are one transaction."""
     alert = firing(pool)
 
@@ -304,7 +300,7 @@ def test_a_telling_that_is_cut_short_tells_nothing_and_the_next_one_everything(p
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_evaluators_tell_each_transition_once():
+def test_concurrent_evaluators_notify_each_transition_once():
     """R17, without the lock that normally keeps the others out."""
     pool = create_pool("race")
     create_channel("ops", config={"url": "https://hooks.example/x"})

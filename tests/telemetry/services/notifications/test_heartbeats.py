@@ -11,7 +11,7 @@ from telemetry.services.notifications.heartbeats import beat, heartbeat, set_hea
 from telemetry.services.notifications.outbox import resend_firing
 from telemetry.services.self_monitoring import overdue_work
 from tests.fakes.fake_webhook_receiver import Reply
-from tests.telemetry.channels.told import payload
+from tests.telemetry.channels.messages import payload
 from tests.telemetry.conftest import T0
 
 pytestmark = pytest.mark.django_db
@@ -43,7 +43,7 @@ def test_a_heartbeat_is_sent_when_it_is_due_and_once(at_noon, receiver):
 
 
 @pytest.mark.parametrize("what", ["scraping", "evaluating", "delivering"])
-def test_nothing_is_sent_while_something_is_late(at_noon, receiver, pool, settings, what):
+def test_no_heartbeat_while_telemetry_is_late(at_noon, receiver, pool, settings, what):
     set_heartbeat(url=receiver.url, every_s=10)
     late = later(3 * max(settings.SCRAPE_INTERVAL_S, 5) * 2)
     if what == "scraping":
@@ -60,14 +60,14 @@ def test_nothing_is_sent_while_something_is_late(at_noon, receiver, pool, settin
     assert beat(T0 + timedelta(seconds=12)) is False  # not due yet: it was that one's turn
 
 
-def test_a_message_that_waits_its_turn_or_for_its_channel_is_not_late(at_noon, pool, receiver):
+def test_a_waiting_message_is_not_late(at_noon, pool, receiver):
     channel = create_channel("ops", config={"url": receiver.url}, enabled=False)
     Notification.objects.create(channel=channel, kind="firing", payload={}, next_at=T0, created_at=T0)
 
     assert overdue_work(later(600)) == []
 
 
-def test_an_address_that_does_not_answer_is_told_of_and_tried_again(at_noon, receiver):
+def test_a_failed_heartbeat_is_shown_and_retried(at_noon, receiver):
     receiver.replies = [Reply(503)]
     set_heartbeat(url=receiver.url, every_s=10)
 
@@ -76,7 +76,7 @@ def test_an_address_that_does_not_answer_is_told_of_and_tried_again(at_noon, rec
     assert beat(later(10)) is True
 
 
-def test_the_address_is_sealed_kept_where_none_is_given_and_never_shown(at_noon, receiver):
+def test_the_heartbeat_url_is_encrypted_kept_and_never_shown(at_noon, receiver):
     set_heartbeat(url=receiver.url, every_s=10)
     found = set_heartbeat(url="", every_s=20)
 
@@ -86,7 +86,7 @@ def test_the_address_is_sealed_kept_where_none_is_given_and_never_shown(at_noon,
 
 
 @pytest.mark.parametrize("given", [{"url": ""}, {"url": "ftp://x"}, {"url": "https://x/", "every_s": 9}])
-def test_what_cannot_be_is_refused(given):
+def test_invalid_heartbeats_are_rejected(given):
     with pytest.raises(InvalidError):
         set_heartbeat(**{"every_s": 60, **given})
 
@@ -109,7 +109,7 @@ def told(channel, alert, state="delivered", kind="firing"):
     )
 
 
-def test_what_fires_and_has_arrived_is_told_again_and_nothing_else(pool, receiver):
+def test_only_delivered_firing_alerts_are_resent(pool, receiver):
     am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
     told(create_channel("hook", config={"url": receiver.url}), alert := fire(pool))
     assert resend_firing(T0) == 0  # it has not arrived at this one
@@ -127,7 +127,7 @@ def test_what_fires_and_has_arrived_is_told_again_and_nothing_else(pool, receive
     assert resend_firing(T0) == 0
 
 
-def test_a_refresh_that_fails_is_seen_beside_the_channel(pool, receiver):
+def test_a_failed_resend_is_shown_at_the_channel(pool, receiver):
     am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
     told(am, fire(pool))
     receiver.replies = [Reply(500)]
