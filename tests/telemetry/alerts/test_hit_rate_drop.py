@@ -112,9 +112,3 @@ def test_invalid_settings_are_rejected_by_name(settings, path):
     with pytest.raises(InvalidError) as caught:
         KIND.read(settings)
     assert [fault.path for fault in caught.value.faults] == [path]
-
-
-def test_default_minimums_of_traffic():
-    """OPERATORS 2.6"""
-    assert (SETTINGS.min_requests, SETTINGS.min_tokens) == (50, 20_000)
-    assert SETTINGS.keep_firing_s >= 2 * 60

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
-from controlplane.isolation import Items
-from controlplane.models import Event, PeriodicTask, ReplicaState
+from controlplane.models import Event, ReplicaState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
-from telemetry.alerts import notifications, pipeline
+from telemetry.alerts import pipeline
 from telemetry.alerts.notifications import notify_due
-from telemetry.alerts.verdict import Reason, Result, Verdict
-from telemetry.models import Alert, AlertRule, AlertState, Notification, NotificationKind
+from telemetry.alerts.verdict import Result
+from telemetry.models import Alert, AlertRule, AlertState, Notification
 from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.notifications.channels import create_channel
@@ -70,12 +69,6 @@ def evaluate(rule, second):
 
 def states():
     return list(Alert.objects.order_by("pk").values_list("state", flat=True))
-
-
-def test_a_new_pool_gets_the_default_rules_once(pool):
-    before = list(AlertRule.objects.filter(pool=pool).order_by("pk"))
-    assert rules.ensure_default_rules(pool).kind == "hit_rate_drop"
-    assert list(AlertRule.objects.filter(pool=pool).order_by("pk")) == before
 
 
 def test_a_drop_on_a_new_fleet_fires_notifies_and_resolves(r1, rule, channel, pool):
@@ -203,30 +196,6 @@ def test_removing_a_rule_notifies_the_resolution_of_its_alerts(r1, rule, channel
         ("firing", None),
         ("resolved", None),
     ]
-
-
-def test_of_several_evaluators_one_makes_and_notifies_a_transition(r1, rule, channel):
-    """R17, here without the lock that normally keeps the second one out."""
-    traffic(r1, 0, 240, 0.8)
-    traffic(r1, 240, 300, 0.1)
-    evaluate(rule, 300)
-    now = T0 + timedelta(seconds=310)
-    verdict = Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.65, 0.8)
-    loaded = AlertRule.objects.select_related("pool", "group").get(pk=rule.pk)
-    (evaluation,) = pipeline._evaluations([loaded], now, Items(PeriodicTask.ALERT_RULES))
-    seen_by_both = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
-
-    for alert in seen_by_both:
-        pipeline._fire(alert, evaluation, verdict, now)
-    assert pipeline._open_alert(evaluation, "", verdict, T0) is None
-    untold = [Alert.objects.select_related("pool", "rule").get() for _ in range(2)]
-    claim = notifications._claim_notification(now)
-    told = [notifications._notify_group([alert], NotificationKind.FIRING, claim, now) for alert in untold]
-
-    assert told == [1, 0]
-    assert Notification.objects.count() == 1
-    assert Event.objects.filter(kind="alert_firing").count() == 1
-    assert [step.move for step in Alert.objects.get().steps.all()] == ["opened", "fired", "told"]
 
 
 def test_the_database_allows_one_open_alert_per_rule_and_pool(rule):

@@ -3,13 +3,14 @@
 import threading
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
 from telemetry.channels.base import DeliveryError, Receipt
 from telemetry.models import Notification
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel
 from tests.telemetry.conftest import T0
+from tests.telemetry.services.notifications.kills import killed_deliveries
 from tests.telemetry.services.notifications.scripted import Scripted, away, told
 
 pytestmark = pytest.mark.django_db
@@ -122,3 +123,13 @@ def test_two_workers_at_once_send_each_message_once(receiver):
 
     assert len(receiver.received) == len({got.id for got in receiver.received}) == 18
     assert set(Notification.objects.values_list("state", "attempts")) == {("delivered", 1)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_processes_that_are_killed_around_the_send_lose_nothing_and_send_at_most_twice():
+    """R16, in short; ``make bench-soak`` has its 1,000 cycles."""
+    database = connection.settings_dict
+    counted = killed_deliveries(str(database["HOST"]), database["NAME"], cycles=24, seed=7, timeout_s=100)
+
+    assert (counted.messages, counted.lost, counted.too_often) == (24, 0, 0)
+    assert 0 < counted.sent_again <= counted.moments["after the send"] + counted.moments["while it is sent"]
