@@ -1,1 +1,1 @@
-"""Several router processes behind one data port and one admin port."""
+"""A router of several processes behind one data port and one admin port."""

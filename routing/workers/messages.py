@@ -1,10 +1,8 @@
-"""Questions and answers between a parent and one worker, over a pair of sockets that nobody else can reach.
+"""Calls between a parent and one worker over a socket pair, and the messages that they exchange.
 
-Theory of operation. Each message is a length and MessagePack: a question has a number, a name and a content; its
-answer has the number and a content, or facts of why there is none. Either side's end is the end of the channel, which
-is how a worker learns that its parent died, and the parent that a worker did.
-
-What a parent and a worker tell each other: how it begins, what it is to make ready, how it is.
+Theory of operation. Each message is a length and MessagePack: a call has a number, a method and content; its response
+has the number and content, or facts about its rejection. The end of either process closes the channel, which is how a
+worker learns that its parent has ended, and the parent that a worker has.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from routing.log import defect
 logger = logging.getLogger(__name__)
 
 _LENGTH = Layout("!I")
-Answerer = Callable[[str, Any], Awaitable[Any]]
+Handler = Callable[[str, Any], Awaitable[Any]]
 
 
 class ChannelClosedError(Exception):
-    """The other side is gone."""
+    """The other process has ended or closed the channel."""
 
 
-class DeclinedError(Exception):
-    """The other side answered that it will not; ``facts`` say why."""
+class CallRejectedError(Exception):
+    """The other process rejected a call; ``facts`` describe why."""
 
     def __init__(self, **facts: Any) -> None:
         super().__init__(str(facts))
@@ -43,9 +41,9 @@ class DeclinedError(Exception):
 
 class _Message(Struct, array_like=True):
     number: int
-    question: str | None  # None: this is an answer
+    method: str | None  # None: a response
     content: Any = None
-    declined: dict[str, Any] | None = None
+    rejection: dict[str, Any] | None = None
 
 
 _decode = msgspec.msgpack.Decoder(_Message).decode
@@ -53,89 +51,89 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Channel:
-    """One side of a channel."""
+    """One end of a channel. ``handler`` executes the calls of the other process."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answerer) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler) -> None:
         self._reader = reader
         self._writer = writer
-        self._answer = answer
+        self._handler = handler
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
-        self._is_over = False
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._handling: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     @classmethod
-    async def open(cls, end: socket.socket, answer: Answerer) -> Channel:
-        """A channel over a connected socket, which it owns from now on; ``run`` makes it work."""
+    async def open(cls, end: socket.socket, handler: Handler) -> Channel:
+        """A channel over a connected socket, which it owns from now on; ``run`` reads its messages."""
         reader, writer = await asyncio.open_unix_connection(sock=end)
-        return cls(reader, writer, answer)
+        return cls(reader, writer, handler)
 
-    async def ask(self, question: str, content: Any = None, *, timeout_s: float) -> Any:
-        """The other side's answer; DeclinedError, ChannelClosedError or TimeoutError where there is none."""
-        if self._is_over:
+    async def call(self, method: str, content: Any = None, *, timeout_s: float) -> Any:
+        """The other process's response; CallRejectedError, ChannelClosedError or TimeoutError without one."""
+        if self._is_closed:
             raise ChannelClosedError
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send(_Message(number, question, content))
+        response = self._pending[number] = asyncio.get_running_loop().create_future()
+        self._send(_Message(number, method, content))
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return await response
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
 
     async def run(self) -> None:
-        """Pass questions and answers on, until the other side is gone."""
+        """Handle messages until the other process closes the channel."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-                self._take(_decode(await self._reader.readexactly(length)))
+                self._dispatch(_decode(await self._reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
             self.close()
 
     def close(self) -> None:
-        """End it; questions without an answer get none."""
-        self._is_over = True
+        """Close the channel; pending calls raise ChannelClosedError."""
+        self._is_closed = True
         self._writer.close()
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(ChannelClosedError())
+        for response in self._pending.values():
+            if not response.done():
+                response.set_exception(ChannelClosedError())
 
-    def _take(self, message: _Message) -> None:
-        if message.question is not None:
-            task = asyncio.get_running_loop().create_task(self._reply(message, message.question))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+    def _dispatch(self, message: _Message) -> None:
+        if message.method is not None:
+            task = asyncio.get_running_loop().create_task(self._respond(message, message.method))
+            self._handling.add(task)
+            task.add_done_callback(self._handling.discard)
             return
-        answer = self._asked.get(message.number)
-        if answer is None or answer.done():
-            return  # it came too late
-        if message.declined is None:
-            answer.set_result(message.content)
+        response = self._pending.get(message.number)
+        if response is None or response.done():
+            return  # the call has timed out
+        if message.rejection is None:
+            response.set_result(message.content)
         else:
-            answer.set_exception(DeclinedError(**message.declined))
+            response.set_exception(CallRejectedError(**message.rejection))
 
-    async def _reply(self, message: _Message, question: str) -> None:
+    async def _respond(self, message: _Message, method: str) -> None:
         try:
-            reply = _Message(message.number, None, await self._answer(question, message.content))
-        except DeclinedError as error:
-            reply = _Message(message.number, None, None, error.facts)
-        except Exception as error:  # noqa: BLE001 - the channel's border
-            defect(logger, error, f"answer to {question}")
-            reply = _Message(message.number, None, None, {"reason": "internal error"})
-        if not self._is_over:
-            self._send(reply)
+            response = _Message(message.number, None, await self._handler(method, message.content))
+        except CallRejectedError as error:
+            response = _Message(message.number, None, None, error.facts)
+        except Exception as error:  # noqa: BLE001 - exception boundary of the channel
+            defect(logger, error, f"worker call {method}")
+            response = _Message(message.number, None, None, {"reason": "internal error"})
+        if not self._is_closed:
+            self._send(response)
 
     def _send(self, message: _Message) -> None:
         data = _encode(message)
         self._writer.write(_LENGTH.pack(len(data)) + data)
 
 
-class WorkerOrders(Struct, frozen=True):
-    """How a worker begins; descriptors are inherited."""
+class WorkerOptions(Struct, frozen=True):
+    """Command line of a worker process. File descriptors are inherited."""
 
-    name: str  # the router's
+    name: str  # of the router
     number: int  # the worker's slot, from 0 on
     workers: int
     channel_fd: int
@@ -147,24 +145,24 @@ class WorkerOrders(Struct, frozen=True):
 
 
 class Preparation(Struct, frozen=True):
-    """A configuration to make ready."""
+    """A configuration to prepare."""
 
     document: bytes
     columns: dict[str, int]  # of the board, by target
     rates: dict[str, int]  # slots of shared limits, by name
-    gates: dict[str, int]
+    queues: dict[str, int]
 
 
 class WorkerStatus(Struct, frozen=True):
-    """A worker at one moment."""
+    """State of a worker at one time."""
 
     metrics: str
     replicas: list[dict[str, Any]]
     in_flight: int
-    first_decision: int  # the oldest that is there
+    first_decision: int  # the oldest available
     last_decision: int
 
 
 def as_plain(message: Struct) -> Any:
-    """For the channel."""
+    """A message as content of a call."""
     return msgspec.to_builtins(message, builtin_types=(bytes,))

@@ -1,12 +1,9 @@
-"""Workers' metrics, summed.
+"""Metrics of all workers, summed, including the last ones of workers that have exited.
 
-Theory of operation. A worker's text is taken apart into samples that may be added: a bucket's count is made its own
-instead of cumulative, since a worker sends only the fine buckets that hold something. ``lines`` shows the sums as one
-process shows its own: with the edges that Prometheus gets, the same in every series, or with the fine ones. Counters
-and histograms add up, and what a worker had counted when it was last seen stays in the sum after its end, so that no
-sum goes backwards. Gauges add up too, over the workers that are there, except where ``GAUGES`` says otherwise.
-
-What all workers counted together, the ended ones' last figures included.
+Theory of operation. The text of a worker is parsed into samples that may be added: bucket counts are made
+non-cumulative, because a worker sends only the non-empty fine buckets. ``lines`` formats the sums as one process
+formats its own metrics. Counters and histograms are added, and those of exited workers stay in the sums, so that no sum
+decreases. Gauges are added over the running workers, except those in ``GAUGES``.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from routing.observability.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, 
 
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {
-    "warmpath_router_replica_up": min,  # a worker that holds it for down sends it nothing
+    "warmpath_router_replica_up": min,  # a worker that finds it down sends it nothing
     "warmpath_router_replica_out": max,  # the same
     "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
-    "warmpath_router_tokens_per_byte": max,  # each worker learns its own; a sum would be none of them
+    "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer
@@ -35,7 +32,7 @@ _escape = re.compile(r"\\(.)")
 
 
 class Family(Struct):
-    """One metric: its kind, its help, and its samples by name and labels as they are written."""
+    """One metric: kind, help, and samples by their name and labels as text."""
 
     kind: str
     text: str
@@ -46,7 +43,7 @@ Families = dict[str, Family]
 
 
 def parse(text: str) -> Families:
-    """A worker's text; buckets no longer cumulative."""
+    """The metrics of a worker, with non-cumulative buckets."""
     families: Families = {}
     family, text_of_next, series, cumulative = Family("", "", {}), "", "", 0.0
     for line in text.splitlines():
@@ -67,18 +64,22 @@ def parse(text: str) -> Families:
 
 
 def add(total: Families, more: Families, *, gauges: bool = True) -> None:
-    """Add to a total; gauges only of workers that are there."""
+    """Add metrics to a total; without gauges for exited workers."""
     for name, family in more.items():
         if family.kind == "gauge" and not gauges:
             continue
         mine = total.setdefault(name, Family(family.kind, family.text, {})).samples
-        rule = GAUGES.get(name, _plus)
+        rule = GAUGES.get(name)
         for key, value in family.samples.items():
-            mine[key] = rule(mine[key], value) if key in mine else value
+            before = mine.get(key)
+            if before is None:
+                mine[key] = value
+            else:
+                mine[key] = before + value if rule is None else rule(before, value)
 
 
 def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
-    """Prometheus text; histograms with all their edges where ``is_fine``."""
+    """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
     for name, family in families.items():
         yield f"# HELP {name} {family.text}"
         yield f"# TYPE {name} {family.kind}"
@@ -89,40 +90,43 @@ def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
 
 
 def series_key(sample: str) -> SeriesKey:
-    """What a sample's labels say of the configuration."""
-    found = {match[1]: _escape.sub(_unescaped, match[2]) for match in _label(sample)}
-    revision = int(found.get("revision") or 0)
-    return found.get("pool", ""), found.get("group", ""), found.get("replica", ""), found.get("policy", ""), revision
+    """The label values of a sample that the configuration decides on."""
+    values = {match[1]: _escape.sub(_unescaped, match[2]) for match in _label(sample)}
+    revision = int(values.get("revision") or 0)
+    return (
+        values.get("pool", ""),
+        values.get("group", ""),
+        values.get("replica", ""),
+        values.get("policy", ""),
+        revision,
+    )
 
 
 def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) -> Iterator[str]:
-    """Series by series: buckets in order and cumulative again, then sum and count."""
+    """For each series its buckets, cumulative again, then sum and count."""
     buckets: dict[str, dict[float, float]] = {}
     for key, value in samples.items():
-        series, found, rest = key.rpartition('le="')
-        if found:
+        series, separator, rest = key.rpartition('le="')
+        if separator:
             buckets.setdefault(series, {})[float(rest[:-2])] = value
     for series, fine in buckets.items():
         counts = fine if is_fine else _exposed(fine)
         cumulative = 0.0
         for edge in sorted(counts):
             cumulative += counts[edge]
-            yield f'{series}le="{_edge_text(edge)}"}} {_text(cumulative)}'
+            label = "+Inf" if edge == math.inf else repr(edge)
+            yield f'{series}le="{label}"}} {_text(cumulative)}'
         labels = series.removeprefix(f"{name}_bucket{{").rstrip(",")
-        of_all = [f"{name}_{what}{{{labels}}}" for what in ("sum", "count")]
-        yield from _sample_lines((key, samples[key]) for key in of_all if key in samples)
+        totals = [f"{name}_{part}{{{labels}}}" for part in ("sum", "count")]
+        yield from _sample_lines((key, samples[key]) for key in totals if key in samples)
 
 
 def _exposed(fine: Mapping[float, float]) -> dict[float, float]:
-    """The same counts at the edges that every series has."""
+    """The counts at the edges that every series has."""
     counts = dict.fromkeys((*EXPOSED_EDGES, math.inf), 0.0)
     for edge, value in fine.items():
         counts[exposed_edge(edge)] += value
     return counts
-
-
-def _edge_text(edge: float) -> str:
-    return "+Inf" if edge == math.inf else repr(edge)
 
 
 def _sample_lines(samples: Iterable[tuple[str, float]]) -> Iterator[str]:
@@ -137,38 +141,34 @@ def _text(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _plus(one: float, other: float) -> float:
-    return one + other
-
-
 def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
 _OF_CANARIES = (f"{PREFIX}{POLICY_TTFT}", f"{PREFIX}{POLICY_LATENCY}")  # kept only while their policy has a canary
-_EARLIER_S = 30.0  # than a worker drops it, so that a sum vanishes whole instead of going down first
+_EARLIER_S = 30.0  # than the worker, so that a sum is dropped as a whole instead of decreasing
 
 
 class MergedMetrics:
-    """Sums over workers, past and present; a series ends 15 minutes after it left the configuration."""
+    """Sums over running and exited workers; a series is dropped 15 minutes after it left the configuration."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._past: Families = {}
+        self._exited: Families = {}
         self._left_at: dict[str, float] = {}  # when a sample was first seen to have left the configuration
 
     def add_exited(self, last_seen: Families, present: Iterable[Families], configured: ConfiguredSeries | None) -> None:
         """Retain the counters of a worker that exited; ``present`` are those of the others."""
         self.total([last_seen, *present], configured)  # drops expired series even if nobody scrapes
-        add(self._past, last_seen, gauges=False)
+        add(self._exited, last_seen, gauges=False)
 
     def total(self, present: Iterable[Families], configured: ConfiguredSeries | None) -> Families:
         """Sums over all workers, without series that left the configuration too long ago."""
         total: Families = {}
-        for families in (self._past, *present):
+        for families in (self._exited, *present):
             add(total, families)
         expired = self._expired({sample for family in total.values() for sample in family.samples}, configured)
-        for families in (total, self._past):
+        for families in (total, self._exited):
             for family in families.values():
                 for sample in expired & family.samples.keys():
                     del family.samples[sample]

@@ -1,9 +1,9 @@
-"""The workers' decisions, as one sequence.
+"""The decisions of all workers as one numbered sequence.
 
-Theory of operation. Records stay in the worker that decided; the parent learns how many there are by now and notes
-which of its own numbers stand for which of the worker's. A reader's numbers are looked up there, and only the records
-that it asks for cross over. The records of a worker that is restarted in good order are taken over by the parent, up to
-``MAX_RECORDS`` and ``MAX_BYTES``; those of one that was killed are gone, and count as dropped.
+Theory of operation. Records stay in the worker that made them. The parent learns how many there are, and records which
+of its own numbers stand for which of the worker's. A reader's numbers are mapped to workers, and only the requested
+records are transferred. The parent retains the records of a worker that is replaced in good order, up to
+``MAX_RECORDS`` and ``MAX_BYTES``; those of a killed worker are lost and count as dropped.
 """
 
 from __future__ import annotations
@@ -21,29 +21,22 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode
 
 
-class Book(Protocol):
-    """Where records are. Numbers are the book's own, from 1 on."""
+class DecisionSource(Protocol):
+    """A worker's records. Numbers are the source's own, from 1 on."""
 
-    @property
-    def first(self) -> int:
-        """The oldest record that may still be there."""
-        ...
-
-    @property
-    def last(self) -> int:
-        """The newest one known of."""
-        ...
+    first: int  # oldest record that may be available
+    last: int  # newest known record
 
     async def read(self, first: int, last: int, ratio: float) -> list[dict[str, Any]]:
-        """What is left of these, in order, each with its number in ``seq`` and this part of its block hashes."""
+        """The available ones of these, in order, with their number in ``seq`` and a sample of their block hashes."""
         ...
 
 
-class KeptBook:
-    """Records of a worker that has ended."""
+class RetainedDecisions:
+    """Records of a worker that has exited."""
 
-    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
-        self._records = {record["seq"]: _encode(record) for record in records}
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._records = {row["seq"]: _encode(row) for row in rows}
         self.first = min(self._records, default=1)
         self.last = max(self._records, default=0)
         self.bytes = sum(map(len, self._records.values()))
@@ -52,89 +45,86 @@ class KeptBook:
         return len(self._records)
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
-        """What is there of these."""
+        """The available ones of these."""
         records = self._records
-        return [
-            with_block_sample(_decode(records[number]), ratio) for number in range(first, last + 1) if number in records
-        ]
+        numbers = (number for number in range(first, last + 1) if number in records)
+        return [with_block_sample(_decode(records[number]), ratio) for number in numbers]
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Numbers in a row, and the book's numbers that they stand for."""
+class Segment:
+    """Consecutive numbers, and the source's numbers that they stand for."""
 
-    start: int  # the sequence's
-    first: int  # the book's
+    start: int  # of the sequence
+    first: int  # of the source
     count: int
-    book: Book | None  # None: gone
+    source: DecisionSource | None  # None: lost
 
     @property
     def end(self) -> int:
-        """The last of them."""
+        """The last number."""
         return self.start + self.count - 1
 
     @property
     def oldest(self) -> int:
-        """The first one that may still be there."""
-        return self.start + max(0, self.book.first - self.first) if self.book else self.end + 1
+        """The first number that may be available."""
+        return self.start + max(0, self.source.first - self.first) if self.source else self.end + 1
+
+    async def read(self, start: int, end: int, ratio: float) -> list[dict[str, Any]]:
+        """Records with the sequence's numbers."""
+        if self.source is None:
+            return []
+        offset = self.start - self.first
+        rows = await self.source.read(start - offset, end - offset, ratio)
+        return [row | {"seq": row["seq"] + offset} for row in rows]
 
 
 class DecisionSequence:
-    """One numbering over all books."""
+    """One numbering over all sources."""
 
     def __init__(self) -> None:
-        self._stretches: list[Stretch] = []
+        self._segments: list[Segment] = []
         self._last = 0
-        self._kept: list[KeptBook] = []  # the oldest first
+        self._retained: list[RetainedDecisions] = []  # oldest first
 
     def __len__(self) -> int:
-        return len(self._stretches)
+        return len(self._segments)
 
-    def note(self, book: Book, since: int) -> None:
-        """Number what a book holds beyond its record ``since``, and let go of what it dropped."""
-        count = book.last - since
+    def add(self, source: DecisionSource, since: int) -> None:
+        """Number a source's records after ``since``, and drop segments whose records it has dropped."""
+        count = source.last - since
         if count > 0:
-            latest = self._stretches[-1] if self._stretches else None
-            if latest is not None and latest.book is book:
+            latest = self._segments[-1] if self._segments else None
+            if latest is not None and latest.source is source:
                 latest.count += count
             else:
-                self._stretches.append(Stretch(self._last + 1, since + 1, count, book))
+                self._segments.append(Segment(self._last + 1, since + 1, count, source))
             self._last += count
-        self._stretches = [one for one in self._stretches if one.book is not book or one.first + one.count > book.first]
+        self._segments = [it for it in self._segments if it.source is not source or it.first + it.count > source.first]
 
-    def replace(self, book: Book, kept: KeptBook | None) -> None:
-        """Go on with what was kept of a book, or without it."""
-        kept = kept or None  # nothing was
-        for stretch in self._stretches:
-            if stretch.book is book:
-                stretch.book = kept
-        if kept is not None:
-            self._kept.append(kept)
-        while sum(map(len, self._kept)) > MAX_RECORDS or sum(one.bytes for one in self._kept) > MAX_BYTES:
-            oldest = self._kept.pop(0)
-            self.replace(oldest, None)
-        self._stretches = [one for one in self._stretches if one.book is not None]
+    def replace(self, source: DecisionSource, retained: RetainedDecisions | None) -> None:
+        """Replace a source by its retained records, or drop it."""
+        retained = retained or None  # empty
+        for segment in self._segments:
+            if segment.source is source:
+                segment.source = retained
+        if retained is not None:
+            self._retained.append(retained)
+        while sum(map(len, self._retained)) > MAX_RECORDS or sum(it.bytes for it in self._retained) > MAX_BYTES:
+            self.replace(self._retained.pop(0), None)
+        self._segments = [it for it in self._segments if it.source is not None]
 
     async def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
-        """Records after ``seq``, at most ``limit``; ``next`` is where to go on, ``dropped`` what is gone for good."""
-        found: list[dict[str, Any]] = []
-        reached = self._last  # and no further, though more may be noted while records are read
-        for stretch in list(self._stretches):
-            start, end = max(stretch.oldest, seq + 1), min(stretch.end, reached)
-            while start <= end and len(found) < limit:
-                last = min(end, start + limit - len(found) - 1)
-                found += await _read(stretch, start, last, ratio)
+        """At most ``limit`` records after ``seq``; ``next`` is where to continue, ``dropped`` counts lost records."""
+        rows: list[dict[str, Any]] = []
+        reached = self._last  # the end, even if records are added while others are read
+        for segment in list(self._segments):
+            start, end = max(segment.oldest, seq + 1), min(segment.end, reached)
+            while start <= end and len(rows) < limit:
+                last = min(end, start + limit - len(rows) - 1)
+                rows += await segment.read(start, last, ratio)
                 start = last + 1
             if start <= end:  # the limit
                 reached = max(start - 1, seq)
                 break
-        return {"decisions": found, "next": reached, "dropped": max(0, reached - seq - len(found))}
-
-
-async def _read(stretch: Stretch, start: int, end: int, ratio: float) -> list[dict[str, Any]]:
-    """Records of a stretch, under the sequence's numbers."""
-    if stretch.book is None:
-        return []
-    offset = stretch.start - stretch.first
-    records = await stretch.book.read(start - offset, end - offset, ratio)
-    return [record | {"seq": record["seq"] + offset} for record in records]
+        return {"decisions": rows, "next": reached, "dropped": max(0, reached - seq - len(rows))}

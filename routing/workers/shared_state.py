@@ -1,26 +1,22 @@
-"""Memory that workers share: what each has in flight at each target.
+"""State that workers share in memory: loads of targets, rates of API keys, and permits of admission queues.
 
-Theory of operation. A row for each worker, a column for each target. A worker writes to its own row and to no other,
-and reads the others' now and then; the parent clears the row of a worker that died. No lock: a cell is one aligned
-word, and a reader that meets two cells of different moments is off by a request, for a few milliseconds.
+Theory of operation, loads. The board has a row for each worker and a column for each target. A worker writes only to
+its own row and reads the others every ``PERIOD_S``, outside of any request: it writes the loads that changed, reads the
+rows that changed, and adds the differences to its load tracker, so that strategies choose by the sum. Waiting tokens
+are written without those that are probably prefilled by now. There is no lock: a cell is one aligned word, and a reader
+that sees two cells of different times is wrong by a request, for a few milliseconds. The parent assigns columns. A
+column keeps its target while that is configured, and is reassigned only once it is zero in every row. Targets beyond
+``COLUMNS`` have none: each worker then knows only its own share of their load.
 
-The parent says which target has which column. A column keeps its target as long as that is configured, and gets a
-new one only once it is zero in every row. Targets beyond ``COLUMNS`` have none: each worker then knows its own share
-of their load alone.
-
-Limits that hold for all workers together, in memory that they share.
-
-Theory of operation. A rate is one number, which every worker reads and writes (``routing/limits/budgets.py``). The
-places of a gate are counted by those who hold them: each worker has a cell of its own for what it runs, so that the
-parent gives back what a dead one held by clearing its row. Taking a place means to see that there is one and to count
-it, with nobody else in between: a lock on the memory's file, which the kernel releases when its holder dies.
-Giving back takes no lock. A worker that is stopped while it holds a lock, or is the first in line, holds nobody up for
-long: others try the lock for about a millisecond, then wait for the next tick, and pass over whoever ticks no more.
-
-Who waits, waits in a line of its own worker. Each worker tells the order of its first, and nobody takes a place before
-that of another worker which is to go first. Places that were given back elsewhere are seen by the tick, every 5 ms.
-
-The parent says which name has which slot. A name without one is counted by each worker for itself.
+Theory of operation, limits. A rate is one number, which every worker reads and writes (``routing/limits/budgets.py``).
+Permits of an admission queue are counted by those who hold them: each worker has a cell of its own, so that the parent
+releases a dead worker's permits by clearing its row. Acquiring a permit reads the sum and increments the own cell,
+under a lock on the memory's file, which the kernel releases when its holder dies; releasing takes no lock. A worker
+that is stopped while it holds the lock, or has the first request in order, blocks others only briefly: they try the
+lock for about a millisecond, then wait for the next tick, and ignore workers that do not tick. Requests wait in their
+own worker. Each worker publishes the order of its first waiting request, and none acquires a permit before that of
+another worker which comes first. Permits released elsewhere are noticed at the next tick. The parent assigns slots to
+names; a name without one is counted by each worker for itself.
 """
 
 from __future__ import annotations
@@ -34,73 +30,78 @@ from time import monotonic
 from typing import Final
 
 from routing.http.auth import Rate, rates_of
+from routing.http.tasks import Background, Periodic
 from routing.limits.budgets import full_at
 from routing.proxy.admission_queues import configured_queues, queue_name
+from routing.proxy.router import Router
 from routing.schema import RouterConfig
+from routing.types import TargetId
 
+PERIOD_S: Final = 0.005
 RATES: Final = 32_768  # slots of rates, of which a key has two at most
-GATES: Final = 1_024
+QUEUES: Final = 1_024
+COLUMNS: Final = 4096
+ALIVE_S: Final = 0.1  # a worker that has not ticked for this long is ignored
+_LOCK_TRIES: Final = 200  # about a millisecond
 _CELL_BYTES: Final = 8
-_TRIES: Final = 200  # of a lock that somebody has: about a millisecond
-ALIVE_S: Final = 0.1  # how long ago a worker has ticked that is waited for
+_ROW_CELLS: Final = 1 + 2 * COLUMNS  # requests in flight; for each target, running requests and waiting tokens
 
 
 def limits_bytes(rows: int) -> int:
-    """Bytes for rates, gates and ticks. What is not used takes no memory."""
-    return _CELL_BYTES * (RATES + GATES * 3 * rows + rows)
+    """Size of ``LimitsMemory``. Unused slots take no physical memory."""
+    return _CELL_BYTES * (RATES + QUEUES * 3 * rows + rows)
 
 
 class LimitsMemory:
-    """The memory, part of the board."""
+    """The part of the board for limits."""
 
     def __init__(self, memory: memoryview, rows: int, fd: int) -> None:
         self.rows = rows
         self._fd = fd
-        ends = [_CELL_BYTES * cells for cells in (RATES, RATES + GATES * rows, RATES + 2 * GATES * rows)]
-        last = ends[-1] + _CELL_BYTES * GATES * rows
+        ends = [_CELL_BYTES * (RATES + QUEUES * rows * parts) for parts in range(4)]
         self.rates = memory[: ends[0]].cast("d")
         self._running = memory[ends[0] : ends[1]].cast("q")
         self._waiting = memory[ends[1] : ends[2]].cast("q")
-        self._firsts = memory[ends[2] : last].cast("d")
-        self.ticks = memory[last:].cast("d")  # when each row's worker was last seen to go on
+        self._firsts = memory[ends[2] : ends[3]].cast("d")
+        self.ticks = memory[ends[3] :].cast("d")  # when each row's worker last ticked
 
     @cached_property
     def lock_fd(self) -> int:
-        """The file once more, opened by this process, because what holds a lock of this kind is one opening of it."""
+        """The file, opened again by this process, because a lock belongs to one opening of a file."""
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR)
 
-    def running(self, gate: int) -> memoryview[int]:
-        """How many each row has let in."""
-        return self._running[gate * self.rows : (gate + 1) * self.rows]
+    def running(self, queue: int) -> memoryview[int]:
+        """Permits that each row holds."""
+        return self._running[queue * self.rows : (queue + 1) * self.rows]
 
-    def waiting(self, gate: int) -> memoryview[int]:
-        """How many wait in each row."""
-        return self._waiting[gate * self.rows : (gate + 1) * self.rows]
+    def waiting(self, queue: int) -> memoryview[int]:
+        """Waiting requests of each row."""
+        return self._waiting[queue * self.rows : (queue + 1) * self.rows]
 
-    def firsts(self, gate: int) -> memoryview[float]:
-        """The order of the first that waits in each row; 0 where nobody does."""
-        return self._firsts[gate * self.rows : (gate + 1) * self.rows]
+    def firsts(self, queue: int) -> memoryview[float]:
+        """Order of the first waiting request of each row; 0 without one."""
+        return self._firsts[queue * self.rows : (queue + 1) * self.rows]
 
     def clear(self, row: int) -> None:
-        """Give back what a row's worker held."""
+        """Release everything that a row's worker held."""
         for cells in (self._running, self._waiting, self._firsts):
-            for place in range(row, len(cells), self.rows):
-                if cells[place]:
-                    cells[place] = 0
+            for index in range(row, len(cells), self.rows):
+                if cells[index]:
+                    cells[index] = 0
         self.ticks[row] = 0.0
 
 
-class SharedPlaces:
-    """The room of one gate, as one worker sees it."""
+class WorkerPermits:
+    """The permits of one admission queue, as used by one worker."""
 
-    def __init__(self, memory: LimitsMemory, gate: int, row: int) -> None:
-        self._running, self._waiting = memory.running(gate), memory.waiting(gate)
-        self._firsts, self._ticks = memory.firsts(gate), memory.ticks
+    def __init__(self, memory: LimitsMemory, queue: int, row: int) -> None:
+        self._running, self._waiting = memory.running(queue), memory.waiting(queue)
+        self._firsts, self._ticks = memory.firsts(queue), memory.ticks
         self._lock_fd, self._row = memory.lock_fd, row
 
     def acquire(self, limit: int, order: float) -> bool:
-        """Take a place; False if there is none, or somebody elsewhere is to go first."""
-        if sum(self._running) >= limit or self._is_before(order) or not self._lock():
+        """Acquire a permit; False if there is none, or a request of another worker comes first."""
+        if sum(self._running) >= limit or self._is_behind(order) or not self._lock():
             return False
         try:
             if sum(self._running) >= limit:
@@ -111,34 +112,34 @@ class SharedPlaces:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def release(self) -> None:
-        """Give one back."""
+        """Release a permit."""
         self._running[self._row] -= 1
 
     def publish_queue(self, waiting: int, order: float) -> None:
-        """Tell how many wait here, and the order of the first."""
+        """Publish the number of waiting requests, and the order of the first."""
         self._waiting[self._row] = waiting
         self._firsts[self._row] = order
 
     @property
     def running(self) -> int:
-        """Places that are taken, by all workers."""
+        """Permits held by all workers."""
         return sum(self._running)
 
     @property
     def waiting_elsewhere(self) -> int:
-        """Who waits in other workers."""
+        """Waiting requests of other workers."""
         return sum(self._waiting) - self._waiting[self._row]
 
-    def _is_before(self, order: float) -> bool:
-        """Whether somebody is to go first in a worker that goes on."""
+    def _is_behind(self, order: float) -> bool:
+        """Whether a request of another worker that ticks comes first."""
         if max(self._firsts) <= order:
             return False
         since = monotonic() - ALIVE_S
-        others = (place for place, first in enumerate(self._firsts) if first > order and place != self._row)
-        return any(self._ticks[place] > since for place in others)
+        rows = (row for row, first in enumerate(self._firsts) if first > order and row != self._row)
+        return any(self._ticks[row] > since for row in rows)
 
     def _lock(self) -> bool:
-        for _ in range(_TRIES):
+        for _ in range(_LOCK_TRIES):
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -149,76 +150,39 @@ class SharedPlaces:
 
 
 class WorkerLimits:
-    """What one worker shares: the slots of a configuration, found by name."""
+    """The shared limits of one worker, by name."""
 
     def __init__(self, memory: LimitsMemory, row: int) -> None:
         self._memory, self._row = memory, row
         self._rates: Mapping[str, int] = {}
-        self._gates: Mapping[str, int] = {}
+        self._queues: Mapping[str, int] = {}
 
-    def use(self, rates: Mapping[str, int], gates: Mapping[str, int]) -> None:
-        """Go by these slots in what is asked from now on."""
-        self._rates, self._gates = rates, gates
+    def configure(self, rates: Mapping[str, int], queues: Mapping[str, int]) -> None:
+        """Use these slots from now on."""
+        self._rates, self._queues = rates, queues
 
     def cell(self, name: str) -> memoryview[float] | None:
-        """The number of a rate; None where it has no slot."""
+        """The number of a rate; None if it has no slot."""
         slot = self._rates.get(name)
         return None if slot is None else self._memory.rates[slot : slot + 1]
 
-    def permits(self, name: str) -> SharedPlaces | None:
-        """The room of a gate; None where it has no slot."""
-        slot = self._gates.get(name)
-        return None if slot is None else SharedPlaces(self._memory, slot, self._row)
+    def permits(self, name: str) -> WorkerPermits | None:
+        """The permits of an admission queue; None if it has no slot."""
+        slot = self._queues.get(name)
+        return None if slot is None else WorkerPermits(self._memory, slot, self._row)
 
     def tick(self) -> None:
-        """Say that this worker goes on."""
+        """Show that this worker is running."""
         self._memory.ticks[self._row] = monotonic()
 
 
-def assign_rates(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
-    """A slot for each rate of a key, with the level that the key had at another rate."""
-    rates = {rate.name: rate for key in (config.access.keys if config.access else ()) for rate in rates_of(key)}
-    slots = _assigned(rates, before, range(RATES))
-    levels = {
-        (old.digest, old.unit): (old, slot) for old, slot in ((Rate.parse(name), n) for name, n in before.items())
-    }
-    now = monotonic()
-    for name in slots.keys() - before.keys():
-        rate = rates[name]
-        level = rate.capacity
-        if (old := levels.get((rate.digest, rate.unit))) is not None:
-            level = old[0].capacity - max(0.0, memory.rates[old[1]] - now) * old[0].per_s
-        memory.rates[slots[name]] = full_at(level, rate.per_s, rate.capacity, now)
-    return slots
-
-
-def assign_gates(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
-    """A slot for each gate; one that is gone gives its own up once nobody runs there."""
-    free = (gate for gate in range(GATES) if not any(memory.running(gate)))
-    return _assigned((queue_name(key) for key, _ in configured_queues(config)), before, free)
-
-
-def _assigned(names: Iterable[str], before: Mapping[str, int], slots: Iterable[int]) -> dict[str, int]:
-    """The slot that each name had, or else one of these that no name had, as long as there are any."""
-    wanted = list(dict.fromkeys(names))
-    taken = set(before.values())
-    free = (slot for slot in slots if slot not in taken)
-    kept = {name: before[name] for name in wanted if name in before}
-    return kept | dict(zip((name for name in wanted if name not in before), free, strict=False))
-
-
-COLUMNS = 4096
-_CELLS = 1 + 2 * COLUMNS  # of a row: requests in flight; for each target, requests running and tokens waiting
-_BOARD_CELL_BYTES = 8
-
-
 class SharedBoard:
-    """The memory. Behind ``fd`` it lives as long as anybody has it open."""
+    """The memory. It lives as long as any process has ``fd`` open."""
 
     def __init__(self, fd: int, rows: int) -> None:
         self.fd = fd
         self.rows = rows
-        loads_bytes = rows * _CELLS * _BOARD_CELL_BYTES
+        loads_bytes = rows * _ROW_CELLS * _CELL_BYTES
         memory = memoryview(mmap.mmap(fd, loads_bytes + limits_bytes(rows)))
         self._cells = memory[:loads_bytes].cast("q")
         self.limits = LimitsMemory(memory[loads_bytes:], rows, fd)
@@ -227,37 +191,140 @@ class SharedBoard:
     def create(cls, rows: int) -> SharedBoard:
         """A board of zeros."""
         fd = os.memfd_create("warmpath-loads")
-        os.ftruncate(fd, rows * _CELLS * _BOARD_CELL_BYTES + limits_bytes(rows))
+        os.ftruncate(fd, rows * _ROW_CELLS * _CELL_BYTES + limits_bytes(rows))
         return cls(fd, rows)
 
     def row(self, number: int) -> memoryview[int]:
         """The cells of a row."""
-        return self._cells[number * _CELLS : (number + 1) * _CELLS]
+        return self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS]
 
     def clear(self, number: int) -> None:
-        """Set a row to zero: whoever wrote to it is gone, and gives back what it held."""
+        """Clear the row of a worker that has exited."""
         self.limits.clear(number)
-        self.row(number)[:] = memoryview(bytes(_CELLS * _BOARD_CELL_BYTES)).cast("q")
+        self.row(number)[:] = memoryview(bytes(_CELL_BYTES * _ROW_CELLS)).cast("q")
 
     def is_free(self, column: int) -> bool:
-        """Whether nobody has anything at the column's target."""
+        """Whether no worker has a request at the column's target."""
         cells = self._cells
-        places = (number * _CELLS + first_cell(column) for number in range(self.rows))
-        return not any(cells[place] or cells[place + 1] for place in places)
+        indexes = (number * _ROW_CELLS + first_cell(column) for number in range(self.rows))
+        return not any(cells[index] or cells[index + 1] for index in indexes)
 
 
 def first_cell(column: int) -> int:
-    """Where in a row a column begins."""
+    """Index of a column's first cell in a row."""
     return 1 + 2 * column
 
 
 def assign_columns(targets: Iterable[str], before: Mapping[str, int], board: SharedBoard) -> dict[str, int]:
-    """A column for each target: the one it had, or else a free one, while there are any."""
-    wanted = list(dict.fromkeys(targets))
-    columns = {name: before[name] for name in wanted if name in before}
-    taken = set(before.values())
-    free = (column for column in range(COLUMNS) if column not in taken and board.is_free(column))
-    for name in wanted:
-        if name not in columns and (column := next(free, None)) is not None:
-            columns[name] = column
-    return columns
+    """A column for each target, as long as there are any."""
+    return _assigned(targets, before, filter(board.is_free, range(COLUMNS)))
+
+
+def assign_queues(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
+    """A slot for each admission queue; the slot of a removed one is free once no request runs there."""
+    free = (queue for queue in range(QUEUES) if not any(memory.running(queue)))
+    return _assigned((queue_name(key) for key, _ in configured_queues(config)), before, free)
+
+
+def assign_rates(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
+    """A slot for each rate of an API key. A changed rate continues from the level of the previous one."""
+    rates = {rate.name: rate for key in (config.access.keys if config.access else ()) for rate in rates_of(key)}
+    slots = _assigned(rates, before, range(RATES))
+    previous = {
+        (old.digest, old.unit): (old, slot) for old, slot in ((Rate.parse(name), n) for name, n in before.items())
+    }
+    now = monotonic()
+    for name in slots.keys() - before.keys():
+        rate = rates[name]
+        level = rate.capacity
+        if (replaced := previous.get((rate.digest, rate.unit))) is not None:
+            old, slot = replaced
+            level = old.capacity - max(0.0, memory.rates[slot] - now) * old.per_s
+        memory.rates[slots[name]] = full_at(level, rate.per_s, rate.capacity, now)
+    return slots
+
+
+def _assigned(names: Iterable[str], before: Mapping[str, int], slots: Iterable[int]) -> dict[str, int]:
+    """The slot that each name had, or one of ``slots`` that no name had, as long as there are any."""
+    distinct = list(dict.fromkeys(names))
+    used = set(before.values())
+    free = (slot for slot in slots if slot not in used)
+    unchanged = {name: before[name] for name in distinct if name in before}
+    return unchanged | dict(zip((name for name in distinct if name not in before), free, strict=False))
+
+
+class SharedLoads:
+    """One worker's exchange of loads."""
+
+    def __init__(self, router: Router, board: SharedBoard, row: int) -> None:
+        self._router = router
+        self._own = board.row(row)
+        self._others = [board.row(number) for number in range(board.rows) if number != row]
+        self._columns: dict[TargetId, int] = {}
+        self._targets: dict[int, TargetId] = {}
+        self._last_read: list[memoryview[int]] = []  # each other row
+        self._sums: list[int] = []  # of those, by cell
+        self._position: int | None = None  # in the load tracker's journal; None: write everything
+        self._waiting: set[TargetId] = set()  # targets at which a prompt of this worker is being prefilled
+        self._periodic = Periodic(Background.LOADS, PERIOD_S, self.exchange)
+        self.start, self.stop = self._periodic.start, self._periodic.stop
+        self.configure({})
+
+    def configure(self, columns: Mapping[str, int]) -> None:
+        """Use these columns from now on; call before the loads of targets without one are forgotten."""
+        for target, column in self._columns.items():
+            if columns.get(target) != column:
+                self._own[first_cell(column)] = self._own[first_cell(column) + 1] = 0
+                self._router.balancer.loads.set_remote_load(target, 0, 0)
+        self._columns = {TargetId(name): column for name, column in columns.items()}
+        self._targets = {column: name for name, column in self._columns.items()}
+        width = first_cell(1 + max(self._targets, default=-1))
+        blank = memoryview(bytes(_CELL_BYTES * width)).cast("q")
+        self._last_read = [blank] * len(self._others)
+        self._sums = [0] * width
+        self._position = None
+
+    def exchange(self) -> None:
+        """Write what changed here, and read what changed elsewhere."""
+        self._write()
+        self._read()
+        self._position = self._router.balancer.loads.position  # loads just read are no changes of this worker
+
+    def _write(self) -> None:
+        loads, cells = self._router.balancer.loads, self._own
+        now_s = loads.clock()
+        loads.advance(now_s)
+        changes = None if self._position is None else loads.changes_since(self._position)
+        changed = set(self._columns) if changes is None else self._waiting | {load.target for load in changes}
+        self._waiting = set()
+        for target in changed:
+            column = self._columns.get(target)
+            if column is None:
+                continue
+            load, index = loads.load(target), first_cell(column)
+            cells[index] = load.running - load.remote_running
+            cells[index + 1] = int(load.remaining_tokens(now_s)) - load.remote_tokens
+            if load.waiting:
+                self._waiting.add(target)
+        cells[0] = self._router.services.in_flight
+
+    def _read(self) -> None:
+        width, sums = len(self._sums), self._sums
+        changed: set[int] = set(range(width)) if self._position is None else set()
+        for index, row in enumerate(self._others):
+            before = self._last_read[index]
+            if row[:width] == before:
+                continue
+            now = self._last_read[index] = memoryview(row[:width].tobytes()).cast("q")
+            for cell, (new, old) in enumerate(zip(now, before, strict=True)):
+                if new != old:
+                    sums[cell] += new - old
+                    changed.add(cell)
+        if not changed:
+            return
+        self._router.other_workers_in_flight = sums[0]
+        for column in {(cell - 1) // 2 for cell in changed if cell}:
+            target = self._targets.get(column)
+            if target is not None:
+                index = first_cell(column)
+                self._router.balancer.loads.set_remote_load(target, max(0, sums[index]), max(0, sums[index + 1]))

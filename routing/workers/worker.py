@@ -1,6 +1,7 @@
-"""One worker: a router with its part of the data port, told what to do by its parent.
+"""One worker process: a router that accepts from its part of the data port, controlled by its parent.
 
-It has no admin port and no files. When its parent dies, it accepts no more, lets running answers finish and ends.
+It has no admin port and writes no files. When its parent ends, it accepts nothing more, completes the requests in
+flight and exits.
 """
 
 from __future__ import annotations
@@ -31,47 +32,45 @@ from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
 from routing.proxy.shutdown import drain
 from routing.schema import ConfigError, load_snapshot
-from routing.workers.messages import Channel, DeclinedError, Preparation, WorkerOrders, WorkerStatus, as_plain
-from routing.workers.shared_loads import PERIOD_S, SharedLoads
-from routing.workers.shared_state import SharedBoard, WorkerLimits
+from routing.workers.messages import CallRejectedError, Channel, Preparation, WorkerOptions, WorkerStatus, as_plain
+from routing.workers.shared_state import PERIOD_S, SharedBoard, SharedLoads, WorkerLimits
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[Any], Awaitable[Any]]
-
 
 class Worker:
-    """What a worker answers its parent."""
+    """A worker and the methods that its parent calls."""
 
-    def __init__(self, orders: WorkerOrders) -> None:
-        self.router = Router(orders.name, tls=Tls(orders.tls))
-        self.router.services.decisions = DecisionRing(MAX_RECORDS // orders.workers, MAX_BYTES // orders.workers)
-        self.router.services.all_admission_queues.share = 1 / orders.workers
-        self.router.services.all_warm_ups.part, self.router.services.all_warm_ups.parts = orders.number, orders.workers
-        self._orders = orders
+    def __init__(self, options: WorkerOptions) -> None:
+        self.router = Router(options.name, tls=Tls(options.tls))
+        services = self.router.services
+        services.decisions = DecisionRing(MAX_RECORDS // options.workers, MAX_BYTES // options.workers)
+        services.all_admission_queues.share = 1 / options.workers
+        services.all_warm_ups.part, services.all_warm_ups.parts = options.number, options.workers
+        self._options = options
         self._view = RouterView(self.router, "")
-        board = SharedBoard(orders.board_fd, orders.rows)
-        self._loads = SharedLoads(self.router, board, orders.row)
-        self._limits = self.router.shared_limits = WorkerLimits(board.limits, orders.row)
+        board = SharedBoard(options.board_fd, options.rows)
+        self._loads = SharedLoads(self.router, board, options.row)
+        self._limits = self.router.shared_limits = WorkerLimits(board.limits, options.row)
         self._ticks = Periodic(Background.LIMITS, PERIOD_S, self._tick)
         self._prepared: tuple[Swap, Preparation] | None = None
-        self._preparing = asyncio.Lock()  # in the order asked: what a slow one was asked before comes first
+        self._preparing = asyncio.Lock()  # preparations complete in the order of their calls
         self._listening: dict[int, list[asyncio.Server]] = {}
-        self._inherited = list(chain(*orders.listening_fds))
-        self._questions: dict[str, Answer] = {
+        self._inherited = list(chain(*options.listening_fds))
+        self._methods: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "prepare": self._prepare,
             "commit": self._commit,
             "listen": self._listen,
             "poll": self._poll,
             "decisions": self._decisions,
             "explain": self._explain,
-            "leave": self._leave,
+            "stop_accepting": self._stop_accepting,
             "drain": self._drain,
         }
 
     async def run(self) -> None:
-        """Answer the parent until it goes away or closes the channel."""
-        channel = await Channel.open(socket.socket(fileno=self._orders.channel_fd), self.answer)
+        """Execute the parent's calls until it closes the channel or ends."""
+        channel = await Channel.open(socket.socket(fileno=self._options.channel_fd), self.handle)
         self._loads.start()
         self._ticks.start()
         return_large_blocks()
@@ -85,35 +84,35 @@ class Worker:
         self.router.close()
 
     def _tick(self) -> None:
-        """Go on with limits that are shared."""
+        """Admit waiting requests to permits that other workers have released."""
         self._limits.tick()
         if self.router.services.admission_queues is not None:
             self.router.services.admission_queues.admit()
 
-    async def answer(self, question: str, content: Any) -> Any:
-        """The answer to one question; DeclinedError where there is none."""
-        return await self._questions[question](content)
+    async def handle(self, method: str, content: Any) -> Any:
+        """The result of one call; CallRejectedError if it is rejected."""
+        return await self._methods[method](content)
 
     async def _prepare(self, content: Any) -> None:
-        """Make a configuration ready beside the one in force."""
+        """Prepare a configuration beside the active one."""
         preparation = msgspec.convert(content, Preparation)
         try:
             async with self._preparing:
                 loaded = await asyncio.to_thread(load_snapshot, preparation.document)
-                self._limits.use(preparation.rates, preparation.gates)
+                self._limits.configure(preparation.rates, preparation.queues)
                 self._prepared = await self.router.prepare(loaded), preparation
         except ConfigError as error:
-            raise DeclinedError(reason=error.reason, path=error.path) from None
+            raise CallRejectedError(reason=error.reason, path=error.path) from None
         except (ValueError, OSError) as error:
-            raise DeclinedError(reason=str(error), path="$") from None
+            raise CallRejectedError(reason=str(error), path="$") from None
 
     async def _commit(self, _: Any) -> None:
-        """Put what was made ready last into force."""
+        """Activate the configuration that was prepared last."""
         if self._prepared is None:
-            raise DeclinedError(reason="nothing is prepared")
+            raise CallRejectedError(reason="nothing is prepared")
         (swap, preparation), self._prepared = self._prepared, None
-        self._loads.use(preparation.columns)
-        self._limits.use(preparation.rates, preparation.gates)
+        self._loads.configure(preparation.columns)
+        self._limits.configure(preparation.rates, preparation.queues)
         await swap()
 
     async def _listen(self, slots: list[int]) -> None:
@@ -123,64 +122,63 @@ class Worker:
                 server.close()
         for slot in slots:
             if slot not in self._listening:
-                self._listening[slot] = [await self._accept(fd) for fd in self._orders.listening_fds[slot]]
+                self._listening[slot] = [await self._accept(fd) for fd in self._options.listening_fds[slot]]
 
     async def _accept(self, fd: int) -> asyncio.Server:
-        """Accept from a copy: closing it leaves the socket and its queue to others."""
-        copy = socket.socket(fileno=os.dup(fd))
+        """Accept from a copy of the socket: closing it leaves the socket and its queue to others."""
         router, tls = self.router, self.router.tls
         return await router.loop.create_server(
             lambda: ClientConnection(router),
-            sock=copy,
+            sock=socket.socket(fileno=os.dup(fd)),
             backlog=BACKLOG,
             ssl=tls.server_context,
             ssl_handshake_timeout=tls.handshake_s,
         )
 
     async def _poll(self, _: Any) -> Any:
-        """What there is to see."""
+        """The state of this worker."""
         rows = await self._view.replicas()
         text = "\n".join(await run_in_slices(self._view.metric_lines(rows, is_fine=True)))
         ring = self.router.services.decisions
         return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, ring.first, ring.last))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
-        """Those from one number to another that are still there, or the first of them: a page."""
+        """The available decisions from one number to another, or the first page of them."""
         first, last, ratio = content
-        found = (await self._view.decisions(first - 1, last - first + 1, ratio))["decisions"]
-        plain: list[dict[str, Any]] = msgspec.to_builtins([one for one in found if one["seq"] <= last])
-        return plain
+        page = (await self._view.decisions(first - 1, last - first + 1, ratio))["decisions"]
+        rows: list[dict[str, Any]] = msgspec.to_builtins([row for row in page if row["seq"] <= last])
+        return rows
 
-    async def _explain(self, asked: bytes) -> Any:
+    async def _explain(self, request: bytes) -> Any:
         """The decision that a request would get here now."""
         try:
-            return msgspec.to_builtins(await self._view.explain(asked))
+            return msgspec.to_builtins(await self._view.explain(request))
         except RejectedRequestError as error:
-            raise DeclinedError(status=error.status, message=error.message) from None
+            raise CallRejectedError(status=error.status, message=error.message) from None
 
-    async def _leave(self, _: Any) -> None:
-        """Accept nothing more, and hold no socket open that nobody accepts from."""
+    async def _stop_accepting(self, _: Any) -> None:
+        """Close all listening sockets, also those that this worker does not accept from."""
         await self._listen([])
         while self._inherited:
             os.close(self._inherited.pop())
 
     async def _drain(self, linger_s: float) -> None:
-        """The same, and let what runs finish; ``linger_s``: meanwhile idle connections may bring another request."""
-        await self._leave(None)
+        """Stop accepting and wait for requests in flight; idle connections may send another within ``linger_s``."""
+        await self._stop_accepting(None)
         await drain(self.router, linger_s)
 
 
 def main() -> None:
-    """Begin as the parent says; signals are the parent's business."""
+    """Run a worker with the options on its command line. The parent handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    orders = msgspec.json.decode(sys.argv[1], type=WorkerOrders)
-    log_to_stderr(worker=orders.number)
-    uvloop.run(_run(orders))
+    options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
+    log_to_stderr(worker=options.number)
+    uvloop.run(_run(options))
 
 
-async def _run(orders: WorkerOrders) -> None:
-    await Worker(orders).run()
+async def _run(options: WorkerOptions) -> None:
+    await Worker(options).run()
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ async def test_configurations_and_workers_change_under_load(four: list[FakeRepli
             status, _ = await router.push(config(four[revision % 3 :]), revision)
             assert status == 200
             await load.more(20)
-        await router.line("workers_rolled")
+        await router.line("workers_replaced")
         await load.more(20)
         assert set(load.outcomes) == {"200"}
 

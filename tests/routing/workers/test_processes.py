@@ -130,7 +130,7 @@ async def test_workers_that_all_die_at_once_or_are_replaced_refuse_nobody_and_no
                 await load.more(50)
             before = load.outcomes.total() - load.outcomes["200"]
             router.process.send_signal(signal.SIGHUP)
-            await router.line("workers_rolled")
+            await router.line("workers_replaced")
             await load.more(50)
         over.set()
         assert await reading > 5
@@ -179,7 +179,7 @@ async def test_workers_are_replaced_one_by_one_without_losing_a_request(
         before = router.workers
         async with loaded(router, 20, keep=keep) as load:
             router.process.send_signal(signal.SIGHUP)
-            await router.line("workers_rolled")
+            await router.line("workers_replaced")
             await replaced(router, before)
             await load.more()
         assert set(load.outcomes) == {"200"}
@@ -200,7 +200,7 @@ async def test_a_stream_outlives_the_replacement_of_its_worker(replica: FakeRepl
         await client.send(post(CHAT))
         await replica.wait_calls(1)
         router.process.send_signal(signal.SIGHUP)
-        await router.line("workers_rolled")
+        await router.line("workers_replaced")
         assert set(router.workers) & set(before)
         held.go.set()
         assert (await client.read_response()).body == sse({"n": 1}) + sse({"n": 2})

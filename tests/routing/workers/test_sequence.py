@@ -10,7 +10,7 @@ import pytest
 
 from routing.observability.decision_log import DecisionRing
 from routing.workers import sequence as module
-from routing.workers.sequence import DecisionSequence, KeptBook
+from routing.workers.sequence import DecisionSequence, RetainedDecisions
 from tests.routing.proxy.harness import decision_page, record
 
 
@@ -29,7 +29,7 @@ class Book:
 
     def decide(self, sequence: DecisionSequence, count: int) -> None:
         self.last += count
-        sequence.note(self, self.noted)
+        sequence.add(self, self.noted)
         self.noted = self.last
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:  # noqa: ARG002 - no blocks
@@ -76,7 +76,7 @@ async def test_a_killed_workers_records_count_as_dropped_and_a_retired_ones_stay
         book.decide(sequence, count)
     sequence.replace(b, None)
     assert await everything(sequence) == (["a1", "a2", "a3"], 2)
-    sequence.replace(a, KeptBook(await a.read(1, 3)))
+    sequence.replace(a, RetainedDecisions(await a.read(1, 3)))
     assert await everything(sequence, 1) == (["a1", "a2", "a3"], 2)
     sequence.replace(a, None)
     assert await everything(sequence) == (["a1", "a2", "a3"], 2)
@@ -109,8 +109,8 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for life in range(50):
         book = Book(f"{life}-")
         book.decide(sequence, 4)
-        sequence.replace(book, KeptBook(await book.read(1, 4)))
-        assert sum(map(len, sequence._kept)) <= 10
+        sequence.replace(book, RetainedDecisions(await book.read(1, 4)))
+        assert sum(map(len, sequence._retained)) <= 10
         assert len(sequence) <= 2
     ids, dropped = await everything(sequence)
     assert (len(ids), dropped) == (8, 192)
@@ -126,7 +126,7 @@ async def test_any_life_of_workers_is_read_without_repetition() -> None:
             book.decide(sequence, count)
             noted += count
             if chance.random() < 0.2:
-                kept = KeptBook(await book.read(1, book.last)) if chance.random() < 0.5 else None
+                kept = RetainedDecisions(await book.read(1, book.last)) if chance.random() < 0.5 else None
                 sequence.replace(book, kept)
                 books.remove(book)
                 books.append(Book(f"{step}-", 5))
@@ -144,7 +144,7 @@ async def test_a_reader_of_part_of_the_blocks_gets_the_same_ones_from_who_runs_a
     ring = DecisionRing()
     ring.add(record("r", array("Q", hashes)))
     asked = [
-        (await KeptBook([whole]).read(1, 1, ratio), decision_page(ring, 0, 1, ratio)["decisions"])
+        (await RetainedDecisions([whole]).read(1, 1, ratio), decision_page(ring, 0, 1, ratio)["decisions"])
         for ratio in (0, 0.25, 1)
     ]
     for (ended,), (running,) in asked:

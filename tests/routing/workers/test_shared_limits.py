@@ -15,7 +15,7 @@ import pytest
 from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
 from routing.schema import ConcurrencyConfig
-from routing.workers.shared_state import GATES, SharedBoard, SharedPlaces, WorkerLimits, assign_gates, assign_rates
+from routing.workers.shared_state import QUEUES, SharedBoard, WorkerPermits, WorkerLimits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of
@@ -122,7 +122,7 @@ def grants(count: int, *, tokens_per_min: int, before: dict[str, int] | None = N
     found = []
     for row in range(count):
         limits = WorkerLimits(board.limits, row)
-        limits.use(slots, {})
+        limits.configure(slots, {})
         found.append(AccessControl(snapshot, limits).grant_of(key.name))
     return [grant for grant in found if grant is not None]
 
@@ -158,19 +158,19 @@ def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_an
 def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_runs_there() -> None:
     board = SharedBoard.create(2)
     limit = ConcurrencyConfig(max_running=1)
-    slots = assign_gates(config([], concurrency=limit), {}, board.limits)
-    assert assign_gates(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
-    place = SharedPlaces(board.limits, 0, 1)
+    slots = assign_queues(config([], concurrency=limit), {}, board.limits)
+    assert assign_queues(config([], concurrency=limit), slots, board.limits) == slots == {"chat/": 0}
+    place = WorkerPermits(board.limits, 0, 1)
     assert place.acquire(1, 1.0)
-    assert assign_gates(config([]), slots, board.limits) == {}
-    assert assign_gates(config([], concurrency=limit), {}, board.limits) == {"chat/": 1}
+    assert assign_queues(config([]), slots, board.limits) == {}
+    assert assign_queues(config([], concurrency=limit), {}, board.limits) == {"chat/": 1}
     board.clear(1)
-    assert assign_gates(config([], concurrency=limit), {}, board.limits) == {"chat/": 0}
+    assert assign_queues(config([], concurrency=limit), {}, board.limits) == {"chat/": 0}
 
 
 def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -> None:
     board = SharedBoard.create(2)
-    here, there = (SharedPlaces(board.limits, 0, row) for row in range(2))
+    here, there = (WorkerPermits(board.limits, 0, row) for row in range(2))
     WorkerLimits(board.limits, 1).tick()
     there.publish_queue(1, 5.0)
     assert not here.acquire(1, 4.0)
@@ -181,7 +181,7 @@ def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -
 
 
 def _take_and_give(fd: int, row: int, rounds: int) -> None:
-    places = SharedPlaces(SharedBoard(fd, 4).limits, GATES - 1, row)
+    places = WorkerPermits(SharedBoard(fd, 4).limits, QUEUES - 1, row)
     for _ in range(rounds):
         while not places.acquire(2, 1.0):
             os.sched_yield()
@@ -199,4 +199,4 @@ def test_processes_that_take_places_at_once_never_take_more_than_there_are() -> 
     for process in processes:
         process.join(DEADLINE_S)
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
-    assert SharedPlaces(board.limits, GATES - 1, 0).running == 0
+    assert WorkerPermits(board.limits, QUEUES - 1, 0).running == 0

@@ -12,8 +12,7 @@ import pytest
 from routing.proxy.router import Router
 from routing.schema import Limits, PrefixHashSettings
 from routing.types import ReplicaId
-from routing.workers.shared_loads import SharedLoads
-from routing.workers.shared_state import COLUMNS, SharedBoard, assign_columns
+from routing.workers.shared_state import COLUMNS, SharedBoard, SharedLoads, assign_columns
 from tests.fakes.replica import FakeReplica, Held
 from tests.routing.proxy.harness import CHAT, config, connect, post
 from tests.routing.workers.harness import EXPLAIN, Process, serving
@@ -32,7 +31,7 @@ class Pair:
 
     def use(self, columns: dict[str, int]) -> None:
         for shared in self.shared:
-            shared.use(columns)
+            shared.configure(columns)
 
     def exchange(self) -> None:
         for shared in self.shared * 2:

@@ -46,7 +46,7 @@ async def test_where_there_is_nothing_to_read_anew_a_hangup_changes_nothing(
 ) -> None:
     async with serving(tmp_path, config([replica]), f"--workers={workers}") as router:
         router.process.send_signal(signal.SIGHUP)
-        await router.line("nothing_to_reload" if workers == 1 else "workers_rolled")
+        await router.line("nothing_to_reload" if workers == 1 else "workers_replaced")
         assert (await router.chat()).status == 200
         assert await router.end() == 0
 
@@ -62,7 +62,7 @@ async def test_hangups_from_the_first_moment_on_do_not_keep_a_router_from_starti
             hang_up(router)
             await asyncio.wait([ready], timeout=0.005)
         await ready
-        await router.line("nothing_to_reload" if workers == 1 else "workers_rolled")
+        await router.line("nothing_to_reload" if workers == 1 else "workers_replaced")
         assert (await router.chat()).status == 200
         assert await router.end() == 0
 
@@ -116,7 +116,7 @@ async def test_hangups_do_not_disturb_the_end(workers: int, replica: FakeReplica
         router.process.send_signal(signal.SIGTERM)
         await router.line(" draining ")
         router.process.send_signal(signal.SIGHUP)
-        await router.line("nothing_to_reload" if workers == 1 else "roll_ignored")
+        await router.line("nothing_to_reload" if workers == 1 else "reload_ignored")
         ended = asyncio.create_task(router.end())  # the second signal
         async with asyncio.timeout(DEADLINE_S):
             while not ended.done():
@@ -134,7 +134,7 @@ async def test_a_hangup_while_workers_are_replaced_replaces_them_once_more(
         await router.line("worker_started", 3)
         for _ in range(3):
             router.process.send_signal(signal.SIGHUP)
-        await router.line("workers_rolled", 2)
+        await router.line("workers_replaced", 2)
         await router.line("worker_started", 6)
         assert (await router.chat()).status == 200
         assert await router.end() == 0

@@ -20,15 +20,15 @@ from routing.http.sockets import bind
 from routing.proxy.config_store import NackError, RetryLaterError, Source
 from routing.proxy.last_known_good import LastKnownGood
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
-from routing.workers.messages import DeclinedError, Preparation
+from routing.workers.messages import CallRejectedError, Preparation
 from routing.workers.metrics import MergedMetrics
 from routing.workers.multiprocess import WorkersView
 from routing.workers.process import (
-    LONGEST_POLL_S,
-    PATIENCE_S,
+    MAX_POLL_S,
+    POLL_TIMEOUT_S,
     POLL_S,
     POLL_SHARE,
-    SILENT_POLLS,
+    MAX_MISSED_POLLS,
     WorkerProcess,
     pause_after,
 )
@@ -46,9 +46,9 @@ def test_polling_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
 
 
 def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_minute() -> None:
-    assert PATIENCE_S + POLL_S < 5
-    assert SILENT_POLLS * (PATIENCE_S + POLL_S) < SILENT_POLLS * (PATIENCE_S + LONGEST_POLL_S) < 70
-    assert pause_after(60.0) == LONGEST_POLL_S
+    assert POLL_TIMEOUT_S + POLL_S < 5
+    assert MAX_MISSED_POLLS * (POLL_TIMEOUT_S + POLL_S) < MAX_MISSED_POLLS * (POLL_TIMEOUT_S + MAX_POLL_S) < 70
+    assert pause_after(60.0) == MAX_POLL_S
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def until(holds: Any, what: str) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks follow each other at once; a worker that is well has time enough all the same."""
     monkeypatch.setattr("routing.workers.process.POLL_S", 0.01)
-    monkeypatch.setattr("routing.workers.process.PATIENCE_S", 2.0)
+    monkeypatch.setattr("routing.workers.process.POLL_TIMEOUT_S", 2.0)
 
 
 async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answers(
@@ -87,13 +87,13 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
         os.kill(silent.process.pid, signal.SIGSTOP)
         try:
             await until(lambda: other.listening == [0, 1], "the other one to accept for both")
-            assert supervisor.awake == [other]
+            assert supervisor.responsive == [other]
             assert silent in supervisor.ready  # slow, perhaps
             for _ in range(8):
                 async with connect(port) as client:
                     await client.send(post(CHAT))
                     assert (await client.read_response()).status == 200
-            with pytest.raises(RetryLaterError, match="does not answer"):
+            with pytest.raises(RetryLaterError, match="does not respond"):
                 await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
             assert "warmpath_router_workers 1" in await WorkersView(supervisor, "1.0").metrics()
         finally:
@@ -101,7 +101,7 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
         await until(lambda: other.listening == [1] and silent.listening == [0], "each to have its own again")
         await supervisor.store.apply(dump_snapshot(config([replica]), 2).document, Source.PUSH)
         assert supervisor.restarts == 0
-    assert caplog.text.count("worker_silent") == caplog.text.count("worker_answers") == 1
+    assert caplog.text.count("worker_silent") == caplog.text.count("worker_responds") == 1
 
 
 async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_workers(
@@ -132,7 +132,7 @@ async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_work
 async def test_a_worker_that_is_silent_for_too_long_is_replaced(
     tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("routing.workers.process.PATIENCE_S", 0.5)
+    monkeypatch.setattr("routing.workers.process.POLL_TIMEOUT_S", 0.5)
     async with supervised(tmp_path, None) as supervisor:
         stopped = supervisor.ready[0]
         os.kill(stopped.process.pid, signal.SIGSTOP)
@@ -166,7 +166,7 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
         async def refuse_in_one(self: WorkerProcess, snapshot: Any) -> None:
             await prepare(self, snapshot)
             if self.number == 1:
-                raise DeclinedError(reason="no room", path="$.pools")
+                raise CallRejectedError(reason="no room", path="$.pools")
 
         monkeypatch.setattr(WorkerProcess, "prepare", refuse_in_one)
         with pytest.raises(NackError) as refused:
@@ -174,10 +174,10 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
         assert (refused.value.reason, refused.value.path, refused.value.revision) == ("no room", "$.pools", 2)
         monkeypatch.undo()
         await supervisor.poller.poll(DEADLINE_S)
-        assert {row["name"] for worker in supervisor.processes for row in worker.rows} == {"replica-0"}
+        assert {row["name"] for worker in supervisor.processes for row in worker.replica_rows} == {"replica-0"}
         await supervisor.store.apply(dump_snapshot(config(four[2:3]), 3).document, Source.PUSH)
         await supervisor.poller.poll(DEADLINE_S)
-        assert {row["name"] for worker in supervisor.processes for row in worker.rows} == {"replica-2"}
+        assert {row["name"] for worker in supervisor.processes for row in worker.replica_rows} == {"replica-2"}
 
 
 async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_it(
@@ -198,7 +198,7 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_
         assert applied.snapshot.revision == 2
         await until(lambda: victim not in supervisor.processes and len(supervisor.ready) == 2, "a successor")
         await supervisor.poller.poll(DEADLINE_S)
-        assert [row["name"] for worker in supervisor.ready for row in worker.rows] == ["replica-1"] * 2
+        assert [row["name"] for worker in supervisor.ready for row in worker.replica_rows] == ["replica-1"] * 2
 
 
 async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
@@ -216,7 +216,7 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
         await until(lambda: not supervisor.ready, "the worker's end")
         with pytest.raises(RetryLaterError, match="no worker is running"):
             await supervisor.store.apply(document, Source.PUSH)
-        monkeypatch.setattr("routing.workers.multiprocess.TAKE_S", 0.05)
+        monkeypatch.setattr("routing.workers.multiprocess.WORKERS_TIMEOUT_S", 0.05)
         with pytest.raises(RetryLaterError, match="no worker is running"):
             await view.apply_config(document)
         assert supervisor.store.last_nack is None
@@ -225,8 +225,9 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
 
 
 async def test_a_configuration_that_comes_while_workers_start_is_taken_after_that_of_the_start(
-    replica: FakeReplica, tmp_path: Path
+    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("routing.workers.multiprocess.WORKERS_TIMEOUT_S", DEADLINE_S)
     old, new = (dump_snapshot(config([replica]), revision).document for revision in (5, 6))
     supervisor = Supervisor("tested", LastKnownGood(tmp_path), 2)
     taking = asyncio.create_task(WorkersView(supervisor, "1.0").apply_config(new))
@@ -243,7 +244,7 @@ async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
     async with supervised(tmp_path, None) as supervisor:
         os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
         monkeypatch.setattr("routing.workers.process.PREPARE_S", 0.2)
-        with pytest.raises(RetryLaterError, match="does not answer"):
+        with pytest.raises(RetryLaterError, match="does not respond"):
             await supervisor.store.apply(dump_snapshot(config([replica]), 1).document, Source.PUSH)
         assert supervisor.store.last_nack is None
 
@@ -261,7 +262,7 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
         await asyncio.gather(worker.prepare(late), worker.prepare(latest))
         await worker.commit()
         await worker.poll()
-        assert [row["name"] for row in worker.rows] == [replica.name]
+        assert [row["name"] for row in worker.replica_rows] == [replica.name]
 
 
 async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_poll_and_no_successor(
@@ -293,19 +294,19 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
         monkeypatch.setattr(WorkerProcess, "poll", poll_badly)
         await until(lambda: failed == ["poll"], "a poll that fails")
         worker = supervisor.ready[0]
-        worker.figures = {}
-        await until(lambda: worker.figures != {}, "a poll after the one that failed")
+        worker.metrics = {}
+        await until(lambda: worker.metrics != {}, "a poll after the one that failed")
         monkeypatch.setattr(MergedMetrics, "add_exited", bury_badly)
         monkeypatch.setattr(Supervisor, "_share_sockets", share_badly)
         worker.kill()
         await until(lambda: supervisor.restarts == 1 and len(supervisor.ready) == 2, "a successor")
-        assert len(supervisor._rows) == 2
+        assert len(supervisor._free_rows) == 2
     assert failed == ["poll", "add_exited", "share"]
 
 
 async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four that share a core would all be late."""
-    begin, starting, most = WorkerProcess.begin, 0, 0
+    begin, starting, most = WorkerProcess.wait_until_started, 0, 0
 
     async def count(self: WorkerProcess) -> None:
         nonlocal starting, most
@@ -314,7 +315,7 @@ async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeyp
         await begin(self)
         starting -= 1
 
-    monkeypatch.setattr(WorkerProcess, "begin", count)
+    monkeypatch.setattr(WorkerProcess, "wait_until_started", count)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     async with supervised(tmp_path, None, workers=5) as supervisor:
         assert len(supervisor.ready) == 5
@@ -332,7 +333,7 @@ async def test_rows_and_channels_do_not_run_out(tmp_path: Path) -> None:
             supervisor.ready[0].kill()
             await until(lambda n=restarts: supervisor.restarts == n and len(supervisor.ready) == 2, "a successor")
         assert len(supervisor.processes) == 2
-        assert len(supervisor._rows) == 2
+        assert len(supervisor._free_rows) == 2
         assert open_files() <= before
 
 

@@ -25,7 +25,7 @@ async def serials(router: Process, authority: Authority) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize(("workers", "line"), [(1, "certificate_loaded"), (2, "workers_rolled")])
+@pytest.mark.parametrize(("workers", "line"), [(1, "certificate_loaded"), (2, "workers_replaced")])
 async def test_every_process_takes_a_renewed_certificate(
     workers: int, line: str, replica: FakeReplica, tmp_path: Path
 ) -> None:
