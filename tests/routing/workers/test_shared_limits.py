@@ -15,7 +15,7 @@ import pytest
 from routing.http.auth import AccessControl, Grant
 from routing.limits.budgets import Budget
 from routing.schema import ConcurrencyConfig
-from routing.workers.shared_state import QUEUES, SharedBoard, WorkerPermits, WorkerLimits, assign_queues, assign_rates
+from routing.workers.shared_state import QUEUES, SharedBoard, WorkerLimits, WorkerPermits, assign_queues, assign_rates
 from tests.fakes.replica import Call, FakeReplica, plain_answer
 from tests.routing.proxy.harness import CHAT, api_key, bearer, config, connect, post, with_keys
 from tests.routing.workers.harness import DEADLINE_S, Process, serving, worker_of

@@ -24,11 +24,11 @@ from routing.workers.messages import CallRejectedError, Preparation
 from routing.workers.metrics import MergedMetrics
 from routing.workers.multiprocess import WorkersView
 from routing.workers.process import (
+    MAX_MISSED_POLLS,
     MAX_POLL_S,
-    POLL_TIMEOUT_S,
     POLL_S,
     POLL_SHARE,
-    MAX_MISSED_POLLS,
+    POLL_TIMEOUT_S,
     WorkerProcess,
     pause_after,
 )
