@@ -28,8 +28,7 @@ from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
 from routing.process import return_large_blocks, signal_handlers, tune_garbage_collector
-from routing.proxy.config_store import NackError, RetryLaterError
-from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Signatures
 from routing.proxy.router import Router
 from routing.settings import ServeSettings, SettingsError, read_settings
 from routing.singleprocess import SingleProcess

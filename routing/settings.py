@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from routing.http.sockets import is_loopback
 from routing.http.tls import TlsFiles
-from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url
+from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url, is_loopback
 
 MAX_WORKERS = 64
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"

@@ -42,26 +42,6 @@ class MatchedBy(StrEnum):
     UNMATCHED = "unmatched"  # no group: the pool's own policy
 
 
-class Choice:
-    """The target of a request, and why it was chosen."""
-
-    __slots__ = ("bound", "hit_tokens", "reason", "skipped", "target")
-
-    def __init__(
-        self,
-        target: TargetId,
-        reason: Reason,
-        skipped: tuple[TargetId, ...] = (),
-        bound: int | None = None,
-        hit_tokens: int | None = None,
-    ) -> None:
-        self.target = target
-        self.reason = reason
-        self.skipped = skipped  # full replicas that were earlier in ring order
-        self.bound = bound  # requests that bounded load allows there; None: not computed
-        self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
-
-
 class RoutingError(Exception):
     """Base of the errors for which a router rejects a request."""
 

@@ -22,11 +22,10 @@ from aiohttp import web
 
 from routing.health import circuit_breaker
 from routing.http.response import RejectedRequestError
-from routing.http.sockets import is_loopback
 from routing.log import defect
 from routing.observability.exposition import PREFIX, header, labels
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError
-from routing.schema import without_secrets
+from routing.schema import is_loopback, without_secrets
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
 MAX_DECISIONS = 1000  # per page

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from routing.admin.api import info_lines
-from routing.balancing.decision import Decision
+from routing.balancing.placement import Decision
 from routing.balancing.replicas import targets_of
 from routing.health.circuit_breaker import State
 from routing.http.request import Request, RequestHead

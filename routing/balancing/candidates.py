@@ -28,9 +28,29 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.load_tracker import Load, LoadTracker
-from routing.types import TargetId
+from routing.types import Reason, TargetId
 
 REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a step's fixed 0.010 s at 8,000 tokens/s
+
+
+class Choice:
+    """The target of a request, and why it was chosen."""
+
+    __slots__ = ("bound", "hit_tokens", "reason", "skipped", "target")
+
+    def __init__(
+        self,
+        target: TargetId,
+        reason: Reason,
+        skipped: tuple[TargetId, ...] = (),
+        bound: int | None = None,
+        hit_tokens: int | None = None,
+    ) -> None:
+        self.target = target
+        self.reason = reason
+        self.skipped = skipped  # full replicas that were earlier in ring order
+        self.bound = bound  # requests that bounded load allows there; None: not computed
+        self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
 
 
 class Candidate(NamedTuple):

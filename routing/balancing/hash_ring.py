@@ -26,9 +26,9 @@ from typing import Final, Generic
 
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates
+from routing.balancing.candidates import Candidates, Choice
 from routing.schema.ring import points_of
-from routing.types import Choice, NameT, PrefixHash, Reason, TargetId
+from routing.types import NameT, PrefixHash, Reason, TargetId
 
 LONG_WALK: Final = 16  # replicas after which a walk is cached: the key is hot and its first replicas are full
 LONG_WALKS: Final = 64  # cached walks

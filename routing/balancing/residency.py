@@ -19,8 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from routing.balancing.block_index import BlockIndex, BlockRun, Branches, Chain, Tail, TailReuse, tail_key, tail_tokens
-from routing.balancing.replica_blocks import ReplicaBlocks, ReplicaBlockTables, Use
+from routing.balancing.block_index import (
+    BlockIndex,
+    BlockRun,
+    Branches,
+    Chain,
+    ReplicaBlocks,
+    ReplicaBlockTables,
+    Tail,
+    TailReuse,
+    Use,
+    tail_key,
+    tail_tokens,
+)
 from routing.types import BLOCK_TOKENS, TargetId
 
 SETTLED_S: Final = 5.0  # after which a dispatched prompt has been prefilled, or never will be

@@ -24,9 +24,8 @@ from xxhash import xxh3_64_intdigest
 
 from routing.balancing.allocation import GroupShares
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.matching import ServedModel, configured_tier1, policy_of, tier1_rule
 from routing.balancing.replicas import GroupReplicas
-from routing.balancing.request import PlacementRequest
+from routing.balancing.request import PlacementRequest, ServedModel, configured_tier1, policy_of, tier1_rule
 from routing.balancing.residency import Residency
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from routing.prompt.canonical import DOCUMENTS, MESSAGE, CanonicalPrompt, without_attribution
-from routing.prompt.rendering import RENDERING_FIELDS
+from routing.prompt.canonical import DOCUMENTS, MESSAGE, RENDERING_FIELDS, CanonicalPrompt, without_attribution
 from routing.types import PrefixHash, TargetId
 
 MAX_PREFIXES: Final = 512  # counted at least

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from routing.balancing.health import HealthRegistry
+from routing.balancing.replicas import HealthRegistry
 from routing.schema import BreakerConfig, PoolConfig, ReplicaState
 from routing.types import ReplicaId
 

@@ -32,7 +32,7 @@ from routing.upstream.connection import Failure
 
 if TYPE_CHECKING:
     from routing.balancing.load_tracker import Load
-    from routing.health.balancer import ActiveFleet, Balancer
+    from routing.health.checks import ActiveFleet, Balancer
     from routing.schema import PoolConfig
     from routing.upstream.connection import Listener, UpstreamConnection
     from routing.upstream.pool import ConnectionPool

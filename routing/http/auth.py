@@ -15,6 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from routing.http.response import RejectedRequestError
+from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.limits.budgets import Budget
 from routing.limits.concurrency import SharedLimits
 from routing.schema import ApiKey, RouterConfig
@@ -107,8 +108,11 @@ class Grant:
 
     def charge_usage(self, estimated_tokens: int, usage: Usage | None) -> None:
         """Correct the estimate of a request by the usage that its response reports."""
-        if self.tokens is not None and usage is not None and usage.prompt is not None:
-            self.tokens.spend(usage.prompt + (usage.generated or 0) - estimated_tokens, monotonic())
+        if self.tokens is None or usage is None:
+            return
+        prompt_tokens, _ = prompt_and_cached(usage)
+        if prompt_tokens is not None:
+            self.tokens.spend(prompt_tokens + (generated_tokens(usage) or 0) - estimated_tokens, monotonic())
 
     def carry_over(self, previous: Grant) -> None:
         """Continue with the previous configuration's budgets, from which its requests still spend."""

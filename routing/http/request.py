@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from routing.http.headers import HOP_BY_HOP, Header, template_of, without_named
-from routing.http.response import RejectedRequestError
+from routing.http.response import HOP_BY_HOP, Header, RejectedRequestError, template_of, without_named
 from routing.schema import Limits
 
 if TYPE_CHECKING:
     from routing.http.auth import AccessControl, Grant
-    from routing.prompt.rewrite import Layout
+    from routing.prompt.parsing import Layout
 
 
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # the router sends its own

@@ -1,15 +1,211 @@
-"""HTTP responses: heads of replicas' responses, framing of bodies, and the router's own responses and errors."""
+"""HTTP responses: heads of replicas' responses, framing of bodies, and the router's own responses and errors.
+
+Header names and lines of HTTP messages, and a cache of parsed heads.
+
+Theory of operation of the cache. A client's requests have the same head except for the digits of Content-Length and the
+values of a few headers that differ between requests (``traceparent``, ``X-Request-Id``). The same holds for a replica's
+responses. The cache maps the bytes of a head, without these varying values, to the result of parsing it. A head that is
+equal in all other bytes parses the same way, provided that:
+
+- No byte of a varying value ends its line or could be stripped: values are printable ASCII without a space at either
+  end, 512 bytes at most.
+- The values cut out of a head when it was learned are exactly the values that the parser read for these headers.
+  A folded or empty value, or one with other bytes or other white space, stays in the key, or the head is not learned.
+- The varying values decide nothing except the length, and what is forwarded in their place. A header for which this is
+  not true must not be among the names.
+
+A message matches only if one read brought exactly all of it: the head, and as many bytes of body as Content-Length
+says. Every other message goes through the parser from its first byte.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from routing.http.headers import HOP_BY_HOP, Header, without_named
+Header = tuple[bytes, bytes]
+
+HOP_BY_HOP: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+
+def without_named(lines: list[bytes], connection: list[bytes]) -> list[bytes]:
+    """Drop the header lines that the values of Connection headers name: they are for this hop only."""
+    named = {token.strip().lower() for value in connection for token in value.split(b",")} - {b"close", b"keep-alive"}
+    if not named:
+        return lines
+    return [line for line in lines if line.partition(b":")[0].lower() not in named]
+
+
+def template_of(lines: bytes, varying: Sequence[Header]) -> bytes:
+    """Header lines as a format string that takes one value for each header of ``varying``, in order.
+
+    The format string takes the value of a header that is not among the lines too, and prints nothing for it.
+    """
+    pieces: list[bytes] = []
+    end = 0
+    for name, value in varying:
+        line = b"%b: %b\r\n" % (name, value)
+        start = lines.find(line, end)
+        while start > 0 and lines[start - 1] != 0x0A:
+            start = lines.find(line, start + 1)
+        if start < 0:
+            pieces.append(b"%.0b")
+            continue
+        pieces.append(lines[end:start].replace(b"%", b"%%") + name + b": %b\r\n")
+        end = start + len(line)
+    pieces.append(lines[end:].replace(b"%", b"%%"))
+    return b"".join(pieces)
+
+
+MAX_HEADS: Final = 1024  # in a cache; one more, and the cache is cleared
+MAX_HEAD_BYTES: Final = 4096  # of a cached head, values included
+MAX_VALUE_BYTES: Final = 512  # of a varying value
+MAX_VALUES: Final = 16  # varying values in one head
+
+_PRINTABLE: Final = bytes(range(0x20, 0x7F))
+_LENGTH: Final = b"content-length"
+_GAP: Final = b"\0"  # stands for a varying value in a key; the parser accepts no head with this byte
+_TRACE: Final = (
+    *("traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid"),
+    *("x-amzn-trace-id", "x-cloud-trace-context", "x-datadog-trace-id", "x-datadog-parent-id", "x-datadog-tags"),
+    *("uber-trace-id", "sentry-trace", "elastic-apm-traceparent", "newrelic"),
+)
+VARYING_REQUEST_HEADERS: Final = (*_TRACE, "x-request-id", "x-client-request-id", "x-correlation-id", "idempotency-key")
+VARYING_RESPONSE_HEADERS: Final = (*_TRACE, "date", "x-request-id", "x-correlation-id", "x-envoy-upstream-service-time")
+
+H = TypeVar("H")
+
+
+class CachedHead(Generic[H]):
+    """A parsed head, and the bytes around its varying values."""
+
+    __slots__ = ("head", "key", "last", "length_index", "line_count", "pieces")
+
+    def __init__(self, head: H, key: bytes, length_index: int) -> None:
+        self.head = head
+        self.key = key  # the bytes of the head, with a gap for each value
+        *self.pieces, self.last = key.split(_GAP)  # bytes before each value, and after the last value
+        self.length_index = length_index  # of Content-Length among the values
+        self.line_count = self.key.count(b"\r\n")
+
+
+Match = tuple[CachedHead[H], bytes, list[bytes]]  # the cached head, and the message's body and varying values
+
+
+class HeaderCache(Generic[H]):
+    """Parsed heads by their bytes."""
+
+    __slots__ = ("_heads", "_max_bytes", "_split")
+
+    def __init__(self, varying: Sequence[str]) -> None:
+        """``varying``: names of the headers whose values may differ, in lower case."""
+        self._heads: dict[bytes, CachedHead[H]] = {}
+        self._max_bytes = MAX_HEAD_BYTES
+        self._split = _pattern(varying).split
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def find(self, data: bytes, latest: CachedHead[H] | None = None) -> Match[H] | None:
+        """Match a read that is one whole message with a cached head; None for every other read.
+
+        ``latest``: the head of the previous message on the same connection, which is compared first.
+        """
+        match = None if latest is None else self._match_latest(data, latest)
+        return self._search(data) if match is None else match
+
+    def _match_latest(self, data: bytes, latest: CachedHead[H]) -> Match[H] | None:
+        values: list[bytes] = []
+        at = 0
+        for piece in latest.pieces:
+            if not data.startswith(piece, at):
+                return None
+            start = at + len(piece)
+            at = data.find(b"\r", start, start + MAX_VALUE_BYTES + 1)
+            if at <= start or data[start] == 0x20 or data[at - 1] == 0x20:
+                return None
+            values.append(data[start:at])
+        end = at + len(latest.last)
+        if not data.startswith(latest.last, at) or end + latest.line_count > self._max_bytes:
+            return None
+        is_whole = values[latest.length_index] == b"%d" % (len(data) - end)
+        if not is_whole or (len(values) > 1 and b"".join(values).translate(None, _PRINTABLE)):
+            return None
+        return (latest, data[end:], values) if self._heads.get(latest.key) is latest else None
+
+    def _search(self, data: bytes) -> Match[H] | None:
+        end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+        if end < 4:
+            return None
+        parts = self._split(data[:end])
+        values: list[bytes] = parts[2::3]
+        parts[2::3] = [_GAP] * len(values)
+        cached = self._heads.get(b"".join(parts))
+        if cached is None or end + cached.line_count > self._max_bytes:
+            return None
+        if len(values) != len(cached.pieces) or values[cached.length_index] != b"%d" % (len(data) - end):
+            return None
+        return cached, data[end:], values
+
+    def learn(self, data: bytes, head: H, length: int, headers: Sequence[Header]) -> list[Header] | None:
+        """Cache the head of ``data``, which the parser read as one whole message with ``length`` bytes of body.
+
+        ``headers``: all headers that the parser read. Returns the varying headers, in order; None if not cached.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        if not 4 <= end <= MAX_HEAD_BYTES or len(data) - end != length:
+            return None
+        parts = self._split(data[:end])
+        varying = _headers(parts)
+        as_parsed = _headers(self._split(b"".join([b"\r\n%b: %b" % header for header in headers]) + b"\r\n"))
+        lengths = [index for index, (name, _) in enumerate(varying) if name.lower() == _LENGTH]
+        if len(lengths) != 1 or len(varying) > MAX_VALUES or varying != as_parsed:
+            return None
+        if len(self._heads) >= MAX_HEADS:
+            self._heads.clear()
+        parts[2::3] = [_GAP] * len(varying)
+        cached = CachedHead(head, b"".join(parts), lengths[0])
+        if len(cached.pieces) != len(varying):
+            return None
+        self._heads[cached.key] = cached
+        return varying
+
+    def reset(self, max_bytes: int = MAX_HEAD_BYTES) -> None:
+        """Drop all heads because limits have changed; from now on match heads of up to ``max_bytes``."""
+        self._heads.clear()
+        self._max_bytes = min(max_bytes, MAX_HEAD_BYTES)
+
+
+def _headers(parts: list[bytes]) -> list[Header]:
+    return [(name.strip(b"\r\n :"), value) for name, value in zip(parts[1::3], parts[2::3], strict=True)]
+
+
+def _pattern(names: Sequence[str]) -> re.Pattern[bytes]:
+    """Two groups of a line: the bytes before a value, and the value. A Content-Length of other than digits stays out.
+
+    Each first word of the names is tried once, which takes half the time of trying every name.
+    """
+    endings: dict[str, list[str]] = {}
+    for name in names:
+        word, dash, rest = name.partition("-")
+        endings.setdefault(word, []).append(_any_case(dash + rest))
+    varying = "|".join(f"{_any_case(word)}(?:{'|'.join(rests)})" for word, rests in endings.items())
+    named = rf"{_any_case('content-length')}: ?(?=[0-9]+\r)|(?:{varying}): ?"
+    return re.compile(rf"(\r\n(?:{named}))([!-~](?:[ -~]{{0,510}}[!-~])?)(?=\r\n)".encode())
+
+
+def _any_case(name: str) -> str:
+    """A pattern for a name in any letter case, faster than a search that ignores the case of all bytes."""
+    return "".join(f"[{letter}{letter.upper()}]" if letter.isalpha() else letter for letter in name)
+
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _NOT_FORWARDED: Final = HOP_BY_HOP | {b"content-length", b"x-request-id"}

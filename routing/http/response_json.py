@@ -26,20 +26,6 @@ class Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: PromptDetails | None = None
     input_tokens_details: PromptDetails | None = None
 
-    @property
-    def prompt(self) -> int | None:
-        return self.input_tokens if self.prompt_tokens is None else self.prompt_tokens
-
-    @property
-    def generated(self) -> int | None:
-        return self.output_tokens if self.completion_tokens is None else self.completion_tokens
-
-    @property
-    def lacks_details(self) -> bool:
-        """Whether tokens were generated, but the number of cached tokens is not reported."""
-        details = self.prompt_tokens_details or self.input_tokens_details
-        return (details is None or details.cached_tokens is None) and bool(self.generated)
-
 
 class Choice(msgspec.Struct, gc=False):
     """One choice of a response."""

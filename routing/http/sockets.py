@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import ipaddress
 import logging
 import os
 import socket
@@ -135,16 +134,6 @@ def _group_size(member: socket.socket) -> int:
     addresses = {row[9]: row[1] for row in rows if row[3] == _LISTEN}  # by inode
     address = addresses.get(str(os.fstat(member.fileno()).st_ino), "")
     return list(addresses.values()).count(address)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is a loopback address or ``localhost``; other names may resolve differently later."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def unacknowledged_bytes(transport: asyncio.Transport) -> int:

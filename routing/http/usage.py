@@ -53,9 +53,19 @@ def has_token_event(events: bytes) -> bool:
     return _token_event(events) is not None
 
 
+def generated_tokens(usage: Usage) -> int | None:
+    return usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+
+
+def lacks_details(usage: Usage) -> bool:
+    """Whether tokens were generated, but the number of cached tokens is not reported."""
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    return (details is None or details.cached_tokens is None) and bool(generated_tokens(usage))
+
+
 def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them came from the prefix cache; None: not reported."""
-    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens  # saves the property's call
+    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = None if details is None else details.cached_tokens
     return prompt, None if cached is None or cached > (prompt or 0) else cached

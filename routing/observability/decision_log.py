@@ -25,7 +25,7 @@ from routing.observability.decision_record import Record
 from routing.prompt.parsing import parse_body
 
 if TYPE_CHECKING:
-    from routing.balancing.decision import Decision
+    from routing.balancing.placement import Decision
     from routing.http.request import Request
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.http.usage import prompt_and_cached
+from routing.http.usage import lacks_details, prompt_and_cached
 from routing.types import BLOCK_TOKENS
 
 if TYPE_CHECKING:
-    from routing.balancing.decision import CandidateLoads, Decision
+    from routing.balancing.placement import CandidateLoads, Decision
     from routing.http.response_json import Usage
 
 
@@ -174,7 +174,7 @@ class Record:
         """Record the usage that the response reports."""
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
-            self.lacks_details = self.prompt_tokens is not None and usage.lacks_details
+            self.lacks_details = self.prompt_tokens is not None and lacks_details(usage)
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
         """The record in the format of the admin port, with a sample of its block hashes if ``ratio`` < 1."""

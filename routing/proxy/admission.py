@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.balancing.matching import Models, TaskGroupMatcher
-from routing.balancing.request import BodyReading, PlacementRequest, read_body
+from routing.balancing.request import (
+    BodyReading,
+    Models,
+    PlacementRequest,
+    TaskGroupMatcher,
+    check_caps,
+    length_to_add,
+    may_exceed_defaults,
+    read_body,
+)
 from routing.http.response import LocalResponse, RejectedRequestError
-from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
-from routing.prompt.rewrite import with_member, with_members
+from routing.prompt.parsing import with_member, with_members
 from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 

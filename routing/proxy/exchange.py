@@ -20,8 +20,7 @@ from routing.log import defect
 from routing.observability.decision_log import structure_json
 from routing.observability.decision_record import Record
 from routing.observability.metrics import Outcome
-from routing.prompt.parsing import LARGE_BYTES
-from routing.prompt.rewrite import with_usage_requested
+from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error
@@ -29,8 +28,8 @@ from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import Failure, UpstreamConnection
 
 if TYPE_CHECKING:
-    from routing.balancing.decision import Decision
     from routing.balancing.load_tracker import Ticket
+    from routing.balancing.placement import Decision
     from routing.balancing.request import BodyReading, PlacementRequest
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
@@ -236,7 +235,10 @@ class Exchange:
             request, prompt = self._request, self._placement_request.prompt
             is_described = self._services.structure_sampler.should_sample(decision, request.arrived_at)
             self._record = Record.from_decision(decision, request.request_id, with_costs=is_described)
-            self._services.on_placed(decision, request, prompt)
+            if request.grant is not None:
+                request.grant.charge_prompt(decision.keys.prompt_tokens)
+            if self._services.warm_ups is not None:
+                self._services.warm_ups.record_request(decision, request, prompt)
         is_retry, is_plain = self._is_placed, self._is_plain
         self._ticket = self._configuration.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
         self._is_placed = True
@@ -506,9 +508,7 @@ class Exchange:
             return
         self._enter(DONE)
         try:
-            self._services.on_ended(
-                self._record if self._is_placed else None, outcome, pool=self._pool, group=self._group
-            )
+            self._account(outcome)
         except Exception as error:  # noqa: BLE001 - an error in accounting must not fail a client
             defect(logger, error, "accounting")
         finally:
@@ -518,6 +518,18 @@ class Exchange:
                 self._permit.release()
             if self._is_placed:
                 self._release_replica()
+
+    def _account(self, outcome: Outcome) -> None:
+        """Count the request in metrics and the decision log, exactly once."""
+        services = self._services
+        services.in_flight -= 1
+        if services.is_draining and not services.in_flight:
+            services.idle.set()
+        if self._is_placed:
+            services.metrics.count_placed(self._record, outcome)
+            services.decisions.add(self._record)
+        else:
+            services.metrics.count_unplaced(outcome, self._pool, self._group)
 
     def _release_replica(self) -> None:
         """Release the connection and the load; a probe without a result lets another request probe."""

@@ -30,7 +30,7 @@ from routing.http.response import RejectedRequestError
 from routing.log import defect, event
 from routing.prompt.bodies import BODIES
 from routing.prompt.canonical import CanonicalPrompt
-from routing.prompt.rewrite import Layout, layout_of
+from routing.prompt.parsing import Layout, layout_of
 from routing.types import BodyError
 
 MAX_WAITING: Final = 64  # bodies

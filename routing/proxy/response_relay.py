@@ -26,7 +26,7 @@ from routing.http.response import (
     is_encoded,
 )
 from routing.http.response_json import ParsedResponse, Usage
-from routing.http.usage import ResponseTail, UsageFilter
+from routing.http.usage import ResponseTail, UsageFilter, generated_tokens
 from routing.observability.metrics import Outcome
 from routing.proxy.retries import TOO_MANY
 from routing.types import ReplicaId
@@ -244,8 +244,8 @@ def record_completion(
         grant.charge_usage(record.prompt_tokens_estimate, usage)
     if record.status is not None and record.status < 400:
         ttft_s = None if record.retries else record.ttft_s
-        generated_tokens = None if usage is None else usage.generated
-        ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated_tokens)
+        generated = None if usage is None else generated_tokens(usage)
+        ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated)
     outcome = relay.outcome()
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:

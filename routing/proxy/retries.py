@@ -17,7 +17,7 @@ from routing.types import NoReplicaError, ReplicaId
 from routing.upstream.connection import Failure
 
 if TYPE_CHECKING:
-    from routing.balancing.decision import Decision
+    from routing.balancing.placement import Decision
     from routing.balancing.request import PlacementRequest
     from routing.observability.decision_record import Record
     from routing.proxy.services import ActiveConfiguration, Services

@@ -9,24 +9,30 @@ from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
+from routing.balancing.load_tracker import models_of
 from routing.balancing.placement import Placement
-from routing.balancing.rates import models_of
-from routing.health.balancer import ActiveFleet, Balancer, joined_replicas
+from routing.balancing.replicas import target_ids
+from routing.health.checks import ActiveFleet, Balancer, CheckTarget, joined_replicas
 from routing.http.auth import AccessControl
-from routing.http.headers import VARYING_REQUEST_HEADERS, VARYING_RESPONSE_HEADERS, HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
 from routing.http.request import Request, RequestHead
-from routing.http.response import LocalResponse, RejectedRequestError, ResponseHead
+from routing.http.response import (
+    VARYING_REQUEST_HEADERS,
+    VARYING_RESPONSE_HEADERS,
+    HeaderCache,
+    LocalResponse,
+    RejectedRequestError,
+    ResponseHead,
+)
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
 from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, models_response
-from routing.proxy.config_store import ConfigStore, Swap
+from routing.proxy.config_store import ConfigStore, LastKnownGood, Signatures, Swap
 from routing.proxy.exchange import Exchange
-from routing.proxy.last_known_good import LastKnownGood, Signatures
 from routing.proxy.response_relay import Downstream
-from routing.proxy.services import ActiveConfiguration, Services, target_ids
-from routing.schema import Limits, LoadedSnapshot, ReplicaConfig, RouterConfig
+from routing.proxy.services import ActiveConfiguration, Services
+from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.types import ReplicaId
 from routing.upstream.pool import Address, ConnectionPool
 
@@ -264,7 +270,7 @@ class Router:
     def _configure_services(self, new: ActiveConfiguration) -> None:
         services, queues, warm_ups = self.services, self.services.all_admission_queues, self.services.all_warm_ups
         services.metrics.prune(new.series)  # also at each scrape, but there may be none
-        services.checks.configure(new.health_checked())
+        services.checks.configure(_health_checked(new))
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
 
@@ -298,3 +304,17 @@ class Router:
         for pool in {*self._retired, *(self.active.connection_pools.values() if self.active else ())}:
             pool.close()
         self.deadlines.close()
+
+
+def _health_checked(active: ActiveConfiguration) -> list[CheckTarget]:
+    return [
+        CheckTarget(replica.name, active.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
+        for pool in active.config.pools
+        for replica in pool.replicas
+        if replica.state is not ReplicaState.DISABLED
+    ]
+
+
+def _unlisted(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
+    """The adapters of a pool, if the configuration does not list which of them the replica serves."""
+    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()

@@ -6,26 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from routing.balancing.placement import Placement
-from routing.balancing.replicas import targets_of
-from routing.health.checks import CheckTarget, HealthChecks
+from routing.health.checks import HealthChecks
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
 from routing.http.auth import AccessControl
 from routing.observability.decision_log import DecisionRing, StructureSampler
-from routing.observability.metrics import ConfiguredSeries, Metrics, Outcome
+from routing.observability.metrics import ConfiguredSeries, Metrics
 from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
-from routing.schema import PoolConfig, ReplicaConfig, ReplicaState, RouterConfig, StreamUsage
-from routing.types import ReplicaId, TargetId
+from routing.schema import RouterConfig, StreamUsage
+from routing.types import ReplicaId
 from routing.upstream.pool import ConnectionPool
 
 if TYPE_CHECKING:
-    from routing.balancing.decision import Decision
-    from routing.health.balancer import Balancer
-    from routing.http.request import Request
-    from routing.observability.decision_record import Record
-    from routing.prompt.canonical import CanonicalPrompt
+    from routing.health.checks import Balancer
     from routing.types import NoReplicaError
 
 
@@ -48,26 +43,6 @@ class ActiveConfiguration:
         self.series = ConfiguredSeries(config)
         self.usage_pools = frozenset(pool.name for pool in config.pools if pool.stream_usage is StreamUsage.REQUEST)
 
-    def health_checked(self) -> list[CheckTarget]:
-        return [
-            CheckTarget(
-                replica.name, self.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica)
-            )
-            for pool in self.config.pools
-            for replica in pool.replicas
-            if replica.state is not ReplicaState.DISABLED
-        ]
-
-
-def target_ids(config: RouterConfig) -> list[TargetId]:
-    """The targets of all pools: replicas, or their data-parallel ranks."""
-    return [target.id for pool in config.pools for replica in pool.replicas for target in targets_of(replica)]
-
-
-def _unlisted(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
-    """The adapters of a pool, if the configuration does not list which of them the replica serves."""
-    return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()
-
 
 class Services:
     """The shared services of one router. ``boot`` is different in each life of the process."""
@@ -89,31 +64,13 @@ class Services:
         self.structure_sampler = StructureSampler()
         self.is_draining = False
         self.in_flight = 0  # requests that have not ended
-        self._idle = asyncio.Event()  # set at the end of the last request of a draining router
-
-    def on_placed(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
-        """Count a request's prompt when it is sent to its first replica: for its API key's rates, and for warm-ups."""
-        if request.grant is not None:
-            request.grant.charge_prompt(decision.keys.prompt_tokens)
-        if self.warm_ups is not None:
-            self.warm_ups.record_request(decision, request, prompt)
-
-    def on_ended(self, record: Record | None, outcome: Outcome, *, pool: str, group: str) -> None:
-        """Account for a request, exactly once. ``record`` is None if it was never placed."""
-        self.in_flight -= 1
-        if self.is_draining and not self.in_flight:
-            self._idle.set()
-        if record is None:
-            self.metrics.count_unplaced(outcome, pool, group)
-        else:
-            self.metrics.count_placed(record, outcome)
-            self.decisions.add(record)
+        self.idle = asyncio.Event()  # set at the end of the last request of a draining router
 
     async def wait_until_idle(self) -> None:
         """Wait until no request is in flight, in a router that is draining."""
         while self.in_flight:
-            self._idle.clear()
-            await self._idle.wait()
+            self.idle.clear()
+            await self.idle.wait()
 
     def end_warm_up_early(self, missing: NoReplicaError) -> bool:
         """Let replicas that are warming up take traffic because no other can serve; False if there are none."""

@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil, inf
 
-from routing.balancing.health import HealthRegistry
+from routing.balancing.candidates import Choice
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import record_dispatch
-from routing.balancing.replicas import GroupReplicas
+from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
@@ -27,7 +27,7 @@ from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
 from routing.traffic.columns import Columns
-from routing.types import BYTES_PER_TOKEN, Choice, PrefixHash, Reason
+from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason
 
 TIER2_TOKENS = 512  # after the tier-1 prefix; one block, because a trace does not record where messages end
 

@@ -194,3 +194,13 @@ def decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
         text = str(error)
         reason, _, path = text.rpartition(" - at `$")
         raise ConfigError("$" + path.rstrip("`") if reason else "$", (reason or text)[:MAX_REASON_CHARS]) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is a loopback address or ``localhost``; other names may resolve differently later."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

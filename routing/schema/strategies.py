@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import StrEnum
 from inspect import cleandoc
 from typing import Annotated, ClassVar
@@ -10,7 +9,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from routing.schema.fields import ConfigError, Frozen, Name, decode, number
+from routing.schema.fields import Frozen, Name, decode, number
 
 
 class Boundary(StrEnum):
@@ -229,29 +228,3 @@ class PolicyConfig(Frozen, frozen=True, omit_defaults=True):
     revision: Revision
     settings: Settings
     trial: Canary | None = None
-
-
-def check_canary(policy: PolicyConfig, path: str, groups: Collection[str] | None) -> None:
-    """Check that a canary has another revision, and somebody to place; ConfigError otherwise.
-
-    ``groups`` are the task groups that a pool's policy places; None: the policy is a task group's own.
-    """
-    canary = policy.trial
-    if canary is None:
-        return
-    if canary.revision == policy.revision:
-        reason = f"revision {canary.revision} is active; a canary needs another revision"
-        raise ConfigError(f"{path}.trial.revision", reason)
-    if canary.routers == ():
-        raise ConfigError(f"{path}.trial.routers", "a canary on no router places nothing; use null for all")
-    if canary.groups is None:
-        return
-    if groups is None:
-        reason = "only a pool's policy places several task groups; leave groups out of a task group's own"
-        raise ConfigError(f"{path}.trial.groups", reason)
-    if canary.groups == ():
-        raise ConfigError(f"{path}.trial.groups", "a canary for no task group places nothing; use null for all")
-    for at, name in enumerate(canary.groups):
-        if name not in groups:
-            reason = f"the pool's policy places no task group {name!r}: the pool has none, or it has its own policy"
-            raise ConfigError(f"{path}.trial.groups[{at}]", reason)

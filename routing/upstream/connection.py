@@ -24,16 +24,19 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from routing.http.headers import CachedHead, Header, HeaderCache, template_of
 from routing.http.loop import NEVER, NO_BUCKET, Deadlines, WriteBuffer
 from routing.http.response import (
     CLOSE,
     LENGTH,
     BadResponseError,
+    CachedHead,
+    Header,
+    HeaderCache,
     ResponseHead,
     chunk_start,
     has_framing_headers,
     parse_response_head,
+    template_of,
 )
 from routing.http.sockets import acknowledged_bytes
 

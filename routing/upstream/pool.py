@@ -16,10 +16,9 @@ import ssl
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from routing.http.headers import HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
 from routing.http.request import Request
-from routing.http.response import ResponseHead
+from routing.http.response import HeaderCache, ResponseHead
 from routing.http.tls import describe_os_error
 from routing.log import event
 from routing.schema import AddressRules, ReplicaNetworks

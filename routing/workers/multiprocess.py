@@ -17,8 +17,7 @@ from routing.http.response import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
 from routing.observability.exposition import PREFIX, header, process_lines
-from routing.proxy.config_store import Applied, RetryLaterError, Source
-from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.config_store import Applied, LastKnownGood, RetryLaterError, Signatures, Source
 from routing.workers.metrics import lines, parse
 from routing.workers.process import UNREACHABLE
 from routing.workers.shared_configuration import NO_WORKER

@@ -9,10 +9,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from routing.balancing.replicas import target_ids
 from routing.observability.metrics import ConfiguredSeries
-from routing.proxy.config_store import ConfigStore, NackError, RetryLaterError, Swap
-from routing.proxy.last_known_good import LastKnownGood, Signatures
-from routing.proxy.services import target_ids
+from routing.proxy.config_store import ConfigStore, LastKnownGood, NackError, RetryLaterError, Signatures, Swap
 from routing.schema import Limits, LoadedSnapshot
 from routing.workers.messages import CallRejectedError, Preparation
 from routing.workers.process import WorkerProcess, run_or_kill

@@ -22,7 +22,7 @@ from routing.http.sockets import BACKLOG, close_listeners, divert_new_connection
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import TlsFiles
 from routing.log import defect, event
-from routing.proxy.last_known_good import LastKnownGood, Signatures
+from routing.proxy.config_store import LastKnownGood, Signatures
 from routing.proxy.shutdown import LINGER_S
 from routing.workers.messages import CallRejectedError, WorkerOptions
 from routing.workers.metrics import MergedMetrics

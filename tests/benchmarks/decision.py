@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import get_args
 
-from routing.balancing.decision import Decision
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
-from routing.balancing.placement import Placement
+from routing.balancing.placement import Decision, Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.process import tune_garbage_collector
 from routing.prompt.canonical import canonical_prompt

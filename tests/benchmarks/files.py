@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -18,7 +17,7 @@ import uvloop
 
 import routing
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
-from routing.server import Server, running
+from routing.server import running
 from routing.settings import ServeSettings
 from tests.benchmarks.mock_upstream import PLAIN_ANSWER
 from tests.benchmarks.path import Bench, started_router
@@ -76,31 +75,31 @@ async def admin_paths() -> dict[str, CallPath]:
     with tempfile.TemporaryDirectory(prefix="wpb-") as name:
         settings = ServeSettings("bench", None, None, "127.0.0.1", 0, "127.0.0.1", 0, Path(name), None)
         async with running(settings) as server, aiohttp.ClientSession() as http:
-            pushes = [await _counted(lambda n=n: _push(http, server, n)) for n in range(1, REPEATS + 1)]
-            scrapes = [await _counted(lambda: _scrape(http, server)) for _ in range(REPEATS)]
+            url = server.admin_url
+            pushes = [await _pushed(http, url, number) for number in range(1, REPEATS + 1)]
+            scrapes = [await _scraped(http, url) for _ in range(REPEATS)]
     return {
         "push": min(pushes[1:], key=lambda path: len(path.files)),
         "scrape": min(scrapes, key=lambda path: len(path.files)),
     }
 
 
-async def _counted(step: Callable[[], Awaitable[None]]) -> CallPath:
-    with CallPath() as path:
-        await step()
-    return path
-
-
-async def _push(http: aiohttp.ClientSession, server: Server, number: int) -> None:
+async def _pushed(http: aiohttp.ClientSession, url: str, number: int) -> CallPath:
     policy = PolicyConfig(name="bench", revision=number, settings=LowestCostSettings())
     replicas = (ReplicaConfig(name="replica-1", url="http://127.0.0.1:1"),)
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=replicas),))
-    async with http.put(f"{server.admin_url}/admin/config", data=dump_snapshot(config, number).document) as response:
-        response.raise_for_status()
+    document = dump_snapshot(config, number).document
+    with CallPath() as path:
+        async with http.put(f"{url}/admin/config", data=document) as response:
+            response.raise_for_status()
+    return path
 
 
-async def _scrape(http: aiohttp.ClientSession, server: Server) -> None:
-    async with http.get(f"{server.admin_url}/metrics") as response:
-        response.raise_for_status()
+async def _scraped(http: aiohttp.ClientSession, url: str) -> CallPath:
+    with CallPath() as path:
+        async with http.get(f"{url}/metrics") as response:
+            response.raise_for_status()
+    return path
 
 
 async def paths() -> dict[str, CallPath]:

@@ -12,7 +12,7 @@ import pytest
 from controlplane.models import Event, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.tasks import reconcile_routers
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.config_store import LastKnownGood
 from routing.schema import load_snapshot
 from tests.pace import is_within
 from tests.reliability.fleet import fleet

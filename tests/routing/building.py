@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from routing.balancing.candidates import Choice
 from routing.balancing.request import PlacementRequest
 from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.prompt.hashing import PrefixHasher
@@ -21,7 +22,7 @@ from routing.schema import (
     Settings,
     TaskGroupConfig,
 )
-from routing.types import Choice, PrefixHash, ReplicaId
+from routing.types import PrefixHash, ReplicaId
 
 SECRET = "5ec2e7" * 8
 CHAT = "/v1/chat/completions"

@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import Final
 
 from routing.balancing.allocation import MIN_SHARE, Shares, next_size
-from routing.balancing.candidates import Candidates, work_of
+from routing.balancing.candidates import Candidates, Choice, work_of
 from routing.balancing.hash_ring import HashRing, bounded_choice
 from routing.balancing.strategies.strategy import Keys, Strategy
 from routing.schema import AffinityGroupsSettings
-from routing.types import Choice, PrefixHash, Reason, TargetId
+from routing.types import PrefixHash, Reason, TargetId
 
 REVIEW: Final = 64  # requests between two reviews of a plan
 COOL: Final = 0.7  # of the ratio that makes a prefix hot; below it, it no longer is

@@ -17,9 +17,9 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates, work_of
+from routing.balancing.candidates import Candidates, Choice, work_of
 from routing.balancing.strategies.strategy import Keys, Strategy
-from routing.types import Choice, Reason, TargetId
+from routing.types import Reason, TargetId
 
 
 class RoundRobin(Strategy):

@@ -5,20 +5,350 @@ request depends on its own load only: if the difference of loads across the flee
 affinity everywhere. If it is full, replicas with the next shorter prefix follow, as long as that is ``min_hit_ratio``
 of the prompt, and then the least loaded of all. A prompt of which no replica has so much cached also goes to the least
 loaded; among equals, the first uncached block decides by ring order.
+
+The cost of a request at each candidate: queued work, and the tokens that the replica would have to prefill.
+
+Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + price * uncached``, in tokens,
+divided by the replica's speed. With a price of 1 that is the time to this request's own first token. Prefilling tokens
+that another replica has cached also costs other requests: those that find no idle replica wait behind it, and the
+blocks that it evicts from a full cache may be requested again. The price therefore rises to ``alpha`` with the greater
+of two shares: the share of busy replicas, to the power of ``CHOICES``, because a next request only waits if all
+replicas that it can choose from are busy; and the share of old cached blocks that are used again before they are
+evicted. So an idle fleet with free cache prefills a long new prefix at several replicas at once, and a busy or crowded
+one avoids copies.
+
+The cost always grows with the load and falls with the cached tokens, so the minimum is found among few candidates. If
+few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
+price, no other candidate is examined. Otherwise up to ``MAX_COMPARED`` candidates are all compared. Of more, the
+prompt's preferred replica and a shortlist are: the least loaded of all, and of the replicas with the longest and the
+next shorter cached prefix up to ``HOLDERS`` each with the least work. Work is kept in classes by powers of two, each a
+mask of replicas, so the holders with the least work are found by a few conjunctions. If a class has more of them than
+needed, consecutive bits are taken from a position that the key determines, so that each has the same chance and routers
+agree.
+
+A candidate with the least cost that had more than its share of recent requests may yield the request
+(``RecentShares``).
+
+Costs within ``TIE_S``, and within the error of measured rates, count as equal. If no prompt waits at the cheapest
+candidate, so do costs within a part of the prompt's own prefill: the requests that run there matter little beside it,
+and each router sees only part of them. Among equals a key decides, the first block that no replica has cached, so that
+every router prefers the same replica for a new prompt or a new branch of a known one. That is the nearest replica on
+the hash ring, so that a change of the fleet moves few keys, or, if it is not among the equals, the one whose name has
+the highest hash with the key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from routing.balancing.candidates import Candidate, Candidates, work_of
-from routing.balancing.cost import CostRule, lightest, preferred_key
+from xxhash import xxh3_64_intdigest
+
+from routing.balancing.block_index import ALL_BITS
+from routing.balancing.candidates import EXCESS_TOKENS, Candidate, Candidates, Choice, work_of
 from routing.balancing.hash_ring import HashRing, LoadBound
+from routing.balancing.load_tracker import Load
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.residency import Match, Residency
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
 from routing.schema import CacheAwareSettings, CostSettings
-from routing.types import Choice, Reason, TargetId
+from routing.types import PrefixHash, Reason, TargetId
+
+MAX_COMPARED: Final = 16  # candidates up to which all are compared
+HOLDERS: Final = 4  # replicas compared of each of two prefix lengths
+
+
+def shortlist(match: Match, key: int, candidates: Candidates, among: int = ALL_BITS) -> list[Candidate]:
+    """The least loaded candidate, and holders of the two longest cached prefixes with bits in ``among``; may repeat."""
+    chosen = [candidates.by_name[candidates.order.least_loaded()]]
+    unseen = candidates.mask & among
+    for _blocks, holders in match.levels[:-3:-1]:
+        if new := holders & unseen:
+            chosen += lightest(new, key, candidates)
+            unseen ^= new
+    return chosen
+
+
+def lightest(holders: int, key: int, candidates: Candidates) -> list[Candidate]:
+    """Up to ``HOLDERS`` of the candidates with these bits: those with the least work, within a factor of two."""
+    by_bit = candidates.by_bit
+    if holders.bit_count() <= HOLDERS:
+        return [by_bit[bit] for bit in bits_of(holders)]
+    chosen: list[int] = []
+    for members in candidates.order.work_classes():
+        if in_class := holders & members:
+            chosen += some_bits(in_class, HOLDERS - len(chosen), key)
+            if len(chosen) == HOLDERS:
+                break
+    return [by_bit[bit] for bit in chosen]
+
+
+def bits_of(mask: int) -> list[int]:
+    """The bits of a mask, the lowest first."""
+    bits = []
+    while mask:
+        bit = mask & -mask
+        bits.append(bit)
+        mask ^= bit
+    return bits
+
+
+def some_bits(mask: int, count: int, key: int) -> list[int]:
+    """At most ``count`` consecutive bits of a mask, from the one with the rank ``key`` modulo their number."""
+    total = mask.bit_count()
+    if total <= count:
+        return bits_of(mask)
+    at = _position(mask, key % total)
+    bits = []
+    above = mask >> at << at
+    for _ in range(count):
+        above = above or mask
+        bit = above & -above
+        bits.append(bit)
+        above ^= bit
+    return bits
+
+
+def _position(mask: int, rank: int) -> int:
+    """The position of a mask's bit of this rank, counted from 0 at the lowest; by bisection."""
+    position, width = 0, mask.bit_length()
+    while width > 1:
+        half = width >> 1
+        low = mask & ((1 << half) - 1)
+        count = low.bit_count()
+        if rank < count:
+            mask, width = low, half
+        else:
+            mask, width = mask >> half, width - half
+            rank -= count
+            position += half
+    return position
+
+
+CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
+STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
+TIE_S: Final = 0.004  # of prefill time: less than a running request counts as, and than the estimates' error
+HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
+TIE_RATIO: Final = 0.1  # of a prompt's own prefill: more than some running requests count as
+MAX_TIE_TOKENS: Final = 600.0
+LONG_TOKENS: Final = 16_000  # a prompt this long blocks its replica for 2 s or more, so the least busy must get it
+NO_KEY: Final = 0  # of a prompt without a key; any preferred replica will do
+RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure this differently
+
+
+class CostQuery:
+    """One prompt and its candidates. Made for each request that has no sole holder."""
+
+    __slots__ = ("candidates", "key", "match", "prompt_tokens")
+
+    def __init__(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> None:
+        self.match = match  # cached prefixes by replica
+        self.key = key  # determines the preferred replica
+        self.prompt_tokens = prompt_tokens  # estimated; cached tokens may exceed it
+        self.candidates = candidates
+
+    def hit_tokens(self, member: Candidate) -> int:
+        """Predicted cached tokens of the prompt at a candidate."""
+        return self.match.tokens(member.bit, self.prompt_tokens)
+
+
+class CostRule:
+    """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
+
+    __slots__ = ("alpha", "base", "by_rate", "ring")
+
+    def __init__(self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool) -> None:
+        self.ring = ring
+        self.alpha = alpha  # highest price of a token to prefill, relative to a queued token
+        self.base = min(1.0, alpha)  # its price where prefilling costs no other request anything
+        self.by_rate = by_rate
+
+    def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
+        """The only candidate with the longest cached prefix, if no other can cost less; most requests end here.
+
+        Gives the same result as ``choose``, without a list of candidates and without the key.
+        """
+        if self.by_rate or not match.levels:
+            return None
+        member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
+        if member is None:
+            return None
+        hit_tokens = match.longest_tokens(member.bit, prompt_tokens)
+        uncached = prompt_tokens - hit_tokens
+        cost = queued_work(member.load, candidates.now_s()) + self.base * uncached
+        if self._tie_limit(cost / member.weight, member, uncached) >= self._least_without_prefix(
+            match, prompt_tokens, candidates
+        ):
+            return None
+        if candidates.recent.excess(member) > 0:
+            return None
+        return Choice(member.target, HIT, hit_tokens=hit_tokens)
+
+    def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
+        """The candidate with the least cost; of equals, the key's preferred replica."""
+        query = CostQuery(match, key, prompt_tokens, candidates)
+        members, costs = self._compare(query)
+        chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
+        if candidates.recent.excess(cheapest) > 0:
+            chosen = self._rebalance(cheapest, query)
+        hit_tokens = query.hit_tokens(chosen)
+        reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
+        if chosen is not cheapest and reason is Reason.ELSEWHERE:
+            reason = Reason.SPREAD
+        return Choice(chosen.target, reason, hit_tokens=hit_tokens)
+
+    def costs(
+        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, candidates: Candidates
+    ) -> list[float]:
+        """The cost at each member: tokens by weight, or seconds by rate."""
+        return self._costs(members, CostQuery(match, NO_KEY, prompt_tokens, candidates))
+
+    def _rebalance(self, cheapest: Candidate, query: CostQuery) -> Candidate:
+        """The candidate to which one with an excess of recent requests yields; itself if that would cost too much."""
+        candidates = query.candidates
+        now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
+        members = candidates.members
+        if len(members) > MAX_COMPARED:
+            members = [cheapest, *self._shortlist(query, recent.under_share())]
+        costs = self._costs(members, query)
+        limit = costs[members.index(cheapest)] + EXCESS_TOKENS * recent.excess(cheapest) / speed
+        work = queued_work(cheapest.load, now_s) / speed
+        takers, takers_costs = [], []
+        for member, cost in zip(members, costs, strict=True):
+            if (
+                cost <= limit
+                and queued_work(member.load, now_s) / self._speed(member) <= work
+                and recent.excess(member) <= 0
+            ):
+                takers.append(member)
+                takers_costs.append(cost)
+        return self._cheapest(takers, takers_costs, query) if takers else cheapest
+
+    def _cheapest(self, members: list[Candidate], costs: list[float], query: CostQuery) -> Candidate:
+        """The member with the least cost; of equals, the key's preferred replica."""
+        least = min(costs)
+        cheapest = members[costs.index(least)]
+        limit = self._tie_limit(least, cheapest, query.prompt_tokens - query.hit_tokens(cheapest))
+        tied = [member for at, member in enumerate(members) if costs[at] <= limit]
+        if len(tied) == 1:
+            return cheapest
+        preferred = self._preferred(query)
+        for member in tied:
+            if member.target == preferred:
+                return member
+        return max(tied, key=lambda member: xxh3_64_intdigest(member.target, query.key))
+
+    def _costs(self, members: Sequence[Candidate], query: CostQuery) -> list[float]:
+        candidates, match = query.candidates, query.match
+        terms, busy = self._terms(members, match, query.prompt_tokens, candidates.now_s())
+        busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
+        price = self.base + (self.alpha - self.base) * max(busy_ratio**CHOICES, match.reuse_ratio)
+        return [(work + price * uncached) / speed for work, uncached, speed in terms]
+
+    def _terms(
+        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, now_s: float
+    ) -> tuple[list[tuple[float, int, float]], int]:
+        """For each member queued work in tokens, uncached tokens, and speed; and the number of busy members."""
+        levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
+        terms, busy = [], 0
+        for _target, load, weight, bit, share in members:
+            uncached, prefill = prompt_tokens, load.prefill
+            rate = prefill.measured or prefill.tokens_per_s
+            for blocks, holders in levels:
+                if holders & bit:
+                    uncached -= blocks * block_tokens
+                    break
+            if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
+                uncached = 0
+            work = STEP_S * rate * load.running
+            if load.waiting_tokens:  # as in queued_work, without two calls for each member
+                done, most = (now_s - load.oldest_since_s) * rate, load.oldest_tokens
+                work += load.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
+                busy += 1
+            terms.append((work, uncached, rate * share if by_rate else weight))
+        return terms, busy
+
+    def _compare(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
+        """Candidates and their costs, the least of all among them."""
+        members, costs = self._compare_holders(query)
+        if members:
+            return members, costs
+        members = query.candidates.members
+        if len(members) > MAX_COMPARED:
+            members = self._shortlist(query)
+        return members, self._costs(members, query)
+
+    def _shortlist(self, query: CostQuery, among: int = ALL_BITS) -> list[Candidate]:
+        """The candidates to compare if there are many, with the prompt's preferred replica if it is near."""
+        preferred = self._preferred(query)
+        chosen = shortlist(query.match, query.key, query.candidates, among)
+        return chosen if preferred is None else [*chosen, query.candidates.by_name[preferred]]
+
+    def _least_without_prefix(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
+        """The least possible cost of a candidate without the longest cached prefix: idle, and at the base price."""
+        next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
+        return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+
+    def _compare_holders(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
+        """The few holders of the longest cached prefix, with costs at the base price; empty if others may cost less.
+
+        A higher price only raises the costs of other candidates more. Holders of equal weight stay in the same order,
+        and if all candidates are holders, there are no others.
+        """
+        match, prompt_tokens, candidates = query.match, query.prompt_tokens, query.candidates
+        holders = match.levels[-1][1] & candidates.mask if match.levels else 0
+        count = holders.bit_count()
+        if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
+            return [], []
+        by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
+        members = [by_bit[bit] for bit in bits_of(holders)]
+        uncached = max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
+        costs = [(queued_work(member.load, now_s) + self.base * uncached) / weight for member in members]
+        least = min(costs)
+        limit = self._tie_limit(least, members[costs.index(least)], uncached)
+        is_enough = holders == candidates.mask or limit < self._least_without_prefix(match, prompt_tokens, candidates)
+        return (members, costs) if is_enough else ([], [])
+
+    def _preferred(self, query: CostQuery) -> TargetId | None:
+        """The key's nearest candidate on the ring, if one is near."""
+        return self.ring.nearest(query.key, query.candidates.by_name)
+
+    def _tie_limit(self, least: float, member: Candidate, uncached: int) -> float:
+        """The cost up to which others count as equal to the least, at a member that would prefill ``uncached``."""
+        prefill = member.load.prefill
+        has_wide_ties = not member.load.waiting_tokens and uncached <= LONG_TOKENS
+        tie = min(TIE_RATIO * uncached, MAX_TIE_TOKENS) if has_wide_ties else 0.0
+        if self.by_rate:
+            return least * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
+        return least + (TIE_S * (prefill.measured or prefill.tokens_per_s) + tie) / member.weight
+
+    def _speed(self, member: Candidate) -> float:
+        """What a member's work is divided by: tokens/s by rate, else its weight."""
+        return member.load.prefill.tokens_per_s * member.share if self.by_rate else member.weight
+
+
+def queued_work(load: Load, now_s: float) -> float:
+    """Tokens of work before a request that is sent now, including the steps of running requests."""
+    prefill = load.prefill
+    rate = prefill.measured or prefill.tokens_per_s
+    if load.waiting_tokens:
+        return STEP_S * rate * load.running + load.remaining_tokens(now_s)
+    return STEP_S * rate * load.running
+
+
+def _reason(match: Match, bit: int, hit_tokens: int, mask: int) -> Reason:
+    """ELSEWHERE if another candidate has more of the prompt cached, so that load decided; else HIT or COLD."""
+    for _blocks, holders in reversed(match.levels):
+        if holders & bit:
+            break
+        if holders & mask:
+            return Reason.ELSEWHERE
+    return Reason.HIT if hit_tokens else Reason.COLD
+
+
+def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) -> int:
+    """The key of a prompt's preferred replica: its first uncached block, else its last; tier 1 of a short prompt."""
+    return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or NO_KEY
 
 
 class LowestCost(Strategy):

@@ -13,11 +13,11 @@ from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
-from routing.balancing.candidates import Candidates
+from routing.balancing.candidates import Candidates, Choice
 from routing.balancing.hash_ring import HashRing, bounded_choice
 from routing.balancing.strategies.strategy import Keys, Strategy
 from routing.schema import BoundedLoad, TieredSettings
-from routing.types import Choice, PrefixHash, Reason, TargetId
+from routing.types import PrefixHash, Reason, TargetId
 
 
 class _BoundedHashing(Strategy):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from routing.balancing.candidates import Candidates
-from routing.types import Choice, PrefixHash, TargetId
+from routing.balancing.candidates import Candidates, Choice
+from routing.types import PrefixHash, TargetId
 
 
 class Keys(Protocol):

@@ -15,8 +15,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import Residency
 from routing.observability.decision_log import StructureSampler
 from routing.observability.decision_record import Record

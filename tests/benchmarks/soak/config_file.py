@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.config_store import LastKnownGood
 from routing.schema import LoadedSnapshot, RouterConfig, dump_snapshot, load_snapshot
 from tests.benchmarks.soak.prompts import on_connected, request
 from tests.benchmarks.soak.stand import pool_of, started

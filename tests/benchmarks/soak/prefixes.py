@@ -9,12 +9,12 @@ first quarter after the warm-up is compared with that in the last.
 
 from __future__ import annotations
 
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import MAX_ENTRIES, Residency
-from routing.http.response_json import Usage
+from routing.http.usage import Usage
 from routing.observability.decision_log import MAX_RECORDS, DecisionRing
 from routing.observability.decision_record import Record
 from routing.observability.metrics import Metrics, Outcome

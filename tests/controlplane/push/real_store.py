@@ -8,8 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from routing.proxy.config_store import Applied, ConfigStore, NackError, Source, Swap
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.config_store import Applied, ConfigStore, LastKnownGood, NackError, Source, Swap
 from routing.schema import LoadedSnapshot
 
 Answer = tuple[str, int, str, str, int | None]  # "ack" or "nack", number, digest, reason, what runs

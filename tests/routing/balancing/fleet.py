@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.cost import CostRule, preferred_key
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
+from routing.balancing.strategies.cached_prefix import CostRule, preferred_key
 from routing.types import ReplicaId
 from tests.routing.building import names
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.decision import Decision
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.placement import Placement
+from routing.balancing.placement import Decision, Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
 from routing.balancing.routes import Arm, ArmReason

@@ -8,7 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS, Candidates
-from routing.balancing.cost import (
+from routing.balancing.hash_ring import HashRing
+from routing.balancing.load_tracker import DEFAULT_RATE, LoadTracker
+from routing.balancing.residency import Residency
+from routing.balancing.strategies.cached_prefix import (
     CHOICES,
     HOLDERS,
     LONG_TOKENS,
@@ -23,10 +26,6 @@ from routing.balancing.cost import (
     preferred_key,
     some_bits,
 )
-from routing.balancing.hash_ring import HashRing
-from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.rates import DEFAULT_RATE
-from routing.balancing.residency import Residency
 from routing.types import Reason, ReplicaId
 from tests.routing.balancing.fleet import PROMPT, Fleet
 from tests.routing.building import as_tuple, names

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from routing.balancing.allocation import OWN, REVIEW, GroupShares
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.replicas import GroupReplicas
+from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.prompt.hashing import PrefixHasher
 from routing.schema import AutoReplicas, ConfigError, ReplicaState, TaskGroupConfig, check_config
 from routing.types import ReplicaId

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.matching import MAX_UNKNOWN, Models, ServedModel, TaskGroupMatcher
-from routing.balancing.request import PlacementRequest
+from routing.balancing.request import MAX_UNKNOWN, Models, PlacementRequest, ServedModel, TaskGroupMatcher
 from routing.prompt.hashing import PrefixHasher
 from routing.schema import (
     Access,

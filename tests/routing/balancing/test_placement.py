@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.schema import (
     Boundary,
     LeastLoadSettings,

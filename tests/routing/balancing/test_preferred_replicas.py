@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from routing.balancing.decision import Decision
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.placement import Placement
-from routing.balancing.replicas import rank_of
+from routing.balancing.placement import Decision, Placement
+from routing.balancing.replicas import HealthRegistry, rank_of
 from routing.schema import (
     Adapter,
     AffinityGroupsSettings,

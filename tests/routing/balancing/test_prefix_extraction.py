@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.balancing.warm_up_prefixes import extract_prefix
-from routing.prompt.canonical import CanonicalPrompt
+from routing.prompt.canonical import RENDERING_FIELDS, CanonicalPrompt
 from routing.prompt.hashing import boundary_end
-from routing.prompt.rendering import RENDERING_FIELDS
 from routing.schema import Boundary, Tier1
 from tests.routing.building import CHAT, canonical
 

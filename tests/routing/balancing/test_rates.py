@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.rates import (
+from routing.balancing.load_tracker import (
     CLIP,
     DEFAULT_RATE,
     LEAST_TOKENS,

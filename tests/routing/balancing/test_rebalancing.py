@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS
-from routing.balancing.cost import MAX_COMPARED
 from routing.balancing.load_tracker import MAX_WEIGHT, RECENT_S, LoadTracker
+from routing.balancing.strategies.cached_prefix import MAX_COMPARED
 from routing.types import Reason
 from tests.routing.balancing.fleet import Fleet
 from tests.routing.building import names

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.request import reduce_body
-from routing.limits.caps import check_caps, length_to_add, may_exceed_defaults
+from routing.balancing.request import check_caps, length_to_add, may_exceed_defaults, reduce_body
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.parsing import parse_body
 from routing.schema import Caps

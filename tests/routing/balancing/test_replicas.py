@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
-from routing.balancing.replicas import GroupReplicas, targets_of
+from routing.balancing.replicas import GroupReplicas, HealthRegistry, targets_of
 from routing.schema import LowestCostSettings, PrefixHashSettings, ReplicaConfig
 from routing.types import ReplicaId
 from tests.routing.building import chat, config, pool, request

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from routing.balancing.decision import Decision
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.placement import Placement
+from routing.balancing.placement import Decision, Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import Residency
 from routing.schema import LeastLoadSettings, LowestCostSettings, PolicyConfig, TaskGroupConfig
 from routing.types import Reason

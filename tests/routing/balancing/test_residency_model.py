@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from routing.balancing.block_index import Tail
-from routing.balancing.replica_blocks import ReplicaBlocks
+from routing.balancing.block_index import ReplicaBlocks, Tail
 from routing.balancing.residency import RequestResidency, Residency
 from routing.types import ReplicaId
 from tests.routing.building import names

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from routing.balancing.health import HealthRegistry
+from routing.balancing.replicas import HealthRegistry
 from routing.health.circuit_breaker import Cause, CircuitBreakers, State
 from routing.schema import BreakerConfig, PolicyConfig, PoolConfig, ReplicaConfig, RoundRobinSettings
 from routing.types import ReplicaId

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from routing.balancing.health import FIRST_SHARE, STEPS, HealthRegistry, SlowStarts
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.replicas import GroupReplicas
+from routing.balancing.replicas import FIRST_SHARE, STEPS, GroupReplicas, HealthRegistry, SlowStarts
 from routing.schema import ReplicaConfig
 from tests.routing.building import names
 

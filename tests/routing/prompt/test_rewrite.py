@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.prompt.parsing import parse_body
-from routing.prompt.rewrite import REPLACEABLE, layout_of, with_member, with_members
+from routing.prompt.parsing import REPLACEABLE, layout_of, parse_body, with_member, with_members
 from routing.types import BodyError
 
 SALT = "cache_salt"

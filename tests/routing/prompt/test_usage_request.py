@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from routing.prompt.parsing import parse_body
-from routing.prompt.rewrite import layout_of, omits_usage, with_usage_requested
+from routing.prompt.parsing import layout_of, omits_usage, parse_body, with_usage_requested
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 STREAM: dict[str, Any] = {"model": "m", "messages": [], "stream": True}

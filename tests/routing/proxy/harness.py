@@ -20,7 +20,7 @@ from cryptography import x509
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.balancing.decision import CandidateLoads
+from routing.balancing.placement import CandidateLoads
 from routing.http.tls import TlsFiles
 from routing.observability.decision_log import DecisionRing
 from routing.observability.decision_record import Record

@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from routing.balancing.decision import RequestKeys
-from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.placement import Placement
-from routing.balancing.rates import TokenRatio
+from routing.balancing.load_tracker import LoadTracker, TokenRatio
+from routing.balancing.placement import Placement, RequestKeys
 from routing.http.auth import Grant
 from routing.http.request import Request, RequestHead
 from routing.prompt.hashing import PrefixHasher

@@ -16,7 +16,7 @@ import pytest
 
 from routing import __version__
 from routing.proxy.config_store import ConfigStore, NackError, Swap
-from routing.proxy.last_known_good import CURRENT, LastKnownGood
+from routing.proxy.config_store import CURRENT, LastKnownGood
 from routing.schema import (
     Limits,
     LoadedSnapshot,

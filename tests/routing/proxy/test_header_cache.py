@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.http.headers import MAX_HEAD_BYTES, MAX_HEADS, VARYING_REQUEST_HEADERS, Header, HeaderCache
+from routing.http.response import MAX_HEAD_BYTES, MAX_HEADS, VARYING_REQUEST_HEADERS, Header, HeaderCache
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import BODY, CHAT, config, post, routed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from routing.balancing.health import HealthRegistry
+from routing.balancing.replicas import HealthRegistry
 from routing.health.checks import MIN_INTERVAL_S, CheckTarget, HealthChecks, check_once
 from routing.health.engine_probe import (
     EngineCounters,

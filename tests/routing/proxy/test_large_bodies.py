@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from routing.balancing.request import read_body
-from routing.prompt import rewrite
+from routing.prompt import parsing
 from routing.prompt.bodies import BODIES
 from routing.prompt.parsing import LARGE_BYTES
 from routing.proxy import large_bodies
@@ -131,7 +131,7 @@ async def test_the_event_loop_decodes_no_large_body_to_set_members(
     pool = msgspec.structs.replace(whole.pools[0], aliases=(Alias("gpt", "tiny"),), caps=Caps(max_tokens=7))
     bodies: list[dict[str, Any]] = []
     sizes: list[int] = []
-    decoded = rewrite._decoded
+    decoded = parsing._members_of
 
     async def script(call: Call) -> None:
         bodies.append(json.loads(call.body))
@@ -141,7 +141,7 @@ async def test_the_event_loop_decodes_no_large_body_to_set_members(
         sizes.append(len(body))
         return decoded(body)
 
-    monkeypatch.setattr(rewrite, "_decoded", sized)
+    monkeypatch.setattr(parsing, "_members_of", sized)
     replica.script = script
     members = {"model": "gpt", "stream": True, "stream_options": {"include_obfuscation": False}, "cache_salt": "mine"}
     sent = large(**members)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routing import __version__
-from routing.balancing.decision import CandidateLoads
+from routing.balancing.placement import CandidateLoads
 from routing.observability.decision_record import Record
 from routing.observability.exposition import EDGES, EXPOSED_EDGES, Histogram
 from routing.observability.metrics import GRACE_S, ConfiguredSeries, Metrics, Outcome

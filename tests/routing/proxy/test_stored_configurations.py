@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.proxy.config_store import ConfigStore, NackError, Source
-from routing.proxy.last_known_good import CURRENT, PREVIOUS, SKEW_S, LastKnownGood, Signatures
+from routing.proxy.config_store import CURRENT, PREVIOUS, SKEW_S, LastKnownGood, Signatures
 from routing.schema import ConfigError, RouterConfig, dump_snapshot, key_id, load_snapshot, sign_document
 from routing.settings import SettingsError, read_settings
 from tests.routing.proxy.harness import ready
@@ -30,7 +30,7 @@ PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 WRITER = """
 import sys
 from pathlib import Path
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.config_store import LastKnownGood
 files = LastKnownGood(Path(sys.argv[1]))
 number = int(sys.argv[2])
 print("ready", flush=True)

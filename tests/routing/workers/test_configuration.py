@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from routing.admin.events import FILE as HAPPENINGS
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS
-from routing.proxy.last_known_good import CURRENT, PREVIOUS
+from routing.proxy.config_store import CURRENT, PREVIOUS
 from routing.schema import HealthCheck, LowestCostSettings, PrefixHashSettings, dump_snapshot
 from tests.fakes.replica import FakeReplica, answering
 from tests.routing.proxy.harness import config

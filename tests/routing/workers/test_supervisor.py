@@ -17,8 +17,7 @@ from msgspec import structs
 
 from routing.admin.events import EventSpool, StateObserver
 from routing.http.sockets import bind
-from routing.proxy.config_store import NackError, RetryLaterError, Source
-from routing.proxy.last_known_good import LastKnownGood
+from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Source
 from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.messages import CallRejectedError, Preparation
 from routing.workers.metrics import MergedMetrics

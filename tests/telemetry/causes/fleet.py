@@ -20,9 +20,9 @@ import msgspec
 from controlplane.models import Pool, Replica, Router
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.routers import announce
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
 from routing.observability.decision_log import DecisionRing, StructureSampler, structure_json

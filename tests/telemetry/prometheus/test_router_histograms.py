@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from routing.balancing.decision import CandidateLoads
+from routing.balancing.placement import CandidateLoads
 from routing.observability.decision_record import Record
 from routing.observability.exposition import EXPOSED_EDGES
 from routing.observability.metrics import Metrics, Outcome

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig
 from routing.types import Reason
 from tests.routing.building import as_tuple, config, pool, replicas, request

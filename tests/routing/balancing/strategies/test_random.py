@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.health import HealthRegistry
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
+from routing.balancing.replicas import HealthRegistry
 from routing.balancing.strategies.baselines import PowerOfTwo, Random
 from routing.schema import (
     Canary,

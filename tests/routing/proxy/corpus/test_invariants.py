@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from routing.http.headers import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache
+from routing.http.response import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache
 from routing.http.request import Request, RequestHead
 from routing.http.response import LocalResponse
 from routing.proxy.client_connection import ClientConnection

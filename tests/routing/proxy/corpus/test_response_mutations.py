@@ -11,9 +11,8 @@ from typing import Any
 import h11
 import pytest
 
-from routing.http.headers import VARYING_RESPONSE_HEADERS, HeaderCache
 from routing.http.loop import Deadlines, WriteBuffer
-from routing.http.response import ResponseHead
+from routing.http.response import VARYING_RESPONSE_HEADERS, HeaderCache, ResponseHead
 from routing.upstream.connection import Failure, UpstreamConnection
 from tests.routing.proxy.corpus.in_memory import ROUNDS, Wire, damaged
 from tests.routing.proxy.corpus.responses import VECTORS, Fate
