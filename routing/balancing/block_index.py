@@ -1,4 +1,4 @@
-"""Block index: the blocks of prompts, shared by their prefixes, and the replicas that have each of them cached.
+"""Block index: the blocks of prompts, shared by their prefixes, and the estimated cached blocks of each replica.
 
 Theory of operation. Each hash of a chain identifies its block and everything before it. Blocks that always occurred
 together form a *run* of bounded length. A run is found by its first hash, and because hashes are chained, comparing its
@@ -17,13 +17,11 @@ longer chain now stands for the same tokens.
 Branches. Where prompts diverge, for example after a system prompt, they also share a part of the next block, and no
 tail is there. ``Branches`` stores how many tokens were found cached after such a block.
 
-Estimated cached blocks of each replica: an LRU of block runs, grouped by the prompt that last used them.
-
-Theory of operation. A *use* is one prompt that was sent to the replica: its runs from the first block to the tail. A
-run belongs to the use that contained it last, so an older use retains only its last runs. Uses are ordered by time, and
-of the oldest one the last run is evicted first. A prompt also uses all runs before a run, so these belong to the same
-use or to a later one: no run outlives the run before it. If a run is split, its new head is inserted before it in its
-use.
+Cached blocks of a replica: an LRU of runs, grouped by the prompt that last used them. A *use* is one prompt that was
+sent to the replica: its runs from the first block to the tail. A run belongs to the use that contained it last, so an
+older use retains only its last runs. Uses are ordered by time, and of the oldest one the last run is evicted first. A
+prompt also uses all runs before a run, so these belong to the same use or to a later one: no run outlives the run
+before it. If a run is split, its new head is inserted before it in its use.
 
 A replica's bit in the masks of runs is its number here. A number is reused when its replica was removed.
 """

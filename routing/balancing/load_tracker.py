@@ -1,4 +1,4 @@
-"""Load tracker: outstanding work at each replica, by the requests that this router dispatched.
+"""Load tracker: outstanding work at each replica, by the requests dispatched, and measured prefill and token rates.
 
 Theory of operation. Each dispatched request has a ticket; its first byte and its end subtract what its dispatch added.
 Both are idempotent, and the end implies the first byte, so ``finally: ticket.end()`` keeps the loads correct however a
@@ -20,8 +20,6 @@ Where several processes share a port, each counts its own requests and regularly
 
 ``Load.recent`` counts recent requests, for balance where no request ever waits: a request counts half after
 ``RECENT_S``. Instead of reducing all older ones, a new request is added with more weight, ``request_weight``.
-
-Learns how fast replicas prefill, and how many tokens prompts have for their bytes.
 
 Prefill rate. A request that found ``queued`` tokens at a replica and had ``uncached`` tokens of its own got its first
 token after ``ttft_s``, so the replica prefilled ``queued + uncached`` tokens in that time. The rate is the tokens of

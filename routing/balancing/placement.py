@@ -1,4 +1,4 @@
-"""Placement: a configuration, prepared to choose replicas for requests.
+"""Placement: a configuration, prepared to choose replicas for requests, and its decisions.
 
 Theory of operation. Everything that follows from a configuration alone is computed here once: pools by model, and the
 routes of each pool and task group (``routes.py``). A router replaces its whole placement between two requests; loads
@@ -10,7 +10,7 @@ replica or a few for each: for a hot prefix under ``affinity_groups``, as many a
 the residency, the replica that is sent a prefix becomes its replica, so the ring order divides the prefixes. Under any
 other strategy every replica gets every prefix.
 
-Decisions: where a request goes and why, with the keys of the request and the loads and costs of the candidates.
+A decision holds where a request goes and why, the keys of the request, and loads and costs of the candidates.
 """
 
 from __future__ import annotations

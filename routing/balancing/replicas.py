@@ -1,13 +1,12 @@
-"""Targets of requests (replicas, or the data-parallel ranks of one), and the eligible targets of a task group.
+"""Targets of requests (replicas, or the data-parallel ranks of one), their health, and the eligible ones of a group.
 
 A replica with several ranks has one address, and ``X-data-parallel-rank`` selects the rank. Each rank has its own KV
 cache and queue, so each is a target with points on the ring, a load and estimated cached blocks. Health, circuit
 breaker, connections and the name in metrics belong to the replica as a whole. Where this package speaks of a replica's
 load, ring points or cached blocks, it means a target's.
 
-Which replicas may get requests, which adapters they have, and how much of their weight they get.
-
-Health checks, circuit breakers, slow start and warm-ups write this state; placement reads it.
+Health: which replicas may get requests, which adapters they have, and how much of their weight they get. Health checks,
+circuit breakers, slow start and warm-ups write this state; placement reads it.
 
 Slow start. A replica that joins or returns has an empty cache, so its share of the traffic grows from a quarter to all
 of it, in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates anew.

@@ -1,17 +1,16 @@
-"""A request as placement and limits see it, and the parsed body that it is made of.
+"""The parsed request: what placement and caps read of it, and the pool, model and task group that it matches.
 
 ``reduce_body`` shrinks a body that another process parsed: texts and lists become small values for which
-``limits/caps.py`` gives the same result. The prompt itself is passed on as canonical bytes.
+the caps give the same result. The prompt itself is passed on as canonical bytes.
 
 Caps: rejects requests whose parameters ask for more than their pool or task group allows.
 
 Engines accept several spellings of a number (vLLM reads ``"16"`` and ``16.0`` as numbers), so a capped parameter must
 be a whole number here or is rejected: no value may count as more at the engine than it does here.
 
-Matches a request to what a configuration says about it: its pool and model by name, and its task group by rules.
-
-An alias is another name for a model or an adapter, so prompts under both names share KV blocks. An adapter's KV blocks
-are its own, although its weights are mostly those of the model that it adapts.
+Matching: a pool and model by name, and a task group by rules. An alias is another name for a model or an adapter, so
+prompts under both names share KV blocks. An adapter's KV blocks are its own, although its weights are mostly those of
+the model that it adapts.
 
 Task groups. The first rule that names a group of the pool decides: the header, the API key, the session key, the tier-1
 prefix, the model. The order goes from what a client states on purpose to what many requests have in common. Requests
@@ -170,7 +169,7 @@ class PlacementRequest:
         self.key_groups = key_groups  # the task groups that the key is limited to; None: all
 
 
-# Parameters that ``caps.py`` reads as numbers.
+# Parameters that the caps read as numbers.
 _NUMBERS: Final = (
     "n",
     "best_of",

@@ -1,7 +1,7 @@
 """Estimated residency: which blocks each replica probably has cached, as a result of the requests sent there.
 
 Theory of operation. Prompts are chains of block hashes, stored as runs of blocks (``block_index.py``). Each replica has
-an LRU of runs (``replica_blocks.py``), limited by its engine's capacity and by age. All replicas together are limited
+an LRU of runs (``ReplicaBlocks``), limited by its engine's capacity and by age. All replicas together are limited
 as well; above that limit they evict their oldest runs in turn. The tail of a prompt is evicted before its head, as in
 vLLM. A prompt is added when it is dispatched, before it is prefilled, so that of a burst with the same uncached prefix
 only the first request is charged for it. If the request fails before a response, its new blocks are rolled back.

@@ -1,6 +1,7 @@
-"""Active health checks: one task per replica requests its health path, at intervals and after failed connections.
+"""Active health checks, and the replica state that all parts of a router share.
 
-Theory of operation. Each check uses a connection of its own, because a kept-alive one does not show whether the replica
+Theory of operation. One task per replica requests its health path, at intervals and after failed connections. Each
+check uses a connection of its own, because a kept-alive one does not show whether the replica
 accepts new ones. ``failures`` failed checks in a row make a replica down, ``successes`` passed ones make it up; a
 replica that was never checked counts as up. When requests cannot connect, the task checks at once, though not sooner
 than ``MIN_INTERVAL_S`` after its last check. If that check fails too, all those requests count as one more failure;
@@ -13,7 +14,7 @@ replica sent body bytes is therefore not a failure: under overload it would take
 The same task reads which LoRA adapters the replica has loaded from its ``/v1/models``, every few checks, because vLLM
 loads and unloads adapters at run time. If that request fails, the previous result stays.
 
-Replica state that all parts of a router share: loads, residency, health, circuit breakers, retry budget.
+``Balancer`` holds the shared state: loads, residency, health, circuit breakers, retry budget.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Warm-ups of all joining replicas of one router: counts prefixes, starts and ends warm-ups, exposes their metrics.
+"""Warm-ups of joining replicas: counts prefixes, sends them, and exposes metrics.
 
 If no pool has ``warm_up``, a request costs one attribute access here. With several workers each sends its part of the
 prefixes, with its part of the token budget, the concurrency and the memory.
-
-The warm-up of one joining replica, and the requests that it sends.
 
 Theory of operation. A joining replica is kept back from clients' requests. Once its health check passes, it is sent the
 prefixes that it will own, the most valuable first, a few at a time; when all have ended, successfully or not, it takes

@@ -1,7 +1,7 @@
 """API keys: which key a request carries, what the key permits, and the rates that it may send at.
 
 Theory of operation. A key is looked up by its SHA-256 digest, so the time of a look-up reveals nothing about any key.
-The result for a head is stored in the head, which many requests share (``headers.py``), and is valid for one
+The result for a head is stored in the head, which many requests share (``HeaderCache``), and is valid for one
 configuration. Only ``Authorization: Bearer`` is read, because two headers could carry two different keys.
 """
 

@@ -1,6 +1,4 @@
-"""HTTP responses: heads of replicas' responses, framing of bodies, and the router's own responses and errors.
-
-Header names and lines of HTTP messages, and a cache of parsed heads.
+"""HTTP responses and header fields: response heads, framing of bodies, local responses, and a cache of heads.
 
 Theory of operation of the cache. A client's requests have the same head except for the digits of Content-Length and the
 values of a few headers that differ between requests (``traceparent``, ``X-Request-Id``). The same holds for a replica's

@@ -1,4 +1,4 @@
-"""The canonical prompt: the bytes that all hashes of a request are computed from.
+"""The canonical prompt: the bytes that all hashes of a request are computed from, and the hash of its rendering.
 
 Theory of operation. If an engine would render two prompts identically up to some point, their canonical bytes are
 identical up to that point, however their JSON is written. Different prompts never have the same canonical bytes. Both
@@ -7,7 +7,7 @@ front of each text would separate fields as well, but two prompts that share the
 after it would then differ in their first block.
 
 Parameters that change the rendering from the first token on, such as a chat template, are hashed into one number
-(``rendering.py``).
+(``rendering_of``).
 
     tools        TOOLS json                    key-sorted
     documents    DOCUMENTS json                after the leading system messages
@@ -17,11 +17,10 @@ Parameters that change the rendering from the first token on, such as a chat tem
     token ids    MESSAGE CONTENT IDS u32... 0xFFFFFFFF
     unknown      MESSAGE UNKNOWN json          a value of a type that the API does not define
 
-Hash of the parameters that change how a prompt is rendered from its first token on.
-
-Another chat template, other template arguments, another reasoning effort or image size change the tokens from the first
-one on, although the messages are the same. So these parameters start the chain of block hashes (``hashing.py``), and
-blocks of one rendering never match blocks of another. Tier-1 and tier-2 keys do not depend on them.
+Rendering. Another chat template, other template arguments, another reasoning effort or image size change the tokens
+from the first one on, although the messages are the same. So these parameters start the chain of block hashes
+(``hashing.py``), and blocks of one rendering never match blocks of another. Tier-1 and tier-2 keys do not depend on
+them.
 
 Parameters that only change tokens after the last message do not change any whole block before it and are left out: how
 the response begins, its format, the tool choice, and the template arguments of ``TRAILING_ARGUMENTS``, which most

@@ -1,4 +1,4 @@
-"""Parses request bodies as far as placement needs, and rejects those with too deep nesting or too many values.
+"""Parses request bodies as far as placement needs, rejects expensive ones, and sets members of a body.
 
 msgspec decodes straight into the structs of ``bodies.py`` and skips all other fields, so parsing costs little more than
 one pass over the bytes. Validating a body is left to the engine: a field of an unexpected type is kept as it is and
@@ -13,11 +13,10 @@ texts are removed and the rounds repeated. Brackets that are left after a round 
 of many deep and narrow values, are counted one by one. Brackets in texts that pair with brackets around them can hide
 levels; then the decoder's own limit applies, which is just below Python's recursion limit.
 
-Sets members of a request body, a JSON object, without encoding the rest of it again.
-
-An engine should receive the bytes that its client sent. If a body does not have the member, the member is appended. If
-it does, however often and however spelled, the body is joined from the raw text of its members, each once, the last of
-several with the same name (RFC 8259 leaves the choice open; engines take the last).
+Setting members. A member is set without encoding the rest of the body again. An engine should receive the bytes that
+its client sent. If a body does not have the member, the member is appended. If it does, however often and however
+spelled, the body is joined from the raw text of its members, each once, the last of several with the same name (RFC
+8259 leaves the choice open; engines take the last).
 
 Looking for a member takes as long as decoding, which is too long for the event loop if the body is large. The process
 that parses large bodies therefore returns the positions of the members that may be replaced (``Layout``), so that

@@ -1,15 +1,14 @@
-"""One client connection: requests in, responses out, in order.
+"""One client connection: reads requests, and answers them in order.
 
-Theory of operation. Received bytes are parsed into a queue (``request_reader.py``), whose requests and rejections are
+Theory of operation. Received bytes are parsed into a queue (``RequestReader``), whose requests and rejections are
 answered one at a time. Only a read that brought one whole request with a cached head, while nothing is queued, is
 answered without parsing. A connection has one deadline: for a head, for more of a body, for the next request, or for
 the client to read what was written. While a replica works, the upstream connection has the deadline. A client that ends
 its side of the connection has disconnected: its running request is cancelled.
 
-Reads the bytes of one client into requests, in order; each becomes a whole request or its rejection.
-
-Theory of operation. The parser may finish several requests in one read (pipelining), so requests are queued. A request
-that violates HTTP is queued as its rejection, behind the requests before it, and all further bytes are ignored.
+Theory of operation of reading. The parser may finish several requests in one read (pipelining), so requests are queued.
+A request that violates HTTP is queued as its rejection, behind the requests before it, and all further bytes are
+ignored.
 
 A body has a deadline for each read, and an average rate to keep: after the grace period, a body of which ``n`` bytes
 have arrived must be no older than ``n`` divided by the minimum rate. So a body that trickles is rejected although it

@@ -1,11 +1,9 @@
-"""The active configuration of a router, and the only way to replace it.
+"""The active configuration of a router, the only way to replace it, and the last known good one on disk.
 
 Theory of operation. A document is checked, prepared and written to disk; only then one reference is swapped, between
 two requests. A failure before that leaves everything unchanged. Running requests keep the configuration that they began
 with. Documents are applied one at a time, and an older revision never replaces a newer one. The active configuration
 may arrive again with a later signature, which is stored with it.
-
-The last known good configuration on disk, and the signatures of configurations.
 
 Theory of operation of the files. A file is one line with the length and digest of the document, then the document. It
 is written under a temporary name and flushed to disk; then the current file is renamed to the previous one, and the

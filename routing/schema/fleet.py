@@ -1,10 +1,8 @@
-"""Replicas, the pools and task groups that use them, and ``RouterConfig``, the root of a configuration.
+"""Replicas, pools and task groups, ``RouterConfig``, the root of a configuration, and its numbered snapshots.
 
 A request belongs to the first task group that one of these rules names, in this order: the header ``X-Task-Group``, the
 API key, the session key, the tier-1 prefix, the model. The order goes from what a client states on purpose to what many
 requests have in common. Two groups of a pool with the same claim are an error.
-
-Snapshots: numbered configurations as documents, with their digest, their signature and all checks.
 
 A ``Snapshot`` is an envelope that keeps ``config`` as raw bytes. The schema number is read before anything inside is,
 and ``sha256`` is the digest of exactly those bytes, so that two releases which would encode a config differently agree

@@ -6,16 +6,14 @@ affinity everywhere. If it is full, replicas with the next shorter prefix follow
 of the prompt, and then the least loaded of all. A prompt of which no replica has so much cached also goes to the least
 loaded; among equals, the first uncached block decides by ring order.
 
-The cost of a request at each candidate: queued work, and the tokens that the replica would have to prefill.
-
-Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + price * uncached``, in tokens,
-divided by the replica's speed. With a price of 1 that is the time to this request's own first token. Prefilling tokens
-that another replica has cached also costs other requests: those that find no idle replica wait behind it, and the
-blocks that it evicts from a full cache may be requested again. The price therefore rises to ``alpha`` with the greater
-of two shares: the share of busy replicas, to the power of ``CHOICES``, because a next request only waits if all
-replicas that it can choose from are busy; and the share of old cached blocks that are used again before they are
-evicted. So an idle fleet with free cache prefills a long new prefix at several replicas at once, and a busy or crowded
-one avoids copies.
+Theory of operation of the lowest cost. The cost at a replica is ``remaining + STEP_S * rate * running + price *
+uncached``, in tokens, divided by the replica's speed. With a price of 1 that is the time to this request's own first
+token. Prefilling tokens that another replica has cached also costs other requests: those that find no idle replica wait
+behind it, and the blocks that it evicts from a full cache may be requested again. The price therefore rises to
+``alpha`` with the greater of two shares: the share of busy replicas, to the power of ``CHOICES``, because a next
+request only waits if all replicas that it can choose from are busy; and the share of old cached blocks that are used
+again before they are evicted. So an idle fleet with free cache prefills a long new prefix at several replicas at once,
+and a busy or crowded one avoids copies.
 
 The cost always grows with the load and falls with the cached tokens, so the minimum is found among few candidates. If
 few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
