@@ -23,7 +23,7 @@ from aiohttp import web
 from routing.health import circuit_breaker
 from routing.http.response import RejectedRequestError
 from routing.log import defect
-from routing.observability.exposition import PREFIX, header, labels
+from routing.observability.metrics import PREFIX, header, labels
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError
 from routing.schema import is_loopback, without_secrets
 

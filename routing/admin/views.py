@@ -20,8 +20,8 @@ from routing.health.circuit_breaker import State
 from routing.http.request import Request, RequestHead
 from routing.http.response import RejectedRequestError
 from routing.http.tasks import run_in_slices
-from routing.observability.decision_record import Record, format_hash
-from routing.observability.exposition import PREFIX, header, labels, process_lines
+from routing.observability.decision_log import Record, format_hash
+from routing.observability.metrics import PREFIX, header, labels, process_lines
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.config_store import Applied, Source
 from routing.proxy.router import Router

@@ -30,7 +30,7 @@ from routing.health.checks import active_replicas
 from routing.http.loop import log_exceptions
 from routing.http.request import Request, RequestHead
 from routing.log import defect, event
-from routing.observability.exposition import PREFIX, header, labels
+from routing.observability.metrics import PREFIX, header, labels
 from routing.prompt.parsing import with_member
 from routing.schema import PoolConfig, ReplicaState
 from routing.types import BLOCK_BYTES, NoReplicaError, ReplicaId, TargetId

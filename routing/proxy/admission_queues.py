@@ -14,7 +14,7 @@ from typing import Final
 
 from routing.http.response import RejectedRequestError
 from routing.limits.concurrency import ConcurrencyLimiter, RejectionCause, SharedLimits
-from routing.observability.exposition import PREFIX, Histogram, header, labels
+from routing.observability.metrics import PREFIX, Histogram, header, labels
 from routing.schema import LEAST_URGENT, ConcurrencyConfig, RouterConfig
 
 QueueKey = tuple[str, str]  # pool, and task group or "" for the pool's own

@@ -17,8 +17,7 @@ from routing.http.loop import log_exceptions
 from routing.http.response import RejectedRequestError, ResponseHead
 from routing.http.usage import has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
-from routing.observability.decision_log import structure_json
-from routing.observability.decision_record import Record
+from routing.observability.decision_log import Record, structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from routing.balancing.load_tracker import Ticket
     from routing.http.auth import Grant
     from routing.http.request import Request
-    from routing.observability.decision_record import Record
+    from routing.observability.decision_log import Record
     from routing.proxy.services import Services
 
 

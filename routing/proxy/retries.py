@@ -19,7 +19,7 @@ from routing.upstream.connection import Failure
 if TYPE_CHECKING:
     from routing.balancing.placement import Decision
     from routing.balancing.request import PlacementRequest
-    from routing.observability.decision_record import Record
+    from routing.observability.decision_log import Record
     from routing.proxy.services import ActiveConfiguration, Services
 
 

@@ -15,8 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from routing.observability.exposition import EXPOSED_EDGES, PREFIX, exposed_edge
-from routing.observability.metrics import GRACE_S, POLICY_LATENCY, POLICY_TTFT, ConfiguredSeries, SeriesKey
+from routing.observability.metrics import (
+    EXPOSED_EDGES,
+    GRACE_S,
+    POLICY_LATENCY,
+    POLICY_TTFT,
+    PREFIX,
+    ConfiguredSeries,
+    SeriesKey,
+    exposed_edge,
+)
 
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {

@@ -16,7 +16,7 @@ from routing.health.circuit_breaker import State
 from routing.http.response import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
-from routing.observability.exposition import PREFIX, header, process_lines
+from routing.observability.metrics import PREFIX, header, process_lines
 from routing.proxy.config_store import Applied, LastKnownGood, RetryLaterError, Signatures, Source
 from routing.workers.metrics import lines, parse
 from routing.workers.process import UNREACHABLE

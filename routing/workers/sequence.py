@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS
-from routing.observability.decision_record import with_block_sample
+from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS, with_block_sample
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.decode

@@ -13,8 +13,7 @@ import yaml
 from django.utils import timezone
 
 from controlplane.services.fleet.pools import create_pool
-from routing.observability.exposition import PREFIX
-from routing.observability.metrics import PREDICTION_LINES
+from routing.observability.metrics import PREDICTION_LINES, PREFIX
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program

@@ -18,8 +18,7 @@ from typing import Any
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import Residency
-from routing.observability.decision_log import StructureSampler
-from routing.observability.decision_record import Record
+from routing.observability.decision_log import Record, StructureSampler
 from routing.observability.metrics import Outcome
 from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin

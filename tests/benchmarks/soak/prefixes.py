@@ -15,8 +15,7 @@ from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import MAX_ENTRIES, Residency
 from routing.http.usage import Usage
-from routing.observability.decision_log import MAX_RECORDS, DecisionRing
-from routing.observability.decision_record import Record
+from routing.observability.decision_log import MAX_RECORDS, DecisionRing, Record
 from routing.observability.metrics import Metrics, Outcome
 from routing.process import return_large_blocks, tune_garbage_collector
 from routing.prompt.canonical import canonical_prompt

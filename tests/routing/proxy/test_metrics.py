@@ -12,9 +12,8 @@ import pytest
 
 from routing import __version__
 from routing.balancing.placement import CandidateLoads
-from routing.observability.decision_record import Record
-from routing.observability.exposition import EDGES, EXPOSED_EDGES, Histogram
-from routing.observability.metrics import GRACE_S, ConfiguredSeries, Metrics, Outcome
+from routing.observability.decision_log import Record
+from routing.observability.metrics import EDGES, EXPOSED_EDGES, GRACE_S, ConfiguredSeries, Histogram, Metrics, Outcome
 from routing.schema import ConcurrencyConfig, RouterConfig, TaskGroupConfig
 from tests.fakes.replica import FakeReplica, streaming
 from tests.routing.proxy.harness import config, routed, samples

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from routing.observability.exposition import EXPOSED_EDGES, PREFIX, Histogram, header
-from routing.observability.metrics import GRACE_S, POLICY_TTFT, ConfiguredSeries
+from routing.observability.metrics import (
+    EXPOSED_EDGES,
+    GRACE_S,
+    POLICY_TTFT,
+    PREFIX,
+    ConfiguredSeries,
+    Histogram,
+    header,
+)
 from routing.schema import Canary, PolicyConfig, PoolConfig, ReplicaConfig, RoundRobinSettings, RouterConfig
 from routing.workers.metrics import Families, MergedMetrics, add, lines, parse, series_key
 from routing.workers.multiprocess import merged_rows

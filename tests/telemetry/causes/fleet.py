@@ -25,10 +25,8 @@ from routing.balancing.placement import Placement
 from routing.balancing.replicas import HealthRegistry
 from routing.balancing.request import PlacementRequest
 from routing.balancing.residency import Residency
-from routing.observability.decision_log import DecisionRing, StructureSampler, structure_json
-from routing.observability.decision_record import Record
-from routing.observability.exposition import PREFIX
-from routing.observability.metrics import Metrics, Outcome
+from routing.observability.decision_log import DecisionRing, Record, StructureSampler, structure_json
+from routing.observability.metrics import PREFIX, Metrics, Outcome
 from routing.prompt.canonical import canonical_prompt
 from routing.prompt.parsing import parse_body, session_key
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, Settings, TaskGroupConfig

@@ -277,7 +277,7 @@ def test_an_unknown_kind_of_response_is_ignored():
 def test_what_the_router_really_serves_is_read():
     """The names and the sparse histograms are the router's own."""
     from routing.balancing.placement import CandidateLoads
-    from routing.observability.decision_record import Record
+    from routing.observability.decision_log import Record
     from routing.observability.metrics import Metrics, Outcome
 
     metrics = Metrics()

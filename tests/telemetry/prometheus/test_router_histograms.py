@@ -11,9 +11,8 @@ import httpx
 import pytest
 
 from routing.balancing.placement import CandidateLoads
-from routing.observability.decision_record import Record
-from routing.observability.exposition import EXPOSED_EDGES
-from routing.observability.metrics import Metrics, Outcome
+from routing.observability.decision_log import Record
+from routing.observability.metrics import EXPOSED_EDGES, Metrics, Outcome
 from routing.workers.metrics import add, lines, parse
 from telemetry.metrics.histograms import merge, quantile
 from telemetry.metrics.router import read_router
