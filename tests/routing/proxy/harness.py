@@ -22,8 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from routing.balancing.placement import CandidateLoads
 from routing.http.tls import TlsFiles
-from routing.observability.decision_log import DecisionRing
-from routing.observability.decision_log import Record
+from routing.observability.decision_log import DecisionRing, Record
 from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
 from routing.schema import (

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from routing import __version__
-from routing.proxy.config_store import ConfigStore, NackError, Swap
-from routing.proxy.config_store import CURRENT, LastKnownGood
+from routing.proxy.config_store import CURRENT, ConfigStore, LastKnownGood, NackError, Swap
 from routing.schema import (
     Limits,
     LoadedSnapshot,

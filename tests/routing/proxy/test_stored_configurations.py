@@ -19,8 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.proxy.config_store import ConfigStore, NackError, Source
-from routing.proxy.config_store import CURRENT, PREVIOUS, SKEW_S, LastKnownGood, Signatures
+from routing.proxy.config_store import (
+    CURRENT,
+    PREVIOUS,
+    SKEW_S,
+    ConfigStore,
+    LastKnownGood,
+    NackError,
+    Signatures,
+    Source,
+)
 from routing.schema import ConfigError, RouterConfig, dump_snapshot, key_id, load_snapshot, sign_document
 from routing.settings import SettingsError, read_settings
 from tests.routing.proxy.harness import ready

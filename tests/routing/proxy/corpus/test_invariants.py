@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from routing.http.response import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache
 from routing.http.request import Request, RequestHead
-from routing.http.response import LocalResponse
+from routing.http.response import VARYING_REQUEST_HEADERS, CachedHead, HeaderCache, LocalResponse
 from routing.proxy.client_connection import ClientConnection
 from tests.routing.proxy.corpus.in_memory import ROUNDS, RecordingRouter, Wire, damaged, outcome
 from tests.routing.proxy.corpus.readers import by_aiohttp, by_h11
