@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 
-from routing.admin.views import RouterView
+from routing.admin.api import RouterView
 from routing.http.sockets import BACKLOG, bind, close_listeners, divert_new_connections
 from routing.log import event
 from routing.proxy.client_connection import ClientConnection

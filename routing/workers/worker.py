@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from routing.admin.views import RouterView
+from routing.admin.api import RouterView
 from routing.http.response import RejectedRequestError
 from routing.http.sockets import BACKLOG
 from routing.http.tasks import Background, Periodic, run_in_slices
