@@ -1,8 +1,7 @@
-"""Encryption at rest of secrets that must be read again, keyed hashes of secrets that are only compared, and the
-Ed25519 key pair that signs configurations.
+"""Encryption at rest, keyed hashes of secrets that are only compared, and the Ed25519 key that signs configurations.
 
-Every key is derived from ``SECRET_KEY``, one per purpose. ``SECRET_KEY_FALLBACKS`` are still tried when decrypting,
-so a key is rotated by moving the old one there.
+Every key is derived from ``SECRET_KEY``, one per purpose. Decryption also tries ``SECRET_KEY_FALLBACKS``, so a key is
+rotated by moving the old one there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def encrypt(plain: bytes) -> bytes:
 
 
 def decrypt(encrypted: bytes | memoryview) -> bytes:
-    """The plain bytes; DecryptionError if the data was altered or its key is unknown."""
+    """The plain bytes. DecryptionError if the data was altered or its key is unknown."""
     try:
         return _fernet().decrypt(bytes(encrypted))
     except InvalidToken:
@@ -37,24 +36,24 @@ def decrypt(encrypted: bytes | memoryview) -> bytes:
 
 
 def reencrypt(encrypted: bytes | memoryview) -> bytes | None:
-    """The same encrypted under the present key; None where it is already, DecryptionError as for ``decrypt``."""
-    present = _fernets()[0]
+    """The data encrypted with the current key; None where it is already. DecryptionError as for ``decrypt``."""
+    current = _fernets()[0]
     try:
-        present.decrypt(bytes(encrypted))
+        current.decrypt(bytes(encrypted))
     except InvalidToken:
-        return present.encrypt(decrypt(encrypted))
+        return current.encrypt(decrypt(encrypted))
     return None
 
 
 def keyed_digest(purpose: str, value: str) -> str:
-    """HMAC-SHA256 in hex, for values that are recognised and never shown again."""
+    """HMAC-SHA256 in hex, for secrets that are compared and never shown again."""
     return next(_digests(purpose, value))
 
 
 def matches_digest(purpose: str, value: str, digest: str) -> bool:
-    """Whether ``digest`` is of this value, under the present key or a former one; in constant time for each."""
-    answers = [hmac.compare_digest(candidate, digest) for candidate in _digests(purpose, value)]
-    return any(answers)
+    """Whether ``digest`` is of this value, with the current key or a former one. Constant time for each key."""
+    results = [hmac.compare_digest(candidate, digest) for candidate in _digests(purpose, value)]
+    return any(results)
 
 
 def _digests(purpose: str, value: str) -> Iterator[str]:
@@ -71,18 +70,18 @@ def _fernets() -> list[Fernet]:
 
 
 def _keys(purpose: str) -> Iterator[bytes]:
-    """32 bytes for each secret key, the present one first."""
+    """32 bytes for each secret key, the current one first."""
     for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS):
         yield hmac.new(force_bytes(secret), f"warmpath {purpose}".encode(), hashlib.sha256).digest()
 
 
 def private_key(secret: str) -> Ed25519PrivateKey:
-    """The same for the same text, and of no use to whoever has another key that is derived from it."""
+    """The signing key derived from a secret: the same key for the same secret."""
     return Ed25519PrivateKey.from_private_bytes(
         hmac.new(secret.encode(), b"warmpath configurations", hashlib.sha256).digest()
     )
 
 
 def public_key(secret: str) -> str:
-    """What routers are given: 64 hex digits."""
+    """The public key for routers: 64 hex digits."""
     return private_key(secret).public_key().public_bytes_raw().hex()

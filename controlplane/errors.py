@@ -1,4 +1,4 @@
-"""What the control plane refuses, by cause. ``api/exceptions.py`` alone turns these into statuses."""
+"""Errors of the control plane, by cause. ``api/exceptions.py`` alone turns them into HTTP statuses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from typing import Self
 
 
 class ControlPlaneError(Exception):
-    """Base of all. The text is for the person who asked: what failed, and what to do."""
+    """Base of all. The text is for the person who sent the request: what failed, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong in what was sent."""
+    """One invalid value in a request."""
 
     path: str  # a JSON path from the document's root, such as ``$.settings.load_factor``
     reason: str
 
 
 class InvalidError(ControlPlaneError):
-    """What was asked cannot be right, whatever the state of things."""
+    """The request is invalid in any state of the fleet."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -26,25 +26,24 @@ class InvalidError(ControlPlaneError):
 
     @classmethod
     def of(cls, faults: Sequence[Fault]) -> Self:
-        """Several at once, of which the first is the one that the text names."""
+        """An error with several faults; the text names the first."""
         error = cls(faults[0].path, faults[0].reason)
         error.faults = tuple(faults)
         return error
 
     def within(self, path: str, *, instead_of: str = "$") -> Self:
-        """The same, of a document in which this one stands at ``path``."""
-        moved = [
-            Fault(path + fault.path.removeprefix(instead_of).removeprefix("$"), fault.reason) for fault in self.faults
-        ]
-        return self.of(moved)
+        """The same error in a document that contains the invalid one at ``path``."""
+        return self.of(
+            [Fault(path + fault.path.removeprefix(instead_of).removeprefix("$"), fault.reason) for fault in self.faults]
+        )
 
 
 class ConflictError(ControlPlaneError):
-    """What was asked does not fit the present state; after a fresh look it may."""
+    """The request does not fit the present state; it may succeed after a fresh GET."""
 
 
 class GoneError(ConflictError):
-    """It was removed since somebody looked at it."""
+    """The object was removed since the client read it."""
 
     def __init__(self, noun: str) -> None:
         super().__init__(f"This {noun} was removed meanwhile.")
@@ -58,14 +57,14 @@ class NameTakenError(ConflictError):
 
 
 class NotUsableError(ConflictError):
-    """A name or URL cannot be had, for a reason that this person may not know."""
+    """A name or URL is taken in a project that this person may not see."""
 
     def __init__(self, value: str) -> None:
         super().__init__(f"{value!r} cannot be used here; choose another.")
 
 
 class InUseError(ConflictError):
-    """It cannot go while others rely on it."""
+    """The object cannot be removed while others depend on it."""
 
 
 class NotADraftError(ConflictError):
@@ -73,42 +72,42 @@ class NotADraftError(ConflictError):
 
 
 class StaleDraftError(ConflictError):
-    """The policy moved on since the editor looked at it."""
+    """Another revision became active since the editor read the policy."""
 
 
 class RolloutMoveError(ConflictError):
-    """A rollout's state has no such move."""
+    """The rollout's state has no such transition."""
 
 
-class OwnPublicationError(ControlPlaneError):
-    """A publication is approved by somebody other than who made it."""
-
-
-class FrozenError(ConflictError):
-    """Some rows never change."""
+class ImmutableError(ConflictError):
+    """Rows of this kind never change."""
 
     def __init__(self, noun: str, name: str) -> None:
-        super().__init__(f"The {noun} {name} never changes; make a new one.")
+        super().__init__(f"The {noun} {name} never changes; create a new one.")
 
 
-class UnfinishedError(ConflictError):
-    """The same request is still being worked on."""
+class RequestInProgressError(ConflictError):
+    """The first request with this idempotency key is still in progress."""
 
 
-class KeyReusedError(InvalidError):
-    """A key that names one request was sent with another."""
+class SelfApprovalError(ControlPlaneError):
+    """A publication must be approved by somebody other than its author."""
 
 
-class TooManyKeysError(ControlPlaneError):
-    """Somebody uses more keys than are kept."""
+class IdempotencyKeyReusedError(InvalidError):
+    """An idempotency key was sent with a different request."""
 
 
-class RouterAwayError(ControlPlaneError):
-    """A router that is asked something does not answer as routers do."""
+class TooManyIdempotencyKeysError(ControlPlaneError):
+    """A client exceeded the number of idempotency keys that are stored for it."""
+
+
+class RouterUnavailableError(ControlPlaneError):
+    """A router did not respond, or not as a router does."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"Router {name} cannot be asked: {reason}. It serves on with what it runs.")
+        super().__init__(f"Router {name} cannot be queried: {reason}. It continues with its present configuration.")
 
 
 class DecryptionError(ControlPlaneError):
-    """Something encrypted at rest cannot be read with the keys of this process."""
+    """A value encrypted at rest cannot be decrypted with the keys of this process."""

@@ -1,10 +1,8 @@
-"""Parts of the routers' schema that a row keeps: described for forms and documents, and checked.
+"""Parts of the routers' schema that rows store: described for forms and documents, and validated. Pure: no query.
 
-Nothing about a setting is written here twice: ranges, defaults, units and help all come from the schema's own
-annotations. A row keeps such a part as JSON with every default written out, so that a release which changes a default
-does not change what runs; ``None`` stays None, for "not set: as the routers do by themselves". Pure: no query.
-
-Which parts of the routers' schema each row keeps, under the schema's own names and by its types.
+Nothing about a setting is written here twice: ranges, defaults, units and help come from the schema's annotations. A
+row stores such a part as JSON with every default written out, so that a release which changes a default does not
+change what runs. ``None`` means "not set: the routers' own default".
 """
 
 from __future__ import annotations
@@ -23,17 +21,17 @@ from controlplane.errors import Fault, InvalidError
 from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
 
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-_MAX_REASON = 200  # characters; msgspec quotes a name that nobody knows, however long it is
+_MAX_REASON = 200  # characters; msgspec quotes unknown names, however long
 
 
 @dataclass(frozen=True, slots=True)
 class SettingInfo:
-    """One setting, as a form or a page of documentation shows it."""
+    """One setting, for forms and documentation."""
 
     field: str
-    kind: str  # "number", "integer", "choice", "text"; "texts" a list of them, "pairs" one of structs of two texts
+    kind: str  # "number", "integer", "choice", "text"; "texts": a list of texts, "pairs": of structs of two texts
     unit: str  # "" for a choice and a text
-    low: float | None  # both included; None: open; of a text's length
+    low: float | None  # inclusive; None: unbounded; of a text: its length
     high: float | None
     choices: tuple[str, ...]
     default: Any
@@ -44,80 +42,76 @@ class SettingInfo:
 
 @cache
 def settings_of(struct: type[msgspec.Struct]) -> tuple[SettingInfo, ...]:
-    """Every field of a struct of the schema, in its order; TypeError for a kind of field that nobody thought of."""
-    found = described.type_info(struct)
-    if not isinstance(found, described.StructType):
-        raise TypeError(f"{struct} is no struct")
-    return tuple(_setting(field) for field in found.fields)
+    """Every field of a struct of the schema, in order. TypeError for a type of field that forms do not support."""
+    return tuple(_setting(field) for field in _fields(struct))
 
 
 def setting_of(struct: type[msgspec.Struct], field: str) -> SettingInfo:
-    """One field of a struct that may have others of which no form knows."""
-    found = described.type_info(struct)
-    if not isinstance(found, described.StructType):
-        raise TypeError(f"{struct} is no struct")
-    return next(_setting(one) for one in found.fields if one.name == field)
+    """One field of a struct whose other fields forms may not support."""
+    return next(_setting(member) for member in _fields(struct) if member.name == field)
 
 
 def kinds_of(struct: type[msgspec.Struct], *fields: str) -> dict[str, Any]:
     """The annotated types of some fields of a struct, for ``canonical``."""
-    known = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    return {name: known[name] for name in fields}
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    return {name: types[name] for name in fields}
 
 
 def canonical(kind: Any, value: Any, path: str) -> Any:
-    """A value of a type of the schema as JSON, every default written out; InvalidError below ``path``. None stays."""
+    """A value of a schema type as JSON, every default written out; None stays None. InvalidError below ``path``."""
     if value is None:
         return None
     try:
-        read = msgspec.json.decode(json.dumps(value, allow_nan=False).encode(), type=kind)
+        decoded = msgspec.json.decode(json.dumps(value, allow_nan=False).encode(), type=kind)
     except msgspec.DecodeError as error:
-        raise InvalidError(*_said(str(error), path)) from None
-    except (TypeError, ValueError, RecursionError) as error:  # nothing that JSON can say
+        match = _REASON.fullmatch(str(error))
+        reason, below = (match["reason"], match["path"] or "") if match else (str(error), "")
+        raise InvalidError(path + below, reason[:_MAX_REASON]) from None
+    except (TypeError, ValueError, RecursionError) as error:  # not representable as JSON
         raise InvalidError(path, str(error)[:_MAX_REASON]) from None
-    return json.loads(msgspec.json.encode(read))
+    return json.loads(msgspec.json.encode(decoded))
 
 
-def checked(kinds: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with those that ``kinds`` knows made canonical; one InvalidError that names everything wrong."""
-    done, faults = dict(values), list[Fault]()
+def canonical_fields(kinds: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with those named in ``kinds`` made canonical. One InvalidError names all faults."""
+    result, faults = dict(values), list[Fault]()
     for name in kinds.keys() & values.keys():
         try:
-            done[name] = canonical(kinds[name], values[name], f"$.{name}")
+            result[name] = canonical(kinds[name], values[name], f"$.{name}")
         except InvalidError as error:
             faults += error.faults
     if faults:
         raise InvalidError.of(faults)
-    return done
+    return result
 
 
-def revived(kinds: Mapping[str, Any], row: object) -> dict[str, Any]:
-    """What a row holds of ``kinds``, as the schema's own values; what is None there is left to the schema's default."""
-    held = {name: getattr(row, name) for name in kinds}
-    return {name: msgspec.convert(value, kinds[name]) for name, value in held.items() if value is not None}
+def schema_values(kinds: Mapping[str, Any], row: object) -> dict[str, Any]:
+    """A row's fields named in ``kinds`` as values of the schema, without those that are None."""
+    stored = {name: getattr(row, name) for name in kinds}
+    return {name: msgspec.convert(value, kinds[name]) for name, value in stored.items() if value is not None}
 
 
 def json_schemas(kinds: Iterable[Any], ref_template: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """The JSON schema of each type, and of what these refer to by ``ref_template`` (it holds ``{name}``)."""
+    """The JSON schema of each type, and of the components that they refer to by ``ref_template`` with ``{name}``."""
     schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
     return tuple(map(_published, schemas)), _published(components)
 
 
 def _published(schema: Any) -> Any:
-    r"""A JSON schema with patterns in its own language, which says ``$`` where Python says ``\Z``."""
+    r"""A JSON schema with patterns in JSON Schema's dialect, which has ``$`` where Python has ``\Z``."""
     if isinstance(schema, dict):
         return {
-            name: it.replace(r"\Z", "$") if name == "pattern" and isinstance(it, str) else _published(it)
-            for name, it in schema.items()
+            name: value.replace(r"\Z", "$") if name == "pattern" and isinstance(value, str) else _published(value)
+            for name, value in schema.items()
         }
-    return [_published(it) for it in schema] if isinstance(schema, list) else schema
+    return [_published(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def _said(text: str, path: str) -> tuple[str, str]:
-    """Where and what: msgspec puts both into one sentence."""
-    match = _REASON.fullmatch(text)
-    reason, below = (match["reason"], match["path"]) if match else (text, "")
-    return path + (below or ""), reason[:_MAX_REASON]
+def _fields(struct: type[msgspec.Struct]) -> tuple[described.Field, ...]:
+    info = described.type_info(struct)
+    if not isinstance(info, described.StructType):
+        raise TypeError(f"{struct} is no struct")
+    return info.fields
 
 
 def _setting(field: described.Field) -> SettingInfo:
@@ -139,11 +133,11 @@ def _setting(field: described.Field) -> SettingInfo:
         case described.VarTupleType(item_type=item):
             word = "pairs" if isinstance(_unwrapped(item)[3], described.StructType) else "texts"
             return SettingInfo(name, word, "", None, None, (), list(default or ()), **common)
-    raise TypeError(f"{field.name}: no form knows a {type(kind).__name__}; teach it this one")
+    raise TypeError(f"{field.name}: forms do not support a {type(kind).__name__}")
 
 
 def _unwrapped(kind: described.Type) -> tuple[str, str, bool, described.Type]:
-    """(unit, description, whether it may be null, what is inside)."""
+    """(unit, description, whether null is allowed, the type without metadata and null)."""
     unit, text, nullable = "", "", False
     while True:
         match kind:
@@ -153,11 +147,12 @@ def _unwrapped(kind: described.Type) -> tuple[str, str, bool, described.Type]:
                 kind = inner
             case described.UnionType(types=types) if kind.includes_none:
                 nullable = True
-                kind = next(one for one in types if not isinstance(one, described.NoneType))
+                kind = next(member for member in types if not isinstance(member, described.NoneType))
             case _:
                 return unit, text, nullable, kind
 
 
+# The parts that each row stores, by the schema's own names and types.
 POOL = kinds_of(
     PoolConfig,
     "models",

@@ -1,10 +1,9 @@
-"""What the worker does for the control plane: bring routers to the configuration that they should run, and replicas to
-what their sources find.
+"""Celery tasks: push configurations to routers, poll replica sources, and housekeeping.
 
-Theory of operation. Level-triggered: each run compares what every router runs, as far as it told us, with the newest
-snapshot, and sends that to those that differ or have fallen silent. So it does not matter which wake-up, push or
-acknowledgement was lost, or how many workers and beats there are: a push is claimed before it is sent, routers refuse
-what is older than what they run, and acknowledgements are recorded by conditional updates.
+Theory of operation. The reconciler is level-triggered: each run compares the configuration that every router last
+reported with the newest one, and pushes the newest to those that differ or fell silent. Lost wake-ups, pushes and
+acknowledgements therefore only cost time, and any number of workers and beats may run: a push is claimed before it is
+sent, routers reject configurations older than their own, and acknowledgements are recorded by conditional updates.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from controlplane.services.routers import (
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from controlplane.services.worker_liveness import record_worker_seen
 
-PARALLEL = 32  # pushes at once; one that hangs delays nobody else
+MAX_PARALLEL_PUSHES = 32  # a router that hangs delays no other
 
 
 @shared_task(acks_late=True, ignore_result=True)
 def reconcile_routers() -> None:
-    """Push to every router that runs something else or has fallen silent; note those that are lost."""
+    """Push to every router that runs another configuration or fell silent, and mark lost routers."""
     record_worker_seen(timezone.now())
     with isolated_items(PeriodicTask.CONFIG_PUSHES) as item:
         with item("push"):
@@ -59,10 +58,8 @@ def push_config(router_id: int) -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def tidy() -> None:
-    """Drop what was kept for repeated requests longer than a day, and sessions that are over; bring restored events
-    into order.
-    """
+def clean_up() -> None:
+    """Delete expired idempotency records and ended sessions, and renumber restored events."""
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
         for cleanup in (delete_expired_records, delete_ended_sessions, reset_foreign_events):
             with item(cleanup.__name__):
@@ -71,7 +68,7 @@ def tidy() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def check_audit_log() -> None:
-    """Once a day, walk along the audit log's chain."""
+    """Verify the audit log's chain once a day."""
     check_audit_daily(timezone.now())
 
 
@@ -83,30 +80,29 @@ def _push(router_id: int | None) -> None:
 
 
 def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
-    """Send concurrently; record each answer as it comes, in this thread, which alone uses the database.
-
-    What answers mean for rollouts is looked at once for all that have come in the meantime.
+    """Send concurrently. This thread alone uses the database: it records each response as it arrives, and advances
+    rollouts once for all responses that arrived meanwhile.
     """
     document, token = sign(snapshot_document(desired), timezone.now()), settings.ROUTER_ADMIN_TOKEN
     with (
         isolated_items(PeriodicTask.CONFIG_PUSHES) as item,
         guarded_client(fleet_rules()) as http,
-        ThreadPoolExecutor(min(PARALLEL, len(routers))) as threads,
+        ThreadPoolExecutor(min(MAX_PARALLEL_PUSHES, len(routers))) as threads,
     ):
-        sent: dict[Future[Ack | Nack | Unreachable], Router] = {
+        pushes: dict[Future[Ack | Nack | Unreachable], Router] = {
             threads.submit(deliver, http, router, desired, document, token): router for router in routers
         }
-        waiting: Collection[Future[Ack | Nack | Unreachable]] = sent
-        while waiting:
-            answered, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for answer in answered:
-                with item(sent[answer].name):
-                    _record(sent[answer].pk, desired, answer.result())
+        pending: Collection[Future[Ack | Nack | Unreachable]] = pushes
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for push in done:
+                with item(pushes[push].name):
+                    _record(pushes[push].pk, desired, push.result())
             advance_rollouts()
 
 
-def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreachable) -> None:
-    match outcome:
+def _record(router_id: int, sent: ConfigSnapshot, response: Ack | Nack | Unreachable) -> None:
+    match response:
         case Ack(number, sha256, signature):
             record_ack(router_id, number=number, sha256=sha256, signature=signature)
         case Nack(path, reason, running_number):
@@ -115,26 +111,21 @@ def _record(router_id: int, sent: ConfigSnapshot, outcome: Ack | Nack | Unreacha
             record_unreachable(router_id, number=sent.number, reason=reason)
 
 
-# --- replica sources --------------------------------------------------------------------------------------
-
-
 @shared_task(acks_late=True, ignore_result=True)
 def poll_sources() -> None:
-    """Look at every source that is due, at once; bring replicas in line with each answer as it comes."""
+    """Poll every replica source that is due, concurrently, and reconcile its replicas with each result."""
     claimed = claim_polls()
     if not claimed:
         return
     with isolated_items(PeriodicTask.REPLICA_SOURCES) as item, ThreadPoolExecutor(len(claimed)) as threads:
-        looks: dict[Future[PollResult | PollError], ReplicaSource] = {
+        polls: dict[Future[PollResult | PollError], ReplicaSource] = {
             threads.submit(poll, source): source for source in claimed
         }
-        for done in as_completed(looks):
-            with item(looks[done].name):
-                _note(looks[done], done.result())
-
-
-def _note(source: ReplicaSource, outcome: PollResult | PollError) -> None:
-    if isinstance(outcome, PollError):
-        record_poll_failure(source, str(outcome))
-    elif record_poll(source, outcome):
-        reconcile_source(source.pk)
+        for done in as_completed(polls):
+            source = polls[done]
+            with item(source.name):
+                result = done.result()
+                if isinstance(result, PollError):
+                    record_poll_failure(source, str(result))
+                elif record_poll(source, result):
+                    reconcile_source(source.pk)

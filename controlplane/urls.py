@@ -1,12 +1,56 @@
-"""Joins the packages' URLs."""
+"""The site's URLs, and the health probes, which are open to everybody."""
 
+from django.contrib.auth.decorators import login_not_required
+from django.db import DatabaseError, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path, re_path
+from django.utils import timezone
 
 from controlplane.api.exceptions import no_such_endpoint
-from controlplane.health import healthz, readyz
+from controlplane.services.worker_liveness import is_late, worker_silence_s
 
 handler400 = "controlplane.api.exceptions.malformed"
 handler500 = "controlplane.api.exceptions.failed"
+
+
+@login_not_required
+def healthz(_request: HttpRequest) -> HttpResponse:
+    """Liveness: 200 without any dependency."""
+    return HttpResponse("ok\n", content_type="text/plain")
+
+
+@login_not_required
+def readyz(request: HttpRequest) -> HttpResponse:
+    """Readiness: 200 when the database responds and has every migration; 503 with the reason otherwise.
+
+    ``worker`` says whether scheduled work runs: "ok", "late" or "never_seen". A missing worker leaves a web process
+    ready, because pages are needed then; ``?require=worker`` makes it a 503.
+    """
+    reason = _not_ready_reason()
+    worker = None if reason else _worker_state()
+    if not reason and worker != "ok" and "worker" in request.GET.getlist("require"):
+        reason = "no worker was seen lately: nothing is scraped, evaluated or pushed to routers"
+    if reason:
+        return JsonResponse({"status": "not_ready", "reason": reason}, status=503)
+    return JsonResponse({"status": "ready", "worker": worker})
+
+
+def _worker_state() -> str:
+    silence_s = worker_silence_s(timezone.now())
+    if silence_s is None:
+        return "never_seen"
+    return "late" if is_late(silence_s) else "ok"
+
+
+def _not_ready_reason() -> str | None:
+    try:
+        executor = MigrationExecutor(connection)
+        missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
+    except DatabaseError:
+        return "the database does not respond"
+    return f"{len(missing)} migrations are not applied" if missing else None
+
 
 urlpatterns = [
     path("healthz", healthz),

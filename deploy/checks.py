@@ -28,7 +28,7 @@ CHECKS: dict[str, tuple[list[str | Path], dict[str, str]]] = {
     "imports": ([BIN / "lint-imports", "--no-cache"], {}),
     "deployment": ([*MANAGE, "check", "--deploy", "--fail-level", "WARNING"], PRODUCTION),
     "migrations": ([sys.executable, "-W", "ignore", *MANAGE[1:], "makemigrations", "--check", "--dry-run"], TESTING),
-    "interface": ([*MANAGE, "write_openapi", "--check"], TESTING),
+    "interface": ([*MANAGE, "api_contract", "--check"], TESTING),
     "documents": ([sys.executable, "-m", "pytest", "-q", "tests/contracts/documents"], {}),
 }
 

@@ -1,1 +1,1 @@
-"""Who may see and do what: ``rules`` is the table, ``actor`` who asks, ``scope`` what belongs to which project."""
+"""Access control: ``rules`` is the table of roles, ``actor`` holds a user's roles, ``middleware`` checks pages."""

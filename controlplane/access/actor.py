@@ -1,7 +1,4 @@
-"""Who is asking, and which roles they hold where.
-
-Which project a row belongs to, and so who can tell that it exists.
-"""
+"""The roles of whoever sent a request, and the project that each row belongs to."""
 
 from __future__ import annotations
 
@@ -15,36 +12,36 @@ from django.http import HttpRequest
 
 from controlplane.models import ApiToken, Role, RoleAssignment, Scope
 
-# The most that a token may do, whatever its user's roles are.
-CAPS = {Scope.READ: Role.VIEWER, Scope.WRITE: Role.APPROVER, Scope.ADMIN: Role.ADMIN}
+# The highest role that a token of this scope may use, whatever its user's roles are.
+HIGHEST_ROLE = {Scope.READ: Role.VIEWER, Scope.WRITE: Role.APPROVER, Scope.ADMIN: Role.ADMIN}
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The roles of whoever sent a request, by project id; ``None`` stands for all projects."""
+    """Roles by project id; the key ``None`` stands for all projects."""
 
     roles: Mapping[int | None, Role]
 
     def role_in(self, project_id: int | None) -> Role | None:
-        """The role in a project, or for what belongs to none (``None``); None for nobody there."""
-        held = [self.roles[key] for key in {project_id, None} if key in self.roles]
-        return max(held, key=lambda role: role.rank, default=None)
+        """The role in a project, or for rows that belong to no project (``None``); None without any role there."""
+        roles = [self.roles[key] for key in {project_id, None} if key in self.roles]
+        return max(roles, key=_rank, default=None)
 
     def may(self, needed: Role, project_id: int | None) -> bool:
-        """Whether the role in a project, or for what belongs to none, covers what is needed."""
+        """Whether the role in a project, or for rows that belong to no project, covers the needed one."""
         role = self.role_in(project_id)
         return role is not None and role.covers(needed)
 
     def may_somewhere(self, needed: Role) -> bool:
-        """Whether there is anything at all for which the role suffices."""
+        """Whether the role suffices in at least one project."""
         return any(role.covers(needed) for role in self.roles.values())
 
     def at_least(self, needed: Role) -> Actor:
-        """The same with only those roles that cover what is needed."""
+        """The same actor with only those roles that cover the needed one."""
         return Actor({key: role for key, role in self.roles.items() if role.covers(needed)})
 
     def projects(self, needed: Role = Role.VIEWER) -> frozenset[int] | None:
-        """The ids of the projects where the role suffices; None for all there are."""
+        """The ids of the projects where the role suffices; None for all projects."""
         if self.may(needed, None):
             return None
         return frozenset(key for key, role in self.roles.items() if key is not None and role.covers(needed))
@@ -54,41 +51,42 @@ NOBODY = Actor({})
 
 
 def actor_of(request: HttpRequest, token: ApiToken | None = None) -> Actor:
-    """Who sent this request, asked for once; with a token its scopes bound every role. One query."""
-    known: tuple[int | None, Actor] | None = getattr(request, "actor", None)  # by which token, and who
+    """The actor of this request, cached on it; a token's scopes bound every role. One query at most."""
+    cached: tuple[int | None, Actor] | None = getattr(request, "actor", None)  # token id, actor
     key = token.pk if token else None
-    if known is None or known[0] != key:
+    if cached is None or cached[0] != key:
         user = token.user if token else getattr(request, "user", None)
-        known = key, _capped(roles_of(user), token)
-        request.actor = known  # type: ignore[attr-defined]
-    return known[1]
+        cached = key, current_actor(user, token)
+        request.actor = cached  # type: ignore[attr-defined]
+    return cached[1]
 
 
-def current_actor(user: User, token: ApiToken | None) -> Actor:
-    """Who somebody is at this moment, whatever was known when their request began. One query."""
-    return _capped(roles_of(user), token)
+def current_actor(user: User | AnonymousUser | None, token: ApiToken | None) -> Actor:
+    """The user's roles at this moment, bounded by the token's scopes. One query."""
+    actor = roles_of(user)
+    if token is None:
+        return actor
+    highest = max((HIGHEST_ROLE[Scope(scope)] for scope in token.scopes), key=_rank)
+    return Actor({key: min(role, highest, key=_rank) for key, role in actor.roles.items()})
 
 
 def roles_of(user: User | AnonymousUser | None) -> Actor:
-    """The roles of a person. A superuser, made at the command line, is admin of everything: the way back in."""
+    """The roles of a person. A superuser, created at the command line, is admin of all projects."""
     if not isinstance(user, User) or not user.is_active:
         return NOBODY
     if user.is_superuser:
         return Actor({None: Role.ADMIN})
-    held: dict[int | None, Role] = {}
+    roles: dict[int | None, Role] = {}
     for project_id, role in RoleAssignment.objects.filter(user=user).values_list("project_id", "role"):
-        held[project_id] = max(held.get(project_id, Role(role)), Role(role), key=lambda one: one.rank)
-    return Actor(held)
+        roles[project_id] = max(roles.get(project_id, Role(role)), Role(role), key=_rank)
+    return Actor(roles)
 
 
-def _capped(actor: Actor, token: ApiToken | None) -> Actor:
-    if token is None:
-        return actor
-    most = max((CAPS[Scope(scope)] for scope in token.scopes), key=lambda role: role.rank)
-    return Actor({key: min(role, most, key=lambda one: one.rank) for key, role in actor.roles.items()})
+def _rank(role: Role) -> int:
+    return role.rank
 
 
-# The way from a row to its project; None: it belongs to none, and is for those who hold a role in all of them.
+# The lookup from a row to its project. None: the row belongs to no project and needs a role in all projects.
 PROJECT_OF: dict[str, str | None] = {
     "controlplane.Project": "pk",
     "controlplane.Pool": "project",
@@ -125,7 +123,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 def visible(actor: Actor, rows: QuerySet[Row]) -> QuerySet[Row]:
-    """Those of the rows that the actor may know of; KeyError for a kind of row that nobody thought of."""
+    """Those of the rows that the actor may see. KeyError for a model that is missing in ``PROJECT_OF``."""
     path = PROJECT_OF[rows.model._meta.label]  # noqa: SLF001 - Django's documented way to a model's name
     projects = actor.projects()
     if projects is None:
@@ -138,18 +136,18 @@ def project_id_of(row: Model) -> int | None:
     path = PROJECT_OF[row._meta.label]  # noqa: SLF001 - as above
     if path is None or path == "pk":
         return row.pk if path else None
-    *way, last = path.split("__")
-    found: Any = row
-    for step in way:
-        found = getattr(found, step)
-        if found is None:
+    *relations, last = path.split("__")
+    parent: Any = row
+    for relation in relations:
+        parent = getattr(parent, relation)
+        if parent is None:
             return None
-    number: int | None = getattr(found, f"{last}_id")  # None: of all projects, as a silence may be
-    return number
+    project_id: int | None = getattr(parent, f"{last}_id")  # None: of all projects, as a silence may be
+    return project_id
 
 
-def find(actor: Actor, rows: QuerySet[Row]) -> tuple[int | None] | None:
-    """The project of the one row, in a tuple; None where there is none that the actor may know of. One query."""
+def visible_project(actor: Actor, rows: QuerySet[Row]) -> tuple[int | None] | None:
+    """The project id of the first row, in a tuple; None where the actor sees no row. One query."""
     path = PROJECT_OF[rows.model._meta.label]  # noqa: SLF001 - as above
-    found = visible(actor, rows).values_list("pk", path or "pk").first()
-    return None if found is None else ((found[1] if path else None),)
+    row = visible(actor, rows).values_list("pk", path or "pk").first()
+    return None if row is None else ((row[1] if path else None),)

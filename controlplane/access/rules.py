@@ -1,47 +1,65 @@
-"""The rule table: which role each address needs, by method. What is not in it is refused to everybody.
+"""The rule table: the role that each route needs, by method. A route that is not in the table is open to nobody.
 
-A role counts in the project of the object that an address names; where it names none, holding the role in any
-project opens the door, and the view shows and takes only what lies in projects where the role suffices. An object of
-a project in which one has no role does not exist (404); one that may be seen but not touched is refused (403).
+A role counts in the project of the object that a URL names. A URL that names no object needs the role in any project,
+and its view shows and accepts only rows of projects where the role suffices. An object of a project in which the actor
+has no role is not found (404); an object that the actor may see but not change is forbidden (403).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from controlplane.access.actor import Actor
 from controlplane.models import Role
 
 VIEWER, OPERATOR, EDITOR, APPROVER, ADMIN = Role
 
-SEE = MappingProxyType({"GET": VIEWER})
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Access to one route."""
+
+    roles: Mapping[str, Role]  # by method
+    fleet_wide: bool = False  # concerns no single project: the role must be held in all projects
+    # Methods that need a recent authentication of a person: they cannot be undone, change access, or show a secret.
+    confirm: tuple[str, ...] = ()
 
 
-def _form(role: Role) -> Mapping[str, Role]:
-    """A page with a form: whoever may not send it need not see it."""
-    return {"GET": role, "POST": role}
+def _rule(*, fleet_wide: bool = False, confirm: tuple[str, ...] = (), **roles: Role) -> Rule:
+    return Rule(roles, fleet_wide, confirm)
+
+
+def _form(role: Role, *, fleet_wide: bool = False, confirm: tuple[str, ...] = ()) -> Rule:
+    """A page with a form. Those who may not submit it may not see it either."""
+    return Rule({"GET": role, "POST": role}, fleet_wide, confirm)
 
 
 def _resource(
-    *, create: Role | None = None, change: Role | None = None, remove: Role | None = None
-) -> tuple[Mapping[str, Role], Mapping[str, Role]]:
-    """The methods of a list and of one of its objects."""
-    several = {"GET": VIEWER, "POST": create}
-    one = {"GET": VIEWER, "PATCH": change, "DELETE": remove}
-    return _allowed(several), _allowed(one)
+    noun: str,
+    *,
+    create: Role | None = None,
+    change: Role | None = None,
+    remove: Role | None = None,
+    fleet_wide: bool = False,
+    confirm: tuple[str, ...] = (),
+) -> dict[str, Rule]:
+    """The rules of a REST list and of one of its objects."""
+
+    def rule(methods: Mapping[str, Role | None], *, is_fleet_wide: bool) -> Rule:
+        roles = {method: role for method, role in methods.items() if role is not None}
+        return Rule(roles, is_fleet_wide, tuple(method for method in confirm if method in roles))
+
+    return {
+        f"{noun}-list": rule({"GET": VIEWER, "POST": create}, is_fleet_wide=fleet_wide),
+        f"{noun}-detail": rule({"GET": VIEWER, "PATCH": change, "DELETE": remove}, is_fleet_wide=False),
+    }
 
 
-def _allowed(methods: Mapping[str, Role | None]) -> Mapping[str, Role]:
-    return {method: role for method, role in methods.items() if role is not None}
-
-
-def _named(noun: str, rules: tuple[Mapping[str, Role], Mapping[str, Role]]) -> dict[str, Mapping[str, Role]]:
-    return {f"{noun}-list": rules[0], f"{noun}-detail": rules[1]}
-
+SEE = _rule(GET=VIEWER)
 
 # By the name of the route.
-RULES: Mapping[str, Mapping[str, Role]] = {
+RULES: Mapping[str, Rule] = {
     # --- pages: see ---
     "telemetry:overview": SEE,
     "telemetry:overview-live": SEE,
@@ -59,7 +77,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:chart-json": SEE,
     "telemetry:ladder": SEE,
     "telemetry:ladder-figure": SEE,
-    "telemetry:links": {"POST": VIEWER},
+    "telemetry:links": _rule(POST=VIEWER),
     "telemetry:link": SEE,
     "telemetry:link-follow": SEE,
     "telemetry:prefixes": SEE,
@@ -69,11 +87,11 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "telemetry:events-csv": SEE,
     "telemetry:alerts": SEE,
     "telemetry:alert": SEE,
-    "telemetry:alert-acknowledge": {"POST": OPERATOR},
-    "telemetry:alert-release": {"POST": OPERATOR},
+    "telemetry:alert-acknowledge": _rule(POST=OPERATOR),
+    "telemetry:alert-release": _rule(POST=OPERATOR),
     "telemetry:silences": SEE,
     "telemetry:silence-new": _form(OPERATOR),
-    "telemetry:silence-end": {"POST": OPERATOR},
+    "telemetry:silence-end": _rule(POST=OPERATOR),
     "telemetry:rule-new": _form(EDITOR),
     "telemetry:rule": _form(EDITOR),
     "telemetry:rule-remove": _form(EDITOR),
@@ -82,13 +100,13 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:policy": SEE,
     "controlplane:policy-rollout": SEE,
     "controlplane:policy-edit": _form(EDITOR),
-    "controlplane:policy-check": {"POST": EDITOR},
-    "controlplane:policy-discard": {"POST": EDITOR},
+    "controlplane:policy-check": _rule(POST=EDITOR),
+    "controlplane:policy-discard": _rule(POST=EDITOR),
     "controlplane:policy-revisions": SEE,
     "controlplane:policy-compare": SEE,
     "controlplane:policy-revert": _form(APPROVER),
-    "controlplane:policy-create": {"POST": EDITOR},
-    "controlplane:policy-publish": {"POST": APPROVER},
+    "controlplane:policy-create": _rule(POST=EDITOR),
+    "controlplane:policy-publish": _rule(POST=APPROVER),
     "controlplane:policy-remove": _form(APPROVER),
     "controlplane:rollouts": SEE,
     "controlplane:rollout": SEE,
@@ -101,7 +119,7 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:warming": SEE,
     "controlplane:pool-new": _form(ADMIN),
     "controlplane:pool": _form(EDITOR),
-    "controlplane:pool-remove": _form(ADMIN),
+    "controlplane:pool-remove": _form(ADMIN, confirm=("GET", "POST")),
     "controlplane:replica-new": _form(EDITOR),
     "controlplane:replica": _form(EDITOR),
     "controlplane:replica-state": _form(OPERATOR),
@@ -110,125 +128,141 @@ RULES: Mapping[str, Mapping[str, Role]] = {
     "controlplane:source-new": _form(EDITOR),
     "controlplane:source": _form(EDITOR),
     "controlplane:source-remove": _form(EDITOR),
-    "controlplane:source-look": {"POST": OPERATOR},
-    "controlplane:discovered-adopt": {"POST": EDITOR},
-    "controlplane:discovered-dismiss": {"POST": EDITOR},
+    "controlplane:source-look": _rule(POST=OPERATOR),
+    "controlplane:discovered-adopt": _rule(POST=EDITOR),
+    "controlplane:discovered-dismiss": _rule(POST=EDITOR),
     "controlplane:task-groups": SEE,
     "controlplane:task-group-new": _form(EDITOR),
     "controlplane:task-group": _form(EDITOR),
     "controlplane:task-group-remove": _form(EDITOR),
-    "controlplane:limits": _form(ADMIN),
+    "controlplane:limits": _form(ADMIN, fleet_wide=True),
     # --- pages: deliver ---
-    "controlplane:routers": SEE,
+    "controlplane:routers": _rule(GET=VIEWER, fleet_wide=True),
     "controlplane:router": SEE,
     "controlplane:router-remove": _form(EDITOR),
-    "controlplane:configurations": SEE,
-    "controlplane:configuration": SEE,
-    "controlplane:configuration-compare": SEE,
-    "telemetry:channels": SEE,
-    "telemetry:channel-new": _form(EDITOR),
-    "telemetry:channel": _form(EDITOR),
-    "telemetry:heartbeat": _form(EDITOR),
-    "telemetry:heartbeat-remove": _form(EDITOR),
-    "telemetry:channel-rotate": {"POST": EDITOR},
-    "telemetry:channel-test": {"POST": OPERATOR},
-    "telemetry:channel-switch": {"POST": OPERATOR},
-    "telemetry:channel-remove": _form(EDITOR),
-    "telemetry:metrics-servers": SEE,
-    "telemetry:metrics-server-new": _form(ADMIN),
-    "telemetry:metrics-server": _form(ADMIN),
-    "telemetry:metrics-server-try": {"POST": OPERATOR},
-    "telemetry:metrics-server-remove": _form(ADMIN),
+    "controlplane:configurations": _rule(GET=VIEWER, fleet_wide=True),
+    "controlplane:configuration": _rule(GET=VIEWER, fleet_wide=True),
+    "controlplane:configuration-compare": _rule(GET=VIEWER, fleet_wide=True),
+    "telemetry:channels": _rule(GET=VIEWER, fleet_wide=True),
+    "telemetry:channel-new": _form(EDITOR, fleet_wide=True, confirm=("GET", "POST")),
+    "telemetry:channel": _form(EDITOR, confirm=("POST",)),
+    "telemetry:heartbeat": _form(EDITOR, fleet_wide=True, confirm=("POST",)),
+    "telemetry:heartbeat-remove": _form(EDITOR, fleet_wide=True, confirm=("GET", "POST")),
+    "telemetry:channel-rotate": _rule(POST=EDITOR, confirm=("POST",)),
+    "telemetry:channel-test": _rule(POST=OPERATOR),
+    "telemetry:channel-switch": _rule(POST=OPERATOR),
+    "telemetry:channel-remove": _form(EDITOR, confirm=("GET", "POST")),
+    "telemetry:metrics-servers": _rule(GET=VIEWER, fleet_wide=True),
+    "telemetry:metrics-server-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
+    "telemetry:metrics-server": _form(ADMIN, confirm=("GET", "POST")),
+    "telemetry:metrics-server-try": _rule(POST=OPERATOR),
+    "telemetry:metrics-server-remove": _form(ADMIN, confirm=("GET", "POST")),
     "telemetry:deliveries": SEE,
     "telemetry:delivery": SEE,
-    "telemetry:delivery-replay": {"POST": OPERATOR},
+    "telemetry:delivery-replay": _rule(POST=OPERATOR),
     # --- pages: who may ---
-    "controlplane:people": {"GET": ADMIN},
-    "controlplane:person-new": _form(ADMIN),
-    "controlplane:person": {"GET": ADMIN},
-    "controlplane:person-role": {"POST": ADMIN},
-    "controlplane:person-active": {"POST": ADMIN},
-    "controlplane:person-password": {"POST": ADMIN},
-    "controlplane:person-unlock": {"POST": ADMIN},
-    "controlplane:person-second-factor": {"POST": ADMIN},
-    "controlplane:project-new": _form(ADMIN),
-    "controlplane:project-approval": {"POST": ADMIN},
-    "controlplane:project-remove": _form(ADMIN),
-    "controlplane:person-sessions-end": {"POST": ADMIN},
-    "controlplane:sessions": {"GET": VIEWER},  # one's own
-    "controlplane:session-end": {"POST": VIEWER},
-    "controlplane:sessions-end-others": {"POST": VIEWER},
-    "controlplane:tokens": _form(VIEWER),  # one's own, and everybody's for admins
-    "controlplane:token-revoke": {"POST": VIEWER},
-    "controlplane:client-keys": {"GET": VIEWER, "POST": ADMIN},
-    "controlplane:client-key": _form(ADMIN),
-    "controlplane:client-key-revoke": _form(ADMIN),
-    "controlplane:admission": _form(ADMIN),
-    "controlplane:audit": {"GET": ADMIN},
-    "controlplane:audit-csv": {"GET": ADMIN},
+    "controlplane:people": _rule(GET=ADMIN, fleet_wide=True),
+    "controlplane:person-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
+    "controlplane:person": _rule(GET=ADMIN),
+    "controlplane:person-role": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:person-active": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:person-password": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:person-unlock": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:person-second-factor": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:project-new": _form(ADMIN, fleet_wide=True),
+    "controlplane:project-approval": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:project-remove": _form(ADMIN, confirm=("GET", "POST")),
+    "controlplane:person-sessions-end": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:sessions": _rule(GET=VIEWER),  # one's own
+    "controlplane:session-end": _rule(POST=VIEWER, confirm=("POST",)),
+    "controlplane:sessions-end-others": _rule(POST=VIEWER, confirm=("POST",)),
+    "controlplane:tokens": _form(VIEWER, confirm=("POST",)),  # one's own, and everybody's for admins
+    "controlplane:token-revoke": _rule(POST=VIEWER, confirm=("POST",)),
+    "controlplane:client-keys": _rule(GET=VIEWER, POST=ADMIN, confirm=("POST",)),
+    "controlplane:client-key": _form(ADMIN, confirm=("POST",)),
+    "controlplane:client-key-revoke": _form(ADMIN, confirm=("GET", "POST")),
+    "controlplane:admission": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
+    "controlplane:audit": _rule(GET=ADMIN, fleet_wide=True),
+    "controlplane:audit-csv": _rule(GET=ADMIN, fleet_wide=True),
     # --- REST ---
     "api:openapi": SEE,
     "api:strategies": SEE,
-    "api:config": {"GET": VIEWER, "PUT": EDITOR},  # and for each action what its own address needs
-    **_named("api:project", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
-    **_named("api:pool", _resource(create=ADMIN, change=EDITOR, remove=ADMIN)),
-    **_named("api:replica", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
-    "api:replica-state": {"POST": OPERATOR},
-    **_named("api:replica-source", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
-    "api:replica-source-look": {"POST": OPERATOR},
-    **_named("api:discovered-replica", _resource()),
-    "api:discovered-replica-adopt": {"POST": EDITOR},
-    "api:discovered-replica-dismiss": {"POST": EDITOR},
-    **_named("api:task-group", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
-    **_named("api:policy", _resource(create=EDITOR, remove=APPROVER)),
-    "api:policy-draft": {"PUT": EDITOR, "DELETE": EDITOR},
+    "api:config": _rule(GET=VIEWER, PUT=EDITOR, confirm=("PUT",)),  # and for each action what its own address needs
+    **_resource("api:project", create=ADMIN, change=ADMIN, remove=ADMIN, fleet_wide=True, confirm=("PATCH", "DELETE")),
+    **_resource("api:pool", create=ADMIN, change=EDITOR, remove=ADMIN, confirm=("DELETE",)),
+    **_resource("api:replica", create=EDITOR, change=EDITOR, remove=EDITOR),
+    "api:replica-state": _rule(POST=OPERATOR),
+    **_resource("api:replica-source", create=EDITOR, change=EDITOR, remove=EDITOR),
+    "api:replica-source-look": _rule(POST=OPERATOR),
+    **_resource("api:discovered-replica"),
+    "api:discovered-replica-adopt": _rule(POST=EDITOR),
+    "api:discovered-replica-dismiss": _rule(POST=EDITOR),
+    **_resource("api:task-group", create=EDITOR, change=EDITOR, remove=EDITOR),
+    **_resource("api:policy", create=EDITOR, remove=APPROVER),
+    "api:policy-draft": _rule(PUT=EDITOR, DELETE=EDITOR),
     "api:policy-diff": SEE,
-    "api:policy-publish": {"POST": APPROVER},
-    "api:policy-revert": {"POST": APPROVER},
-    **_named("api:revision", _resource()),
+    "api:policy-publish": _rule(POST=APPROVER),
+    "api:policy-revert": _rule(POST=APPROVER),
+    **_resource("api:revision"),
     "api:revision-compare": SEE,
-    **_named("api:rollout", _resource()),
-    "api:rollout-pause": {"POST": OPERATOR},
-    "api:rollout-abort": {"POST": OPERATOR},
-    "api:rollout-resume": {"POST": APPROVER},
-    "api:rollout-promote": {"POST": APPROVER},
-    "api:rollout-approve": {"POST": APPROVER},
-    "api:router-explain": {"POST": OPERATOR},
-    **_named("api:configuration", _resource()),
-    "api:configuration-compare": SEE,
-    **_named("api:router", _resource(remove=EDITOR)),
-    **_named("api:event", _resource()),
+    **_resource("api:rollout"),
+    "api:rollout-pause": _rule(POST=OPERATOR),
+    "api:rollout-abort": _rule(POST=OPERATOR),
+    "api:rollout-resume": _rule(POST=APPROVER),
+    "api:rollout-promote": _rule(POST=APPROVER),
+    "api:rollout-approve": _rule(POST=APPROVER),
+    "api:router-explain": _rule(POST=OPERATOR),
+    **_resource("api:configuration", fleet_wide=True),
+    "api:configuration-compare": _rule(GET=VIEWER, fleet_wide=True),
+    **_resource("api:router", remove=EDITOR, fleet_wide=True),
+    **_resource("api:event"),
     "api:event-stream": SEE,
-    **_named("api:client-key", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
-    "api:fleet-settings": {"GET": VIEWER, "PATCH": ADMIN},
-    "api:token-list": {"GET": ADMIN, "POST": ADMIN},
-    "api:token-detail": {"GET": ADMIN, "DELETE": ADMIN},
-    "api:audit-list": {"GET": ADMIN},
+    **_resource("api:client-key", create=ADMIN, change=ADMIN, remove=ADMIN, confirm=("POST", "PATCH", "DELETE")),
+    "api:fleet-settings": _rule(GET=VIEWER, PATCH=ADMIN, fleet_wide=True, confirm=("PATCH",)),
+    "api:token-list": _rule(GET=ADMIN, POST=ADMIN, fleet_wide=True, confirm=("POST",)),
+    "api:token-detail": _rule(GET=ADMIN, DELETE=ADMIN, confirm=("DELETE",)),
+    "api:audit-list": _rule(GET=ADMIN, fleet_wide=True),
     "telemetry-api:prompts": SEE,
-    "api:audit-detail": {"GET": ADMIN},
+    "api:audit-detail": _rule(GET=ADMIN),
     "telemetry-api:series": SEE,
     "telemetry-api:reconciliation": SEE,
     "telemetry-api:ladder": SEE,
-    **_named("telemetry-api:alert-rule", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
-    "telemetry-api:alert-rule-preview": {"POST": OPERATOR},  # changes nothing, and costs something
-    **_named("telemetry-api:alert", _resource()),
-    "telemetry-api:alert-acknowledge": {"POST": OPERATOR},
-    "telemetry-api:alert-release": {"POST": OPERATOR},
-    **_named("telemetry-api:silence", _resource(create=OPERATOR, change=OPERATOR, remove=OPERATOR)),
-    "telemetry-api:silence-preview": {"POST": OPERATOR},
-    **_named("telemetry-api:channel", _resource(create=EDITOR, change=EDITOR, remove=EDITOR)),
+    **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),
+    "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, and costs something
+    **_resource("telemetry-api:alert"),
+    "telemetry-api:alert-acknowledge": _rule(POST=OPERATOR),
+    "telemetry-api:alert-release": _rule(POST=OPERATOR),
+    **_resource("telemetry-api:silence", create=OPERATOR, change=OPERATOR, remove=OPERATOR),
+    "telemetry-api:silence-preview": _rule(POST=OPERATOR),
+    **_resource(
+        "telemetry-api:channel",
+        create=EDITOR,
+        change=EDITOR,
+        remove=EDITOR,
+        fleet_wide=True,
+        confirm=("POST", "PATCH", "DELETE"),
+    ),
     "telemetry-api:channel-kinds": SEE,
-    "telemetry-api:channel-test": {"POST": OPERATOR},
-    **_named("telemetry-api:metrics-server", _resource(create=ADMIN, change=ADMIN, remove=ADMIN)),
-    "telemetry-api:metrics-server-test": {"POST": OPERATOR},
-    "telemetry-api:channel-rotate": {"POST": EDITOR},
-    "telemetry-api:heartbeat": {"GET": VIEWER, "POST": EDITOR, "PATCH": EDITOR, "DELETE": EDITOR},
-    **_named("telemetry-api:delivery", _resource()),
-    "telemetry-api:delivery-replay": {"POST": OPERATOR},
+    "telemetry-api:channel-test": _rule(POST=OPERATOR),
+    **_resource(
+        "telemetry-api:metrics-server",
+        create=ADMIN,
+        change=ADMIN,
+        remove=ADMIN,
+        fleet_wide=True,
+        confirm=("POST", "PATCH", "DELETE"),
+    ),
+    "telemetry-api:metrics-server-test": _rule(POST=OPERATOR),
+    "telemetry-api:channel-rotate": _rule(POST=EDITOR, confirm=("POST",)),
+    "telemetry-api:heartbeat": _rule(
+        GET=VIEWER, POST=EDITOR, PATCH=EDITOR, DELETE=EDITOR, fleet_wide=True, confirm=("POST", "PATCH", "DELETE")
+    ),
+    **_resource("telemetry-api:delivery"),
+    "telemetry-api:delivery-replay": _rule(POST=OPERATOR),
 }
 
-# Who is asked in another way, or not at all. Django and allauth ask for sign-in where it is needed.
-OPEN = frozenset(
+# Routes without a role: anonymous, or authenticated in another way. Django and allauth require sign-in where needed.
+PUBLIC_ROUTES = frozenset(
     {
         "healthz",
         "readyz",
@@ -254,55 +288,8 @@ OPEN = frozenset(
     }
 )
 
-# What cannot be undone, gives or takes away access, or shows a secret: asks for a fresh proof of who is asking. Scripts
-# prove themselves with each request.
-_ASKED_AGAIN = {
-    "controlplane:pool-remove": ("GET", "POST"),
-    "controlplane:project-approval": ("POST",),
-    "controlplane:project-remove": ("GET", "POST"),
-    "controlplane:person-new": ("GET", "POST"),
-    "controlplane:person-role": ("POST",),
-    "controlplane:person-active": ("POST",),
-    "controlplane:person-password": ("POST",),
-    "controlplane:person-unlock": ("POST",),
-    "controlplane:person-second-factor": ("POST",),
-    "controlplane:person-sessions-end": ("POST",),
-    "controlplane:session-end": ("POST",),
-    "controlplane:sessions-end-others": ("POST",),
-    "controlplane:tokens": ("POST",),
-    "controlplane:token-revoke": ("POST",),
-    "controlplane:client-keys": ("POST",),
-    "controlplane:client-key": ("POST",),
-    "controlplane:client-key-revoke": ("GET", "POST"),
-    "controlplane:admission": ("GET", "POST"),
-    "telemetry:channel-new": ("GET", "POST"),
-    "telemetry:metrics-server-new": ("GET", "POST"),
-    "telemetry:metrics-server": ("GET", "POST"),
-    "telemetry:channel": ("POST",),
-    "telemetry:channel-remove": ("GET", "POST"),  # with it goes what only it knew
-    "telemetry:metrics-server-remove": ("GET", "POST"),
-    "telemetry:heartbeat": ("POST",),
-    "telemetry:heartbeat-remove": ("GET", "POST"),
-    "telemetry:channel-rotate": ("POST",),
-    "api:config": ("PUT",),  # which may remove pools
-    "api:client-key-list": ("POST",),
-    "api:client-key-detail": ("PATCH", "DELETE"),
-    "api:fleet-settings": ("PATCH",),
-    "telemetry-api:channel-list": ("POST",),
-    "telemetry-api:channel-detail": ("PATCH", "DELETE"),
-    "telemetry-api:heartbeat": ("POST", "PATCH", "DELETE"),
-    "telemetry-api:metrics-server-list": ("POST",),
-    "telemetry-api:metrics-server-detail": ("PATCH", "DELETE"),
-    "telemetry-api:channel-rotate": ("POST",),
-    "api:project-detail": ("PATCH", "DELETE"),
-    "api:pool-detail": ("DELETE",),
-    "api:token-list": ("POST",),
-    "api:token-detail": ("DELETE",),
-}
-ASKS_AGAIN = frozenset((route, method) for route, methods in _ASKED_AGAIN.items() for method in methods)
-
-# The objects that addresses name: the parameter, the model, and the field that the parameter holds.
-NAMED_BY: Mapping[str, tuple[str, str]] = {
+# The object that a URL names: the parameter, the model, and the field that the parameter holds.
+MODEL_OF_URL_PARAMETER: Mapping[str, tuple[str, str]] = {
     "pool_id": ("controlplane.Pool", "pk"),
     "pool_name": ("controlplane.Pool", "name"),
     "replica_name": ("controlplane.Replica", "name"),
@@ -325,46 +312,22 @@ NAMED_BY: Mapping[str, tuple[str, str]] = {
 }
 
 
-# What concerns no project alone: a role counts there only if it is held in all of them.
-FLEET_WIDE = frozenset(
-    {
-        "telemetry:channels",
-        "telemetry:channel-new",
-        "telemetry:heartbeat",
-        "telemetry:heartbeat-remove",
-        "telemetry:metrics-servers",
-        "telemetry:metrics-server-new",
-        "controlplane:routers",
-        "controlplane:configurations",
-        "controlplane:configuration",
-        "controlplane:configuration-compare",
-        "controlplane:people",
-        "controlplane:person-new",
-        "controlplane:project-new",
-        "controlplane:limits",
-        "controlplane:admission",
-        "controlplane:audit",
-        "controlplane:audit-csv",
-        "api:project-list",
-        "api:router-list",
-        "api:configuration-list",
-        "api:configuration-compare",
-        "api:token-list",
-        "api:fleet-settings",
-        "api:audit-list",
-        "telemetry-api:channel-list",
-        "telemetry-api:heartbeat",
-        "telemetry-api:metrics-server-list",
-    }
-)
-
-
-def opens(actor: Actor, route: str, needed: Role) -> bool:
-    """Whether an address that names no object opens to somebody."""
-    return actor.may(needed, None) if route in FLEET_WIDE else actor.may_somewhere(needed)
-
-
 def needed_role(route: str, method: str) -> Role | None:
-    """The role that a method of a route needs; None where nobody may."""
-    methods = RULES.get(route, {})
-    return methods.get("GET" if method in {"HEAD", "OPTIONS"} else method)
+    """The role that a method of a route needs; None where nobody may use it."""
+    rule = RULES.get(route)
+    return rule.roles.get("GET" if method in {"HEAD", "OPTIONS"} else method) if rule else None
+
+
+def permits(actor: Actor, route: str, needed: Role) -> bool:
+    """Whether the actor may use a route whose URL names no object."""
+    return actor.may(needed, None) if is_fleet_wide(route) else actor.may_somewhere(needed)
+
+
+def is_fleet_wide(route: str) -> bool:
+    """Whether the route needs its role in all projects."""
+    return route in RULES and RULES[route].fleet_wide
+
+
+def reauthenticates(route: str, method: str) -> bool:
+    """Whether a person must have authenticated recently. Scripts authenticate with each request."""
+    return route in RULES and method in RULES[route].confirm

@@ -1,4 +1,4 @@
-"""How people sign in: ``passwords``, ``second_factor``, and what holds back who guesses, ``throttle``.
+"""How people sign in: passwords and guessing limits, second factors, single sign-on, sessions.
 
-django-allauth does the work; here stand the decisions that are ours.
+django-allauth does the work; these modules hold the decisions that are specific to Warmpath.
 """

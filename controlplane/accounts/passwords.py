@@ -1,9 +1,8 @@
-"""Browsers that a person signed in with before: guesses at their name from elsewhere do not hold these back.
+"""Signing in with a username and a password: guessing limits, known devices and password rules.
 
-A signed cookie names the person and a digest of their password's hash, so a new password ends it. It opens nothing: who
-has it may try passwords at the rate of one address even while strangers may not.
-
-Signing in with a name and a password.
+A signed cookie marks devices on which a person signed in before. It names the person and a digest of their password
+hash, so a new password invalidates it. It grants no access: it only exempts the device from the limit on guesses at a
+name from all addresses together.
 """
 
 from __future__ import annotations
@@ -18,19 +17,28 @@ from django.core import signing
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.accounts.sign_in_methods import is_connected, is_fresh, provider_name, sign_in_url
-from controlplane.accounts.throttle import NEW_DEVICES, count_for_name, key_of
+from controlplane.accounts.sign_in_methods import (
+    NEW_DEVICES,
+    count_name_failure,
+    failure_key,
+    is_connected,
+    is_recently_authenticated,
+    provider_name,
+    sign_in_url,
+)
 from controlplane.request_origin import client_address
 from controlplane.services.access.sign_ins import record_lockout
 
 _SALT = "known device"
+GUESSABLE_WORDS = ("warmpath", "vllm", "router", "replica", "prefix", "cache", "admin", "password")
+_MIN_OTHER_LETTERS = 8
 
 
 def remember_device(response: HttpResponse, user: User) -> None:
-    """Note in the browser that this person signed in with it."""
+    """Set the cookie that marks this browser as a known device of the user."""
     response.set_cookie(
-        _cookie_name(),
-        signing.dumps(_said_of(user), salt=_SALT),
+        _device_cookie(),
+        signing.dumps(_device_claims(user), salt=_SALT),
         max_age=settings.KNOWN_DEVICE_S,
         secure=settings.SESSION_COOKIE_SECURE,
         httponly=True,
@@ -39,52 +47,47 @@ def remember_device(response: HttpResponse, user: User) -> None:
 
 
 def is_known_device(request: HttpRequest, name: str) -> bool:
-    """Whether whoever signs in under this name did so with this browser before. A query only where it has a cookie."""
+    """Whether the user of this name signed in with this browser before. At most one query."""
     try:
-        said = signing.loads(request.COOKIES.get(_cookie_name(), ""), salt=_SALT, max_age=settings.KNOWN_DEVICE_S)
+        claims = signing.loads(request.COOKIES.get(_device_cookie(), ""), salt=_SALT, max_age=settings.KNOWN_DEVICE_S)
     except signing.BadSignature:
         return False
-    person = User.objects.filter(pk=said[0], username__iexact=name.strip()).first()
-    return person is not None and said == _said_of(person)
+    user = User.objects.filter(pk=claims[0], username__iexact=name.strip()).first()
+    return user is not None and claims == _device_claims(user)
 
 
-def _said_of(user: User) -> list[object]:
+def _device_claims(user: User) -> list[object]:
     return [user.pk, user.get_session_auth_hash()[:16]]
 
 
-def _cookie_name() -> str:
+def _device_cookie() -> str:
     return "__Host-device" if settings.SESSION_COOKIE_SECURE else "device"
 
 
-OUR_WORDS = ("warmpath", "vllm", "router", "replica", "prefix", "cache", "admin", "password")
-_MUST_BE_LEFT = 8  # characters
-
-
 class OwnWordsValidator:
-    """A password is more than the words that come to mind here, which are the first to be tried.
+    """Rejects passwords that consist mainly of the username and words an attacker tries here first.
 
-    Taking those and the username away, with digits and signs, has to leave something that nobody guesses.
+    Without those words, at least eight letters must remain.
     """
 
     def validate(self, password: str, user: User | None = None) -> None:
-        """ValidationError for one that is little else."""
-        left = password.lower()
+        """ValidationError for a guessable password."""
+        rest = password.lower()
         name = user.get_username().lower() if user else ""
-        for word in (*OUR_WORDS, *([name] if len(name) > 2 else ())):
-            left = left.replace(word, "")
-        if len(left) < len(password) and sum(map(str.isalpha, left)) < _MUST_BE_LEFT:
+        for word in (*GUESSABLE_WORDS, *([name] if len(name) > 2 else ())):
+            rest = rest.replace(word, "")
+        if len(rest) < len(password) and sum(map(str.isalpha, rest)) < _MIN_OTHER_LETTERS:
             raise ValidationError(self.get_help_text(), code="password_own_words")
 
     def get_help_text(self) -> str:
-        """What people are told."""
         return "This password is little more than your name, or words that are the first to be tried here."
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types
-    """Nobody signs up by themselves, and nobody guesses for long.
+    """Disables sign-up and limits password guessing.
 
-    Every refusal reads the same and takes as long, whether or not there is such a person: allauth hashes the password
-    for nobody too, and the limits count names that nobody has as well.
+    Every rejection reads the same and takes as long, whether or not the user exists: allauth hashes the password in
+    both cases, and the limits count unknown names too.
     """
 
     error_messages = DefaultAccountAdapter.error_messages | {
@@ -95,50 +98,47 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
     }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:  # noqa: ARG002 - the signature is allauth's
-        """Never."""
         return False
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """The address that the audit log names too, so that both believe the same proxy."""
+        """The address that the audit log records too, so that both trust the same proxy."""
         return client_address(request)
 
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
-        """Refuse, before the password is looked at, whoever failed too often; ValidationError."""
+        """ValidationError, before the password is checked, after too many failures."""
         name = str(credentials.get("username", ""))
-        self._usage_of_name: RateLimitUsage | None = None
+        self._name_usage: RateLimitUsage | None = None
         try:
             super().pre_authenticate(request, **credentials)
         except ValidationError:
             record_lockout(name, client_address(request))
             raise
         if not is_known_device(request, name):
-            self._usage_of_name = count_for_name(request, name)
-            if self._usage_of_name is None:
+            self._name_usage = count_name_failure(request, name)
+            if self._name_usage is None:
                 record_lockout(name, NEW_DEVICES)
                 raise self.validation_error("too_many_login_attempts")
 
     def post_login(self, request: HttpRequest, user: User, **kwargs: Any) -> HttpResponse:
-        """Remember the browser."""
         response: HttpResponse = super().post_login(request, user, **kwargs)
         remember_device(response, user)
         return response
 
     def get_reauthentication_methods(self, user: User) -> list[dict[str, str]]:
-        """Password and code, for whoever has them, and the provider, which is told to ask anew."""
-        ways: list[dict[str, str]] = super().get_reauthentication_methods(user)
+        """Allauth's methods, and the identity provider, which is asked to authenticate the person anew."""
+        methods: list[dict[str, str]] = super().get_reauthentication_methods(user)
         if provider_name() and is_connected(user):
             url = sign_in_url(auth_params="prompt=login&max_age=0")
-            ways.append({"id": "provider", "description": f"Use {provider_name()}", "url": url})
-        return ways
+            methods.append({"id": "provider", "description": f"Use {provider_name()}", "url": url})
+        return methods
 
     def is_reauthentication_required(self, *, app: str, **_: Any) -> bool:  # noqa: ARG002 - the signature is allauth's
-        """Whether it is too long ago that this person proved who they are."""
-        return not is_fresh(self.request)
+        return not is_recently_authenticated(self.request)
 
     def _rollback_login_failed_rl_usage(self) -> None:
         super()._rollback_login_failed_rl_usage()
-        if self._usage_of_name is not None:
-            self._usage_of_name.rollback()
+        if self._name_usage is not None:
+            self._name_usage.rollback()
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
-        return key_of(str(credentials.get("username", "")), client_address(request))
+        return failure_key(str(credentials.get("username", "")), client_address(request))

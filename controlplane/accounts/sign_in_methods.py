@@ -1,14 +1,19 @@
-"""Which ways in there are, and which one somebody took.
+"""Sign-in methods of a user, the time of the last authentication, and limits on failed sign-ins.
 
-How long ago somebody last proved who they are. What cannot be undone asks for a fresh proof.
-
-The second factor: a time-based code, and recovery codes for the day the phone is gone.
+Theory of operation of the limits. allauth counts failures in Django's cache, a table in PostgreSQL, so all processes
+share the counts. Three counts exist: of a name from one address, of an address with any names, and of a person's second
+factor. IPv6 addresses count by their /64. A fourth count, of a name from all addresses together, bounds an attacker
+with many addresses. It applies only to devices on which this person never signed in (``passwords.is_known_device``),
+so an attacker cannot lock people out of their own devices. Counting takes a lock for each key, so concurrent failures
+are all counted.
 """
 
 from __future__ import annotations
 
 import time
 
+from allauth.core import ratelimit
+from allauth.core.internal.ratelimit import RateLimitUsage, consume
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.models import SocialAccount
@@ -19,69 +24,96 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from controlplane.encryption import decrypt, encrypt
+from controlplane.request_origin import rate_limit_network
 
-_HERE = "came_by_provider"  # in the session of whoever came so
+RECENT_S = 900  # seconds that an authentication counts as recent
+CLOCK_SKEW_S = 60  # that a provider's clock may be ahead of ours
+_BY_PROVIDER, _AUTHENTICATED_AT = "signed_in_by_provider", "authenticated_at"  # keys of a session
+
+NEW_DEVICES = "new devices"  # stands for an address: all devices on which the person never signed in
+NAME_ACTION = "login_failed_name"  # in ACCOUNT_RATE_LIMITS
 
 
-def note_way(request: HttpRequest) -> None:
-    """Somebody came in by the provider, which asks for second factors as it sees fit."""
-    request.session[_HERE] = True
+class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth ships no types
+    """Encrypts TOTP secrets in the database, and labels the authenticator app's entry with the username."""
+
+    def get_totp_label(self, user: User) -> str:
+        return user.get_username()
+
+    def encrypt(self, text: str) -> str:
+        return encrypt(text.encode()).decode()
+
+    def decrypt(self, encrypted_text: str) -> str:
+        return decrypt(encrypted_text.encode()).decode()
 
 
-def came_by_provider(request: HttpRequest) -> bool:
-    """Whether the provider let them in."""
-    return bool(request.session.get(_HERE))
+def has_totp(user: User) -> bool:
+    """Whether the user signs in with a time-based code besides the password. One query."""
+    return bool(Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists())
 
 
 def provider_name() -> str:
-    """What the provider is called on our pages; "" where there is none."""
+    """The identity provider's name on our pages; "" where none is configured."""
     apps = settings.SOCIALACCOUNT_PROVIDERS.get("openid_connect", {}).get("APPS", [])
     return str(apps[0]["name"]) if apps else ""
 
 
 def sign_in_url(**query: str) -> str:
-    """Where going to the provider begins."""
+    """The URL that starts a sign-in at the identity provider."""
     (app,) = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
-    address = reverse("openid_connect_login", kwargs={"provider_id": app["provider_id"]})
-    return f"{address}?{urlencode(query)}" if query else address
+    url = reverse("openid_connect_login", kwargs={"provider_id": app["provider_id"]})
+    return f"{url}?{urlencode(query)}" if query else url
 
 
 def is_connected(user: User) -> bool:
-    """Whether somebody can sign in at the provider. One query."""
+    """Whether the user's account is connected to one at the identity provider. One query."""
     return bool(SocialAccount.objects.filter(user=user).exists())
 
 
-PROOF_S = 900  # seconds that a proof is fresh
-CLOCKS_APART_S = 60  # that a provider's clock may be ahead of ours
-_KEY = "proved_at"
+def record_provider_sign_in(request: HttpRequest) -> None:
+    """Mark the session as signed in by the identity provider, which decides about second factors itself."""
+    request.session[_BY_PROVIDER] = True
 
 
-def note_proof(request: HttpRequest, *, at: float | None = None) -> None:
-    """They just did, or did ``at`` a moment that the identity provider named: by password, by code, or there."""
-    request.session[_KEY] = time.time() if at is None else at
+def signed_in_by_provider(request: HttpRequest) -> bool:
+    return bool(request.session.get(_BY_PROVIDER))
 
 
-def is_fresh(request: HttpRequest) -> bool:
-    """Whether the last proof of this session is fresh."""
-    return bool(-CLOCKS_APART_S <= time.time() - request.session.get(_KEY, 0) < PROOF_S)
+def record_authentication(request: HttpRequest, *, at: float | None = None) -> None:
+    """Store when the person authenticated: now, or at the Unix time that the identity provider reports."""
+    request.session[_AUTHENTICATED_AT] = time.time() if at is None else at
 
 
-class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth ships no types
-    """Secrets are encrypted in the database; an entry in an authenticator app says the person's name."""
-
-    def get_totp_label(self, user: User) -> str:
-        """What the app shows beside the code."""
-        return user.get_username()
-
-    def encrypt(self, text: str) -> str:
-        """As it is kept."""
-        return encrypt(text.encode()).decode()
-
-    def decrypt(self, encrypted_text: str) -> str:
-        """As it is used."""
-        return decrypt(encrypted_text.encode()).decode()
+def is_recently_authenticated(request: HttpRequest) -> bool:
+    """Whether the session's last authentication is at most ``RECENT_S`` seconds old."""
+    return bool(-CLOCK_SKEW_S <= time.time() - request.session.get(_AUTHENTICATED_AT, 0) < RECENT_S)
 
 
-def has_code(user: User) -> bool:
-    """Whether somebody signs in with a code besides the password. One query."""
-    return bool(Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists())
+def failure_key(name: str, address: str) -> str:
+    """The key under which failures of a name from an address are counted."""
+    return f"{name.strip().casefold()}|{rate_limit_network(address)}"
+
+
+def count_name_failure(request: HttpRequest, name: str) -> RateLimitUsage | None:
+    """Count a failure of a name from any address; None above the limit. A later success rolls the usage back."""
+    key = failure_key(name, NEW_DEVICES)
+    return consume(request, app="allauth.account", action=NAME_ACTION, key=key)
+
+
+def clear_failures(name: str, address: str) -> None:
+    """Unlock the sign-in of a name from an address, or from ``NEW_DEVICES``."""
+    if address == NEW_DEVICES:
+        ratelimit.clear(HttpRequest(), action=NAME_ACTION, key=failure_key(name, NEW_DEVICES))
+    else:
+        _clear(failure_key(name, address), address)
+
+
+def clear_second_factor_failures(user_id: int) -> None:
+    """Unlock the second factor of a person."""
+    _clear(f"mfa-auth-user-{user_id}", "")  # allauth's key
+
+
+def _clear(key: str, address: str) -> None:
+    request = HttpRequest()
+    request.META["REMOTE_ADDR"] = address
+    ratelimit.clear(request, action="login_failed", key=key)

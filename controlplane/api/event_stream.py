@@ -1,7 +1,7 @@
-"""Waiting for events: a list that is answered when there is something in it, and a stream that goes on.
+"""Long polls and server-sent event streams.
 
-Who waits holds a seat of this process, of which there are ``SEATS``, and no database connection. A stream looks again
-at who is listening before each event that it sends, and every few seconds: it ends when their token or session does.
+A waiting client occupies one of ``MAX_WAITERS`` slots of this process and no database connection. A stream checks the
+client's token or session before each event that it sends, and every few seconds; it ends when they do.
 """
 
 from __future__ import annotations
@@ -25,180 +25,172 @@ from rest_framework.request import Request
 from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.access.actor import current_actor, visible
-from controlplane.access.rules import opens
-from controlplane.api.exceptions import TooManyWaiting
+from controlplane.access.rules import permits
+from controlplane.api.exceptions import TooManyWaitersError
 from controlplane.api.serializers.routers import EventSerializer
 from controlplane.models import ApiToken, Event, Role
 from controlplane.services import events
 from controlplane.services.access.tokens import active_token
 
-SEATS = 64  # of one process
-BEAT_S = 15.0  # between two signs of life
-LOOK_AGAIN_S = 5.0  # at who is listening
-LONGEST_STREAM_S = 3600.0  # then the client connects anew, and goes on where it was
-AT_ONCE = 100  # events in one piece
+MAX_WAITERS = 64  # in one process
+KEEPALIVE_INTERVAL_S = 15.0
+AUTH_CHECK_INTERVAL_S = 5.0
+MAX_STREAM_S = 3600.0  # then the client reconnects and resumes
+MAX_BATCH = 100  # events in one chunk
+RETRY = b"retry: 2000\n\n"  # milliseconds until a disconnected client reconnects
 
-Rows = Callable[[], "QuerySet[Event] | None"]  # what may be seen now; None for nothing any more
+Rows = Callable[[], "QuerySet[Event] | None"]  # the events visible now; None once the client lost its access
 log = logging.getLogger(__name__)
-_seats = threading.BoundedSemaphore(SEATS)
+_slots = threading.BoundedSemaphore(MAX_WAITERS)
 _pulse = events.PositionCache()
 
 
 class EventStreamRenderer(JSONRenderer):
-    """What a stream is asked for with; a refusal is a problem document all the same."""
+    """Accepts ``text/event-stream``; errors are problem documents all the same."""
 
     media_type = "text/event-stream"
     format = "event-stream"
 
 
-def wait_for_events(place: events.Place, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
-    """What follows a place, as soon as there is anything, or [] after ``wait_s`` seconds. TooManyWaiting."""
-    found = events.events_after(place, rows, limit)
-    if found or wait_s <= 0:
-        return found
-    take_seat()
+def acquire_slot() -> None:
+    """TooManyWaitersError unless a slot is free; the caller releases it."""
+    if not _slots.acquire(blocking=False):
+        raise TooManyWaitersError
+
+
+def wait_for_events(position: events.Place, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
+    """The events after a position, as soon as there are any, or [] after ``wait_s`` seconds. TooManyWaitersError."""
+    following = events.events_after(position, rows, limit)
+    if following or wait_s <= 0:
+        return following
+    deadline_s = time.monotonic() + wait_s
+    seen: events.Place | None = None
+    acquire_slot()
     try:
-        return _waited_for(place, rows, limit, time.monotonic() + wait_s)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            newest = _pulse.read()
+            if newest != seen and newest > position and (following := events.events_after(position, rows, limit)):
+                return following
+            seen = newest
+            events.release_connection()
+            time.sleep(min(events.EVERY_S, left_s))
+        return []
     finally:
-        _seats.release()
+        _slots.release()
 
 
-def take_seat() -> None:
-    """TooManyWaiting unless there is one; who takes it releases it."""
-    if not _seats.acquire(blocking=False):
-        raise TooManyWaiting
-
-
-def event_stream(request: Request, place: events.Place, rows: Rows) -> StreamingHttpResponse:
-    """Server-sent events from a place on, for as long as ``rows`` lets anything be seen."""
-    follower = Follower(place, rows)
-    pieces = AsyncPieces(follower) if isinstance(request._request, ASGIRequest) else Pieces(follower)  # noqa: SLF001 - the request of the server
-    answer = StreamingHttpResponse(pieces, content_type="text/event-stream")
-    answer["Cache-Control"] = "no-store"
-    answer["X-Accel-Buffering"] = "no"  # nginx would hold it back
-    return answer
+def event_stream(request: Request, position: events.Place, rows: Rows) -> StreamingHttpResponse:
+    """Server-sent events after a position, for as long as ``rows`` returns any rows."""
+    subscription = Subscription(position, rows)
+    is_asgi = isinstance(request._request, ASGIRequest)  # noqa: SLF001 - the server's request
+    chunks = AsyncChunks(subscription) if is_asgi else Chunks(subscription)
+    response = StreamingHttpResponse(chunks, content_type="text/event-stream")
+    response["Cache-Control"] = "no-store"
+    response["X-Accel-Buffering"] = "no"  # nginx would buffer the stream
+    return response
 
 
 def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySet[Event] | None:
-    """The events that whoever sent a request may see at this moment; None if they may see nothing any more."""
+    """The events that the sender of a request may see at this moment; None once the token or session has ended."""
     token: ApiToken | None = None
+    user: User | None = None
     if isinstance(request.auth, ApiToken):
         token = active_token(request.auth.pk)
-        user: User | None = token.user if token else None
+        user = token.user if token else None
     else:
         session = request._request.session  # noqa: SLF001 - Django's own request has it
-        key = session.session_key
-        alive = key is not None and session.exists(key) and request.user.pk is not None
-        user = User.objects.filter(pk=request.user.pk or 0, is_active=True).first() if alive else None
+        if session.session_key is not None and session.exists(session.session_key):
+            user = User.objects.filter(pk=request.user.pk or 0, is_active=True).first()
     if user is None:
         return None
-    who = current_actor(user, token)
-    return visible(who, queryset) if opens(who, route, Role.VIEWER) else None
+    actor = current_actor(user, token)
+    return visible(actor, queryset) if permits(actor, route, Role.VIEWER) else None
 
 
-class Follower:
-    """One client's way through the events: what to send next, step by step."""
+class Subscription:
+    """One client's position in the events: what to send next."""
 
-    def __init__(self, place: events.Place, rows: Rows) -> None:
-        take_seat()
-        self._place, self._rows = place, rows
-        self._seen: events.Place | None = None  # the newest event when we last looked
-        self._begun = self._beat = self._looked = time.monotonic()
-        self._seated = threading.Lock()
+    def __init__(self, position: events.Place, rows: Rows) -> None:
+        acquire_slot()
+        self._position, self._rows = position, rows
+        self._newest_seen: events.Place | None = None
+        self._started_s = self._keepalive_s = self._checked_s = time.monotonic()
+        self._has_slot = threading.Lock()
 
-    def step(self) -> bytes | None:
-        """What to send now, b"" for nothing yet, None at the end. Queries; run it in a thread."""
+    def next_chunk(self) -> bytes | None:
+        """What to send now, b"" for nothing, None at the end. Queries the database; call it in a thread."""
         try:
-            return self._step(time.monotonic())
+            return self._next_chunk(time.monotonic())
         except DatabaseError as error:
-            log.warning("a stream of events ends: %s", type(error).__name__)
+            log.warning("event stream ends: %s", type(error).__name__)
             return None
         finally:
             events.release_connection()
 
     def close(self) -> None:
-        """Leave the seat, once."""
-        if self._seated.acquire(blocking=False):
-            _seats.release()
+        """Release the slot, once."""
+        if self._has_slot.acquire(blocking=False):
+            _slots.release()
 
-    def _step(self, now: float) -> bytes | None:
-        if now - self._begun > LONGEST_STREAM_S:
+    def _next_chunk(self, now_s: float) -> bytes | None:
+        if now_s - self._started_s > MAX_STREAM_S:
             return None
         newest = _pulse.read()
-        if newest != self._seen and newest > self._place:
-            return self._news(newest)
-        if now - self._looked > LOOK_AGAIN_S:
-            self._looked = now
-            if self._rows() is None:
+        has_news = newest != self._newest_seen and newest > self._position
+        if has_news or now_s - self._checked_s > AUTH_CHECK_INTERVAL_S:
+            self._checked_s = now_s
+            rows = self._rows()
+            if rows is None:
                 return None
-        return self._sign_of_life(now)
-
-    def _news(self, newest: events.Place) -> bytes | None:
-        rows = self._rows()
-        if rows is None:
-            return None
-        found = events.events_after(self._place, rows, AT_ONCE)
-        if found:
-            self._place = (found[-1].xact, found[-1].pk)
-        if len(found) < AT_ONCE:
-            self._seen = newest
-        return b"".join(_written(event) for event in found)
-
-    def _sign_of_life(self, now: float) -> bytes:
-        if now - self._beat < BEAT_S:
+            if has_news:
+                return self._events(rows, newest)
+        if now_s - self._keepalive_s < KEEPALIVE_INTERVAL_S:
             return b""
-        self._beat = now
+        self._keepalive_s = now_s
         return b": alive\n\n"
 
+    def _events(self, rows: QuerySet[Event], newest: events.Place) -> bytes:
+        batch = events.events_after(self._position, rows, MAX_BATCH)
+        if batch:
+            self._position = (batch[-1].xact, batch[-1].pk)
+        if len(batch) < MAX_BATCH:
+            self._newest_seen = newest
+        return b"".join(map(_encoded, batch))
 
-class Pieces:
+
+class Chunks:
     """A stream for a WSGI server, which gives it a thread."""
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-        self.close = follower.close
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self.close = subscription.close
 
     def __iter__(self) -> Iterator[bytes]:
-        yield HELLO
-        while (piece := self._follower.step()) is not None:
-            if piece:
-                yield piece
+        yield RETRY
+        while (chunk := self._subscription.next_chunk()) is not None:
+            if chunk:
+                yield chunk
             else:
                 time.sleep(events.EVERY_S)
 
 
-class AsyncPieces:
+class AsyncChunks:
     """A stream for an ASGI server: no thread waits."""
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-        self.close = follower.close
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self.close = subscription.close
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield HELLO
-        step = sync_to_async(self._follower.step, thread_sensitive=False)
-        while (piece := await step()) is not None:
-            if piece:
-                yield piece
+        yield RETRY
+        next_chunk = sync_to_async(self._subscription.next_chunk, thread_sensitive=False)
+        while (chunk := await next_chunk()) is not None:
+            if chunk:
+                yield chunk
             else:
                 await asyncio.sleep(events.EVERY_S)
 
 
-HELLO = b"retry: 2000\n\n"  # milliseconds until a client that was cut off connects anew
-
-
-def _waited_for(place: events.Place, rows: QuerySet[Event], limit: int, deadline: float) -> list[Event]:
-    seen: events.Place | None = None
-    while (left := deadline - time.monotonic()) > 0:
-        newest = _pulse.read()
-        if newest != seen and newest > place and (found := events.events_after(place, rows, limit)):
-            return found
-        seen = newest
-        events.release_connection()
-        time.sleep(min(events.EVERY_S, left))
-    return []
-
-
-def _written(event: Event) -> bytes:
-    shown: Any = EventSerializer(event).data
-    return f"id: {event.pk}\nevent: {event.kind}\ndata: {json.dumps(shown, cls=JSONEncoder)}\n\n".encode()
+def _encoded(event: Event) -> bytes:
+    data: Any = EventSerializer(event).data
+    return f"id: {event.pk}\nevent: {event.kind}\ndata: {json.dumps(data, cls=JSONEncoder)}\n\n".encode()

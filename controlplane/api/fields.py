@@ -1,14 +1,9 @@
-"""Other objects that a body names.
-
-Fields that hold a part of the routers' schema: their rules are the schema's, and so is their documentation.
-
-What serializers share.
-"""
+"""Serializer fields: other objects named in a body, parts of the routers' schema, and usernames."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from django.db.models import Manager, Model, QuerySet
 from drf_spectacular.extensions import OpenApiSerializerFieldExtension
@@ -18,87 +13,107 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from controlplane.access.actor import project_id_of, visible
-from controlplane.api.permissions import actor, role_needed
+from controlplane.api.auth import actor, role_needed
 from controlplane.schema_fields import json_schemas
 
 
-class ByName(serializers.SlugRelatedField[Any]):
-    """An object by its name: one that the actor cannot see does not exist, one they may not touch is refused."""
+class _VisibleRowsMixin:
+    """A related object: one that the actor may not see does not exist, one they may not change is forbidden."""
+
+    queryset: QuerySet[Any] | Manager[Any]
+    context: Mapping[str, Any]
+
+    def get_queryset(self) -> QuerySet[Any]:
+        """The rows that the actor may see; all rows while the OpenAPI document is generated."""
+        request = self.context.get("request")
+        return self.queryset.all() if request is None else visible(actor(request), self.queryset.all())
+
+    def to_internal_value(self, data: Any) -> Any:
+        """The row. ValidationError, PermissionDenied."""
+        row = super().to_internal_value(data)  # type: ignore[misc]  # of the relation that this is mixed into
+        if request := self.context.get("request"):
+            check_allowed(request, row)
+        return row
+
+
+class ByName(_VisibleRowsMixin, serializers.SlugRelatedField[Any]):  # type: ignore[misc]  # narrower attributes
+    """An object by its name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(slug_field="name", **options)
 
-    def get_queryset(self) -> QuerySet[Any]:
-        """The objects that may be named."""
-        return narrowed(self, self.queryset)
 
-    def to_internal_value(self, data: Any) -> Any:
-        """The object; a ValidationError or PermissionDenied."""
-        return allowed(self, super().to_internal_value(data))
-
-
-class ById(serializers.PrimaryKeyRelatedField[Any]):
-    """The same by its number."""
-
-    def get_queryset(self) -> QuerySet[Any]:
-        """The objects that may be named."""
-        return narrowed(self, self.queryset)
-
-    def to_internal_value(self, data: Any) -> Any:
-        """The object; a ValidationError or PermissionDenied."""
-        return allowed(self, super().to_internal_value(data))
-
-
-def narrowed(field: serializers.Field[Any, Any, Any, Any], rows: QuerySet[Any] | Manager[Any] | None) -> QuerySet[Any]:
-    """What the actor may know of; everything while the OpenAPI document is made."""
-    if rows is None:
-        raise TypeError("a field that is given needs a queryset")
-    rows, request = rows.all(), field.context.get("request")
-    return rows if request is None else visible(actor(request), rows)
-
-
-def allowed(field: serializers.Field[Any, Any, Any, Any], row: Model) -> Model:
-    """The row, if the role that this address needs is held in its project."""
-    request: Request | None = field.context.get("request")
-    if request is not None:
-        check_allowed(request, row)
-    return row
+class ById(_VisibleRowsMixin, serializers.PrimaryKeyRelatedField[Any]):  # type: ignore[misc]  # as above
+    """An object by its id."""
 
 
 def check_allowed(request: Request, row: Model) -> None:
-    """PermissionDenied unless the role that this address needs is held in the row's project."""
+    """PermissionDenied unless the actor holds the role of this route and method in the row's project."""
     needed = role_needed(request)
     if needed is None or not actor(request).may(needed, project_id_of(row)):
         raise PermissionDenied
 
 
+def check_unknown_fields(data: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """ValidationError that names every field of ``data`` that is not in ``fields``."""
+    if unknown := sorted(set(data) - set(fields)):
+        raise serializers.ValidationError({name: ["There is no such field."] for name in unknown})
+
+
 class SchemaField(serializers.JSONField):
-    """JSON of a type of ``routing.schema``. The services check it, so that pages and REST refuse in the same words."""
+    """JSON of a type of ``routing.schema``. Services validate it, so that pages and REST report the same errors."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
         self.kind, self.options = kind, options
         super().__init__(**options)
 
     def __deepcopy__(self, memo: Mapping[Any, Any]) -> Self:
-        """As DRF copies a field, without the type: that is not to be copied, and never changes."""
+        """DRF's copy of a field, without copying the type, which never changes."""
         return type(self)(self.kind, **self.options)
 
 
 class SchemaFieldScheme(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
-    """The JSON schema that msgspec makes of the type, its structs as components."""
+    """The JSON schema that msgspec generates for the type, with its structs as components."""
 
     target_class = SchemaField
 
     def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:  # noqa: ARG002 - spectacular's
-        """What the document says of the field."""
-        (shown,), components = json_schemas([self.target.kind], "#/components/schemas/{name}")
+        (schema,), components = json_schemas([self.target.kind], "#/components/schemas/{name}")
         for name, body in components.items():
-            kind = ResolvedComponent.SCHEMA
-            found = ResolvedComponent(name, kind, body, name)  # type: ignore[no-untyped-call]  # spectacular's
-            auto_schema.registry.register_on_missing(found)
-        return shown
+            component = ResolvedComponent(name, ResolvedComponent.SCHEMA, body, name)  # type: ignore[no-untyped-call]  # spectacular's
+            auto_schema.registry.register_on_missing(component)
+        return schema
+
+
+class SettingsModelSerializer(serializers.ModelSerializer[Any]):
+    """Shows the columns in ``settings`` as parts of the routers' schema: the types by column."""
+
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def build_standard_field(self, field_name: str, model_field: Any) -> tuple[Any, dict[str, Any]]:
+        if field_name in self.settings:
+            options = {"kind": self.settings[field_name], "read_only": True, "allow_null": model_field.null}
+            return SchemaField, options
+        return super().build_standard_field(field_name, model_field)
+
+
+class SettingsInput(serializers.Serializer[Any]):
+    """Accepts ``settings``, parts of the routers' schema by column of ``model``, each optional. A nullable column
+    accepts null, which restores the routers' default.
+    """
+
+    settings: ClassVar[Mapping[str, Any]] = {}
+    model: ClassVar[type[Model]]
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields = super().get_fields()
+        for name, kind in self.settings.items():
+            if name not in fields:
+                column: Any = self.model._meta.get_field(name)  # noqa: SLF001 - Django's documented name
+                fields[name] = SchemaField(kind, required=False, allow_null=column.null)
+        return fields
 
 
 def by_username(source: str) -> serializers.CharField:
-    """A person, shown by the name they sign in with; null where the system acted by itself."""
+    """A user, shown by name; null where the system acted by itself."""
     return serializers.CharField(source=f"{source}.username", default=None, read_only=True, allow_null=True)

@@ -1,4 +1,4 @@
-"""What lists can be narrowed by."""
+"""Query parameters that filter lists."""
 
 from __future__ import annotations
 
@@ -29,37 +29,41 @@ from controlplane.models import (
 )
 
 
+def _is_set(field_name: str) -> filters.BooleanFilter:
+    """Rows where a nullable column has a value, or with ``false`` those where it has none."""
+    return filters.BooleanFilter(field_name=field_name, lookup_expr="isnull", exclude=True)
+
+
 class PoolFilter(filters.FilterSet):
-    """``?project=NAME&model=NAME``; a model that it serves by its own name."""
+    """``?project=NAME&model=NAME``; a model by its own name, not an alias."""
 
     project = filters.CharFilter(field_name="project__name")
-    model = filters.CharFilter(method="serving")
+    model = filters.CharFilter(method="filter_model")
 
     class Meta:
         model = Pool
         fields = ("project", "model")
 
-    def serving(self, rows: QuerySet[Pool], _: str, model: str) -> QuerySet[Pool]:
-        """Those that name the model."""
+    def filter_model(self, rows: QuerySet[Pool], _: str, model: str) -> QuerySet[Pool]:
         return rows.filter(models__contains=[model])
 
 
 class ReplicaFilter(filters.FilterSet):
-    """``?pool=NAME&state=STATE&label=KEY=VALUE&label=KEY``; every label that is named must be there."""
+    """``?pool=NAME&state=STATE&label=KEY=VALUE&label=KEY``; a replica must have every given label."""
 
     pool = filters.CharFilter(field_name="pool__name")
     state = filters.ChoiceFilter(choices=ReplicaState.choices)
-    label = filters.CharFilter(method="labelled")
+    label = filters.CharFilter(method="filter_labels")
 
     class Meta:
         model = Replica
         fields = ("pool", "state", "label")
 
-    def labelled(self, rows: QuerySet[Replica], _: str, last: str) -> QuerySet[Replica]:
-        """Those that have every label; all that were named count, not the last alone."""
-        asked = self.data.getlist("label") if hasattr(self.data, "getlist") else [last]
-        for key, equals, value in (label.partition("=") for label in asked):
-            if "\0" in key + value:  # PostgreSQL looks for no such value
+    def filter_labels(self, rows: QuerySet[Replica], _: str, last: str) -> QuerySet[Replica]:
+        """Reads all values of the parameter; django-filter passes the last one only."""
+        labels = self.data.getlist("label") if hasattr(self.data, "getlist") else [last]
+        for key, equals, value in (label.partition("=") for label in labels):
+            if "\0" in key + value:  # PostgreSQL raises for a NUL
                 return rows.none()
             rows = rows.filter(labels__contains={key: value}) if equals else rows.filter(labels__has_key=key)
         return rows
@@ -81,7 +85,7 @@ class DiscoveredReplicaFilter(filters.FilterSet):
     pool = filters.CharFilter(field_name="source__pool__name")
     source = filters.CharFilter(field_name="source__name")
     state = filters.ChoiceFilter(choices=DiscoveredState.choices)
-    missing = filters.BooleanFilter(field_name="missing_since", lookup_expr="isnull", exclude=True)
+    missing = _is_set("missing_since")
 
     class Meta:
         model = DiscoveredReplica
@@ -92,7 +96,7 @@ class ClientKeyFilter(filters.FilterSet):
     """``?project=NAME&name=NAME&revoked=true``."""
 
     project = filters.CharFilter(field_name="project__name")
-    revoked = filters.BooleanFilter(field_name="revoked_at", lookup_expr="isnull", exclude=True)
+    revoked = _is_set("revoked_at")
 
     class Meta:
         model = ClientKey
@@ -128,59 +132,56 @@ class RolloutFilter(filters.FilterSet):
     policy = filters.CharFilter(field_name="revision__policy__name")
     pool = filters.CharFilter(field_name="revision__policy__pool__name")
     state = filters.MultipleChoiceFilter(choices=RolloutState.choices)
-    open = filters.BooleanFilter(method="moving")
+    open = filters.BooleanFilter(method="filter_open")
 
     class Meta:
         model = Rollout
         fields = ("policy", "pool", "state", "open")
 
-    def moving(self, rows: QuerySet[Rollout], _: str, wanted: bool) -> QuerySet[Rollout]:
-        """Those that may still move, or those that ended."""
-        return rows.filter(state__in=OPEN_ROLLOUTS) if wanted else rows.exclude(state__in=OPEN_ROLLOUTS)
+    def filter_open(self, rows: QuerySet[Rollout], _: str, is_open: bool) -> QuerySet[Rollout]:
+        return rows.filter(state__in=OPEN_ROLLOUTS) if is_open else rows.exclude(state__in=OPEN_ROLLOUTS)
 
 
-class AuditFilter(filters.FilterSet):
-    """``?actor=&kind=&project=&pool=&after=&before=``; times are ISO 8601, ``after`` included."""
+class TimeFilter(filters.FilterSet):
+    """``?after=&before=``, times in ISO 8601; ``after`` is inclusive."""
 
     after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
     before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+
+
+class AuditFilter(TimeFilter):
+    """``?actor=&kind=&project=&pool=&after=&before=``."""
 
     class Meta:
         model = AuditEntry
         fields = ("actor", "kind", "project", "pool", "after", "before")
 
 
-class OfName(filters.CharFilter):
-    """Rows that belong to the one object of this name.
+class NameFilter(filters.CharFilter):
+    """Rows that refer to the object of this name.
 
-    The name is looked up in a subquery, not joined: so an index on (object, time) gives the newest rows in order.
+    The name is looked up in a subquery instead of a join, so that an index on (object, time) serves the newest rows.
     """
 
-    def __init__(self, model: type[Model], field_name: str, *, named_by: str = "name") -> None:
+    def __init__(self, model: type[Model], field_name: str, *, name_field: str = "name") -> None:
         super().__init__(field_name=field_name)
-        self.of, self.named_by = model, named_by  # "model" is django-filter's own word
+        self.related_model, self.name_field = model, name_field
 
     def filter(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        """Nothing is asked where no name is given; no row is of a name that nobody has."""
         if not value:
             return rows
-        named = self.of._default_manager.filter(**{self.named_by: value}).values("pk")[:1]  # noqa: SLF001 - Django's name
-        return rows.filter(**{f"{self.field_name}_id": Subquery(named)})
+        related = self.related_model._default_manager.filter(**{self.name_field: value}).values("pk")[:1]  # noqa: SLF001 - Django's name
+        return rows.filter(**{f"{self.field_name}_id": Subquery(related)})
 
 
-class EventFilter(filters.FilterSet):
-    """``?pool=&replica=&router=&actor=&kind=&kind=&after=&before=``; times are ISO 8601, ``after`` included.
+class EventFilter(TimeFilter):
+    """``?pool=&replica=&router=&actor=&kind=&kind=&after=&before=``. The page of events has the same filters."""
 
-    The page of events takes the same.
-    """
-
-    pool = OfName(Pool, "pool")
-    replica = OfName(Replica, "replica")
-    router = OfName(Router, "router")
-    actor = OfName(User, "actor", named_by="username")
+    pool = NameFilter(Pool, "pool")
+    replica = NameFilter(Replica, "replica")
+    router = NameFilter(Router, "router")
+    actor = NameFilter(User, "actor", name_field="username")
     kind = filters.MultipleChoiceFilter(choices=EventKind.choices)
-    after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
-    before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
 
     class Meta:
         model = Event

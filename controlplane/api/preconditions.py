@@ -1,16 +1,8 @@
-"""Entity tags: which version of an object somebody looked at, and whether it is still the present one.
+"""Entity tags, ``If-Match`` and ``If-None-Match``, the changes since an earlier version, and differences of JSON.
 
-A tag is a digest of what is shown. Where some of that is merely observed, such as when a rule was last evaluated, it
-has two halves, ``"wanted.observed"``: a change is refused only if what people decide has moved on, while
-``If-None-Match`` compares the whole.
-
-The version of an object that somebody still has, found again.
-
-Theory of operation. Nothing keeps what an object looked like; the audit log keeps what each change did to it. So the
-present object is taken back change by change, newest first, until its entity tag is the one that was sent. The tag is
-a digest of the whole, so what has it is that version and no other; where none has it, nobody says what it was.
-
-What differs between two JSON values, place by place.
+An entity tag is a digest of the representation. Where some fields are merely observed, such as the time of a rule's
+last evaluation, the tag has two halves, ``"configured.observed"``: ``If-Match`` compares the first half, so that an
+observation does not reject an edit, while ``If-None-Match`` compares both.
 """
 
 from __future__ import annotations
@@ -27,102 +19,102 @@ from rest_framework.utils.encoders import JSONEncoder
 
 from controlplane.services.audit_log import Change
 
-_written = re.compile(r'(W/)?("[^"]*")')
-ANY = "*"
+_TAG = re.compile(r'(W/)?("[^"]*")')
+_ABSENT = object()
+MAX_DIFFERENCES = 200  # in one response
 
 
-def tag_of(shown: Mapping[str, Any], observed: Collection[str] = ()) -> str:
-    """The strong entity tag of a representation, quotes included; its own field ``etag`` does not count."""
-    wanted = digest_of({name: value for name, value in shown.items() if name not in {*observed, "etag"}})
+def tag_of(representation: Mapping[str, Any], observed: Collection[str] = ()) -> str:
+    """The strong entity tag of a representation, with quotes; its own field ``etag`` does not count."""
+    excluded = {*observed, "etag"}
+    configured = digest_of({name: value for name, value in representation.items() if name not in excluded})
     if not observed:
-        return f'"{wanted}"'
-    return f'"{wanted}.{digest_of({name: shown.get(name) for name in observed})}"'
+        return f'"{configured}"'
+    return f'"{configured}.{digest_of({name: representation.get(name) for name in observed})}"'
 
 
-def digest_of(shown: object) -> str:
+def digest_of(value: object) -> str:
     """96 bits of SHA-256 over the JSON, in hex."""
-    text = json.dumps(shown, sort_keys=True, cls=JSONEncoder)
+    text = json.dumps(value, sort_keys=True, cls=JSONEncoder)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def is_asked_for(request: Request) -> bool:
-    """Whether the client said which version it looked at."""
+def has_if_match(request: Request) -> bool:
     return "If-Match" in request.headers
 
 
-def still_matches(request: Request, tag: str) -> bool:
-    """Whether ``If-Match`` names the present version, or any (``*``). Weak tags never match."""
-    given = request.headers.get("If-Match", "")
-    if given.strip() == ANY:
+def if_match_holds(request: Request, tag: str) -> bool:
+    """Whether ``If-Match`` names this version, or any (``*``). Weak tags never match."""
+    value = request.headers.get("If-Match", "")
+    if value.strip() == "*":
         return True
-    return any(not weak and _wanted(one) == _wanted(tag) for weak, one in _written.findall(given))
+    return any(not weak and _configured_half(listed) == _configured_half(tag) for weak, listed in _TAG.findall(value))
 
 
-def is_known(request: Request, tag: str) -> bool:
-    """Whether ``If-None-Match`` names the present version: a 304 says all there is to say."""
-    given = request.headers.get("If-None-Match", "")
-    return given.strip() == ANY or any(one == tag for _, one in _written.findall(given))
+def if_none_match_holds(request: Request, tag: str) -> bool:
+    """Whether ``If-None-Match`` names this version, so that a 304 suffices."""
+    value = request.headers.get("If-None-Match", "")
+    return value.strip() == "*" or any(listed == tag for _, listed in _TAG.findall(value))
 
 
-def _wanted(tag: str) -> str:
+def _configured_half(tag: str) -> str:
     return tag.strip('"').partition(".")[0]
 
 
 def earlier_version(
-    now: Mapping[str, Any], changes: Iterable[Change], is_it: Callable[[Mapping[str, Any]], bool]
+    now: Mapping[str, Any], changes: Iterable[Change], is_version: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any] | None:
-    """The object as it was when ``is_it``; None if these changes, newest first, do not lead there."""
+    """The object at the version that ``is_version`` recognizes, by undoing ``changes``, newest first; None if unknown.
+
+    Versions are not stored; the audit log stores what each change did. The entity tag is a digest of the whole object,
+    so a reconstructed state with the right tag is that version.
+    """
     state: dict[str, Any] = json.loads(json.dumps(now, cls=JSONEncoder))
     for change in changes:
-        if undone := _undone(state, change):
+        if undone := _values_before(state, change):
             state |= undone
-            if is_it(state):
+            if is_version(state):
                 return state
     return None
 
 
-def _undone(state: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """What was otherwise before a change; nothing if the change did not lead to this state, and so is of another."""
+def _values_before(state: Mapping[str, Any], change: Change) -> dict[str, Any]:
+    """The fields' values before a change; {} if the change did not lead to this state, and so is of another object."""
     before, after = change
     if not isinstance(before, dict) or not isinstance(after, dict):
         return {}
-    named = [name for name in before if name in after and name in state and before[name] != after[name]]
-    return {name: before[name] for name in named} if all(state[name] == after[name] for name in named) else {}
-
-
-MOST = 200  # differences that one answer shows
-
-_ABSENT = object()
+    changed = [name for name in before if name in after and name in state and before[name] != after[name]]
+    return {name: before[name] for name in changed} if all(state[name] == after[name] for name in changed) else {}
 
 
 def differences(before: Any, after: Any) -> list[dict[str, Any]]:
-    """``{"pointer", "before", "after"}`` for each value that is not the same, null where there is none; at most 200.
+    """``{"pointer", "before", "after"}`` for each different value, null for a missing one; at most 200.
 
     Lists of objects with names are compared by name, other lists as one value.
     """
-    return list(islice(_walk(before, after, "#"), MOST))
+    return list(islice(_differences(before, after, "#"), MAX_DIFFERENCES))
 
 
-def _walk(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
+def _differences(before: Any, after: Any, path: str) -> Iterator[dict[str, Any]]:
     if before == after:
         return
-    old, new = _by_name(before), _by_name(after)
+    old, new = _members_by_name(before), _members_by_name(after)
     if old is None or new is None:
-        yield {"pointer": path, "before": _shown(before), "after": _shown(after)}
+        yield {
+            "pointer": path,
+            "before": None if before is _ABSENT else before,
+            "after": None if after is _ABSENT else after,
+        }
         return
-    for name in [*old, *(name for name in new if name not in old)]:
+    for name in {**old, **new}:
         step = str(name).replace("~", "~0").replace("/", "~1")
-        yield from _walk(old.get(name, _ABSENT), new.get(name, _ABSENT), f"{path}/{step}")
+        yield from _differences(old.get(name, _ABSENT), new.get(name, _ABSENT), f"{path}/{step}")
 
 
-def _by_name(value: Any) -> dict[str, Any] | None:
-    """The members of an object, or of a list of named ones; None for anything else."""
+def _members_by_name(value: Any) -> dict[str, Any] | None:
+    """The members of an object, or of a list of objects with names; None for anything else."""
     if isinstance(value, dict):
         return value
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "name" in one for one in value):
-        return {one["name"]: one for one in value}
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "name" in item for item in value):
+        return {item["name"]: item for item in value}
     return None
-
-
-def _shown(value: Any) -> Any:
-    return None if value is _ABSENT else value

@@ -1,165 +1,338 @@
-"""The OpenAPI document."""
+"""The OpenAPI document: entity tags, dry runs, errors and deprecations of every operation; and deprecation headers.
+
+drf-spectacular derives the rest from the views. What is added here is read from the views' own attributes, so the
+document cannot disagree with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
 from typing import Any
 
+from django.utils.http import http_date
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
-from drf_spectacular.generators import SchemaGenerator
-from drf_spectacular.views import SpectacularJSONAPIView
+from drf_spectacular.openapi import AutoSchema
+from rest_framework.request import Request
 
-from controlplane.api.authentication import RouterAuthentication, TokenAuthentication
-from controlplane.api.deprecations import mark
-from controlplane.api.middleware import Exchange
-from controlplane.api.operations import PROBLEM_JSON, refusal_components
-from controlplane.api.permissions import HasRole
+from controlplane.api.auth import RouterAuthentication, TokenAuthentication
+from controlplane.api.exceptions import CONTENT_TYPE, NOT_FOUND, PROBLEM_TYPES, URN
 
-PROBLEM = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "request_id"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "request_id": {"type": ["string", "null"]},
-        "etag": {"type": "string", "description": "Of 412: the present version."},
-        "current": {"description": "Of 412: the object as it is now."},
-        "meanwhile": {
-            "type": ["array", "null"],
-            "items": {"$ref": "#/components/schemas/Difference"},
-            "description": "Of 412: what others changed since the version in If-Match; null where that is not known.",
-        },
-        "changes": {
-            "type": "array",
-            "description": "Of 412: what yours would change of it.",
-            "items": {"$ref": "#/components/schemas/Difference"},
-        },
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["pointer", "detail"],
-                "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
-            },
-        },
-    },
-}
+# --- deprecations -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deprecation:
+    """The announcement that an operation, or a field or parameter of it, will be removed. At least two minor releases
+    lie between the announcement and the removal.
+    """
+
+    operation: str  # as in the document: "GET /api/v1/pools/{name}"
+    instead: str  # what clients should do, in a sentence
+    announced_in: str  # a release, such as "0.2"
+    removed_in: str  # the first release that may lack it
+    since: date
+    sunset: date
+    field: str = ""  # of the body or the query; "" for the whole operation
+
+    def headers(self) -> dict[str, str]:
+        """``Deprecation`` (RFC 9745), ``Sunset`` (RFC 8594) and a link to the document."""
+        return {
+            "Deprecation": f"@{_unix_time(self.since)}",
+            "Sunset": http_date(_unix_time(self.sunset)),
+            "Link": '</api/v1/openapi.json>; rel="deprecation"; type="application/json"',
+        }
+
+    def applies_to(self, request: Request) -> bool:
+        """Whether the request is of this operation and, for a field, sends it."""
+        match = request.resolver_match
+        values = tuple(getattr(match, "captured_kwargs", {}).values())
+        if self.operation.count("{") != len(values):
+            return False
+        if re.sub(r"\{\w+\}", "%s", self.operation) % values != f"{request.method} {request.path}":
+            return False
+        body = getattr(request, "_full_data", None)  # the body if it was read
+        return not self.field or self.field in {*request.query_params, *(body if isinstance(body, dict) else ())}
+
+
+DEPRECATIONS: tuple[Deprecation, ...] = ()
+
+
+def deprecation_headers(request: Request) -> dict[str, str]:
+    """The headers for a request that uses something deprecated; {} for others."""
+    return next((entry.headers() for entry in DEPRECATIONS if entry.applies_to(request)), {})
+
+
+def _mark_deprecations(document: dict[str, Any]) -> None:
+    """KeyError for an operation that the document does not have."""
+    for entry in DEPRECATIONS:
+        method, _, path = entry.operation.partition(" ")
+        operation = document["paths"][path][method.lower()]
+        subject = f"`{entry.field}`: deprecated" if entry.field else "Deprecated"
+        text = f"{subject} since {entry.announced_in}, removed in {entry.removed_in} at the earliest: {entry.instead}"
+        operation["description"] = "\n\n".join(filter(None, [operation.get("description"), text]))
+        marked = [part for part in operation.get("parameters", ()) if part["name"] == entry.field]
+        for part in marked if entry.field else [operation]:
+            part["deprecated"] = True
+
+
+def _unix_time(day: date) -> int:
+    return int(datetime.combine(day, time(), UTC).timestamp())
+
+
+# --- authentication ---------------------------------------------------------------------------------------
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
-    """Scripts' tokens."""
-
-    target_class = TokenAuthentication
+    target_class: Any = TokenAuthentication
     name = "token"
+    bearer_format: Mapping[str, str] = {"bearerFormat": "wp_<id>.<secret>"}
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:  # noqa: ARG002 - spectacular's signature
-        """A bearer token."""
-        return {"type": "http", "scheme": "bearer", "bearerFormat": "wp_<id>.<secret>"}
+        return {"type": "http", "scheme": "bearer", **self.bearer_format}
 
 
-class RouterScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registers itself, untyped
-    """The routers' token."""
-
+class RouterScheme(TokenScheme):  # type: ignore[no-untyped-call]  # as above
     target_class = RouterAuthentication
     name = "router"
-
-    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:  # noqa: ARG002 - spectacular's signature
-        """A bearer token."""
-        return {"type": "http", "scheme": "bearer"}
+    bearer_format: Mapping[str, str] = {}
 
 
-DRY_RUN = {
-    "type": "object",
-    "required": ["dry_run", "status", "result", "changes", "effect"],
-    "properties": {
-        "dry_run": {"type": "boolean", "const": True},
-        "status": {"type": "integer", "description": "What would have been answered with."},
-        "result": {"description": "What would have been answered."},
-        "changes": {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}},
-        "effect": {
-            "type": "object",
-            "required": ["configuration", "events"],
-            "properties": {
-                "configuration": {
-                    "type": ["object", "null"],
-                    "description": "Null where routers would notice nothing.",
-                    "properties": {
-                        "before": {"type": ["integer", "null"]},
-                        "after": {"type": "integer"},
-                        "changes": {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}},
-                    },
-                },
-                "events": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {"kind": {"type": "string"}, "summary": {"type": "string"}},
-                    },
+# --- operations -------------------------------------------------------------------------------------------
+
+# What the problem types mean, by status.
+_MEANINGS: Mapping[int, str] = {
+    400: "The body is not JSON, or a header is malformed.",
+    401: "No token or session, or an expired one.",
+    403: "The role or the token's scope does not suffice.",
+    404: NOT_FOUND,
+    406: "The only media type is JSON.",
+    409: "The request does not fit the present state; GET the object again.",
+    411: "The body needs a Content-Length.",
+    412: "If-Match names another version than the present one, which `current` shows. Nothing was changed.",
+    413: "The body is too large.",
+    415: "Send JSON.",
+    422: "`errors` says what is invalid and where.",
+    428: "If-Match is missing.",
+    429: "Wait for Retry-After seconds.",
+    500: "An internal error; the log names `request_id`.",
+    503: "The database is unavailable, or too many clients wait for events; nothing was changed.",
+}
+_EVERYWHERE = (401, 403, 406, 429, 500, 503)
+_TEXT = {"type": "string"}
+_PROBLEM = {"$ref": "#/components/schemas/Problem"}
+_DIFFERENCES = {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}}
+_ETAG = {"description": "The version of the object in the URL, or of the one above it.", "schema": _TEXT}
+_LOCATION = {"description": "The URL of the new object.", "schema": _TEXT}
+_IF_MATCH = {
+    "in": "header",
+    "name": "If-Match",
+    "description": "The `etag` of the object as you read it, or `*`.",
+    "schema": _TEXT,
+}
+_IF_NONE_MATCH = {
+    "in": "header",
+    "name": "If-None-Match",
+    "description": "An `etag`: the response is 304 if it is still the present one.",
+    "schema": _TEXT,
+}
+_IDEMPOTENCY_KEY = {
+    "in": "header",
+    "name": "Idempotency-Key",
+    "description": "For 24 hours the same request gets the same response and does nothing more.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
+_DRY_RUN = {
+    "in": "query",
+    "name": "dry_run",
+    "description": "Validate and describe the change without committing it.",
+    "schema": {"type": "boolean", "default": False},
+}
+
+
+class OperationSchema(AutoSchema):
+    """drf-spectacular's, with conditional requests, dry runs, idempotency keys and error responses."""
+
+    view: Any
+
+    def get_description(self) -> str:  # type: ignore[override]  # as drf-spectacular does
+        descriptions: Mapping[str, str] = getattr(self.view, "descriptions", {})
+        return descriptions.get(getattr(self.view, "action", "")) or super().get_description()
+
+    def get_request_serializer(self) -> Any:
+        attribute = {"create": "create_input", "partial_update": "change_input"}.get(getattr(self.view, "action", ""))
+        return getattr(self.view, attribute or "", None) or super().get_request_serializer()
+
+    def get_response_serializers(self) -> Any:
+        is_create = getattr(self.view, "action", "") == "create"
+        return (is_create and getattr(self.view, "created_serializer", None)) or super().get_response_serializers()
+
+    def get_operation(
+        self, path: str, path_regex: str, path_prefix: str, method: str, registry: Any
+    ) -> dict[str, Any] | None:
+        operation: dict[str, Any] | None = super().get_operation(path, path_regex, path_prefix, method, registry)
+        if operation is None:
+            return None
+        if parameters := [*operation.get("parameters", []), *self._own_parameters(method)]:
+            operation["parameters"] = sorted(parameters, key=lambda item: (item["in"] != "path", item["name"]))
+        responses = operation["responses"]
+        if self._has_tags():
+            for status, response in responses.items():
+                if status.startswith("2") and "text/event-stream" not in response.get("content", {}):
+                    response["headers"] = {"ETag": _ETAG, **({"Location": _LOCATION} if status == "201" else {})}
+            if method == "GET":
+                responses["304"] = {"description": "The version in If-None-Match.", "headers": {"ETag": _ETAG}}
+        if method != "GET":
+            _add_dry_run(responses)
+        for status in self._error_statuses(operation, path, method):
+            responses.setdefault(str(status), {"$ref": f"#/components/responses/{_component(status)}"})
+        operation["responses"] = dict(sorted(responses.items()))
+        return operation
+
+    def _has_tags(self) -> bool:
+        """Whether the view is a BaseViewSet, or like one."""
+        return hasattr(self.view, "conditional_actions")
+
+    def _takes_if_match(self, method: str) -> bool:
+        return self._has_tags() and self.view.detail and method != "GET"
+
+    def _needs_if_match(self, method: str) -> bool:
+        if not self._takes_if_match(method):
+            return False
+        return method != "POST" or self.view.action in self.view.conditional_actions
+
+    def _own_parameters(self, method: str) -> Iterator[dict[str, Any]]:
+        if method != "GET":
+            yield _DRY_RUN
+        elif self._has_tags():
+            yield _IF_NONE_MATCH
+        if method == "POST" and not any("router" in scheme for scheme in self.get_auth()):
+            yield _IDEMPOTENCY_KEY
+        if self._takes_if_match(method):
+            yield _IF_MATCH | {"required": self._needs_if_match(method)}
+
+    def _error_statuses(self, operation: dict[str, Any], path: str, method: str) -> list[int]:
+        is_change = method != "GET"
+        return [
+            *_EVERYWHERE,
+            *([404] if "{" in path else []),
+            *([422] if operation.get("parameters") else []),
+            *([400, 409, 422] if is_change else []),
+            *([411, 413, 415] if "requestBody" in operation else []),
+            *([412] if self._takes_if_match(method) else []),
+            *([428] if self._needs_if_match(method) else []),
+        ]
+
+
+def _add_dry_run(responses: dict[str, Any]) -> None:
+    """A dry run responds with 200, whatever the status of the change."""
+    plan = {"$ref": "#/components/schemas/DryRun"}
+    response = responses.setdefault("200", {"description": "With `dry_run`: what would happen."})
+    content = response.setdefault("content", {}).setdefault("application/json", {})
+    content["schema"] = {"anyOf": [content["schema"], plan]} if "schema" in content else plan
+
+
+def _component(status: int) -> str:
+    """The name of an error response among the document's components."""
+    return "".join(part.title() for part in PROBLEM_TYPES[status].split("-"))
+
+
+def _error_response(status: int) -> dict[str, Any]:
+    example = {
+        "type": URN + PROBLEM_TYPES[status],
+        "title": PROBLEM_TYPES[status].replace("-", " ").capitalize(),
+        "status": status,
+        "detail": _MEANINGS[status],
+        "request_id": "5f0c2d9a7b3e4c1d8a6f0b2e",
+    }
+    response: dict[str, Any] = {
+        "description": _MEANINGS[status],
+        "content": {CONTENT_TYPE: {"schema": _PROBLEM, "example": example}},
+    }
+    if status in {429, 503}:
+        response["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
+    return response
+
+
+# --- the document -----------------------------------------------------------------------------------------
+
+
+def _object(required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+_SCHEMAS: Mapping[str, Any] = {
+    "Problem": _object(
+        "type title status detail request_id",
+        type=_TEXT,
+        title=_TEXT,
+        status={"type": "integer"},
+        detail=_TEXT,
+        request_id={"type": ["string", "null"]},
+        etag={**_TEXT, "description": "Of 412: the present version."},
+        current={"description": "Of 412: the object as it is now."},
+        meanwhile={
+            **_DIFFERENCES,
+            "type": ["array", "null"],
+            "description": "Of 412: what others changed since the version in If-Match; null where that is unknown.",
+        },
+        changes={**_DIFFERENCES, "description": "Of 412: what your request would change."},
+        errors={"type": "array", "items": _object("pointer detail", pointer=_TEXT, detail=_TEXT)},
+    ),
+    "Difference": _object("pointer before after", pointer=_TEXT, before={}, after={}),
+    "DryRun": _object(
+        "dry_run status result changes effect",
+        dry_run={"type": "boolean", "const": True},
+        status={"type": "integer", "description": "The status of the change itself."},
+        result={"description": "The response of the change itself."},
+        changes=_DIFFERENCES,
+        effect=_object(
+            "configuration events",
+            configuration={
+                "type": ["object", "null"],
+                "description": "Null where routers would see no change.",
+                "properties": {
+                    "before": {"type": ["integer", "null"]},
+                    "after": {"type": "integer"},
+                    "changes": _DIFFERENCES,
                 },
             },
-        },
-    },
+            events={"type": "array", "items": {"type": "object", "properties": {"kind": _TEXT, "summary": _TEXT}}},
+        ),
+    ),
 }
-DIFFERENCE = {
-    "type": "object",
-    "required": ["pointer", "before", "after"],
-    "properties": {"pointer": {"type": "string"}, "before": {}, "after": {}},
-}
-ETAG = {"type": "string", "readOnly": True, "description": "Which version this is: for If-Match."}
-
-
-# Bodies of routers, which may be newer and say more.
-HEARD = frozenset({"AnnounceInputRequest", "SignatureRequest"})
+# Bodies of routers, which may be newer and send more fields.
+_OPEN_BODIES = frozenset({"AnnounceInputRequest", "SignatureRequest"})
 
 
 def complete(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """What holds for the whole document: problems, plans of rehearsals, and the ``etag`` of every object."""
+    """drf-spectacular's post-processing hook: adds error responses, dry runs and the ``etag`` of every object."""
     components = result.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
-    schemas.update(Problem=PROBLEM, DryRun=DRY_RUN, Difference=DIFFERENCE)
-    components["responses"] = refusal_components()
-    refused = {
-        "description": "Refused, or failed: see its status.",
-        "content": {PROBLEM_JSON: {"schema": _reference()}},
-    }
+    schemas.update(_SCHEMAS)
+    components["responses"] = {_component(status): _error_response(status) for status in _MEANINGS}
+    default = {"description": "Rejected or failed: see its status.", "content": {CONTENT_TYPE: {"schema": _PROBLEM}}}
     for path, operations in result["paths"].items():
         for method, operation in operations.items():
-            operation["responses"].setdefault("default", refused)
-            shows = "201" if method == "post" else "200" if method == "get" and path.endswith("}") else ""
-            for name in _named(operation["responses"].get(shows, {})):
-                schemas[name]["properties"]["etag"] = ETAG
+            operation["responses"].setdefault("default", default)
+            status = "201" if method == "post" else "200" if method == "get" and path.endswith("}") else ""
+            for name in _tagged_components(operation["responses"].get(status, {})):
+                schemas[name]["properties"]["etag"] = {**_TEXT, "readOnly": True, "description": "For If-Match."}
     for name, schema in schemas.items():
         for field, value in schema.get("properties", {}).items():
-            if {} in value.get("oneOf", ()):  # anything, null too, which oneOf would forbid
+            if {} in value.get("oneOf", ()):  # any value, null too, which oneOf would forbid
                 schema["properties"][field] = {}
-        if name.endswith("Request") and name not in HEARD:  # a body; what nobody knows is refused
+        if name.endswith("Request") and name not in _OPEN_BODIES:  # unknown fields are rejected
             schema["additionalProperties"] = False
-    mark(result)
+    _mark_deprecations(result)
     return result
 
 
-def _named(answer: dict[str, Any]) -> Iterator[str]:
-    """The components that an answer with an entity tag shows."""
-    schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
-    for one in (schema, *schema.get("anyOf", ())) if "ETag" in answer.get("headers", {}) else ():
-        if "$ref" in one:
-            yield one["$ref"].rpartition("/")[2]
-
-
-class SchemaView(Exchange, SpectacularJSONAPIView):
-    """``/api/v1/openapi.json``."""
-
-    permission_classes = (HasRole,)
-
-
-def document() -> dict[str, Any]:
-    """The whole document, as it is committed."""
-    generator: Any = SchemaGenerator()  # type: ignore[no-untyped-call]  # spectacular's is untyped
-    made: dict[str, Any] = generator.get_schema(request=None, public=True)
-    return made
-
-
-def _reference() -> dict[str, str]:
-    return {"$ref": "#/components/schemas/Problem"}
+def _tagged_components(response: dict[str, Any]) -> Iterator[str]:
+    """The components that a response with an entity tag shows."""
+    schema = response.get("content", {}).get("application/json", {}).get("schema", {})
+    for branch in (schema, *schema.get("anyOf", ())) if "ETag" in response.get("headers", {}) else ():
+        if "$ref" in branch:
+            yield branch["$ref"].rpartition("/")[2]

@@ -1,39 +1,39 @@
-"""Addresses of the control plane's REST API, below ``/api/v1/``."""
+"""URLs of the control plane's REST API, below ``/api/v1/``."""
 
 from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
-from controlplane.api.schema import SchemaView
-from controlplane.api.viewsets import config, discovery, fleet, policies, routers
+from controlplane.api.bundle import ConfigView
+from controlplane.api.viewsets import fleet, policies, routers
 
-addresses = SimpleRouter(trailing_slash=False)
-addresses.register("projects", fleet.ProjectViewSet, "project")
-addresses.register("pools", fleet.PoolViewSet, "pool")
-addresses.register("replicas", fleet.ReplicaViewSet, "replica")
-addresses.register("replica-sources", discovery.SourceViewSet, "replica-source")
-addresses.register("discovered-replicas", discovery.DiscoveredReplicaViewSet, "discovered-replica")
-addresses.register("task-groups", fleet.TaskGroupViewSet, "task-group")
-addresses.register("policies", policies.PolicyViewSet, "policy")
-addresses.register("revisions", policies.RevisionViewSet, "revision")
-addresses.register("rollouts", policies.RolloutViewSet, "rollout")
-addresses.register("routers", routers.RouterViewSet, "router")
-addresses.register("configurations", policies.ConfigurationViewSet, "configuration")
-addresses.register("events", routers.EventViewSet, "event")
-addresses.register("audit", routers.AuditViewSet, "audit")
-addresses.register("client-keys", fleet.ClientKeyViewSet, "client-key")
-addresses.register("tokens", routers.TokenViewSet, "token")
+router = SimpleRouter(trailing_slash=False)
+router.register("projects", fleet.ProjectViewSet, "project")
+router.register("pools", fleet.PoolViewSet, "pool")
+router.register("replicas", fleet.ReplicaViewSet, "replica")
+router.register("replica-sources", fleet.SourceViewSet, "replica-source")
+router.register("discovered-replicas", fleet.DiscoveredReplicaViewSet, "discovered-replica")
+router.register("task-groups", fleet.TaskGroupViewSet, "task-group")
+router.register("policies", policies.PolicyViewSet, "policy")
+router.register("revisions", policies.RevisionViewSet, "revision")
+router.register("rollouts", policies.RolloutViewSet, "rollout")
+router.register("routers", routers.RouterViewSet, "router")
+router.register("configurations", policies.ConfigurationViewSet, "configuration")
+router.register("events", routers.EventViewSet, "event")
+router.register("audit", routers.AuditViewSet, "audit")
+router.register("client-keys", fleet.ClientKeyViewSet, "client-key")
+router.register("tokens", routers.TokenViewSet, "token")
 
 app_name = "api"
 urlpatterns = [
-    path("config", config.ConfigView.as_view(), name="config"),
+    path("config", ConfigView.as_view(), name="config"),
     path(
         "fleet-settings",
         fleet.FleetSettingsViewSet.as_view({"get": "retrieve", "patch": "partial_update"}, detail=True),
         {"pk": 1},
         name="fleet-settings",
     ),
-    path("openapi.json", SchemaView.as_view(), name="openapi"),
+    path("openapi.json", routers.SchemaView.as_view(), name="openapi"),
     path("routers/announce", routers.AnnounceView.as_view(), name="announce"),
     path("strategies", policies.CatalogueView.as_view(), name="strategies"),
-    path("", include(addresses.urls)),
+    path("", include(router.urls)),
 ]

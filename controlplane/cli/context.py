@@ -1,11 +1,4 @@
-"""Tables for people, JSON for scripts.
-
-Files that commands read.
-
-What every command is given.
-
-Following a rollout until it is over.
-"""
+"""What every command uses: the site, output as tables or JSON, parameter types, and following a rollout."""
 
 from __future__ import annotations
 
@@ -25,9 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.rest import Rest, Site, known_site
+from controlplane.cli.rest import Rest, Site, find_site
 
-# What a table shows of each noun; everything is in the JSON.
+# The columns of each noun's table; JSON output has all fields.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "projects": ("name", "description"),
     "pools": ("name", "project", "models", "description"),
@@ -45,27 +38,27 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("id", "name", "user", "scopes", "expires_at", "last_used_at", "revoked_at"),
     "audit": ("number", "at", "actor", "kind", "summary", "reason"),
 }
+INTERVAL_S = 1.0  # between two requests while a rollout is followed
+COMPLETE = "complete"
 
 
 class Output:
-    """How a command's answer is written."""
+    """Prints results: tables for people, JSON for scripts."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Console(soft_wrap=False, highlight=False)
 
     def rows(self, noun: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A list."""
+        """A list of objects."""
         if self.as_json:
             self.json(list(rows))
-            return
-        if not rows:
+        elif not rows:
             click.echo(f"No {noun.replace('-', ' ')}.")
-            return
-        columns = COLUMNS.get(noun) or tuple(rows[0])
-        self.table(
-            [column.rpartition(".")[2] for column in columns], [[cell(row, one) for one in columns] for row in rows]
-        )
+        else:
+            columns = COLUMNS.get(noun) or tuple(rows[0])
+            headers = [column.rpartition(".")[2] for column in columns]
+            self.table(headers, [[text(_value_at(row, column)) for column in columns] for row in rows])
 
     def row(self, row: Mapping[str, Any]) -> None:
         """One object: a line for each field."""
@@ -74,71 +67,89 @@ class Output:
         else:
             self.table(["field", "value"], [[name, text(value)] for name, value in row.items()])
 
-    def table(self, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-        """A plain table; what comes from the site is never taken for markup."""
+    def table(self, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+        """A table. Values from the site are printed without markup and control characters, which move the cursor."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for head in heads:
-            table.add_column(head.replace("_", " "), overflow="fold")
+        for header in headers:
+            table.add_column(header.replace("_", " "), overflow="fold")
         for line in lines:
-            table.add_row(*(_printable(one) for one in line))
+            table.add_row(
+                *(Text("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in cell)) for cell in line)
+            )
         self.console.print(table)
 
     def json(self, value: Any) -> None:
-        """For scripts: always the whole value, and nothing else on the standard output."""
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
-    def say(self, sentence: str) -> None:
-        """Something for people; on the error stream, so that scripts read JSON alone."""
+    def message(self, sentence: str) -> None:
+        """A message for people, on standard error, so that scripts read only JSON."""
         click.echo(sentence, err=True)
 
+    def rollout(self, rollout: dict[str, Any]) -> None:
+        """A rollout: its state, the metrics of its analysis with their limits, and its steps."""
+        if self.as_json:
+            self.json(rollout)
+            return
+        self.console.print(rollout_summary(rollout), markup=False, soft_wrap=True)
+        readings = ("name", "baseline", "trial", "limit", "verdict", "detail")
+        for key, fields in (("readings", readings), ("steps", ("at", "move", "stage", "by", "reason"))):
+            if rollout[key] or key == "steps":
+                self.table(fields, [[text(row[field]) for field in fields] for row in rollout[key]])
 
-def cell(row: Mapping[str, Any], path: str) -> str:
-    """The value at a dotted path."""
+
+def _value_at(row: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, None where it is missing."""
     value: Any = row
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
-    return text(value)
+    return value
 
 
 def text(value: Any) -> str:
-    """A value in words: unknown is a dash, never 0."""
+    """A value as text; unknown is a dash, never 0."""
     if value is None or value in ("", []):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
-def _printable(line: str) -> Text:
-    """Without control characters, which could move a terminal's cursor; no markup."""
-    return Text("".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in line))
-
-
 class Document(click.ParamType[Any]):
-    """A file in YAML, or in JSON, which is YAML; ``-`` is the standard input. Of the kind that is expected."""
+    """A file in YAML, or JSON, which is YAML; ``-`` is standard input. Its top-level value has the given type."""
 
     name = "file"
 
-    def __init__(self, kind: type, what: str) -> None:
-        self._kind, self._what = kind, what
+    def __init__(self, kind: type, expected: str) -> None:
+        self._kind, self._expected = kind, expected
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """What is in it; a usage error says what is wrong."""
         try:
-            read = yaml.safe_load(sys.stdin.read() if value == "-" else Path(value).read_text())
+            document = yaml.safe_load(sys.stdin.read() if value == "-" else Path(value).read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
             self.fail(f"{value}: {error}", param, ctx)
-        if not isinstance(read, self._kind):
-            self.fail(f"{value}: expected {self._what}.", param, ctx)
-        return read
+        if not isinstance(document, self._kind):
+            self.fail(f"{value}: expected {self._expected}.", param, ctx)
+        return document
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """NAME=VALUE."""
+
+    name = "pair"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not equals:
+            self.fail(f"{value!r}: expected NAME=VALUE", param, ctx)
+        return name, text
 
 
 class Context:
-    """The site and the output that were asked for."""
+    """The site and the output of a command."""
 
     def __init__(self, url: str | None, token: str | None, *, as_json: bool) -> None:
         self._url, self._token = url, token
@@ -146,11 +157,11 @@ class Context:
 
     @cached_property
     def rest(self) -> Rest:
-        """The site, signed in; a UsageError where none is known."""
-        return self.signed_in(known_site(self._url, self._token))
+        """A client of the configured site. UsageError without one."""
+        return self.connect(find_site(self._url, self._token))
 
-    def signed_in(self, site: Site, **options: float) -> Rest:
-        """Another site, until the command is over."""
+    def connect(self, site: Site, **options: float) -> Rest:
+        """A client of a site, closed when the command ends."""
         rest = Rest(site, **options)
         click.get_current_context().call_on_close(rest.close)
         return rest
@@ -159,32 +170,26 @@ class Context:
 pass_context = click.make_pass_decorator(Context)
 
 
-INTERVAL_S = 1.0
-DONE = "complete"
-
-Show = Callable[[dict[str, Any]], None]
-
-
-def watch(rest: Rest, output: Output, rollout_id: int, *, deadline_s: float | None = None) -> dict[str, Any]:
-    """The rollout as it ended, or as it stands at the deadline; meanwhile its progress, on the error stream."""
-    until = None if deadline_s is None else time.monotonic() + deadline_s
-    with _shown(output) as show:
+def watch(context: Context, rollout_id: int, *, deadline_s: float | None = None) -> dict[str, Any]:
+    """The rollout once it ended, or as it is at the deadline. Shows its progress on standard error meanwhile."""
+    until_s = None if deadline_s is None else time.monotonic() + deadline_s
+    with _progress_display(context.output) as show:
         while True:
-            rollout: dict[str, Any] = rest.get(f"rollouts/{rollout_id}")
+            rollout: dict[str, Any] = context.rest.get(f"rollouts/{rollout_id}")
             show(rollout)
-            if rollout["finished_at"] or (until is not None and time.monotonic() > until):
+            if rollout["finished_at"] or (until_s is not None and time.monotonic() > until_s):
                 return rollout
             time.sleep(INTERVAL_S)
 
 
-def sentence(rollout: dict[str, Any]) -> str:
-    """Where a rollout stands, in one line."""
+def rollout_summary(rollout: dict[str, Any]) -> str:
+    """A rollout's state in one line."""
     state = str(rollout["state"]).replace("_", " ")
     parts = [f"{rollout['policy']} r{rollout['revision']}: {state}"]
     if rollout["stages"]:
         parts.append(f"stage {rollout['stage'] + 1} of {len(rollout['stages'])}")
     parts += [
-        f"{one['name']} {one['verdict']}" for one in rollout["readings"] if one["verdict"] not in {"passed", "off"}
+        f"{row['name']} {row['verdict']}" for row in rollout["readings"] if row["verdict"] not in {"passed", "off"}
     ]
     if routers := rollout["routers"]:
         parts.append(f"{_acknowledged(routers)} of {len(routers)} routers run it")
@@ -193,53 +198,37 @@ def sentence(rollout: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def present(output: Output, rollout: dict[str, Any]) -> None:
-    """A rollout: where it stands, what its guard read beside the limits, and every step."""
-    if output.as_json:
-        output.json(rollout)
-        return
-    output.console.print(sentence(rollout), markup=False, soft_wrap=True)
-    if rollout["readings"]:
-        _table(output, rollout["readings"], ("name", "baseline", "trial", "limit", "verdict", "detail"))
-    _table(output, rollout["steps"], ("at", "move", "stage", "by", "reason"))
-
-
-def _table(output: Output, rows: list[dict[str, Any]], fields: tuple[str, ...]) -> None:
-    output.table(fields, [[text(one[field]) for field in fields] for one in rows])
-
-
-def progress(rollout: dict[str, Any]) -> float:
-    """How much of the way is behind it, 0 to 1: stages, and within one the routers that run it."""
-    if rollout["state"] == DONE:
+def _fraction_done(rollout: dict[str, Any]) -> float:
+    """Stages that are done, and within the current one the routers that run it, 0 to 1."""
+    if rollout["state"] == COMPLETE:
         return 1.0
     stages, routers = max(len(rollout["stages"]), 1), rollout["routers"]
-    within = _acknowledged(routers) / len(routers) if routers else 0.0
-    return min((int(rollout["stage"]) + within) / stages, 0.99)
+    within_stage = _acknowledged(routers) / len(routers) if routers else 0.0
+    return min((int(rollout["stage"]) + within_stage) / stages, 0.99)
 
 
 def _acknowledged(routers: list[dict[str, Any]]) -> int:
-    return sum(one["progress"] == "acknowledged" for one in routers)
+    return sum(router["progress"] == "acknowledged" for router in routers)
 
 
 @contextmanager
-def _shown(output: Output) -> Iterator[Show]:
-    """A bar for a terminal, a line for each change elsewhere."""
+def _progress_display(output: Output) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A progress bar on a terminal; elsewhere a line for each change."""
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield _Lines(output).show
+    if console.is_terminal:
+        columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=console) as bars:
+            task = bars.add_task("", total=1.0)
+            yield lambda rollout: bars.update(
+                task, completed=_fraction_done(rollout), description=rollout_summary(rollout)
+            )
         return
-    columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        task = bars.add_task("", total=1.0)
-        yield lambda rollout: bars.update(task, completed=progress(rollout), description=sentence(rollout))
+    printed: list[str] = []
 
+    def show(rollout: dict[str, Any]) -> None:
+        line = rollout_summary(rollout)
+        if line not in printed[-1:]:
+            output.message(line)
+            printed.append(line)
 
-class _Lines:
-    def __init__(self, output: Output) -> None:
-        self._output, self._last = output, ""
-
-    def show(self, rollout: dict[str, Any]) -> None:
-        line = sentence(rollout)
-        if line != self._last:
-            self._output.say(line)
-            self._last = line
+    yield show

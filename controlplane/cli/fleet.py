@@ -1,4 +1,4 @@
-"""Looking at the fleet, and making it what a document says."""
+"""Commands that show the fleet, and export, plan and apply it as a document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import click
 import yaml
 
-from controlplane.cli.context import COLUMNS, DONE, Context, Document, Output, pass_context, text, watch
+from controlplane.cli.context import COLUMNS, COMPLETE, Context, Document, Output, Pair, pass_context, text, watch
 
 PLAN_HAS_CHANGES = 3
 NOT_COMPLETE = 4
@@ -20,16 +20,17 @@ BUNDLE = Document(dict, "a document with 'format' and 'pools', as 'export' write
 @click.command()
 @click.argument("noun", type=click.Choice(list(COLUMNS)))
 @click.argument("name", required=False)
-@click.option("--filter", "-f", "filters", multiple=True, metavar="FIELD=VALUE", help="As the API's: -f pool=chat.")
+@click.option(
+    "--filter", "-f", "filters", type=Pair(), multiple=True, metavar="FIELD=VALUE", help="As the API's: -f pool=chat."
+)
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 @pass_context
-def get(context: Context, noun: str, name: str | None, filters: tuple[str, ...], limit: int | None) -> None:
+def get(context: Context, noun: str, name: str | None, filters: tuple[tuple[str, str], ...], limit: int | None) -> None:
     """Show one object, or a list."""
     if name:
         context.output.row(context.rest.get(f"{noun}/{name}"))
-        return
-    given = dict(_pair(one) for one in filters)
-    context.output.rows(noun, context.rest.every(noun, most=limit, **given))
+    else:
+        context.output.rows(noun, context.rest.rows(noun, limit=limit, **dict(filters)))
 
 
 @click.command()
@@ -38,96 +39,91 @@ def get(context: Context, noun: str, name: str | None, filters: tuple[str, ...],
 def export(context: Context, file: Path) -> None:
     """Write the fleet as a document: YAML, or JSON where FILE ends in .json or --json is given."""
     bundle = context.rest.get("config")
-    as_json = context.output.as_json or file.suffix == ".json"
-    written = json.dumps(bundle, indent=2, ensure_ascii=False) + "\n" if as_json else _yaml(bundle)
-    if str(file) == "-":
-        click.echo(written, nl=False)
+    if context.output.as_json or file.suffix == ".json":
+        document = json.dumps(bundle, indent=2, ensure_ascii=False) + "\n"
     else:
-        file.write_text(written)
+        document = str(yaml.safe_dump(bundle, sort_keys=False, allow_unicode=True))
+    if str(file) == "-":
+        click.echo(document, nl=False)
+    else:
+        file.write_text(document)
+
+
+def _bundle_options(command: Any) -> Any:
+    for decorate in (
+        click.option(
+            "--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them."
+        ),
+        click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name."),
+        click.argument("bundle", metavar="FILE", type=BUNDLE),
+    ):
+        command = decorate(command)
+    return command
 
 
 @click.command()
-@click.argument("bundle", metavar="FILE", type=BUNDLE)
-@click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
-@click.option("--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them.")
-@click.option("--exit-code", is_flag=True, help="End with 3 where there is anything to do.")
+@_bundle_options
+@click.option("--exit-code", is_flag=True, help="Exit with 3 where there is anything to do.")
 @pass_context
 def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, exit_code: bool) -> None:
     """Show what applying a document would do. Changes nothing."""
-    planned = _planned(context, bundle, _tag(context), prune=prune, draft=draft)
-    show_actions(context.output, planned)
+    _, match = context.rest.get_with_tag("config")
+    planned = _planned(context, bundle, match, prune=prune, draft=draft)
+    _show_actions(context.output, planned)
     if exit_code and planned["actions"]:
         sys.exit(PLAN_HAS_CHANGES)
 
 
 @click.command()
-@click.argument("bundle", metavar="FILE", type=BUNDLE)
-@click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name.")
-@click.option("--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them.")
+@_bundle_options
 @click.option("--reason", help="For the history.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollouts that it starts.")
 @pass_context
 def apply(
     context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, reason: str | None, yes: bool, wait: bool
 ) -> None:
-    """Make the fleet what a document says: shows the plan, asks, and applies it unless the fleet has moved on."""
-    output, rest, match = context.output, context.rest, _tag(context)
+    """Change the fleet to match a document: show the plan, ask, and apply it unless the fleet changed meanwhile."""
+    _, match = context.rest.get_with_tag("config")
     bundle = {**bundle, **({"reason": reason} if reason else {})}
     planned = _planned(context, bundle, match, prune=prune, draft=draft)
     if not planned["actions"]:
-        show_actions(output, planned)
+        _show_actions(context.output, planned)
         return
     if not yes:
-        show_actions(Output(as_json=False), planned)
+        _show_actions(Output(as_json=False), planned)
         click.confirm("Apply this?", abort=True, err=True)
-    applied = rest.send("PUT", "config", bundle, match=match, prune=prune, draft=draft)
-    show_actions(output, applied)
+    applied = context.rest.send("PUT", "config", bundle, match=match, prune=prune, draft=draft)
+    _show_actions(context.output, applied)
     if wait:
-        endings = [watch(rest, output, rollout["id"])["state"] for rollout in applied["rollouts"]]
-        if any(state != DONE for state in endings):
+        states = [watch(context, rollout["id"])["state"] for rollout in applied["rollouts"]]
+        if any(state != COMPLETE for state in states):
             sys.exit(NOT_COMPLETE)
 
 
-def show_actions(output: Output, applied: dict[str, Any]) -> None:
-    """What was done, or would be."""
-    if output.as_json:
-        output.json(applied)
-        return
-    if not applied["actions"]:
-        click.echo("Nothing to do: the fleet is as the document says.")
-        return
-    lines = [[one["op"], one["kind"], one["name"], _changes(one)] for one in applied["actions"]]
-    output.table(["", "kind", "name", "what changes"], lines)
-
-
-def _changes(action: dict[str, Any]) -> str:
-    if action["op"] == "create":
-        return "\n".join(f"{one['field']}: {text(one['after'])}" for one in action["changes"])
-    return "\n".join(f"{one['field']}: {text(one['before'])} -> {text(one['after'])}" for one in action["changes"])
-
-
-def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], **how: bool) -> dict[str, Any]:
-    """What applying answers, rehearsed."""
-    rehearsal = context.rest.send("PUT", "config", bundle, match=match, **how, dry_run=True)
-    planned: dict[str, Any] = rehearsal["result"]
+def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], **options: bool) -> dict[str, Any]:
+    """The result of a dry run."""
+    dry_run = context.rest.send("PUT", "config", bundle, match=match, **options, dry_run=True)
+    planned: dict[str, Any] = dry_run["result"]
     return planned
 
 
-def _tag(context: Context) -> dict[str, str]:
-    """What makes applying fail if the fleet changed in between."""
-    return context.rest.tagged("config")[1]
+def _show_actions(output: Output, applied: dict[str, Any]) -> None:
+    if output.as_json:
+        output.json(applied)
+    elif not applied["actions"]:
+        click.echo("Nothing to do: the fleet is as the document says.")
+    else:
+        lines = [[action["op"], action["kind"], action["name"], _changes(action)] for action in applied["actions"]]
+        output.table(["", "kind", "name", "what changes"], lines)
 
 
-def _yaml(bundle: dict[str, Any]) -> str:
-    return str(yaml.safe_dump(bundle, sort_keys=False, allow_unicode=True))
-
-
-def _pair(given: str) -> tuple[str, str]:
-    name, is_pair, value = given.partition("=")
-    if not is_pair:
-        raise click.BadParameter(f"{given!r}: expected FIELD=VALUE")
-    return name, value
+def _changes(action: dict[str, Any]) -> str:
+    lines = []
+    for change in action["changes"]:
+        before = "" if action["op"] == "create" else f"{text(change['before'])} -> "
+        lines.append(f"{change['field']}: {before}{text(change['after'])}")
+    return "\n".join(lines)
 
 
 COMMANDS = (get, export, plan, apply)

@@ -1,7 +1,4 @@
-"""Drafting, comparing, publishing, going back, and asking why.
-
-Rollouts: following them, and stepping in.
-"""
+"""Commands that draft, compare, publish and revert policies, follow and control rollouts, and explain placements."""
 
 from __future__ import annotations
 
@@ -11,23 +8,35 @@ from typing import Any
 import click
 import yaml
 
-from controlplane.cli.context import DONE, Context, Document, pass_context, present, text, watch
+from controlplane.cli.context import COMPLETE, Context, Document, Pair, pass_context, text, watch
 from controlplane.cli.fleet import NOT_COMPLETE
 
 STAGES = Document(list, "a list of stages, such as [{share: 0.05, observe_s: 600}]")
 REQUEST = Document(dict, "a request, such as {path: /v1/chat/completions, body: {...}}")
+Pairs = tuple[tuple[str, str], ...]
 
 
 @click.command()
 @click.argument("policy")
-@click.option("--set", "-s", "given", multiple=True, required=True, metavar="SETTING=VALUE", help="-s strategy=tiered.")
+@click.option(
+    "--set",
+    "-s",
+    "pairs",
+    type=Pair(),
+    multiple=True,
+    required=True,
+    metavar="SETTING=VALUE",
+    help="-s strategy=tiered.",
+)
 @click.option("--reason", default="", help="For the history.")
 @pass_context
-def draft(context: Context, policy: str, given: tuple[str, ...], reason: str) -> None:
-    """Write a policy's draft: the settings in force, with these in their place. Nothing reaches a router."""
-    now, match = context.rest.tagged(f"policies/{policy}")
-    live = now["live"]
-    settings = _settings(given, live["settings"] if live else {})
+def draft(context: Context, policy: str, pairs: Pairs, reason: str) -> None:
+    """Write a policy's draft: the active settings, with these replaced. Changes no router."""
+    current, match = context.rest.get_with_tag(f"policies/{policy}")
+    live = current["live"]
+    settings, active = _values(pairs), live["settings"] if live else {}
+    if settings.get("strategy", active.get("strategy")) == active.get("strategy"):
+        settings = {**active, **settings}  # another strategy starts with its own defaults
     body = {"settings": settings, "reason": reason, **({"based_on": live["number"]} if live else {})}
     context.output.row(context.rest.send("PUT", f"policies/{policy}/draft", body, match=match))
 
@@ -36,12 +45,15 @@ def draft(context: Context, policy: str, given: tuple[str, ...], reason: str) ->
 @click.argument("policy")
 @pass_context
 def diff(context: Context, policy: str) -> None:
-    """What publishing a policy's draft would change."""
-    found = context.rest.get(f"policies/{policy}/diff")
+    """Show what publishing a policy's draft would change."""
+    comparison = context.rest.get(f"policies/{policy}/diff")
     if context.output.as_json:
-        context.output.json(found)
+        context.output.json(comparison)
         return
-    lines = [[one["field"], text(one["before"]), text(one["after"]), one["meaning"]] for one in found["changes"]]
+    lines = [
+        [change["field"], text(change["before"]), text(change["after"]), change["meaning"]]
+        for change in comparison["changes"]
+    ]
     context.output.table(["setting", "before", "after", "meaning"], lines)
 
 
@@ -50,8 +62,10 @@ def diff(context: Context, policy: str) -> None:
 @click.option("--reason", required=True, help="For the history.")
 @click.option("--plan", help="How: all_at_once (the default), by_share, by_router or by_group.")
 @click.option("--stages", type=STAGES, metavar="FILE", help="A list of stages of your own, in YAML or JSON.")
-@click.option("--guard", multiple=True, metavar="LIMIT=VALUE", help="Another limit than the default; null: none.")
-@click.option("--no-guard", is_flag=True, help="Let nothing judge the stages.")
+@click.option(
+    "--guard", type=Pair(), multiple=True, metavar="LIMIT=VALUE", help="Another limit than the default; null: none."
+)
+@click.option("--no-guard", is_flag=True, help="Run the stages without canary analysis.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
 @pass_context
 def publish(
@@ -61,19 +75,19 @@ def publish(
     reason: str,
     plan: str | None,
     stages: Any,
-    guard: tuple[str, ...],
+    guard: Pairs,
     no_guard: bool,
     wait: bool,
 ) -> None:
     """Publish a policy's draft as it is now, and follow its rollout."""
     if guard and no_guard:
-        raise click.UsageError("--guard and --no-guard say opposite things.")
-    asked = {"plan": plan, "stages": stages, "guard": _pairs(guard) or None}
-    body = {"reason": reason, **{name: value for name, value in asked.items() if value is not None}}
+        raise click.UsageError("--guard and --no-guard contradict each other.")
+    options = {"reason": reason, "plan": plan, "stages": stages, "guard": _values(guard) or None}
+    body = {name: value for name, value in options.items() if value is not None}
     if no_guard:
         body["guard"] = None
     body["digest"] = context.rest.get(f"policies/{policy}/diff")["digest"]
-    _, match = context.rest.tagged(f"policies/{policy}")
+    _, match = context.rest.get_with_tag(f"policies/{policy}")
     _follow(context, context.rest.send("POST", f"policies/{policy}/publish", body, match=match), wait=wait)
 
 
@@ -81,112 +95,97 @@ def publish(
 @click.argument("policy")
 @click.argument("revision", type=click.IntRange(1))
 @click.option("--reason", help="For the history.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
 @pass_context
 def revert(context: Context, policy: str, revision: int, *, reason: str | None, yes: bool, wait: bool) -> None:
-    """Put an earlier revision's settings into force again, as a new revision, at all routers at once."""
-    now, match = context.rest.tagged(f"policies/{policy}")
+    """Activate an earlier revision's settings again, as a new revision, on all routers at once."""
+    current, match = context.rest.get_with_tag(f"policies/{policy}")
     if not yes:
         typed = click.prompt(f"This takes {policy} back to revision {revision}. Type the policy's name", err=True)
         if typed != policy:
             raise click.ClickException("That is not its name. Nothing was changed.")
-    body = {"revision": revision, "reason": reason or "", **({"live": now["live"]["number"]} if now["live"] else {})}
+    body = {"revision": revision, "reason": reason or ""}
+    if current["live"]:
+        body["live"] = current["live"]["number"]
     _follow(context, context.rest.send("POST", f"policies/{policy}/revert", body, match=match), wait=wait)
 
 
 @click.command()
 @click.argument("router")
-@click.argument("asked", metavar="FILE", type=REQUEST)
+@click.argument("request", metavar="FILE", type=REQUEST)
 @pass_context
-def explain(context: Context, router: str, asked: Any) -> None:
-    """Where ROUTER would place the request in FILE now, and why. Nothing is sent to a replica, nothing is kept."""
-    context.output.row(context.rest.send("POST", f"routers/{router}/explain", asked))
+def explain(context: Context, router: str, request: Any) -> None:
+    """Show where ROUTER would place the request in FILE now, and why. It is neither sent to a replica nor stored."""
+    context.output.row(context.rest.send("POST", f"routers/{router}/explain", request))
 
 
-def _follow(context: Context, rollout: dict[str, Any], *, wait: bool) -> None:
-    ended = (
-        watch(context.rest, context.output, rollout["id"]) if wait else context.rest.get(f"rollouts/{rollout['id']}")
-    )
-    present(context.output, ended)
-    if wait and ended["state"] != DONE:
+def _follow(context: Context, rollout: dict[str, Any], *, wait: bool, deadline_s: float | None = None) -> None:
+    """Print a rollout, by default once it ended; exit with 4 unless it completed."""
+    if not wait:
+        context.output.rollout(context.rest.get(f"rollouts/{rollout['id']}"))
+        return
+    ended = watch(context, rollout["id"], deadline_s=deadline_s)
+    context.output.rollout(ended)
+    if ended["state"] != COMPLETE:
         sys.exit(NOT_COMPLETE)
 
 
-def _settings(given: tuple[str, ...], live: dict[str, Any]) -> dict[str, Any]:
-    """The settings in force with some replaced; another strategy begins with its own defaults."""
-    said = _pairs(given)
-    strategy = said.get("strategy", live.get("strategy"))
-    return {**(live if strategy == live.get("strategy") else {}), **said}
-
-
-def _pairs(given: tuple[str, ...]) -> dict[str, Any]:
-    """NAME=VALUE, the value as YAML writes it."""
-    said: dict[str, Any] = {}
-    for one in given:
-        name, is_pair, value = one.partition("=")
-        if not is_pair:
-            raise click.BadParameter(f"{one!r}: expected NAME=VALUE")
-        said[name] = yaml.safe_load(value) if value else ""
-    return said
-
-
-COMMANDS = (draft, diff, publish, revert, explain)
+def _values(pairs: Pairs) -> dict[str, Any]:
+    """NAME=VALUE, with values in YAML."""
+    return {name: yaml.safe_load(value) if value else "" for name, value in pairs}
 
 
 @click.group()
 def rollout() -> None:
-    """See, follow, pause, resume, promote, approve and abort rollouts."""
+    """Show, follow, pause, resume, promote, approve and abort rollouts."""
 
 
 @rollout.command("list")
-@click.option("--policy", help="Of this policy alone.")
-@click.option("--state", help="In this state alone.")
+@click.option("--policy", help="Of this policy only.")
+@click.option("--state", help="In this state only.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @pass_context
-def list_(context: Context, policy: str | None, state: str | None, limit: int) -> None:
-    """Show rollouts, the newest first."""
-    context.output.rows("rollouts", context.rest.every("rollouts", most=limit, policy=policy, state=state))
+def list_rollouts(context: Context, policy: str | None, state: str | None, limit: int) -> None:
+    """List rollouts, newest first."""
+    context.output.rows("rollouts", context.rest.rows("rollouts", limit=limit, policy=policy, state=state))
 
 
 @rollout.command()
 @click.argument("rollout_id", metavar="ID", type=int)
 @pass_context
 def show(context: Context, rollout_id: int) -> None:
-    """Show one: where it stands, what its guard read beside the limits, and every step."""
-    present(context.output, context.rest.get(f"rollouts/{rollout_id}"))
+    """Show a rollout: its state, the metrics of its analysis with their limits, and every step."""
+    context.output.rollout(context.rest.get(f"rollouts/{rollout_id}"))
 
 
 @rollout.command("watch")
 @click.argument("rollout_id", metavar="ID", type=int)
 @click.option("--for", "deadline_s", type=click.FloatRange(0), metavar="SECONDS", help="At most so long.")
 @pass_context
-def follow(context: Context, rollout_id: int, deadline_s: float | None) -> None:
-    """Follow one until it is over; 4 unless it ended complete."""
-    ended = watch(context.rest, context.output, rollout_id, deadline_s=deadline_s)
-    present(context.output, ended)
-    if ended["state"] != DONE:
-        sys.exit(NOT_COMPLETE)
+def watch_rollout(context: Context, rollout_id: int, deadline_s: float | None) -> None:
+    """Follow a rollout until it ends; exit with 4 unless it completes."""
+    _follow(context, {"id": rollout_id}, wait=True, deadline_s=deadline_s)
 
 
-def _stepping_in(name: str, what: str) -> click.Command:
-    @rollout.command(name, help=what)
+def _add_transition(name: str, description: str) -> None:
+    @rollout.command(name, help=description)
     @click.argument("rollout_id", metavar="ID", type=int)
     @click.option("--reason", required=True, help="For the history.")
     @pass_context
-    def step_in(context: Context, rollout_id: int, reason: str) -> None:
-        _, match = context.rest.tagged(f"rollouts/{rollout_id}")
+    def transition(context: Context, rollout_id: int, reason: str) -> None:
+        _, match = context.rest.get_with_tag(f"rollouts/{rollout_id}")
         moved = context.rest.send("POST", f"rollouts/{rollout_id}/{name}", {"reason": reason}, match=match)
-        present(context.output, moved)
-
-    return step_in
+        context.output.rollout(moved)
 
 
-for _name, _what in {
-    "pause": "Go no further; what is on trial stays on trial.",
-    "resume": "Go on.",
-    "promote": "Go to the next stage now, whatever the guard says.",
-    "approve": "Let a rollout begin that somebody else published.",
-    "abort": "Take the revision back at once: the former one places all requests again.",
+for _name, _description in {
+    "pause": "Stay at the current stage.",
+    "resume": "Resume a paused rollout.",
+    "promote": "Promote to the next stage now, whatever the analysis says.",
+    "approve": "Approve the start of a rollout that somebody else published.",
+    "abort": "Abort at once: the active revision places all requests again.",
 }.items():
-    _stepping_in(_name, _what)
+    _add_transition(_name, _description)
+
+COMMANDS = (draft, diff, publish, revert, explain, rollout)

@@ -109,7 +109,7 @@ class PersonSession(models.Model):
 class SignInLock(models.Model):
     """A user who may not sign in from an address for a while, after too many failures from there.
 
-    For admins to see and lift; the counter in ``controlplane/accounts/throttle.py`` enforces it.
+    For admins to see and lift; the counter in ``controlplane/accounts/sign_in_methods.py`` enforces it.
     """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="sign_in_locks")

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import CheckConstraint, F, Q, UniqueConstraint, Value
 from django.utils import timezone
 
-from controlplane.errors import FrozenError
+from controlplane.errors import ImmutableError
 from controlplane.models.fleet import LONG_NAME, Pool, TaskGroup, long_name, well_formed
 
 
@@ -98,9 +98,9 @@ class PolicyRevision(models.Model):
         return f"{self.policy.name} r{self.number}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save a draft; FrozenError for a published revision."""
+        """Save a draft; ImmutableError for a published revision."""
         if self.pk and self.state != RevisionState.DRAFT:
-            raise FrozenError("policy revision", str(self))
+            raise ImmutableError("policy revision", str(self))
         super().save(*args, **kwargs)
 
     @property
@@ -131,7 +131,7 @@ class ConfigSnapshot(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if self.pk:
-            raise FrozenError("configuration snapshot", str(self.number))
+            raise ImmutableError("configuration snapshot", str(self.number))
         super().save(*args, **kwargs)
 
 

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from controlplane import encryption
 from controlplane.egress import ResponseTooLargeError, fetch, fleet_rules, guarded_client
-from controlplane.errors import InvalidError, RouterAwayError
+from controlplane.errors import InvalidError, RouterUnavailableError
 from controlplane.models import ConfigSnapshot, Router
 from routing.schema import key_id, sign_document
 
@@ -128,7 +128,7 @@ def explain_placement(router: Router, request: dict[str, Any]) -> dict[str, Any]
     """Ask a router for the placement decision that a request would get now.
 
     The request holds a prompt: it is passed on and never stored. InvalidError if the router rejects the request,
-    RouterAwayError if the router does not respond.
+    RouterUnavailableError if the router does not respond.
     """
     url = f"{router.admin_url.rstrip('/')}/admin/explain"
     content, headers = json.dumps(request).encode(), _headers(settings.ROUTER_ADMIN_TOKEN)
@@ -138,7 +138,7 @@ def explain_placement(router: Router, request: dict[str, Any]) -> dict[str, Any]
             response = fetch(http, "POST", url, content=content, headers=headers, **limits)
         decision = msgspec.json.decode(response.body)
     except (httpx.HTTPError, ResponseTooLargeError, msgspec.DecodeError) as error:
-        raise RouterAwayError(router.name, f"no usable response ({type(error).__name__})") from None
+        raise RouterUnavailableError(router.name, f"no usable response ({type(error).__name__})") from None
     if not isinstance(decision, dict):
         decision = {}
     elif response.status == 200:
@@ -146,7 +146,7 @@ def explain_placement(router: Router, request: dict[str, Any]) -> dict[str, Any]
     reason = str(decision.get("error", ""))
     if response.status in {400, 404, 413, 422} and reason:
         raise InvalidError("$.body", reason)
-    raise RouterAwayError(router.name, reason or f"unexpected status {response.status}")
+    raise RouterUnavailableError(router.name, reason or f"unexpected status {response.status}")
 
 
 def _request_config(

@@ -28,7 +28,7 @@ from controlplane.models import (
     RoutingPolicy,
     TaskGroup,
 )
-from controlplane.schema_fields import revived
+from controlplane.schema_fields import schema_values
 from routing import schema
 
 
@@ -111,7 +111,7 @@ def build_config(hash_secret: str) -> schema.RouterConfig:
     access = access_of(active_keys, rows) if fleet and fleet.needs_key else None
     permitted = frozenset(key.name for key in access.keys) if access else frozenset()
     pools = tuple(_pool(pool, canaries, permitted) for pool in rows)
-    fleet_wide = revived(schema_fields.FLEET, fleet) if fleet else {}
+    fleet_wide = schema_values(schema_fields.FLEET, fleet) if fleet else {}
     networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
     return schema.RouterConfig(
         hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **fleet_wide
@@ -153,7 +153,7 @@ def _pool(pool: Pool, canaries: Mapping[int, Rollout], permitted: Collection[str
         policy=policy,
         replicas=tuple(_replica(replica) for replica in pool.replicas.all()),
         groups=groups,
-        **revived(schema_fields.POOL, pool),
+        **schema_values(schema_fields.POOL, pool),
     )
 
 
@@ -166,7 +166,7 @@ def _replica(replica: Replica) -> schema.ReplicaConfig:
         block_tokens=replica.block_tokens,
         capacity_blocks=(replica.capacity_blocks or 0) // replica.data_parallel_size or None,  # of each rank
         api_key=None if replica.api_key_encrypted is None else decrypt(replica.api_key_encrypted).decode(),
-        **revived(schema_fields.REPLICA, replica),
+        **schema_values(schema_fields.REPLICA, replica),
     )
 
 
@@ -177,7 +177,7 @@ def _group(group: TaskGroup, canaries: Mapping[int, Rollout]) -> schema.TaskGrou
         name=group.name,
         policy=_policy(policy, canaries) if policy else None,
         replicas=names or None,
-        **revived(schema_fields.GROUP, group),
+        **schema_values(schema_fields.GROUP, group),
     )
 
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from controlplane.models import AuditCheck, AuditEntry, Event, EventKind
 from controlplane.models.audit import AUDIT_FIELDS
-from controlplane.request_origin import present_origin
+from controlplane.request_origin import current_origin
 
 MAX_RECENT = 200
 CHECK_INTERVAL = timedelta(hours=23, minutes=30)  # the task runs hourly, so a day without a worker is made up for
@@ -52,7 +52,7 @@ def append_entry(
         cursor.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
     last = AuditEntry.objects.order_by("-number").values_list("number", "digest").first()
     number, previous = last or (0, ZERO_DIGEST)
-    origin = present_origin()
+    origin = current_origin()
     entry = AuditEntry(
         number=number + 1,
         at=timezone.now(),

@@ -23,7 +23,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from controlplane.encryption import decrypt, encrypt, keyed_digest, matches_digest
-from controlplane.errors import KeyReusedError, TooManyKeysError, UnfinishedError
+from controlplane.errors import IdempotencyKeyReusedError, RequestInProgressError, TooManyIdempotencyKeysError
 from controlplane.models import ConfigSnapshot, Event, IdempotencyRecord
 
 RETENTION = timedelta(hours=24)
@@ -44,10 +44,12 @@ class IdempotentRequest:
 def find_record(request: IdempotentRequest) -> IdempotencyRecord | None:
     """The stored response; None for a new key. Called first in the transaction of the change.
 
-    UnfinishedError while the first request is running, KeyReusedError if its content was different.
+    RequestInProgressError while the first request is running, IdempotencyKeyReusedError if its content was different.
     """
     if not _try_lock(request):
-        raise UnfinishedError("The first request with this Idempotency-Key is still running; try again in a second.")
+        raise RequestInProgressError(
+            "The first request with this Idempotency-Key is still running; try again in a second."
+        )
     record = IdempotencyRecord.objects.filter(owner=request.owner, key=request.key).first()
     if record is None:
         return None
@@ -55,15 +57,17 @@ def find_record(request: IdempotentRequest) -> IdempotencyRecord | None:
         record.delete()
         return None
     if not matches_digest(_PURPOSE, request.content, record.fingerprint):
-        raise KeyReusedError("$", "This Idempotency-Key was used for another request within the last 24 hours.")
+        raise IdempotencyKeyReusedError(
+            "$", "This Idempotency-Key was used for another request within the last 24 hours."
+        )
     return record
 
 
 def save_record(request: IdempotentRequest, *, status: int, headers: dict[str, str], body: bytes) -> None:
-    """Store a response; TooManyKeysError if the owner used too many keys within 24 hours."""
+    """Store a response; TooManyIdempotencyKeysError if the owner used too many keys within 24 hours."""
     recent = IdempotencyRecord.objects.filter(owner=request.owner, created_at__gt=timezone.now() - RETENTION)
     if recent[:MAX_KEYS].count() >= MAX_KEYS:
-        raise TooManyKeysError(f"More than {MAX_KEYS} keys were used within 24 hours; send no key, or wait.")
+        raise TooManyIdempotencyKeysError(f"More than {MAX_KEYS} keys were used within 24 hours; send no key, or wait.")
     IdempotencyRecord.objects.create(
         owner=request.owner,
         key=request.key,

@@ -33,7 +33,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "controlplane.streaming.StreamingMiddleware",
+    "controlplane.middleware.StreamingMiddleware",
     "controlplane.middleware.RequestCountMiddleware",
     "controlplane.middleware.RequestIdMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -41,7 +41,7 @@ MIDDLEWARE = [
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.middleware.CacheControlMiddleware",  # after static files, which have their own Cache-Control
     "django.contrib.sessions.middleware.SessionMiddleware",
-    "controlplane.sessions.SessionEndMiddleware",
+    "controlplane.accounts.sessions.SessionEndMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -100,16 +100,16 @@ CONTENT_SECURITY_POLICY = (
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "controlplane.api.authentication.TokenAuthentication",
+        "controlplane.api.auth.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.permissions.HasRole"],
+    "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.auth.HasRole"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.pagination.ShallowJSONParser"],
     "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.Pages",
     "PAGE_SIZE": 100,
-    "DEFAULT_SCHEMA_CLASS": "controlplane.api.operations.OperationSchema",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.api.schema.OperationSchema",
     "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "controlplane.api.exceptions.problem_response",
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
@@ -131,7 +131,7 @@ SPECTACULAR_SETTINGS = {
         "ReplicaState": "controlplane.models.ReplicaState",
         "RevisionState": "controlplane.models.RevisionState",
         "RolloutState": "controlplane.models.RolloutState",
-        "SourceKind": "controlplane.api.serializers.discovery.KIND_CHOICES",
+        "SourceKind": "controlplane.api.serializers.fleet.KIND_CHOICES",
         "SourceStatus": "controlplane.models.SourceStatus",
         "AlertState": "telemetry.models.AlertState",
         "NotificationKind": "telemetry.models.NotificationKind",
@@ -158,7 +158,7 @@ CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULER = "controlplane.broker:QuietScheduler"
+CELERY_BEAT_SCHEDULER = "controlplane.celery:OutageLoggingScheduler"
 
 
 def _every(task: str, seconds: float) -> dict[str, object]:
@@ -180,7 +180,7 @@ CELERY_BEAT_SCHEDULE = {
     "rollups": _every("telemetry.tasks.roll_up_readings", 30),
     "partitions": _every("telemetry.tasks.maintain_partitions", 3600),
     "reconcile": _every("controlplane.tasks.reconcile_routers", RECONCILE_INTERVAL_S),
-    "tidy": _every("controlplane.tasks.tidy", 600),
+    "clean-up": _every("controlplane.tasks.clean_up", 600),
     "audit": _every("controlplane.tasks.check_audit_log", 3600),
     "discover": _every("controlplane.tasks.poll_sources", 5),
 }
@@ -227,7 +227,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "line": {"format": "{levelname:.1s} {name}: {message}", "style": "{"},
-        "json": {"()": "controlplane.log.JsonFormatter"},
+        "json": {"()": "controlplane.request_origin.JsonFormatter"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": env.text("LOG_LEVEL", "INFO")},

@@ -94,7 +94,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "controlplane.accounts.passwords.OwnWordsValidator"},
 ]
 
-# --- limits on failed sign-ins, see controlplane/accounts/throttle.py --------------------------------
+# --- limits on failed sign-ins, see controlplane/accounts/sign_in_methods.py ---------------------
 
 SIGN_IN_LOCK_S = 900  # seconds for which a failure counts
 SIGN_IN_FAILURES = 5  # per user name and address, and per user's second factor
@@ -131,7 +131,7 @@ if unknown := sorted(REQUIRE_TOTP_FOR - set(ROLES)):
 
 # --- sessions ---------------------------------------------------------------------------------------------
 
-SESSION_SERIALIZER = "controlplane.sessions.SealedSerializer"
+SESSION_SERIALIZER = "controlplane.accounts.sessions.EncryptedSerializer"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # idle seconds

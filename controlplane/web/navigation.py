@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from controlplane.access.actor import actor_of
-from controlplane.access.rules import needed_role, opens
+from controlplane.access.rules import needed_role, permits
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def navigation(request: HttpRequest) -> dict[str, Any]:
 
 def _opens(request: HttpRequest, route: str) -> bool:
     needed = needed_role(route, "GET")
-    return needed is not None and opens(actor_of(request), route, needed)
+    return needed is not None and permits(actor_of(request), route, needed)
 
 
 def _link(request: HttpRequest, label: str, name: str, key: str) -> Link:

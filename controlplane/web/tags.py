@@ -16,7 +16,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.access.actor import actor_of
-from controlplane.access.rules import needed_role, opens
+from controlplane.access.rules import needed_role, permits
 from controlplane.accounts.sign_in_methods import is_connected, provider_name, sign_in_url
 
 register = template.Library()
@@ -156,7 +156,7 @@ def may(context: template.Context, route: str, project_id: int | None = None) ->
     actor, needed = actor_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
     if needed is None:
         return False
-    return opens(actor, route, needed) if project_id is None else actor.may(needed, project_id)
+    return permits(actor, route, needed) if project_id is None else actor.may(needed, project_id)
 
 
 @register.filter

@@ -12,9 +12,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.access.actor import visible
+from controlplane.api.auth import actor, role_needed, signed_in_user
 from controlplane.api.pagination import NewestFirst
-from controlplane.api.permissions import actor, role_needed, signed_in_user
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from telemetry.api import alert_serializers as s
 from telemetry.api.viewsets import AlertRuleFilter
 from telemetry.models import Alert, AlertRule, Silence
@@ -62,14 +62,14 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseVie
     @extend_schema(request=s.AlertRuleInput, responses={201: s.AlertRuleSerializer})
     def create(self, request: Request) -> Response:
         """Create a rule."""
-        params = parsed(s.AlertRuleInput, request)
+        params = validated_body(s.AlertRuleInput, request)
         rule = rules.create_rule(params.pop("pool"), **params, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.AlertRuleChange, responses=s.AlertRuleSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change the given fields; disabling a rule resolves its alerts."""
-        changes = parsed(s.AlertRuleChange, request, partial=True)
+        changes = validated_body(s.AlertRuleChange, request, partial=True)
         rule = rules.update_rule(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.AlertRuleSerializer(rule).data)
 
@@ -82,7 +82,7 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseVie
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Evaluate a rule on the stored history; nothing is stored."""
-        params = parsed(s.PreviewInput, request)
+        params = validated_body(s.PreviewInput, request)
         found = previews.preview_rule(params.pop("pool"), **params)
         return Response(s.PreviewResponse(found).data)
 
@@ -107,7 +107,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
     def acknowledge(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Acknowledge: stops further notifications. 409 if the alert has ended."""
         alert = self.get_object()
-        why = parsed(s.Acknowledgement, request)["note"]
+        why = validated_body(s.Acknowledgement, request)["note"]
         alerts.acknowledge(alert, by=signed_in_user(request), why=why)
         return self._response()
 
@@ -132,14 +132,14 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @extend_schema(request=s.SilenceInput, responses={201: s.SilenceSerializer})
     def create(self, request: Request) -> Response:
         """Silence alerts by their labels until a time."""
-        params = _within_scope(request, parsed(s.SilenceInput, request))
+        params = _within_scope(request, validated_body(s.SilenceInput, request))
         silence = silences.create_silence(**params, by=signed_in_user(request))
         return Response(s.SilenceSerializer(silence).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=s.SilenceChange, responses=s.SilenceSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change the end or the comment."""
-        changes = parsed(s.SilenceChange, request, partial=True)
+        changes = validated_body(s.SilenceChange, request, partial=True)
         silence = silences.update_silence(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.SilenceSerializer(silence).data)
 
@@ -152,7 +152,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Alerts that the silence would match now; nothing is stored."""
-        params = _within_scope(request, parsed(s.SilencePreviewInput, request))
+        params = _within_scope(request, validated_body(s.SilencePreviewInput, request))
         among = visible(actor(request), alerts.open_alerts())
         found = silences.matched(params["matchers"], project=params.get("project"), among=among)
         return Response({"alerts": s.AlertSerializer(found, many=True).data})

@@ -9,8 +9,8 @@ from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.base import BaseViewSet, parsed
+from controlplane.api.auth import signed_in_user
+from controlplane.api.viewsets.base import BaseViewSet, validated_body
 from telemetry.models import Heartbeat
 from telemetry.services.notifications import heartbeats
 
@@ -58,7 +58,7 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
     def begin(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
         """Create the heartbeat; 409 if it exists."""
-        heartbeat = heartbeats.create_heartbeat(**parsed(HeartbeatInput, request), by=signed_in_user(request))
+        heartbeat = heartbeats.create_heartbeat(**validated_body(HeartbeatInput, request), by=signed_in_user(request))
         return Response(
             HeartbeatSerializer(heartbeat).data, status.HTTP_201_CREATED, headers={"Location": request.path}
         )
@@ -66,7 +66,7 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
     @extend_schema(request=HeartbeatChange, responses=HeartbeatSerializer)
     def partial_update(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
         """Change the given fields."""
-        changes = parsed(HeartbeatChange, request, partial=True)
+        changes = validated_body(HeartbeatChange, request, partial=True)
         heartbeat = heartbeats.update_heartbeat(self.get_object(), **changes, by=signed_in_user(request))
         return Response(HeartbeatSerializer(heartbeat).data)
 

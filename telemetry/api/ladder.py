@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.fields import ByName
-from controlplane.api.middleware import Exchange
+from controlplane.api.views import TransactionalView
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import selected_pools
@@ -120,7 +120,7 @@ class LadderResponse(serializers.Serializer[Any]):
     reachable = ReachableSerializer(allow_null=True)
 
 
-class LadderView(Exchange):
+class LadderView(TransactionalView):
     """The hit-rate ladder."""
 
     @extend_schema(parameters=[LadderQuery], responses=LadderResponse)
@@ -217,7 +217,7 @@ class ReconciliationResponse(serializers.Serializer[Any]):
     replicas = ReconciledSerializer(many=True)
 
 
-class ReconciliationView(Exchange):
+class ReconciliationView(TransactionalView):
     """Reconciliation of engine counters, response usage and router predictions."""
 
     @extend_schema(parameters=[ReconciliationQuery], responses=ReconciliationResponse)

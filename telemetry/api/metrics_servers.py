@@ -10,9 +10,9 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.api.auth import signed_in_user
 from controlplane.api.fields import ByName
-from controlplane.api.permissions import signed_in_user
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
@@ -112,13 +112,15 @@ class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Bas
     @extend_schema(request=MetricsServerInput, responses={201: MetricsServerSerializer})
     def create(self, request: Request) -> Response:
         """Add a server; its pools are read from it from the next scrape cycle on."""
-        server = metrics_servers.create_server(**parsed(MetricsServerInput, request), by=signed_in_user(request))
+        server = metrics_servers.create_server(
+            **validated_body(MetricsServerInput, request), by=signed_in_user(request)
+        )
         return Response(MetricsServerSerializer(server).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=MetricsServerChange, responses=MetricsServerSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change the given fields."""
-        changes = parsed(MetricsServerChange, request, partial=True)
+        changes = validated_body(MetricsServerChange, request, partial=True)
         server = metrics_servers.update_server(self.get_object(), **changes, by=signed_in_user(request))
         return Response(MetricsServerSerializer(server).data)
 

@@ -16,10 +16,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.access.actor import visible
-from controlplane.api.middleware import Exchange
+from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.pagination import NewestFirst
-from controlplane.api.permissions import actor, signed_in_user
-from controlplane.api.viewsets.base import NUMBER, BaseViewSet, parsed
+from controlplane.api.views import TransactionalView
+from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from controlplane.errors import InvalidError
 from controlplane.models import Pool
 from telemetry.api import serializers as s
@@ -134,14 +134,14 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @extend_schema(request=s.ChannelInput, responses={201: s.CreatedChannelSerializer})
     def create(self, request: Request) -> Response:
         """Create a channel; only this response has the secret that signs its messages."""
-        channel = channels.create_channel(**parsed(s.ChannelInput, request), by=signed_in_user(request))
+        channel = channels.create_channel(**validated_body(s.ChannelInput, request), by=signed_in_user(request))
         answer = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
         return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
 
     @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Change the given fields."""
-        changes = parsed(s.ChannelChange, request, partial=True)
+        changes = validated_body(s.ChannelChange, request, partial=True)
         channel = channels.update_channel(self.get_object(), **changes, by=signed_in_user(request))
         return Response(s.ChannelSerializer(channel).data)
 
@@ -187,7 +187,7 @@ class DeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseView
         return Response(s.DeliverySerializer(notification).data, status.HTTP_202_ACCEPTED)
 
 
-class SeriesView(Exchange):
+class SeriesView(TransactionalView):
     """Chart series."""
 
     @extend_schema(parameters=[s.SeriesQuery], responses=s.SeriesResponse)
@@ -209,7 +209,7 @@ class SeriesView(Exchange):
         return Response(answer)
 
 
-class PromptsView(Exchange):
+class PromptsView(TransactionalView):
     """Prompt lint."""
 
     @extend_schema(parameters=[s.PromptsQuery], responses=s.PromptsResponse)

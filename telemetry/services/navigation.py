@@ -94,7 +94,7 @@ def check_view(view: str) -> None:
         name = resolve(urlsplit(view).path).view_name if view[:1] == "/" and view[:2] not in {"//", "/\\"} else ""
     except (Resolver404, ValueError):
         name = ""
-    is_page = "GET" in RULES.get(name, ()) and name.startswith(("telemetry:", "controlplane:"))
+    is_page = "GET" in (RULES[name].roles if name in RULES else ()) and name.startswith(("telemetry:", "controlplane:"))
     if not is_page:
         raise InvalidError("$.view", "expected the address of one of these pages, beginning with /")
 

@@ -6,7 +6,7 @@ import redis
 from django.db import transaction
 from kombu.exceptions import ContentDisallowed
 
-from controlplane.celery import _wakes, app, wake
+from controlplane.celery import _broker, app, wake
 from tests.fakes.fake_metrics_server import silent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,17 +38,17 @@ def test_nothing_is_woken_by_what_was_rolled_back(broker):
 
 
 def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
-    _wakes.record_recovery(time.monotonic())
+    _broker.record_recovery(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
         begun = time.monotonic()
         wake("controlplane.tasks.push_config", 7)
         assert time.monotonic() - begun < 10
-    assert "no task can be woken (controlplane.tasks.push_config: " in caplog.text
+    assert "tasks cannot be woken (controlplane.tasks.push_config: " in caplog.text
 
 
 def test_that_no_task_can_be_woken_is_said_once_and_so_is_its_end(broker, monkeypatch, caplog):
-    _wakes.record_recovery(time.monotonic())
+    _broker.record_recovery(time.monotonic())
     caplog.clear()
     with monkeypatch.context() as gone:
         gone.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
@@ -57,7 +57,7 @@ def test_that_no_task_can_be_woken_is_said_once_and_so_is_its_end(broker, monkey
     for number in range(3):
         wake("controlplane.tasks.push_config", number)
     assert [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in caplog.records] == [
-        "no task can be woken",
+        "tasks cannot be woken",
         "tasks can be woken again",
     ]
     assert broker.llen("celery") == 3

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from controlplane.dependency_state import DependencyState
+from controlplane.celery import DependencyState
 
 
 @pytest.fixture

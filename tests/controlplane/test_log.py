@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from controlplane.log import JsonFormatter
+from controlplane.request_origin import JsonFormatter
 from tests.controlplane.settings_files import PRODUCTION, read
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.errors import InvalidError
-from controlplane.schema_fields import canonical, checked, kinds_of, settings_of
+from controlplane.schema_fields import canonical, canonical_fields, kinds_of, settings_of
 from routing import schema
 
 STRUCTS = (
@@ -66,5 +66,5 @@ def test_what_routers_would_refuse_is_refused_where_it_is_wrong(value, path, rea
 def test_everything_wrong_is_said_at_once():
     kinds = kinds_of(schema.PoolConfig, "health", "aliases")
     with pytest.raises(InvalidError) as refusal:
-        checked(kinds, {"health": {"failures": 0}, "aliases": [{"name": "a"}], "description": "left alone"})
+        canonical_fields(kinds, {"health": {"failures": 0}, "aliases": [{"name": "a"}], "description": "left alone"})
     assert {fault.path for fault in refusal.value.faults} == {"$.health.failures", "$.aliases[0]"}

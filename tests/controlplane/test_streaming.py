@@ -10,9 +10,9 @@ from asgiref.sync import async_to_sync
 from django.http import StreamingHttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, RequestFactory
 
+from controlplane.middleware import CHUNK_BYTES, StreamingMiddleware
 from controlplane.models import AuditEntry
 from controlplane.services.fleet.pools import create_pool
-from controlplane.streaming import PIECE_BYTES, StreamingMiddleware
 
 PARTS = 1000
 PART = b"x" * 1024
@@ -38,7 +38,7 @@ def test_a_view_is_asked_for_no_more_than_the_piece_that_is_sent():
         return [(len(piece), len(asked)) async for piece in content]
 
     seen = async_to_sync(read)()
-    assert seen[:2] == [(PIECE_BYTES, 64), (PIECE_BYTES, 128)]
+    assert seen[:2] == [(CHUNK_BYTES, 64), (CHUNK_BYTES, 128)]
     assert sum(size for size, _ in seen) == PARTS * len(PART)
 
 

@@ -9,7 +9,7 @@ from django.db import OperationalError, connection
 from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane.celery import PatientTask
+from controlplane.celery import ResilientTask
 from controlplane.database.base import is_disk_full
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
@@ -139,9 +139,9 @@ def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(no_room, monkey
     pool = create_pool("chat")
     with serving() as server:
         add_replica(pool, name="r1", url=server.script("/r1/metrics", text(replica_text(1, 0, facts=False))))
-        monkeypatch.setattr("controlplane.celery._clock_is_right", lambda _: True)
+        monkeypatch.setattr("controlplane.celery._is_clock_right", lambda _: True)
         task = tasks.scrape_fleet
-        assert isinstance(task, PatientTask)
+        assert isinstance(task, ResilientTask)
         for _ in range(2):
             ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))  # time goes by
             task.apply()
@@ -153,7 +153,7 @@ def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(no_room, monkey
     lines = [record.getMessage() for record in caplog.records if record.name == "controlplane.celery"]
     assert [line.partition(" (")[0].partition(" after")[0] for line in lines] == [
         "the database's disk is full: telemetry.tasks.scrape_fleet stores nothing",
-        "the database has room again: telemetry.tasks.scrape_fleet goes on",
+        "the database's disk has space again: telemetry.tasks.scrape_fleet continues",
     ]
     assert refused_since() is None
     assert Reading.objects.count() == 1

@@ -1,1 +1,1 @@
-"""Rows as JSON, and JSON as arguments of services. What a service checks is not checked here again."""
+"""Serializers: what the REST API shows of each object, and what it accepts for it."""

@@ -1,15 +1,4 @@
-"""Pools as JSON.
-
-Replicas as JSON.
-
-Task groups as JSON.
-
-Client keys as JSON.
-
-The fleet's settings as JSON.
-
-Projects as JSON.
-"""
+"""Serializers of projects, pools, replicas, replica sources, task groups, client keys and fleet settings."""
 
 from __future__ import annotations
 
@@ -18,111 +7,117 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane import schema_fields
-from controlplane.api.fields import ByName, SchemaField, by_username
-from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, ReplicaState, TaskGroup
+from controlplane.api.fields import ByName, SettingsInput, SettingsModelSerializer, by_username, check_allowed
+from controlplane.discovery import KINDS
+from controlplane.models import (
+    Adoption,
+    ClientKey,
+    DiscoveredReplica,
+    FleetSettings,
+    Pool,
+    Project,
+    Replica,
+    ReplicaSource,
+    ReplicaState,
+    SourceStatus,
+    TaskGroup,
+)
+from controlplane.services.fleet.pools import default_project
 from controlplane.services.fleet.served_models import unnamed_model_warning
 
-POOL_FIELDS = schema_fields.POOL
+
+class ProjectSerializer(serializers.ModelSerializer[Project]):
+    class Meta:
+        model = Project
+        fields = ("name", "description", "needs_approval", "created_at")
 
 
-class PoolSerializer(serializers.ModelSerializer[Pool]):
-    """A pool. A setting that is null is as routers have it by themselves."""
+class ProjectChange(serializers.Serializer[Any]):
+    """Changes of a project. ``needs_approval``: a second person must approve each publication."""
 
+    description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
+    needs_approval = serializers.BooleanField(required=False)
+
+
+class ProjectInput(ProjectChange):
+    """A new project. The name cannot be changed later."""
+
+    name = serializers.CharField(max_length=30)
+
+
+class PoolSerializer(SettingsModelSerializer):
+    """A pool. Null means the routers' own default."""
+
+    settings = schema_fields.POOL
     project = ByName(read_only=True)
-    aliases = SchemaField(POOL_FIELDS["aliases"], read_only=True)
-    adapters = SchemaField(POOL_FIELDS["adapters"], read_only=True)
-    health = SchemaField(POOL_FIELDS["health"], read_only=True, allow_null=True)
-    breaker = SchemaField(POOL_FIELDS["breaker"], read_only=True, allow_null=True)
-    caps = SchemaField(POOL_FIELDS["caps"], read_only=True, allow_null=True)
-    concurrency = SchemaField(POOL_FIELDS["concurrency"], read_only=True, allow_null=True)
-    tier1 = SchemaField(POOL_FIELDS["tier1"], read_only=True, allow_null=True)
-    stream_usage = SchemaField(POOL_FIELDS["stream_usage"], read_only=True, allow_null=True)
-    warm_up = SchemaField(POOL_FIELDS["warm_up"], read_only=True, allow_null=True)
 
     class Meta:
         model = Pool
-        fields = ("name", "project", "description", *POOL_FIELDS, "created_at")
+        fields = ("name", "project", "description", *schema_fields.POOL, "created_at")
 
 
 class CreatedPoolSerializer(PoolSerializer):
-    """A new pool, and what it changes for clients that never heard of it."""
+    """A new pool, with warnings about its effect on existing clients."""
 
-    warnings = serializers.SerializerMethodField(help_text="What to tell clients of; none for most pools.")
+    warnings = serializers.SerializerMethodField(help_text="What to tell clients; empty for most pools.")
 
     class Meta(PoolSerializer.Meta):
         fields = (*PoolSerializer.Meta.fields, "warnings")
 
     def get_warnings(self, pool: Pool) -> list[str]:
-        """Sentences."""
         return [warning] if (warning := unnamed_model_warning(pool)) else []
 
 
-class PoolChange(serializers.Serializer[Any]):
-    """What to change of a pool. A setting is given whole: what it leaves out takes its default; null takes it back."""
+class PoolChange(SettingsInput):
+    """Changes of a pool. A setting is sent whole: missing members take their defaults; null restores the default."""
 
+    model, settings = Pool, schema_fields.POOL
     models = serializers.ListField(child=serializers.CharField(max_length=256), max_length=256, required=False)
-    aliases = SchemaField(POOL_FIELDS["aliases"], required=False)
-    adapters = SchemaField(POOL_FIELDS["adapters"], required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
-    health = SchemaField(POOL_FIELDS["health"], required=False, allow_null=True)
-    breaker = SchemaField(POOL_FIELDS["breaker"], required=False, allow_null=True)
-    caps = SchemaField(POOL_FIELDS["caps"], required=False, allow_null=True)
-    concurrency = SchemaField(POOL_FIELDS["concurrency"], required=False, allow_null=True)
-    tier1 = SchemaField(POOL_FIELDS["tier1"], required=False, allow_null=True)
-    share_half_life = SchemaField(POOL_FIELDS["share_half_life"], required=False, allow_null=True)
-    stream_usage = SchemaField(POOL_FIELDS["stream_usage"], required=False, allow_null=True)
-    warm_up = SchemaField(POOL_FIELDS["warm_up"], required=False, allow_null=True)
 
 
 class PoolInput(PoolChange):
-    """A new pool; without a project it belongs to the one called ``default``. Name and project are for good."""
+    """A new pool, in the project ``default`` unless another is named. Name and project cannot be changed later."""
 
     name = serializers.CharField(max_length=30)
     project = ByName(queryset=Project.objects.all(), required=False)
 
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """PermissionDenied for a pool in the default project where the actor may not create one there."""
+        if "project" not in attrs and "request" in self.context:
+            check_allowed(self.context["request"], default_project())
+        return attrs
 
-REPLICA_FIELDS = schema_fields.REPLICA
 
+class ReplicaSerializer(SettingsModelSerializer):
+    """A replica as it is configured; telemetry says whether it is up. Its API key is never shown."""
 
-class ReplicaSerializer(serializers.ModelSerializer[Replica]):
-    """A replica as an operator wants it; whether it answers is telemetry's to say. Its key is never shown."""
-
+    settings = schema_fields.REPLICA
     pool = ByName(read_only=True)
     labels = serializers.DictField(child=serializers.CharField(), read_only=True)
-    adapters = SchemaField(REPLICA_FIELDS["adapters"], read_only=True, allow_null=True)
 
     class Meta:
         model = Replica
         fields = (
-            "name",
-            "pool",
-            "url",
-            "state",
-            "weight",
-            "labels",
-            *REPLICA_FIELDS,
-            "api_key_set_at",
-            "block_tokens",
-            "capacity_blocks",
-            "created_at",
+            *("name", "pool", "url", "state", "weight", "labels", *schema_fields.REPLICA),
+            *("api_key_set_at", "block_tokens", "capacity_blocks", "created_at"),
         )
 
 
-class ReplicaChange(serializers.Serializer[Any]):
-    """What to change of a replica. The name is its identity on every ring and stays."""
+class ReplicaChange(SettingsInput):
+    """Changes of a replica. The name is its identity on every hash ring and cannot be changed."""
 
+    model, settings = Replica, schema_fields.REPLICA
     url = serializers.CharField(max_length=2048, required=False)
     weight = serializers.FloatField(required=False)
     labels = serializers.DictField(child=serializers.CharField(allow_blank=True), required=False)
-    adapters = SchemaField(REPLICA_FIELDS["adapters"], required=False, allow_null=True)
-    data_parallel_size = SchemaField(REPLICA_FIELDS["data_parallel_size"], required=False)
     api_key = serializers.CharField(
         write_only=True,
         max_length=1024,
         trim_whitespace=False,
         required=False,
         allow_null=True,
-        help_text="What the engine asks of clients. Kept encrypted and never shown; null takes it away.",
+        help_text="The key that the engine requires. Stored encrypted and never shown; null removes it.",
     )
 
 
@@ -135,53 +130,33 @@ class ReplicaInput(ReplicaChange):
 
 
 class ReplicaStateInput(serializers.Serializer[Any]):
-    """What is wanted of a replica."""
+    """The state that a replica should be in."""
 
     state = serializers.ChoiceField(choices=ReplicaState.choices)
 
 
-TASK_GROUP_FIELDS = schema_fields.GROUP
+class TaskGroupSerializer(SettingsModelSerializer):
+    """A task group. No replicas means all replicas of the pool; a null setting is the pool's, or none."""
 
-
-class TaskGroupSerializer(serializers.ModelSerializer[TaskGroup]):
-    """A task group; no replicas means all of its pool's. A setting that is null is its pool's, or none."""
-
+    settings = schema_fields.GROUP
     pool = ByName(read_only=True)
     replicas = ByName(many=True, read_only=True)
-    match = SchemaField(TASK_GROUP_FIELDS["match"], read_only=True, allow_null=True)
-    tier1 = SchemaField(TASK_GROUP_FIELDS["tier1"], read_only=True, allow_null=True)
-    auto_replicas = SchemaField(TASK_GROUP_FIELDS["auto_replicas"], read_only=True, allow_null=True)
-    concurrency = SchemaField(TASK_GROUP_FIELDS["concurrency"], read_only=True, allow_null=True)
-    caps = SchemaField(TASK_GROUP_FIELDS["caps"], read_only=True, allow_null=True)
 
     class Meta:
         model = TaskGroup
         fields = (
-            "id",
-            "pool",
-            "name",
-            "owner",
-            "description",
-            "replicas",
-            *TASK_GROUP_FIELDS,
-            "expected_tier1",
-            "hit_rate_objective",
-            "created_at",
+            *("id", "pool", "name", "owner", "description", "replicas", *schema_fields.GROUP),
+            *("expected_tier1", "hit_rate_objective", "created_at"),
         )
 
 
-class TaskGroupChange(serializers.Serializer[Any]):
-    """What to change of a task group. A setting is given whole; null takes it back."""
+class TaskGroupChange(SettingsInput):
+    """Changes of a task group. A setting is sent whole; null restores the pool's."""
 
+    model, settings = TaskGroup, schema_fields.GROUP
     owner = serializers.CharField(max_length=200, allow_blank=True, required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
     replicas = ByName(queryset=Replica.objects.all(), many=True, required=False)
-    match = SchemaField(TASK_GROUP_FIELDS["match"], required=False, allow_null=True)
-    tier1 = SchemaField(TASK_GROUP_FIELDS["tier1"], required=False, allow_null=True)
-    auto_replicas = SchemaField(TASK_GROUP_FIELDS["auto_replicas"], required=False, allow_null=True)
-    priority = SchemaField(TASK_GROUP_FIELDS["priority"], required=False)
-    concurrency = SchemaField(TASK_GROUP_FIELDS["concurrency"], required=False, allow_null=True)
-    caps = SchemaField(TASK_GROUP_FIELDS["caps"], required=False, allow_null=True)
     expected_tier1 = serializers.CharField(max_length=16, allow_blank=True, required=False)
     hit_rate_objective = serializers.FloatField(required=False, allow_null=True)
 
@@ -193,56 +168,43 @@ class TaskGroupInput(TaskGroupChange):
     name = serializers.CharField(max_length=30)
 
 
-CLIENT_KEY_FIELDS = schema_fields.CLIENT_KEY
+CLIENT_KEY_SETTINGS = {name: kind for name, kind in schema_fields.CLIENT_KEY.items() if name != "tenant"}
 
 
-class ClientKeySerializer(serializers.ModelSerializer[ClientKey]):
-    """A client's key, without its text. What is null is not limited."""
+class ClientKeySerializer(SettingsModelSerializer):
+    """A client's API key, without its text. A null field sets no limit."""
 
+    settings = CLIENT_KEY_SETTINGS
     project = ByName(read_only=True)
-    models = SchemaField(CLIENT_KEY_FIELDS["models"], read_only=True, allow_null=True)
-    groups = SchemaField(CLIENT_KEY_FIELDS["groups"], read_only=True, allow_null=True)
     created_by = by_username("created_by")
 
     class Meta:
         model = ClientKey
         fields = (
-            "id",
-            "project",
-            "name",
-            "full_name",
-            "hint",
-            *CLIENT_KEY_FIELDS,
-            "expires_at",
-            "created_at",
-            "created_by",
-            "revoked_at",
+            *("id", "project", "name", "full_name", "hint", *schema_fields.CLIENT_KEY),
+            *("expires_at", "created_at", "created_by", "revoked_at"),
         )
 
 
-class ClientKeyChange(serializers.Serializer[Any]):
-    """What to change of a key. Its text stays."""
+class ClientKeyChange(SettingsInput):
+    """Changes of a client key. Its text stays the same."""
 
-    models = SchemaField(CLIENT_KEY_FIELDS["models"], required=False, allow_null=True)
-    groups = SchemaField(CLIENT_KEY_FIELDS["groups"], required=False, allow_null=True)
+    model, settings = ClientKey, CLIENT_KEY_SETTINGS
     tenant = serializers.CharField(max_length=30, allow_blank=True, required=False)
-    requests_per_s = SchemaField(CLIENT_KEY_FIELDS["requests_per_s"], required=False, allow_null=True)
-    burst = SchemaField(CLIENT_KEY_FIELDS["burst"], required=False, allow_null=True)
-    tokens_per_min = SchemaField(CLIENT_KEY_FIELDS["tokens_per_min"], required=False, allow_null=True)
     expires_at = serializers.DateTimeField(
-        required=False, allow_null=True, help_text="Routers refuse it from then on, by their own clocks; null: never."
+        required=False, allow_null=True, help_text="Routers reject the key from then on, by their own clocks."
     )
 
 
 class ClientKeyInput(ClientKeyChange):
-    """A new key, of one project for good."""
+    """A new client key. Its project cannot be changed later."""
 
     project = ByName(queryset=Project.objects.all())
     name = serializers.CharField(max_length=30)
 
 
 class CreatedClientKeySerializer(ClientKeySerializer):
-    """A key with its text, shown this once."""
+    """A client key with its text, which is shown only once."""
 
     key = serializers.CharField(read_only=True)
 
@@ -250,42 +212,95 @@ class CreatedClientKeySerializer(ClientKeySerializer):
         fields = (*ClientKeySerializer.Meta.fields, "key")
 
 
-LIMITS = schema_fields.FLEET["limits"]
+class FleetSettingsSerializer(SettingsModelSerializer):
+    """Settings of all routers. Null ``limits`` are the routers' defaults."""
 
-
-class FleetSettingsSerializer(serializers.ModelSerializer[FleetSettings]):
-    """What holds for all routers; ``limits`` null: the routers' own."""
-
-    limits = SchemaField(LIMITS, read_only=True, allow_null=True)
+    settings = schema_fields.FLEET
 
     class Meta:
         model = FleetSettings
         fields = ("needs_key", "limits")
 
 
-class FleetSettingsChange(serializers.Serializer[Any]):
-    """What to change. Limits are given whole: what is left out takes its default; null takes all of them back."""
+class FleetSettingsChange(SettingsInput):
+    """Changes. Limits are sent whole: missing members take their defaults; null restores all defaults."""
 
-    needs_key = serializers.BooleanField(required=False, help_text="Whether only clients with a key are let in.")
-    limits = SchemaField(LIMITS, required=False, allow_null=True)
+    model, settings = FleetSettings, schema_fields.FLEET
+    needs_key = serializers.BooleanField(required=False, help_text="Whether clients need an API key.")
 
 
-class ProjectSerializer(serializers.ModelSerializer[Project]):
-    """A project."""
+KIND_CHOICES = [(kind.name, kind.label) for kind in KINDS.values()]
+# What polling a source reports.
+SOURCE_OBSERVED = (
+    *("status", "looked_at", "succeeded_at", "failing_since", "next_look_at", "error", "held", "refused"),
+    *("found", "new", "vanished"),
+)
+
+
+class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
+    """A replica source and the outcome of its last poll. Its secret is never shown."""
+
+    pool = ByName(read_only=True)
+    status = serializers.ChoiceField(choices=SourceStatus.choices, read_only=True)
+    has_secret = serializers.SerializerMethodField()
+    refused = serializers.ListField(child=serializers.CharField(), read_only=True)
+    settings = serializers.DictField(read_only=True)
 
     class Meta:
-        model = Project
-        fields = ("name", "description", "needs_approval", "created_at")
+        model = ReplicaSource
+        fields = (
+            *("name", "pool", "kind", "settings", "has_secret", "adoption", "enabled", "interval_s", "deadline_s"),
+            *("drain_after_s", "remove_after_s", "max_vanished_ratio", "max_targets", "created_at"),
+            *SOURCE_OBSERVED,
+        )
+
+    def get_has_secret(self, source: ReplicaSource) -> bool:
+        return source.encrypted is not None
 
 
-class ProjectChange(serializers.Serializer[Any]):
-    """What to change of a project. ``needs_approval``: what is published waits for a second person."""
+class SourceChange(serializers.Serializer[Any]):
+    """Changes of a source; an empty secret removes the stored one. Name, kind and pool cannot be changed."""
 
-    description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
-    needs_approval = serializers.BooleanField(required=False)
+    settings = serializers.DictField(required=False)
+    secret = serializers.CharField(
+        max_length=16_384, allow_blank=True, write_only=True, required=False, trim_whitespace=False
+    )
+    adoption = serializers.ChoiceField(choices=Adoption.choices, required=False)
+    enabled = serializers.BooleanField(required=False)
+    interval_s = serializers.FloatField(required=False, min_value=5, max_value=86_400)
+    deadline_s = serializers.FloatField(required=False, min_value=1, max_value=60)
+    drain_after_s = serializers.FloatField(required=False, min_value=0, max_value=604_800)
+    remove_after_s = serializers.FloatField(required=False, min_value=0, max_value=2_592_000)
+    max_vanished_ratio = serializers.FloatField(required=False, min_value=0.01, max_value=1)
+    max_targets = serializers.IntegerField(required=False, min_value=1, max_value=1000)
 
 
-class ProjectInput(ProjectChange):
-    """A new project. Its name is for good."""
+class SourceInput(SourceChange):
+    """A new source."""
 
+    pool = ByName(queryset=Pool.objects.all())
     name = serializers.CharField(max_length=30)
+    kind = serializers.ChoiceField(choices=KIND_CHOICES)
+    settings = serializers.DictField()
+
+
+class DiscoveredReplicaSerializer(serializers.ModelSerializer[DiscoveredReplica]):
+    """An engine that a source reports; ``replica`` is null unless it was adopted."""
+
+    source = ByName(read_only=True)  # type: ignore[assignment]  # a field called like an attribute of fields
+    pool = serializers.CharField(source="source.pool.name", read_only=True)
+    replica = ByName(read_only=True, allow_null=True)
+    labels = serializers.DictField(child=serializers.CharField(), read_only=True)
+
+    class Meta:
+        model = DiscoveredReplica
+        fields = (
+            *("id", "source", "pool", "key", "name", "url", "condition", "labels", "state", "replica"),
+            *("first_seen_at", "last_seen_at", "missing_since", "drained_at", "problem"),
+        )
+
+
+class AdoptInput(serializers.Serializer[Any]):
+    """The name of the new replica; by default the source's name for it."""
+
+    name = serializers.CharField(max_length=63, required=False)

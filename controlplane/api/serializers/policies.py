@@ -1,9 +1,4 @@
-"""Policies and their revisions as JSON.
-
-Rollouts as JSON.
-
-Configurations as JSON.
-"""
+"""Serializers of policies, revisions, rollouts and configurations."""
 
 from __future__ import annotations
 
@@ -19,6 +14,8 @@ from controlplane.services.impact.effect import Impact
 from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
 from controlplane.services.policies.rollouts import Progress, router_progress
 
+PLAN_CHOICES = [(str(plan), str(plan)) for plan in Plan]
+
 
 class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
     """One version of a policy."""
@@ -29,21 +26,13 @@ class RevisionSerializer(serializers.ModelSerializer[PolicyRevision]):
     class Meta:
         model = PolicyRevision
         fields = (
-            "id",
-            "policy",
-            "number",
-            "state",
-            "settings",
-            "digest",
-            "author",
-            "reason",
-            "created_at",
+            *("id", "policy", "number", "state", "settings", "digest", "author", "reason", "created_at"),
             "published_at",
         )
 
 
 class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
-    """A policy with its live revision, the one on trial and its draft, each null where there is none."""
+    """A policy with its active revision, its canary and its draft, each null where there is none."""
 
     pool = ByName(read_only=True)
     group = serializers.CharField(source="group.name", default=None, read_only=True, allow_null=True)
@@ -56,11 +45,11 @@ class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
         fields = ("id", "name", "pool", "group", "live", "trial", "draft")
 
     def get_live(self, policy: RoutingPolicy) -> dict[str, Any] | None:
-        """The revision in force."""
+        """The active revision."""
         return self._revision(policy, "live")
 
     def get_trial(self, policy: RoutingPolicy) -> dict[str, Any] | None:
-        """The revision that is published and not in force yet."""
+        """The revision that is published and not active yet."""
         return self._revision(policy, "trial")
 
     def get_draft(self, policy: RoutingPolicy) -> dict[str, Any] | None:
@@ -75,13 +64,13 @@ class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
 
 
 class PolicyInput(serializers.Serializer[Any]):
-    """A policy of its own for a task group."""
+    """A policy for a task group."""
 
     group = ById(queryset=TaskGroup.objects.select_related("pool"))
 
 
 class DraftInput(serializers.Serializer[Any]):
-    """What the draft should say. ``based_on`` is the number of the live revision that you looked at."""
+    """The draft's settings. ``based_on`` is the number of the active revision that you read."""
 
     settings = serializers.DictField()
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
@@ -89,22 +78,22 @@ class DraftInput(serializers.Serializer[Any]):
 
 
 class PublishInput(serializers.Serializer[Any]):
-    """Why, the digest of the draft that you looked at, and how it is to come into force.
+    """The reason, the digest of the draft that you read, and the plan of the rollout.
 
-    Without a plan and stages all at once. ``stages`` are laid out by you; each includes the one before it, and what
-    puts the revision in force, everything, follows the last. ``guard`` is on where there are stages, with the default
-    of every limit that is left out; null for none.
+    Without a plan and stages the revision is active at once. Each of your own ``stages`` includes the one before it;
+    the revision becomes active after the last one. Where there are stages, ``guard`` defaults to on, with the default
+    of every limit that is left out; null switches it off.
     """
 
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
     digest = serializers.CharField(max_length=64, required=False)
-    plan = serializers.ChoiceField(choices=[(str(plan), str(plan)) for plan in Plan], required=False)
+    plan = serializers.ChoiceField(choices=PLAN_CHOICES, required=False)
     stages = SchemaField(tuple[Stage, ...], required=False)
     guard = SchemaField(GuardLimits, required=False, allow_null=True)
 
 
 class RevertInput(serializers.Serializer[Any]):
-    """Which revision to go back to, and why; ``live`` is the number of the live one that you looked at."""
+    """The revision to return to, and why. ``live`` is the number of the active revision that you read."""
 
     revision = serializers.IntegerField(min_value=1, max_value=2**31 - 1)
     reason = serializers.CharField(max_length=400, allow_blank=True, required=False)
@@ -112,7 +101,7 @@ class RevertInput(serializers.Serializer[Any]):
 
 
 class SettingChangeSerializer(serializers.Serializer[Any]):
-    """One difference between two versions."""
+    """One difference between two revisions."""
 
     field = serializers.CharField()
     before = serializers.JSONField(allow_null=True)
@@ -121,7 +110,7 @@ class SettingChangeSerializer(serializers.Serializer[Any]):
 
 
 class EffectSerializer(serializers.Serializer[Any]):
-    """One consequence of a change: for whom, what it does, and how much moves; null where that is not known."""
+    """One effect of a change: on whom, what, and the share of prefixes that moves; null where it is unknown."""
 
     kind = serializers.CharField()
     impact = serializers.ChoiceField(choices=[(str(impact), str(impact)) for impact in Impact])
@@ -134,7 +123,7 @@ class EffectSerializer(serializers.Serializer[Any]):
 
 
 class DraftWarningSerializer(serializers.Serializer[Any]):
-    """Something to look at before publishing: what is likely wrong, what works all the same, what to do."""
+    """Something to check before publishing: what is likely wrong, what works all the same, what to do."""
 
     id = serializers.CharField()
     field = serializers.CharField(allow_blank=True)
@@ -143,37 +132,47 @@ class DraftWarningSerializer(serializers.Serializer[Any]):
     to_do = serializers.CharField()
 
 
-class DiffSerializer(serializers.Serializer[Any]):
-    """What going live would change. ``before`` is null where nothing is live yet."""
-
-    before = serializers.IntegerField(allow_null=True)
-    after = serializers.IntegerField()
-    digest = serializers.CharField()
-    changes = SettingChangeSerializer(many=True)
-    effects = EffectSerializer(many=True)
-    warnings = DraftWarningSerializer(many=True)
-
-
-class RevisionsAsked(serializers.Serializer[Any]):
-    """Two revisions of one policy, by their ids; ``from`` is what would be replaced."""
-
-    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """``from`` is a word of Python's own."""
-        revisions = PolicyRevision.objects.select_related("policy__pool", "policy__group")
-        return {"from": ById(queryset=revisions), "to": ById(queryset=revisions)}
-
-
-class ComparisonSerializer(serializers.Serializer[Any]):
-    """What one revision says and does instead of another, in the fleet as it is now."""
+class ConfigurationsCompared(serializers.Serializer[Any]):
+    """The effects of replacing one configuration by another."""
 
     before = serializers.IntegerField()
     after = serializers.IntegerField()
-    changes = SettingChangeSerializer(many=True)
     effects = EffectSerializer(many=True)
 
 
+class ComparisonSerializer(ConfigurationsCompared):
+    """The differences of two revisions, and their effects in the present fleet."""
+
+    changes = SettingChangeSerializer(many=True)
+
+
+class DiffSerializer(ComparisonSerializer):
+    """What publishing the draft would change. ``before`` is null where no revision is active yet."""
+
+    before = serializers.IntegerField(allow_null=True)
+    digest = serializers.CharField()
+    warnings = DraftWarningSerializer(many=True)
+
+
+class RevisionsQuery(serializers.Serializer[Any]):
+    """Two revisions of one policy, by id; ``to`` would replace ``from``."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """``from`` is a Python keyword, so the fields cannot be declared as attributes."""
+        revisions = PolicyRevision.objects.select_related("policy__pool", "policy__group")
+        return {name: ById(queryset=revisions) for name in ("from", "to")}
+
+
+class ConfigurationsQuery(serializers.Serializer[Any]):
+    """Two configurations, by number."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        rows = ConfigSnapshot.objects.all()
+        return {name: serializers.SlugRelatedField(slug_field="number", queryset=rows) for name in ("from", "to")}
+
+
 class ReadingSerializer(serializers.Serializer[Any]):
-    """What the guard read, beside what it tolerates; null where it is not known."""
+    """A metric of the canary analysis, with its limit; null where it is unknown."""
 
     name = serializers.CharField()
     unit = serializers.CharField()
@@ -185,12 +184,12 @@ class ReadingSerializer(serializers.Serializer[Any]):
 
 
 class RolloutSerializer(serializers.ModelSerializer[Rollout]):
-    """A revision on its way into force. Without stages it is in force already, and on its way to the routers."""
+    """A rollout of a revision. Without stages the revision is active already and being pushed to the routers."""
 
     policy = serializers.CharField(source="revision.policy.name", read_only=True)
     revision = serializers.IntegerField(source="revision.number", read_only=True)
     snapshot = serializers.IntegerField(source="snapshot.number", default=None, read_only=True)
-    plan = serializers.ChoiceField(choices=[(str(plan), str(plan)) for plan in Plan], read_only=True)
+    plan = serializers.ChoiceField(choices=PLAN_CHOICES, read_only=True)
     stages = SchemaField(tuple[Stage, ...], read_only=True)
     guard = SchemaField(GuardLimits, read_only=True, allow_null=True)
     readings = serializers.ListField(child=ReadingSerializer(), read_only=True)
@@ -200,30 +199,14 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     class Meta:
         model = Rollout
         fields = (
-            "id",
-            "policy",
-            "revision",
-            "snapshot",
-            "plan",
-            "state",
-            "held_by",
-            "why",
-            "stage",
-            "stages",
-            "stage_since",
-            "stage_converged_at",
-            "guard",
-            "readings",
-            "readings_at",
-            "started_by",
-            "approved_by",
-            "started_at",
-            "finished_at",
+            *("id", "policy", "revision", "snapshot", "plan", "state", "held_by", "why", "stage", "stages"),
+            *("stage_since", "stage_converged_at", "guard", "readings", "readings_at"),
+            *("started_by", "approved_by", "started_at", "finished_at"),
         )
 
 
 class StepSerializer(serializers.ModelSerializer[RolloutStep]):
-    """One move: from which state to which, at which stage, by whom, why, and by what it was decided."""
+    """One transition: from which state to which, at which stage, by whom, why, and on what evidence."""
 
     by = by_username("by")
     evidence = serializers.JSONField(read_only=True, allow_null=True)
@@ -234,17 +217,17 @@ class StepSerializer(serializers.ModelSerializer[RolloutStep]):
 
 
 class RouterProgressSerializer(serializers.Serializer[Any]):
-    """One router against the configuration of the present stage."""
+    """One router's progress towards the configuration of the current stage."""
 
     name = serializers.CharField()
-    progress = serializers.ChoiceField(choices=[(str(word), str(word)) for word in Progress])
+    progress = serializers.ChoiceField(choices=[(str(progress), str(progress)) for progress in Progress])
     on_trial = serializers.BooleanField()
     running = serializers.IntegerField(allow_null=True)
     reason = serializers.CharField()
 
 
 class RolloutDetailSerializer(RolloutSerializer):
-    """The same with its steps, the oldest first, and with every router."""
+    """A rollout with its steps, oldest first, and with every router."""
 
     steps = StepSerializer(many=True, read_only=True)
     routers = serializers.SerializerMethodField()
@@ -254,18 +237,17 @@ class RolloutDetailSerializer(RolloutSerializer):
 
     @extend_schema_field(RouterProgressSerializer(many=True))
     def get_routers(self, rollout: Rollout) -> list[dict[str, Any]]:
-        """Every router."""
         return [asdict(router) for router in router_progress(rollout)]
 
 
-class MoveInput(serializers.Serializer[Any]):
-    """Why; it stands in the rollout's steps."""
+class TransitionInput(serializers.Serializer[Any]):
+    """The reason, which the rollout's step records."""
 
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
 
 
 class ConfigurationSerializer(serializers.ModelSerializer[ConfigSnapshot]):
-    """What every router was told to run, by its number."""
+    """A configuration of all routers, without its content."""
 
     created_by = by_username("created_by")
 
@@ -274,29 +256,10 @@ class ConfigurationSerializer(serializers.ModelSerializer[ConfigSnapshot]):
         fields = ("number", "sha256", "reason", "created_by", "created_at")
 
 
-class WholeConfigurationSerializer(serializers.ModelSerializer[ConfigSnapshot]):
-    """The same with all that it says; every secret is ``***``."""
+class WholeConfigurationSerializer(ConfigurationSerializer):
+    """A configuration with its content; every secret is ``***``."""
 
-    created_by = by_username("created_by")
     document = serializers.JSONField()
 
-    class Meta:
-        model = ConfigSnapshot
-        fields = (*ConfigurationSerializer.Meta.fields, "document")
-
-
-class ConfigurationsCompared(serializers.Serializer[Any]):
-    """What one configuration does instead of another."""
-
-    before = serializers.IntegerField()
-    after = serializers.IntegerField()
-    effects = EffectSerializer(many=True)
-
-
-class ConfigurationsAsked(serializers.Serializer[Any]):
-    """Two configurations, by their numbers."""
-
-    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        """``from`` is a word of Python's own."""
-        rows = ConfigSnapshot.objects.all()
-        return {name: serializers.SlugRelatedField(slug_field="number", queryset=rows) for name in ("from", "to")}
+    class Meta(ConfigurationSerializer.Meta):
+        fields = (*ConfigurationSerializer.Meta.fields, "document")  # type: ignore[assignment]  # one longer

@@ -1,11 +1,4 @@
-"""Routers as JSON, and what they report.
-
-Events as JSON.
-
-The audit log as JSON.
-
-Tokens as JSON.
-"""
+"""Serializers of routers and their heartbeats, events, the audit log and API tokens."""
 
 from __future__ import annotations
 
@@ -18,55 +11,23 @@ from controlplane.models import ApiToken, AuditEntry, ConfigSnapshot, Event, Rou
 from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.push.client import MAX_TIMESTAMP
 
-OBSERVED = (  # what a router tells of itself: no change of that is in anybody's way
-    "admin_url",
-    "data_url",
-    "boot",
-    "version",
-    "last_seen_at",
-    "lost_at",
-    "running_number",
-    "running_sha256",
-    "desired_number",
-    "in_sync",
-    "signature_state",
-    "signature_key",
-    "signature_expires_at",
-    "last_ack_at",
-    "last_nack",
-    "last_error",
+# What a router reports about itself.
+ROUTER_OBSERVED = (
+    *("admin_url", "data_url", "boot", "version", "last_seen_at", "lost_at", "running_number"),
+    *("running_sha256", "desired_number", "in_sync", "signature_state", "signature_key"),
+    *("signature_expires_at", "last_ack_at", "last_nack", "last_error"),
 )
 
 
 class RouterSerializer(serializers.ModelSerializer[Router]):
-    """A router: what it runs beside what it should run."""
+    """A router: the configuration that it runs and the one that it should run."""
 
     desired_number = serializers.SerializerMethodField()
     in_sync = serializers.SerializerMethodField()
 
     class Meta:
         model = Router
-        fields = (
-            "name",
-            "admin_url",
-            "data_url",
-            "boot",
-            "version",
-            "first_seen_at",
-            "last_seen_at",
-            "lost_at",
-            "running_number",
-            "running_sha256",
-            "desired_number",
-            "in_sync",
-            "signature_state",
-            "signature_key",
-            "signature_expires_at",
-            "last_ack_at",
-            "last_nack",
-            "last_error",
-            "warming",
-        )
+        fields = ("name", "first_seen_at", *ROUTER_OBSERVED, "warming")
 
     def get_desired_number(self, router: Router) -> int | None:  # noqa: ARG002 - the same for every router
         """The newest configuration's number."""
@@ -74,13 +35,13 @@ class RouterSerializer(serializers.ModelSerializer[Router]):
         return desired.number if desired else None
 
     def get_in_sync(self, router: Router) -> bool:
-        """Whether it runs the newest configuration, as far as it told us."""
+        """Whether the router last reported the newest configuration."""
         desired: ConfigSnapshot | None = self.context.get("desired")
         return desired is not None and router.runs(desired.number, desired.sha256)
 
 
 class WarmingSerializer(serializers.Serializer[Any]):
-    """How far a replica is that a router warms up before it takes traffic; tokens are estimated."""
+    """Progress of warming up a replica before it takes traffic; tokens are estimated."""
 
     prefixes_done = serializers.IntegerField(min_value=0, max_value=2**53)
     prefixes = serializers.IntegerField(min_value=0, max_value=2**53)
@@ -89,7 +50,7 @@ class WarmingSerializer(serializers.Serializer[Any]):
 
 
 class SignatureSerializer(serializers.Serializer[Any]):
-    """What a router says of the signature of what it runs."""
+    """The signature of the configuration that a router runs."""
 
     state = serializers.CharField(max_length=20, help_text="verified, expired, unsigned or unchecked.")
     key = serializers.RegexField(r"^[0-9a-f]{16}$", allow_null=True, required=False, help_text="Id of the public key.")
@@ -113,31 +74,29 @@ class AnnounceInput(serializers.Serializer[Any]):
         child=serializers.JSONField(),
         required=False,
         max_length=500,
-        help_text="What happened at the router: boot, seq, at, kind, facts. Told until it is taken; each is kept once.",
+        help_text="Events of the router: boot, seq, at, kind, facts. Sent until acknowledged; each is stored once.",
     )
     warming = serializers.DictField(child=WarmingSerializer(), required=False)  # by replica
     signature = SignatureSerializer(required=False, allow_null=True)
 
 
 class AnnouncedSerializer(serializers.Serializer[Any]):
-    """What the router should run; it is pushed to its admin port."""
+    """The configuration that the router should run. It is pushed to the router's admin port."""
 
     desired_revision = serializers.IntegerField(allow_null=True)
-    events_taken = serializers.IntegerField(help_text="Those that were told, and need not be told again.")
+    events_taken = serializers.IntegerField(help_text="Acknowledged events, which need not be sent again.")
 
 
 class ExplainInput(serializers.Serializer[Any]):
     """A request as a client would send it to a router."""
 
     path = serializers.CharField(max_length=200, help_text="Such as /v1/chat/completions.")
-    body = serializers.DictField(help_text="The request's body. It is asked about, and kept nowhere.")
+    body = serializers.DictField(help_text="The request's body. It is not stored.")
     headers = serializers.DictField(child=serializers.CharField(), required=False, help_text="Such as X-Task-Group.")
     key = serializers.CharField(max_length=63, required=False, help_text="The name of the client's API key.")
 
 
 class EventSerializer(serializers.ModelSerializer[Event]):
-    """Something that happened."""
-
     pool = ByName(read_only=True, allow_null=True)
     replica = ByName(read_only=True, allow_null=True)
     router = ByName(read_only=True, allow_null=True)
@@ -148,8 +107,8 @@ class EventSerializer(serializers.ModelSerializer[Event]):
         fields = ("id", "at", "kind", "pool", "replica", "router", "actor", "summary", "detail")
 
 
-class FeedQuery(serializers.Serializer[Any]):
-    """What follows an event: which, how long to wait for it (seconds), and how many at most."""
+class EventsAfterQuery(serializers.Serializer[Any]):
+    """The query of a long poll: the last known event, seconds to wait, and how many events at most."""
 
     after = serializers.IntegerField(min_value=0, max_value=2**63 - 1)
     wait = serializers.FloatField(min_value=0, max_value=60, default=0.0)
@@ -157,7 +116,7 @@ class FeedQuery(serializers.Serializer[Any]):
 
 
 class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
-    """One entry of the audit log; ``digest`` covers all the rest, ``previous`` is that of the entry before."""
+    """An audit entry. ``digest`` covers all other fields; ``previous`` is the digest of the entry before."""
 
     class Meta:
         model = AuditEntry
@@ -165,7 +124,7 @@ class AuditSerializer(serializers.ModelSerializer[AuditEntry]):
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):
-    """A token, without its secret."""
+    """An API token, without its secret."""
 
     user = serializers.CharField(source="user.username", read_only=True)
 
@@ -175,7 +134,7 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
 
 
 class TokenInput(serializers.Serializer[Any]):
-    """A new token, acting for whoever asks."""
+    """A new token of the user who creates it."""
 
     name = serializers.CharField(max_length=100)
     scopes = serializers.ListField(child=serializers.ChoiceField(choices=Scope.choices), min_length=1, max_length=3)
@@ -183,7 +142,7 @@ class TokenInput(serializers.Serializer[Any]):
 
 
 class CreatedTokenSerializer(TokenSerializer):
-    """A token with its text, shown this once."""
+    """A token with its text, which is shown only once."""
 
     token = serializers.CharField(read_only=True)
 

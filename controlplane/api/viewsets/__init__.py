@@ -1,1 +1,1 @@
-"""Doors: parse, call one service, answer."""
+"""Viewsets: each parses a request, calls one service and responds."""

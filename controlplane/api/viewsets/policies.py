@@ -1,33 +1,34 @@
-"""Doors to policies, and to the strategies that they may name.
-
-Doors to revisions of policies.
-
-Doors to rollouts.
-
-Doors to configurations.
-"""
+"""Viewsets of policies, revisions, rollouts, configurations and the catalogue of strategies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import ClassVar
 
 from django.db.models import Prefetch, QuerySet
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import mixins, serializers, status
+from rest_framework import serializers, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.api.auth import signed_in_user
 from controlplane.api.filters import RevisionFilter, RolloutFilter
-from controlplane.api.middleware import Exchange
-from controlplane.api.pagination import ConfigurationPages, RevisionPages, RolloutPages
-from controlplane.api.permissions import signed_in_user
+from controlplane.api.pagination import newest_first
 from controlplane.api.serializers import policies as s
 from controlplane.api.serializers.policies import RolloutSerializer
-from controlplane.api.viewsets.base import NAME, NUMBER, BaseViewSet, parsed
+from controlplane.api.views import TransactionalView
+from controlplane.api.viewsets.base import (
+    NAME,
+    NUMBER,
+    BaseViewSet,
+    CreateMixin,
+    DestroyMixin,
+    ReadViewSet,
+    validated_body,
+)
 from controlplane.errors import InvalidError, NotADraftError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, Rollout, RoutingPolicy
 from controlplane.services.impact.compare import (
@@ -39,103 +40,99 @@ from controlplane.services.impact.compare import (
 )
 from controlplane.services.policies import lifecycle as policies
 from controlplane.services.policies import rollouts
-from controlplane.services.policies.lifecycle import revert_policy
 from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 
 CURRENT = PolicyRevision.objects.filter(state__in=(RevisionState.LIVE, RevisionState.CANARY, RevisionState.DRAFT))
 
 
-class PolicyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[RoutingPolicy]):
-    """Routing policies. What is live changes only by publishing the draft."""
+class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
+    """Routing policies. The active revision changes only by publishing the draft."""
 
     queryset = RoutingPolicy.objects.select_related("pool", "group").prefetch_related(
         Prefetch("revisions", CURRENT.select_related("policy", "author"))
     )
     serializer_class = s.PolicySerializer
-    lookup_field = "name"
-    lookup_value_regex = NAME
+    create_input = s.PolicyInput
+    create_row = staticmethod(lambda group, by: policies.create_policy(group.pool, group))  # noqa: ARG005 - no author
+    remove_row = staticmethod(policies.remove_policy)
+    lookup_field, lookup_value_regex = "name", NAME
     conditional_actions = ("publish", "revert")
     http_method_names = (*BaseViewSet.http_method_names, "put")
-
-    @extend_schema(request=s.PolicyInput, responses={201: s.PolicySerializer})
-    def create(self, request: Request) -> Response:
-        """Give a task group a policy of its own; it takes over once a draft of it is published."""
-        group = parsed(s.PolicyInput, request)["group"]
-        policy = policies.create_policy(group.pool, group)
-        return Response(s.PolicySerializer(policy).data, status.HTTP_201_CREATED)
-
-    def destroy(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Take a task group's own policy away; 409 for a pool's."""
-        policies.remove_policy(self.get_object(), by=signed_in_user(request))
-        return Response(status=status.HTTP_204_NO_CONTENT)
+    descriptions: ClassVar = {
+        "create": "Create a policy for a task group; it takes effect once its draft is published.",
+        "destroy": "Remove a task group's own policy; 409 for a pool's.",
+    }
 
     @extend_schema(request=s.DraftInput, responses=s.RevisionSerializer)
     @action(detail=True, methods=["put"])
     def draft(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Write the draft, over the former one; 409 if ``based_on`` is no longer live."""
-        draft = policies.save_draft(self.get_object(), **parsed(s.DraftInput, request), by=signed_in_user(request))
+        """Write the draft, replacing the former one; 409 if ``based_on`` is no longer active."""
+        fields = validated_body(s.DraftInput, request)
+        draft = policies.save_draft(self.get_object(), **fields, by=signed_in_user(request))
         return Response(s.RevisionSerializer(draft).data)
 
     @extend_schema(responses={204: None})
     @draft.mapping.delete
     def discard(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Throw the draft away; 409 if there is none."""
+        """Discard the draft; 409 if there is none."""
         policies.discard_draft(self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(responses=s.DiffSerializer)
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """What publishing the draft would change, and what that does for whom; 409 if there is no draft."""
+        """What publishing the draft would change, and its effects; 409 if there is no draft."""
         policy = self.get_object()
-        live, draft, fleet = policy.live(), self._draft(policy), current_fleet()
-        answer = {
+        live, draft, fleet = policy.live(), _draft_of(policy), current_fleet()
+        before = live.settings if live else None
+        diff = {
             "before": live.number if live else None,
             "after": draft.number,
             "digest": draft.digest,
-            "changes": diff_settings(live.settings if live else None, draft.settings),
-            "effects": effects_of_settings(policy, live.settings if live else None, draft.settings, fleet=fleet),
+            "changes": diff_settings(before, draft.settings),
+            "effects": effects_of_settings(policy, before, draft.settings, fleet=fleet),
             "warnings": warnings_of_settings(policy, draft.settings, fleet=fleet),
         }
-        return Response(s.DiffSerializer(answer).data)
+        return Response(s.DiffSerializer(diff).data)
 
     @extend_schema(request=s.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish the draft; 202 with the rollout to watch, 409 if there is no draft or it was edited since."""
-        policy, asked = self.get_object(), parsed(s.PublishInput, request)
+        """Publish the draft; 202 with the rollout, 409 if there is no draft or it was edited since."""
+        policy, fields = self.get_object(), validated_body(s.PublishInput, request)
         rollout = policies.publish_revision(
-            self._draft(policy).pk,
+            _draft_of(policy).pk,
             by=signed_in_user(request),
-            reason=asked.get("reason", ""),
-            expected_digest=asked.get("digest"),
-            plan=make_plan(policy, **{name: asked[name] for name in ("plan", "stages", "guard") if name in asked}),
+            reason=fields.get("reason", ""),
+            expected_digest=fields.get("digest"),
+            plan=make_plan(policy, **{key: fields[key] for key in ("plan", "stages", "guard") if key in fields}),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 
     @extend_schema(request=s.RevertInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def revert(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they run."""
-        policy, asked = self.get_object(), parsed(s.RevertInput, request)
-        rollout = revert_policy(
+        """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they are active."""
+        policy, fields = self.get_object(), validated_body(s.RevertInput, request)
+        rollout = policies.revert_policy(
             policy,
-            asked["revision"],
+            fields["revision"],
             by=signed_in_user(request),
-            reason=asked.get("reason", ""),
-            expected_live=asked.get("live"),
+            reason=fields.get("reason", ""),
+            expected_live=fields.get("live"),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 
-    def _draft(self, policy: RoutingPolicy) -> PolicyRevision:
-        draft = policy.draft()
-        if draft is None:
-            raise NotADraftError(f"Policy {policy.name} has no draft.")
-        return draft
+
+def _draft_of(policy: RoutingPolicy) -> PolicyRevision:
+    draft = policy.draft()
+    if draft is None:
+        raise NotADraftError(f"Policy {policy.name} has no draft.")
+    return draft
 
 
-class CatalogueView(Exchange):
+class CatalogueView(TransactionalView):
     """Every strategy that routers know, with its settings: unit, range, default and meaning."""
 
     @extend_schema(responses=OpenApiTypes.OBJECT)
@@ -144,132 +141,122 @@ class CatalogueView(Exchange):
         return Response({"strategies": [asdict(strategy) for strategy in policy_catalogue()]})
 
 
-COMPARED = (("from", "A revision's id: what would be replaced."), ("to", "The id of another of the same policy."))
+def _compare_schema(noun: str, responses: type[serializers.Serializer[object]]) -> Callable[..., object]:
+    parameters = [
+        OpenApiParameter("from", int, required=True, description=f"The {noun} to replace."),
+        OpenApiParameter("to", int, required=True, description=f"The {noun} that replaces it."),
+    ]
+    return extend_schema(parameters=parameters, responses=responses, filters=False)
 
 
-class RevisionViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[PolicyRevision]):
+class RevisionViewSet(ReadViewSet[PolicyRevision]):
     """Policy revisions. Read-only: a change is a new draft."""
 
     queryset = PolicyRevision.objects.select_related("policy", "author")
     serializer_class = s.RevisionSerializer
     filterset_class = RevisionFilter
-    pagination_class = RevisionPages
+    pagination_class = newest_first("-id")
     lookup_value_regex = NUMBER
 
-    @extend_schema(
-        parameters=[OpenApiParameter(name, int, required=True, description=text) for name, text in COMPARED],
-        responses=s.ComparisonSerializer,
-        filters=False,
-    )
+    @_compare_schema("id of the revision", s.ComparisonSerializer)
     @action(detail=False, methods=["get"], pagination_class=None)
     def compare(self, request: Request) -> Response:
-        """What one revision of a policy does instead of another, in the fleet as it is now; 422 for two policies'."""
-        asked = s.RevisionsAsked(data=request.query_params, context={"request": request})
-        asked.is_valid(raise_exception=True)
-        before, after = asked.validated_data["from"], asked.validated_data["to"]
+        """What one revision of a policy changes relative to another in the present fleet; 422 for two policies'."""
+        query = s.RevisionsQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        before, after = query.validated_data["from"], query.validated_data["to"]
         if before.policy_id != after.policy_id:
             raise InvalidError("$.to", f"a revision of {after.policy.name}; the other one is of {before.policy.name}")
-        answer = {
+        comparison = {
             "before": before.number,
             "after": after.number,
             "changes": diff_settings(before.settings, after.settings),
             "effects": effects_of_revisions(before, after),
         }
-        return Response(s.ComparisonSerializer(answer).data)
+        return Response(s.ComparisonSerializer(comparison).data)
 
 
-MOVED = extend_schema(request=s.MoveInput, responses=s.RolloutDetailSerializer)
+TRANSITION = extend_schema(request=s.TransitionInput, responses=s.RolloutDetailSerializer)
 
 
-class RolloutViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Rollout]):
-    """Rollouts. Publishing starts one; each of its moves is an action, 409 where its state has no such move."""
+class RolloutViewSet(ReadViewSet[Rollout]):
+    """Rollouts. Publishing starts one; each transition is an action, 409 where the state does not allow it."""
 
     queryset = Rollout.objects.select_related("revision__policy__pool", "snapshot", "started_by", "approved_by").defer(
         "snapshot__encrypted", "snapshot__document"
     )
     filterset_class = RolloutFilter
-    pagination_class = RolloutPages
+    pagination_class = newest_first("-started_at", "-id")
     lookup_value_regex = NUMBER
     tagged_in_lists = False
     observed = ("snapshot", "stage_converged_at", "readings", "readings_at", "routers")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[Rollout]]:
-        """Steps and routers of one rollout alone."""
+        """Steps and routers only for a single rollout."""
         return s.RolloutSerializer if self.action == "list" else s.RolloutDetailSerializer
 
-    @MOVED
+    @TRANSITION
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Widen no further for now; what is on trial stays so, and the guard still watches."""
-        return self._moved(request, rollouts.pause_rollout)
+        """Stay at the current stage; the canary analysis continues."""
+        return self._transition(request, rollouts.pause_rollout)
 
-    @MOVED
+    @TRANSITION
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Go on after a pause."""
-        return self._moved(request, rollouts.resume_rollout)
+        """Resume a paused rollout."""
+        return self._transition(request, rollouts.resume_rollout)
 
-    @MOVED
+    @TRANSITION
     @action(detail=True, methods=["post"])
     def promote(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Go to the next stage now, whatever was observed of this one."""
-        return self._moved(request, rollouts.promote_rollout)
+        """Promote to the next stage now, whatever the analysis of this one says."""
+        return self._transition(request, rollouts.promote_rollout)
 
-    @MOVED
+    @TRANSITION
     @action(detail=True, methods=["post"])
     def abort(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Withdraw the revision: the one in force places everything again, at once."""
-        return self._moved(request, rollouts.abort_rollout)
+        """Abort: the active revision places all requests again, at once."""
+        return self._transition(request, rollouts.abort_rollout)
 
-    @MOVED
+    @TRANSITION
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Let what somebody else published begin; 403 for who published it."""
-        return self._moved(request, rollouts.approve_rollout)
+        """Approve the start of a rollout; 403 for its publisher."""
+        return self._transition(request, rollouts.approve_rollout)
 
-    def _moved(self, request: Request, move: Callable[..., Rollout]) -> Response:
-        asked = parsed(s.MoveInput, request)
-        rollout = move(self.get_object().pk, by=signed_in_user(request), reason=asked.get("reason", ""))
+    def _transition(self, request: Request, service: Callable[..., Rollout]) -> Response:
+        reason = validated_body(s.TransitionInput, request).get("reason", "")
+        rollout = service(self.get_object().pk, by=signed_in_user(request), reason=reason)
         return Response(self.get_serializer(rollout).data)
 
 
-COMPARED_CONFIGURATIONS = (("from", "A configuration's number."), ("to", "Another's: what runs instead."))
-
-
-class ConfigurationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[ConfigSnapshot]):
-    """Everything that routers were ever told to run, newest first. Read-only: each change of the fleet makes one."""
+class ConfigurationViewSet(ReadViewSet[ConfigSnapshot]):
+    """Every configuration of the routers, newest first. Read-only: each change of the fleet creates one."""
 
     queryset = ConfigSnapshot.objects.select_related("created_by").defer("encrypted")
     serializer_class = s.ConfigurationSerializer
-    pagination_class = ConfigurationPages
-    lookup_field = "number"
-    lookup_value_regex = NUMBER
+    pagination_class = newest_first("-number")
+    lookup_field, lookup_value_regex = "number", NUMBER
 
     def get_queryset(self) -> QuerySet[ConfigSnapshot]:
-        """Without the documents, unless one is asked for."""
+        """Documents, which are as large as the fleet, only for a single configuration."""
         rows = super().get_queryset()
         return rows if self.action == "retrieve" else rows.defer("encrypted", "document")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[ConfigSnapshot]]:
-        """The document, as large as the fleet, only where one is asked for."""
         return s.WholeConfigurationSerializer if self.action == "retrieve" else s.ConfigurationSerializer
 
-    @extend_schema(
-        parameters=[
-            OpenApiParameter(name, int, required=True, description=text) for name, text in COMPARED_CONFIGURATIONS
-        ],
-        responses=s.ConfigurationsCompared,
-        filters=False,
-    )
+    @_compare_schema("number of the configuration", s.ConfigurationsCompared)
     @action(detail=False, methods=["get"], pagination_class=None)
     def compare(self, request: Request) -> Response:
-        """What one configuration does instead of another, for whom; 409 where one cannot be read any more."""
-        asked = s.ConfigurationsAsked(data=request.query_params)
-        asked.is_valid(raise_exception=True)
-        before, after = asked.validated_data["from"], asked.validated_data["to"]
-        answer: dict[str, Any] = {
+        """The effects of one configuration relative to another; 409 where one cannot be read any more."""
+        query = s.ConfigurationsQuery(data=request.query_params)
+        query.is_valid(raise_exception=True)
+        before, after = query.validated_data["from"], query.validated_data["to"]
+        comparison = {
             "before": before.number,
             "after": after.number,
             "effects": effects_of_configurations(before, after),
         }
-        return Response(s.ConfigurationsCompared(answer).data)
+        return Response(s.ConfigurationsCompared(comparison).data)

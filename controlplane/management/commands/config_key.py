@@ -1,6 +1,4 @@
-"""``manage.py config_key``: what routers check the signatures of configurations with."""
-
-from __future__ import annotations
+"""``manage.py config_key``: the public key with which routers verify configurations."""
 
 from typing import Any
 
@@ -10,11 +8,9 @@ from controlplane.push.client import public_key, signing_key_id
 
 
 class Command(BaseCommand):
-    """Print the public key of the key that signs."""
-
-    help = "Print the public key that routers check configurations with, as the variable that gives it to them."
+    help = "Print the public key that routers verify configurations with, as the variable that gives it to them."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """The variable on its own line, so that a script can take it; its id beside it."""
+        """The variable on standard output, so that a script can use it; the key's id on standard error."""
         self.stdout.write(f"WARMPATH_ROUTER_CONFIG_KEYS={public_key()}")
         self.stderr.write(f"Its id is {signing_key_id()}.")

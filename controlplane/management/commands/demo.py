@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import signal
 import socket
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,11 +23,8 @@ class Command(BaseCommand):
     help = "Run the whole local stack: servers, web UI, worker, router, replicas and traffic."
     requires_system_checks = ()  # the database is not up yet
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        """All settings are environment variables."""
-
     def handle(self, *_arguments: Any, **_options: Any) -> None:
-        """Run until a signal; CommandError if the stack cannot start."""
+        """Run until a signal. CommandError if the stack cannot start."""
         stack = StackSettings.from_environment(settings.DATA_DIR)
         plan.proxy_free_environment()
         with _exclusive(stack):

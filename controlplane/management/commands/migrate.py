@@ -1,8 +1,8 @@
-"""``manage.py migrate``: Django's, as the owner of the database where there is one, and while everything serves.
+"""``manage.py migrate``: Django's, as the database's owner where there is one, and safe while the site serves.
 
-Who asks for a lock on a table makes everybody wait who comes after, for as long as whoever has the table goes on. So a
-migration asks for one second, steps back, and tries again; what it does once it has the lock is short, which a test of
-the migrations holds us to. A statement itself may take as long as it takes: an index of many rows does.
+A statement that waits for a table's lock blocks every later user of the table. So a migration waits at most one second
+for a lock, then gives up, pauses and retries. Migrations hold locks only briefly, which a test of the migrations
+verifies. Statements themselves have no time limit, because an index of many rows takes long.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from psycopg import errors
 
 from controlplane.database.roles import grant_application, owner_connection
 
-LOCK_S = 1
-TRIES = 30
-PAUSE_S = 2.0  # between two, in which those who waited go on
+LOCK_TIMEOUT_S = 1
+ATTEMPTS = 30
+PAUSE_S = 2.0  # lets those continue who waited behind the migration
 
 
 class Command(migrate.Command):
-    """Migrate, and give the application's role what it needs of what is there then."""
+    """Migrate, then grant the application's role access to the tables."""
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As Django's; the owner is named by ``WARMPATH_DATABASE_OWNER_URL``.
-
-        OperationalError when a lock could not be had for a minute.
-        """
+        """As Django's; ``WARMPATH_DATABASE_OWNER_URL`` names the owner. OperationalError after a minute of locks."""
         with owner_connection() as application:
             self._migrate(*args, **options)
             if application:
                 grant_application(application)
 
     def _migrate(self, *args: Any, **options: Any) -> None:
-        for left in reversed(range(TRIES)):
+        for remaining in reversed(range(ATTEMPTS)):
             try:
-                with unhurried(connections[options["database"]]):
+                with migration_timeouts(connections[options["database"]]):
                     super().handle(*args, **options)
             except OperationalError as error:
-                if not isinstance(error.__cause__, errors.LockNotAvailable) or not left:
+                if not isinstance(error.__cause__, errors.LockNotAvailable) or not remaining:
                     raise
                 self.stderr.write("A table is in use; trying again.")
                 time.sleep(PAUSE_S)
@@ -52,22 +49,22 @@ class Command(migrate.Command):
 
 
 @contextlib.contextmanager
-def unhurried(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """No time limit for statements, and one second for locks."""
+def migration_timeouts(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """No time limit for statements, and ``LOCK_TIMEOUT_S`` for locks."""
     connection.ensure_connection()
     response_timeout_s, connection.connection.response_timeout_s = connection.connection.response_timeout_s, None
-    _set(connection, statement="0", lock=f"{LOCK_S}s")
+    _set_timeouts(connection, statement="0", lock=f"{LOCK_TIMEOUT_S}s")
     try:
         yield
     finally:
         if connection.is_usable():
-            _set(connection, statement="default", lock="default")
+            _set_timeouts(connection, statement="default", lock="default")
             connection.connection.response_timeout_s = response_timeout_s
         else:
             connection.close()
 
 
-def _set(connection: BaseDatabaseWrapper, *, statement: str, lock: str) -> None:
+def _set_timeouts(connection: BaseDatabaseWrapper, *, statement: str, lock: str) -> None:
     with connection.cursor() as cursor:
         for name, value in (("statement_timeout", statement), ("lock_timeout", lock)):
             cursor.execute(f"set {name} to {value if value == 'default' else repr(value)}")

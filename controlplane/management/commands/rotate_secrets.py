@@ -1,6 +1,4 @@
-"""``manage.py rotate_secrets``: after a change of ``WARMPATH_SECRET_KEY``."""
-
-from __future__ import annotations
+"""``manage.py rotate_secrets``: re-encrypt secrets after a change of ``WARMPATH_SECRET_KEY``."""
 
 from typing import Any
 
@@ -11,16 +9,14 @@ from controlplane.services.secret_rotation import rotate_secrets
 
 
 class Command(BaseCommand):
-    """Seal everything under the present key."""
-
-    help = "Encrypt every secret in the database anew, under the present WARMPATH_SECRET_KEY."
+    help = "Encrypt every secret in the database again, with the current WARMPATH_SECRET_KEY."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """CommandError where a key is missing; what was done until then stays done."""
+        """CommandError where a former key is missing; secrets that were re-encrypted before stay so."""
         try:
-            moved = rotate_secrets()
+            counts = rotate_secrets()
         except DecryptionError as error:
             raise CommandError(str(error)) from None
-        for kind, count in moved.items():
+        for kind, count in counts.items():
             self.stdout.write(f"{count:>6}  {kind}")
-        self.stdout.write("Done. Once every token was used, take the former key out of WARMPATH_SECRET_KEY_FALLBACKS.")
+        self.stdout.write("Done. Once every token was used, remove the former key from WARMPATH_SECRET_KEY_FALLBACKS.")

@@ -1,10 +1,10 @@
-"""``manage.py seed_fleet``: what a new installation starts with."""
+"""``manage.py seed_fleet``: create the admin user, replicas and pools of a new installation, where missing."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,16 +32,15 @@ DEMO_GROUPS = {
 
 
 class Command(BaseCommand):
-    """Add what is missing, change and remove nothing that somebody made; to run it again is harmless.
+    """Idempotent: changes and removes nothing.
 
-    Replicas that list the same model share a pool; the first pool is called ``default``. It takes any model while no
-    replica lists any, and gets the names at a later run unless somebody changed it meanwhile.
+    Replicas that list the same model share a pool; the first pool is called ``default``. The pool accepts any model
+    while no replica lists one, and gets the names in a later run unless somebody changed the pool meanwhile.
     """
 
     help = "Create the admin user, the given replicas and pools of the models that they list, where missing."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The replicas to add."""
         parser.add_argument(
             "--replica", metavar="URL", nargs="+", action="extend", default=[], help="base URLs of replicas to add"
         )
@@ -52,7 +51,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        """Seed; CommandError for a URL that no replica can have."""
+        """CommandError for an invalid replica URL."""
         urls = [url.rstrip("/") for url in options["replica"]]
         try:
             with transaction.atomic():
@@ -67,14 +66,14 @@ class Command(BaseCommand):
     def _admin(self) -> None:
         if User.objects.filter(username=ADMIN).exists():
             return
-        given = env.text("ADMIN_PASSWORD", "")
-        password = given or secrets.token_urlsafe(15)
+        configured = env.text("ADMIN_PASSWORD", "")
+        password = configured or secrets.token_urlsafe(15)
         User.objects.create_superuser(ADMIN, password=password)
-        if not given:
+        if not configured:
             self.stdout.write(f"Sign in as {ADMIN} with the password {password}  (shown this once)")
 
     def _demo(self, urls: Sequence[str]) -> None:
-        """A pool under ``round_robin``, so that an operator sees what a better policy changes."""
+        """One pool with ``round_robin``, so that the demo shows what a better policy changes."""
         pool = Pool.objects.filter(name=POOL).first() or create_pool(
             POOL, description="Where every model is served.", strategy="round_robin"
         )
@@ -89,11 +88,12 @@ class Command(BaseCommand):
         if not Pool.objects.exists() and not any(listed.values()):
             create_pool(POOL)
         for url in urls:
-            known = Replica.objects.filter(url=url).select_related("pool").first()
-            pool = known.pool if known else _pool_of(listed[url])
-            if (found := listed[url]) and _may_be_named(pool):
-                pool = update_pool(pool, **_settings(found))
-            if not known:
+            existing = Replica.objects.filter(url=url).select_related("pool").first()
+            models = listed[url]
+            pool = existing.pool if existing else _pool_for(models)
+            if models and _is_unnamed(pool):
+                pool = update_pool(pool, **_settings(models))
+            if not existing:
                 self._replica(pool, url)
             if not pool.models:
                 self.stdout.write(f"Replica {url} lists no models yet: pool {pool.name} takes any model name.")
@@ -101,48 +101,40 @@ class Command(BaseCommand):
     def _replica(self, pool: Pool, url: str) -> None:
         if Replica.objects.filter(url=url).exists():
             return
-        where = urlsplit(url)
-        address = f"{where.hostname}-{where.port or where.scheme}{where.path}"
-        taken = set(Replica.objects.values_list("name", flat=True))
-        add_replica(pool, name=_replica_name(address, taken), url=url)
+        parts = urlsplit(url)
+        address = f"{parts.hostname}-{parts.port or parts.scheme}{parts.path}"
+        add_replica(pool, name=_free_name(Replica, address, r"[^a-z0-9._-]+", "-._", 55, "replica"), url=url)
         self.stdout.write(f"Added replica {url}")
 
 
-def _pool_of(found: ListedModels | None) -> Pool:
-    """The pool that a new replica belongs to: one that serves a model of its, or the default one; else a new one."""
-    if found and (sharing := Pool.objects.filter(models__overlap=list(found.models)).first()):
+def _pool_for(models: ListedModels | None) -> Pool:
+    """The pool of a new replica: one that serves its models, else the default one, else a new one."""
+    if models and (sharing := Pool.objects.filter(models__overlap=list(models.models)).first()):
         return sharing
     default = Pool.objects.filter(name=POOL).first()
-    if default and (found is None or not default.models):
+    if default and (models is None or not default.models):
         return default
-    if found is None:
+    if models is None:
         return create_pool(POOL)
-    taken = set(Pool.objects.values_list("name", flat=True))
-    return create_pool(_pool_name(found.models[0], taken) if default else POOL, **_settings(found))
+    model = models.models[0].rpartition("/")[2]
+    name = _free_name(Pool, model, r"[^a-z0-9_-]+", "-_", 26, "pool") if default else POOL
+    return create_pool(name, **_settings(models))
 
 
-def _may_be_named(pool: Pool) -> bool:
-    """Whether the names of its models are not known yet and nobody decided about them."""
+def _is_unnamed(pool: Pool) -> bool:
+    """Whether the pool's models are unknown and nobody changed the pool."""
     return not pool.models and not Event.objects.filter(pool=pool, kind=EventKind.POOL_CHANGED).exists()
 
 
-def _settings(found: ListedModels) -> Any:
-    """The arguments that give a pool these names."""
-    return {"models": found.models, "adapters": msgspec.to_builtins(found.adapters)}
+def _settings(models: ListedModels) -> Any:
+    return {"models": models.models, "adapters": msgspec.to_builtins(models.adapters)}
 
 
-def _replica_name(text: str, taken: Collection[str]) -> str:
-    """``gpu-1-8000`` for ``gpu-1:8000``, with a number behind it where that is taken."""
-    base = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:55].strip("-._")
-    return _free_name(base or "replica", taken)
-
-
-def _pool_name(model: str, taken: Collection[str]) -> str:
-    """``qwen3-8b`` for ``Qwen/Qwen3-8B``, with a number behind it where that is taken."""
-    base = re.sub(r"[^a-z0-9_-]+", "-", model.rpartition("/")[2].lower()).strip("-_")[:26].strip("-_")
-    return _free_name(base or "pool", taken)
-
-
-def _free_name(base: str, taken: Collection[str]) -> str:
+def _free_name(
+    model: type[Pool | Replica], text: str, invalid: str, separators: str, max_length: int, default: str
+) -> str:
+    """An unused name from a text, such as ``gpu-1-8000`` or ``qwen3-8b``; with a number behind it where it is taken."""
+    base = re.sub(invalid, "-", text.lower()).strip(separators)[:max_length].strip(separators) or default
+    taken = set(model._default_manager.values_list("name", flat=True))  # noqa: SLF001 - Django's name
     names = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 3)))
     return next(name for name in names if name not in taken)

@@ -1,6 +1,4 @@
-"""``manage.py verify_audit``: whether the audit log is whole."""
-
-from __future__ import annotations
+"""``manage.py verify_audit``: verify the audit log's chain of digests."""
 
 from typing import Any
 
@@ -10,12 +8,9 @@ from controlplane.services.audit_log import BrokenChainError, verify_chain
 
 
 class Command(BaseCommand):
-    """Walk the chain from the first entry to the last."""
-
-    help = "Check that no entry of the audit log was altered, added or taken away; print the newest digest."
+    help = "Check that no entry of the audit log was altered, added or removed; print the newest digest."
 
     def handle(self, *_args: Any, **_options: Any) -> None:
-        """CommandError, and so a status of 1, where the chain is broken."""
         try:
             count, digest = verify_chain()
         except BrokenChainError as error:

@@ -11,7 +11,7 @@ from django.core.cache import cache
 from django.db import transaction
 from django.utils import timezone
 
-from controlplane.accounts.throttle import forget_failures, forget_wrong_codes, key_of
+from controlplane.accounts.sign_in_methods import clear_failures, clear_second_factor_failures, failure_key
 from controlplane.encryption import keyed_digest
 from controlplane.models import AuditEntry, EventKind, SignInLock
 from controlplane.services.audit_log import append_entry
@@ -58,10 +58,10 @@ def record_lockout(name: str, address: str) -> None:
 @transaction.atomic
 def unlock_sign_in(person: User, *, by: User | None = None) -> int:
     """Remove the user's locks at all addresses; their number."""
-    forget_wrong_codes(person.pk)
+    clear_second_factor_failures(person.pk)
     locks = list(SignInLock.objects.select_for_update().filter(user=person))
     for lock in locks:
-        forget_failures(person.username, lock.address)
+        clear_failures(person.username, lock.address)
         cache.delete(_lockout_key(person.username, lock.address))
         lock.delete()
     addresses = ", ".join(lock.address for lock in locks) or "any address"
@@ -76,4 +76,4 @@ def find_person(name: str) -> User | None:
 
 def _lockout_key(name: str, address: str) -> str:
     """Cache key of a recorded lockout."""
-    return f"sign-in-lock:{keyed_digest('sign-in lock', key_of(name, address))}"
+    return f"sign-in-lock:{keyed_digest('sign-in lock', failure_key(name, address))}"

@@ -17,7 +17,7 @@ from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Project, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.push.snapshot import api_key, names_of
-from controlplane.schema_fields import checked
+from controlplane.schema_fields import canonical_fields
 from controlplane.services.checks import check_name, lock_row, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.snapshots import freeze_snapshot
@@ -102,7 +102,7 @@ def _lock(key: ClientKey) -> ClientKey:
 
 def _checked(settings: KeySettings, current_expiry: datetime | None = None) -> dict[str, Any]:
     """Validated settings. The current expiry is accepted although it may be in the past."""
-    values = checked(schema_fields.CLIENT_KEY, {**settings, "tenant": settings.get("tenant") or None})
+    values = canonical_fields(schema_fields.CLIENT_KEY, {**settings, "tenant": settings.get("tenant") or None})
     values["tenant"] = values["tenant"] or ""
     if values["tenant"]:
         check_name(values["tenant"], SHORT_NAME, "$.tenant")

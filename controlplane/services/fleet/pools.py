@@ -12,7 +12,7 @@ from controlplane import schema_fields
 from controlplane.errors import InUseError, NameTakenError
 from controlplane.models import EventKind, FleetSettings, Pool, Project
 from controlplane.models.fleet import SHORT_NAME
-from controlplane.schema_fields import checked
+from controlplane.schema_fields import canonical_fields
 from controlplane.services.checks import change_fields, check_name, lock_row, name_conflict, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.fleet.served_models import name_conflicting_model
@@ -143,7 +143,7 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
     for name in _LISTS:
         if isinstance(given.get(name), Iterable) and not isinstance(given[name], str | dict):
             given[name] = list(given[name])
-    values = checked(schema_fields.POOL, given)
+    values = canonical_fields(schema_fields.POOL, given)
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):
@@ -169,7 +169,7 @@ def update_fleet_settings(*, by: User | None = None, **settings: Unpack[Settings
     """Change the fleet settings; InvalidError for limits that routers would reject."""
     row = FleetSettings.objects.select_for_update().get(pk=fleet_settings().pk)
     needed_key = row.needs_key
-    if change := change_fields(row, checked(schema_fields.FLEET, settings), _fleet_facts):
+    if change := change_fields(row, canonical_fields(schema_fields.FLEET, settings), _fleet_facts):
         summary = "The routers' limits were changed."
         if row.needs_key != needed_key:
             summary = "Requests now need a client key." if row.needs_key else "Requests no longer need a client key."

@@ -14,7 +14,7 @@ from controlplane.encryption import decrypt, encrypt
 from controlplane.errors import ConflictError, DecryptionError, InUseError, InvalidError
 from controlplane.models import DiscoveredReplica, EventKind, Pool, Replica, ReplicaState
 from controlplane.models.fleet import LONG_NAME
-from controlplane.schema_fields import canonical, checked
+from controlplane.schema_fields import canonical, canonical_fields
 from controlplane.services.checks import (
     address_of,
     check_destination,
@@ -190,7 +190,7 @@ def _set_fields(replica: Replica, settings: ReplicaSettings) -> None:
         check_labels(settings["labels"])
     if settings.get("adapters") is not None:
         settings["adapters"] = sorted(set(settings["adapters"] or ()))
-    for name, value in checked(schema_fields.REPLICA, settings).items():
+    for name, value in canonical_fields(schema_fields.REPLICA, settings).items():
         setattr(replica, name, value)
 
 

@@ -12,7 +12,7 @@ from controlplane import schema_fields
 from controlplane.errors import InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
-from controlplane.schema_fields import canonical, checked
+from controlplane.schema_fields import canonical, canonical_fields
 from controlplane.services.checks import check_name, lock_row, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.fleet.served_models import relative_error_paths
@@ -94,7 +94,7 @@ def _facts(group: TaskGroup) -> dict[str, Any]:
 
 def _checked(settings: GroupSettings) -> dict[str, Any]:
     """Validated settings in a canonical order."""
-    values = checked(schema_fields.GROUP, settings)
+    values = canonical_fields(schema_fields.GROUP, settings)
     if match := values.get("match"):
         sets = {field: sorted(set(members)) for field, members in match.items()}
         values["match"] = sets if any(sets.values()) else None

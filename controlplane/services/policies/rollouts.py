@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from controlplane.errors import OwnPublicationError, RolloutMoveError
+from controlplane.errors import RolloutMoveError, SelfApprovalError
 from controlplane.isolation import isolated_items
 from controlplane.models import (
     ConfigSnapshot,
@@ -114,10 +114,10 @@ def _start(rollout: Rollout, by: User | None) -> None:
 
 @transaction.atomic
 def approve_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
-    """Start a rollout that somebody else published; OwnPublicationError for the publisher."""
+    """Start a rollout that somebody else published; SelfApprovalError for the publisher."""
     rollout = lock_rollout(rollout_id)
     if rollout.started_by_id == by.pk:
-        raise OwnPublicationError("You published this revision; somebody else has to approve it.")
+        raise SelfApprovalError("You published this revision; somebody else has to approve it.")
     rollout.approved_by = by
     change_state(rollout, "approve", by=by, reason=reason)
     _start(rollout, by)

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET
 from controlplane.database.roles import can_alter_audit
 from controlplane.models import AuditEntry, EventKind
 from controlplane.models.audit import AUDIT_FIELDS
-from controlplane.request_origin import header_missing
+from controlplane.request_origin import forwarded_for_missing
 from controlplane.services.access.sign_ins import SIGN_IN_FAILED, SIGNED_IN
 from controlplane.services.audit_log import latest_audit_check
 from controlplane.web.tags import spreadsheet_safe
@@ -39,7 +39,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         "filtered": bool(request.GET),
         "check": latest_audit_check(),
         "is_open": can_alter_audit(),
-        "addresses_hidden": header_missing.given,
+        "addresses_hidden": forwarded_for_missing.is_set(),
     }
     return render(request, "controlplane/audit.html", context)
 

@@ -23,7 +23,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.access.actor import actor_of
-from controlplane.accounts.sign_in_methods import has_code
+from controlplane.accounts.sign_in_methods import has_totp
 from controlplane.errors import ControlPlaneError
 from controlplane.models import ApiToken, Project, Role, RoleAssignment, Scope
 from controlplane.services.access.people import (
@@ -165,7 +165,7 @@ def _page(request: HttpRequest, someone: User, form: PasswordForm, status: int =
         "roles": Role.choices,
         "form": form,
         "meanings": MEANINGS.items(),
-        "has_code": has_code(someone),
+        "has_totp": has_totp(someone),
         "sessions": list(sessions_of(someone)[:MAX_SHOWN]),
         "locks": someone.sign_in_locks.filter(until__gt=timezone.now()),
     }

@@ -14,8 +14,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 from requests import RequestException
 
-from controlplane.accounts.sign_in_methods import is_fresh, provider_name
-from controlplane.accounts.single_sign_on import refused
+from controlplane.accounts.sign_in_methods import is_recently_authenticated, provider_name
+from controlplane.accounts.single_sign_on import sign_in_rejected
 from controlplane.services.access.people import disconnect_single_sign_on
 from controlplane.web.base import errors_as_messages, signed_in
 
@@ -37,7 +37,9 @@ def begin(request: HttpRequest, provider_id: str) -> HttpResponse:
         answer = cast("HttpResponse", views.login(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
         log.warning("The identity provider cannot be asked: %s", error)
-        return refused(request, "The identity provider cannot be reached. Sign in with a password, or try again.", 502)
+        return sign_in_rejected(
+            request, "The identity provider cannot be reached. Sign in with a password, or try again.", 502
+        )
     if answer.status_code != 302:
         return answer
     return render(request, "account/leaving.html", {"url": answer["Location"], "name": provider_name()})
@@ -54,7 +56,7 @@ def come_back(request: HttpRequest, provider_id: str) -> HttpResponse:
         answer = cast("HttpResponse", views.callback(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
         log.warning("The identity provider's answer cannot be used: %s", error)
-        return refused(request, "The identity provider cannot be asked who you are. Try again.", 502)
+        return sign_in_rejected(request, "The identity provider cannot be asked who you are. Try again.", 502)
     return answer
 
 
@@ -77,7 +79,7 @@ def no_password(request: HttpRequest) -> HttpResponse:
 @require_POST
 def disconnect(request: HttpRequest) -> HttpResponse:
     """Untie one's account from the provider's."""
-    if not is_fresh(request):
+    if not is_recently_authenticated(request):
         messages.error(request, "Confirm that it is you first. Nothing was changed.")
         return redirect("account_reauthenticate")
     with errors_as_messages(request):

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from controlplane.access.actor import actor_of, visible
-from controlplane.access.rules import needed_role, opens
+from controlplane.access.rules import needed_role, permits
 from controlplane.api.filters import EventFilter
 from controlplane.models import Event, EventKind, Pool, RoutingPolicy
 from controlplane.web.tables import beyond, cursor_after
@@ -122,7 +122,7 @@ def _query(**params: str) -> str:
 
 def _opens(request: HttpRequest, route: str) -> bool:
     needed = needed_role(route, "GET")
-    return needed is not None and opens(actor_of(request), route, needed)
+    return needed is not None and permits(actor_of(request), route, needed)
 
 
 def _lines(events: QuerySet[Event]) -> Iterable[str]:

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool
-from controlplane.request_origin import client_address, is_hidden_by_proxy
+from controlplane.request_origin import client_address, lacks_forwarded_for
 from controlplane.web.base import errors_as_messages, signed_in
 from telemetry.models import MetricsServer
 from telemetry.services import metrics_servers
@@ -151,7 +151,7 @@ def _may_see(request: HttpRequest) -> bool:
     given = request.headers.get("Authorization", "")
     if expected and hmac.compare_digest(given.encode(errors="replace"), f"Bearer {expected}".encode()):
         return True
-    if is_hidden_by_proxy(request):
+    if lacks_forwarded_for(request):
         return False
     try:
         address = ipaddress.ip_address(client_address(request))

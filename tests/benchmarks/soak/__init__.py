@@ -56,7 +56,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--kills", int, 50, 500, "processes that are killed with requests in their hands (R6)"),
     ("--aborts", int, 20_000, 100_000, "clients that go away (R9)"),
     ("--broker-kills", int, 3, 20, "kills of the broker, which is away for 8 to 60 s each time (R12)"),
-    ("--broker-seconds", float, 60.0, 3600.0, "how long the broker is away (R13)"),
+    ("--broker-seconds", float, 60.0, 3600.0, "how long the broker is unavailable (R13)"),
     ("--restarts", int, 6, 50, "restarts and kills of PostgreSQL (R15)"),
     ("--deliveries", int, 200, 1000, "messages whose delivering process is killed (R16)"),
     ("--overload-seconds", float, 40.0, 240.0, "how long there is too much to do, the peak included (R10)"),

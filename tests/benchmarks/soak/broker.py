@@ -49,7 +49,9 @@ def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
         counted = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.received)} messages"
         verdict.holds("alerts", counted, fleet.transitions == fleet.received == fleet.expected)
         verdict.holds("worker and beat", "the same processes as before", stand.worker.family() == processes)
-        said, stacks = (len(stand.worker.log_lines(text, since=begun)) for text in ("the broker is away", "Traceback"))
+        said, stacks = (
+            len(stand.worker.log_lines(text, since=begun)) for text in ("the broker is unavailable", "Traceback")
+        )
         verdict.holds(
             "worker's log", f"{said} times that it is away, {stacks} stacks", (said, stacks) == (len(away_s), 0)
         )

@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from django.test import Client, RequestFactory
 
-from controlplane.request_origin import client_address, header_missing, is_hidden_by_proxy
+from controlplane.request_origin import client_address, forwarded_for_missing, lacks_forwarded_for
 from controlplane.stack.plan import StackSettings, control_plane
 from tests.controlplane.settings_files import PRODUCTION, read
 
@@ -18,9 +18,9 @@ HTTPS = {"X-Forwarded-Proto": "https"}
 def behind_proxy(settings):
     """A proxy is declared; nothing was seen of it yet."""
     settings.BEHIND_TLS_PROXY = True
-    header_missing.given = False
+    forwarded_for_missing.clear()
     yield
-    header_missing.given = False
+    forwarded_for_missing.clear()
 
 
 def request(headers):
@@ -68,7 +68,7 @@ def test_the_audit_page_says_so(behind_proxy, client, operator):
 
 def test_an_address_that_the_proxy_hides_opens_no_metrics(behind_proxy, db):
     client = Client(REMOTE_ADDR="127.0.0.1")
-    assert is_hidden_by_proxy(request(HTTPS))
+    assert lacks_forwarded_for(request(HTTPS))
     assert client.get("/metrics", headers=HTTPS).status_code == 403
     assert client.get("/metrics", headers=HTTPS | {"X-Forwarded-For": "203.0.113.9"}).status_code == 403
     assert client.get("/metrics", headers=HTTPS | {"X-Forwarded-For": "127.0.0.1"}).status_code == 200

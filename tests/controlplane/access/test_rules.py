@@ -8,7 +8,7 @@ from django.urls import get_resolver
 from django.urls.resolvers import URLResolver
 from rest_framework.test import APIClient
 
-from controlplane.access.rules import FLEET_WIDE, NAMED_BY, OPEN, RULES, needed_role
+from controlplane.access.rules import MODEL_OF_URL_PARAMETER, PUBLIC_ROUTES, RULES, is_fleet_wide, needed_role
 from controlplane.models import Project, Role
 
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -31,13 +31,13 @@ PAGES = {name for name, (address, _) in ALL.items() if not address.startswith("a
 
 
 def test_every_address_is_in_the_table_and_the_table_names_no_other():
-    named = set(ALL) - OPEN
+    named = set(ALL) - PUBLIC_ROUTES
     assert named - set(RULES) == set(), "these addresses are open to nobody: give them a rule"
     assert set(RULES) - named == set(), "these rules are for no address"
-    assert set(RULES) >= FLEET_WIDE
+    assert all(set(rule.confirm) <= set(rule.roles) for rule in RULES.values())
 
 
-@pytest.mark.parametrize("route", sorted(set(ALL) - OPEN))
+@pytest.mark.parametrize("route", sorted(set(ALL) - PUBLIC_ROUTES))
 def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route):
     view = ALL[route][1]
     actions = getattr(view, "actions", None)
@@ -46,15 +46,15 @@ def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route
     elif hasattr(view, "cls"):
         taken = {method.upper() for method in METHODS if hasattr(view.cls, method)}
     else:
-        taken = set(RULES[route])  # a page's decorator says it: asked below
-    assert set(RULES[route]) == taken
+        taken = set(RULES[route].roles)  # a page's decorator says it: asked below
+    assert set(RULES[route].roles) == taken
 
 
 def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions_and_make_links():
     changing = {
         (route, method)
-        for route, methods in RULES.items()
-        for method, role in methods.items()
+        for route, rule in RULES.items()
+        for method, role in rule.roles.items()
         if method != "GET" and role is Role.VIEWER
     }
     own = ("tokens", "token-revoke", "session-end", "sessions-end-others")
@@ -111,18 +111,18 @@ def filled(address, made):
 
 
 def names_an_object(address):
-    return any(name in NAMED_BY for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
+    return any(name in MODEL_OF_URL_PARAMETER for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
 
 
 def statuses(person, made, *, only_objects=False):
     """What a person gets of every page, by (route, method)."""
     client, found = Client(raise_request_exception=False), {}
     client.force_login(person)
-    for route in sorted(PAGES - OPEN):
+    for route in sorted(PAGES - PUBLIC_ROUTES):
         address = ALL[route][0]
         if only_objects and not names_an_object(address):
             continue
-        for method in RULES[route]:
+        for method in RULES[route].roles:
             answer = getattr(client, method.lower())(filled(address, made), {})
             found[route, method] = answer.status_code
     return found
@@ -136,7 +136,7 @@ def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_wi
         needed = needed_role(route, method)
         if any(name in address for name in ("channel_id", "person_id", "router_id", "server_id")):
             assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
-        elif route in FLEET_WIDE or not role.covers(needed):
+        elif is_fleet_wide(route) or not role.covers(needed):
             assert status == 403, f"{role}: {method} {route}"
         else:
             assert status not in {403, 500}, f"{role}: {method} {route}"
@@ -169,12 +169,12 @@ def test_a_role_in_all_projects_counts_in_each_and_for_what_belongs_to_none(role
 def test_no_form_of_another_site_changes_anything(here, person_with):
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(person_with(Role.ADMIN, everywhere=True))
-    taking = [route for route in sorted(PAGES - OPEN) if "POST" in RULES[route]]
+    taking = [route for route in sorted(PAGES - PUBLIC_ROUTES) if "POST" in RULES[route].roles]
     for route in taking:
         answer = strict.post(filled(ALL[route][0], here))
         assert (answer.status_code, "form brought you here" in answer.text) == (403, True), route
     assert len(taking) > 20
-    for route in sorted(route for route in OPEN & PAGES if route.startswith(("account_", "mfa_"))):
+    for route in sorted(route for route in PUBLIC_ROUTES & PAGES if route.startswith(("account_", "mfa_"))):
         assert strict.post(filled(ALL[route][0], here)).status_code == 403, route
     rest = APIClient(enforce_csrf_checks=True)
     rest.force_login(person_with(Role.ADMIN))

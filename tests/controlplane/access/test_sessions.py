@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.models import AuditEntry, PersonSession
 from controlplane.services.access.people import delete_ended_sessions, sessions_of, set_active, set_password
-from controlplane.tasks import tidy
+from controlplane.tasks import clean_up
 
 PASSWORD = "a long enough password"
 NOON = "2026-11-21T12:00Z"
@@ -140,7 +140,7 @@ def test_what_is_over_is_swept_away(here, person_with, time_machine):
     assert is_in(used)
     time_machine.move_to("2026-11-22T01:00Z", tick=False)
     assert [one.agent for one in sessions_of(olga)] == ["in use"]
-    tidy()
+    clean_up()
     assert Session.objects.count() == 1
     time_machine.move_to("2026-11-22T12:30Z", tick=False)
     delete_ended_sessions()

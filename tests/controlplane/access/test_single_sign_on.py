@@ -168,7 +168,7 @@ def test_somebody_without_a_password_cannot_set_one_that_outlives_the_provider(c
     assert "You have no password here" in answer.text
     settings.SOCIALACCOUNT_PROVIDERS = {}
     session = client.session
-    session["proved_at"] = 0
+    session["authenticated_at"] = 0
     session.save()
     assert client.get("/people/new/").status_code == 403, "and no loop, when the provider is gone"
 

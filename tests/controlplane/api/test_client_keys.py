@@ -29,7 +29,7 @@ def chat(pool):
 
 @pytest.fixture
 def asked_for(pool):
-    """Only clients with a key are let in."""
+    """Requests now need a client key."""
     update_fleet_settings(needs_key=True)
 
 

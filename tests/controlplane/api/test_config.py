@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from rest_framework.test import APIClient
 
-from controlplane.api.bundle_apply import _Walk
+from controlplane.api.bundle import _Application
 from controlplane.models import (
     ConfigSnapshot,
     DiscoveredReplica,
@@ -352,7 +352,7 @@ def test_a_plan_is_the_application_undone(api, exported):
 @pytest.mark.django_db(transaction=True)
 def test_a_change_that_came_in_between_is_not_run_over(api, exported, monkeypatch):
     """Another connection changes a replica after the bundle's version was compared."""
-    walked = _Walk.pool
+    walked = _Application.pool
 
     def late(self, *arguments):
         if not late.done:
@@ -367,7 +367,7 @@ def test_a_change_that_came_in_between_is_not_run_over(api, exported, monkeypatc
         connection.close()
 
     late.done = False
-    monkeypatch.setattr(_Walk, "pool", late)
+    monkeypatch.setattr(_Application, "pool", late)
     answer = put(api, of_default(description="mine", replicas=[{"name": "r1", "weight": 4}]))
     assert answer.status_code == 409
     assert [(one.name, one.weight) for one in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]

@@ -10,7 +10,7 @@ from django.urls import resolve
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from controlplane.api.exceptions import FINER, WORDS, no_such_endpoint
+from controlplane.api.exceptions import PROBLEM_TYPES, SPECIFIC_TYPES, no_such_endpoint
 from controlplane.models import Pool, Role
 from controlplane.services.access.people import set_role
 from controlplane.services.access.tokens import create_token
@@ -79,7 +79,7 @@ def test_over_plain_http_a_script_is_refused_and_not_sent_on(settings, operator,
     script = CarefulClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     refused = script.patch(f"{ROOT}pools/default", {"description": "x"})
-    assert (refused.status_code, "HTTPS alone" in refused.json()["detail"]) == (403, True)
+    assert (refused.status_code, "Use HTTPS" in refused.json()["detail"]) == (403, True)
     told = {"If-Match": "*"}
     assert script.patch(f"{ROOT}pools/default", {"description": "x"}, secure=True, headers=told).status_code == 200
     assert script.get("/fleet/")["Location"] == "https://testserver/fleet/"
@@ -133,7 +133,7 @@ def test_every_refusal_is_a_problem_document_with_the_requests_id(api, method, p
     assert (document["status"], document["request_id"], document["type"]) == (
         status,
         "abc-1",
-        f"urn:warmpath:problem:{WORDS[status]}",
+        f"urn:warmpath:problem:{PROBLEM_TYPES[status]}",
     )
     assert document["title"]
     assert document["detail"]
@@ -154,7 +154,7 @@ def test_headers_that_cannot_be_met_are_refused_by_a_problem_document_too(api, p
     answer = api.post(f"{ROOT}pools", **options)
     document = json.loads(answer.content)
     assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
-    assert (document["status"], document["type"]) == (status, f"urn:warmpath:problem:{WORDS[status]}")
+    assert (document["status"], document["type"]) == (status, f"urn:warmpath:problem:{PROBLEM_TYPES[status]}")
     assert document["request_id"]
 
 
@@ -167,7 +167,7 @@ def test_a_field_that_nobody_knows_is_named(api, pool):
 
 def test_every_status_that_a_problem_may_have_is_in_the_readme():
     readme = (Path(__file__).resolve().parents[3] / "controlplane/api/README.md").read_text()
-    for word in (*WORDS.values(), *FINER.values()):
+    for word in (*PROBLEM_TYPES.values(), *SPECIFIC_TYPES.values()):
         assert f"`{word}`" in readme
 
 
@@ -177,7 +177,7 @@ def test_what_goes_wrong_here_is_a_problem_document_that_tells_nothing_more(api,
     def fail(*_args, **_options):
         raise fault
 
-    monkeypatch.setattr("controlplane.services.fleet.pools.update_pool", fail)
+    monkeypatch.setattr("controlplane.api.viewsets.fleet.PoolViewSet.update_row", staticmethod(fail))
     answer = api.patch(f"{ROOT}pools/default", {"description": "x"})
     assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json")
     assert b"secret" not in answer.content
@@ -250,7 +250,7 @@ def test_not_ready_without_a_database(client, monkeypatch):
     def fail(*_args):
         raise OperationalError
 
-    monkeypatch.setattr("controlplane.health.MigrationExecutor", fail)
+    monkeypatch.setattr("controlplane.urls.MigrationExecutor", fail)
     assert client.get("/readyz").status_code == 503
 
 

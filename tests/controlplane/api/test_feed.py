@@ -159,8 +159,8 @@ def test_one_who_waits_sees_their_projects_alone(django_user_model, pool):
 
 
 def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
-    monkeypatch.setattr(event_stream, "_seats", threading.BoundedSemaphore(1))
-    event_stream.take_seat()
+    monkeypatch.setattr(event_stream, "_slots", threading.BoundedSemaphore(1))
+    event_stream.acquire_slot()
     for path in (f"{EVENTS}?after={newest()}&wait=30", f"{EVENTS}/stream"):
         full = script.get(path)
         assert (full.status_code, full["Retry-After"]) == (503, "5")
@@ -289,7 +289,7 @@ def test_a_stream_is_narrowed_as_the_list_is(site, token, pool):
 
 
 def test_who_goes_away_leaves_their_seat(asgi_server, token, pool):
-    for _ in range(event_stream.SEATS + 8):
+    for _ in range(event_stream.MAX_WAITERS + 8):
         with stream(asgi_server, token[1]) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from click.testing import CliRunner
 
-from controlplane.cli.app import main
+from controlplane.cli.__main__ import main
 from controlplane.services.access.tokens import create_token
 
 

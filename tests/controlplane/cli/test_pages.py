@@ -40,9 +40,9 @@ def listing(following=""):
 
 def test_a_token_goes_to_no_site_that_an_answer_names():
     with listing() as (elsewhere, stolen), listing(elsewhere) as (own, asked):
-        rest = Rest(Site(own, "wp_secret"), patience_s=5)
+        rest = Rest(Site(own, "wp_secret"), retry_for_s=5)
         try:
-            rows = rest.every("events")
+            rows = rest.rows("events")
         finally:
             rest.close()
     assert stolen == []

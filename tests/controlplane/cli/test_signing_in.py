@@ -21,17 +21,17 @@ def test_a_token_is_tried_then_kept_for_its_owner_alone_and_forgotten(unsigned, 
     assert unsigned("get", "pools").status == 2
     done = unsigned("login", live_server.url, "--token-stdin", typed=f"{token}\n")
     assert (done.status, token in done.out + done.err) == (0, False)
-    assert stat.S_IMODE(rest.place().stat().st_mode) == 0o600
+    assert stat.S_IMODE(rest.credentials_path().stat().st_mode) == 0o600
     assert unsigned("get", "pools").status == 0
     assert unsigned("logout").status == 0
-    assert not rest.place().exists()
+    assert not rest.credentials_path().exists()
     assert unsigned("get", "pools").status == 2
 
 
 def test_a_wrong_token_is_not_kept(unsigned, live_server):
     done = unsigned("login", live_server.url, "--token-stdin", typed="wp_0000000000000000.nonsense\n")
     assert done.status == 1
-    assert not rest.place().exists()
+    assert not rest.credentials_path().exists()
 
 
 def test_a_kept_token_is_sent_to_its_own_site_alone(unsigned, live_server, token):
@@ -47,10 +47,9 @@ def test_what_is_no_site_is_not_talked_to(unsigned, url):
 
 
 def test_a_site_that_is_away_is_said_to_be_without_the_token(warmpath, monkeypatch, unused_tcp_port, token):
-    monkeypatch.setattr(rest, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(rest.Rest.__init__, "__kwdefaults__", {"patience_s": 0.0})
+    monkeypatch.setattr(rest, "RETRY_FOR_S", 0.0)
     done = warmpath("--url", f"http://127.0.0.1:{unused_tcp_port}", "get", "pools")
-    assert (done.status, "does not answer" in done.err, token in done.err) == (1, True, False)
+    assert (done.status, "does not respond" in done.err, token in done.err) == (1, True, False)
 
 
 def test_a_refusal_says_what_was_refused_and_under_which_request(warmpath, pool):

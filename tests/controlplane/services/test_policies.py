@@ -3,7 +3,7 @@
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from controlplane.errors import ConflictError, FrozenError, GoneError, InvalidError, NotADraftError, StaleDraftError
+from controlplane.errors import ConflictError, GoneError, ImmutableError, InvalidError, NotADraftError, StaleDraftError
 from controlplane.models import ConfigSnapshot, Event, PolicyRevision, RevisionState, Rollout, RolloutState
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
@@ -145,7 +145,7 @@ def test_a_task_group_has_its_own_policy_from_publication_to_removal(pool, polic
 def test_a_published_revision_never_changes(policy):
     live = policy.live()
     live.settings = PREFIX_HASH
-    with pytest.raises(FrozenError):
+    with pytest.raises(ImmutableError):
         live.save()
     with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():
         PolicyRevision.objects.filter(pk=live.pk).update(settings=PREFIX_HASH)
@@ -157,7 +157,7 @@ def test_a_published_revision_never_changes(policy):
 
 def test_a_snapshot_never_changes(pool):
     newest = ConfigSnapshot.objects.first()
-    with pytest.raises(FrozenError):
+    with pytest.raises(ImmutableError):
         newest.save()
     for change in (lambda: ConfigSnapshot.objects.update(number=9), lambda: ConfigSnapshot.objects.all().delete()):
         with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():

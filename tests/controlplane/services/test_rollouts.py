@@ -3,7 +3,7 @@
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from controlplane.errors import InvalidError, OwnPublicationError, RolloutMoveError
+from controlplane.errors import InvalidError, RolloutMoveError, SelfApprovalError
 from controlplane.models import AuditEntry, Event
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
@@ -409,7 +409,7 @@ def test_a_rollout_that_needs_approval_starts_when_somebody_else_approves(
     rollout = publish_stages(policy, by=operator)
     advance_rollouts()
     assert (state(rollout), newest().sha256) == ((AWAITING, 0), before)
-    with pytest.raises(OwnPublicationError):
+    with pytest.raises(SelfApprovalError):
         approve_rollout(rollout.pk, by=operator)
     for action in (pause_rollout, resume_rollout, promote_rollout):
         with pytest.raises(RolloutMoveError):

@@ -36,7 +36,7 @@ def logged_once(stand: Stand) -> Iterator[None]:
     start = len(stand.worker.lines)
     yield
     soon(lambda: stand.worker.log_lines("the database is back", since=start), 10, "the worker's log line")
-    assert len(stand.worker.log_lines("the database is away", since=start)) == 1
+    assert len(stand.worker.log_lines("the database is unavailable", since=start)) == 1
     assert stand.worker.log_lines("Traceback|Error:", since=start) == []
 
 
@@ -84,7 +84,7 @@ def test_requests_time_out_while_the_database_is_frozen(stand, rest, browser):
             assert rest.get("pools").status_code == 503
             assert browser.get("/policies/").status_code == 503
             assert is_within(time.monotonic() - started, 2 * (GIVES_UP_S + 3))
-            soon(lambda: stand.worker.log_lines("the database is away"), 2 * GIVES_UP_S, "the worker to give up")
+            soon(lambda: stand.worker.log_lines("the database is unavailable"), 2 * GIVES_UP_S, "the worker to give up")
         finally:
             stand.postgres.thaw()
         until_api_recovers(rest)
