@@ -22,15 +22,15 @@ class HeldRequests:
     """Holds every request until ``answer_next``; ``names`` has their order."""
 
     names: list[str] = field(default_factory=list)
-    held: list[Call] = field(default_factory=list)
+    waiting_calls: list[Call] = field(default_factory=list)
 
     async def __call__(self, call: Call) -> None:
         self.names.append(json.loads(call.body)["user"])
-        self.held.append(call)
+        self.waiting_calls.append(call)
         await call.gone.wait()
 
     async def answer_next(self) -> None:
-        call = self.held.pop(0)
+        call = self.waiting_calls.pop(0)
         await call.send(plain_answer(b"{}"))
         call.gone.set()
 
@@ -57,9 +57,9 @@ async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(rep
         for count in (1, 2):
             requests.append(ask(harness, str(1 + count)))
             await waiting(harness, count)
-        refused = await harness.chat()
-        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert refused.error["type"] == "rate_limit_error"
+        rejected = await harness.chat()
+        assert (rejected.status, rejected.headers["retry-after"]) == (429, "1")
+        assert rejected.error["type"] == "rate_limit_error"
         _, text = await harness.admin("GET", "/metrics")
         assert 'queue_running{pool="chat",group=""} 2' in text
         assert 'queue_waiting{pool="chat",group=""} 2' in text

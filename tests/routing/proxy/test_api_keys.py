@@ -216,30 +216,30 @@ async def test_a_key_selects_and_limits_the_task_group(
 async def test_requests_over_the_rate_get_429_with_rate_limit_headers(clock: list[float], replica: FakeReplica) -> None:
     async with routed(with_keys([replica], api_key(requests_per_s=0.5, burst=2), api_key("second", OTHER))) as harness:
         statuses = [(await ask(harness)).status for _ in range(3)]
-        refused = await ask(harness)
+        rejected = await ask(harness)
         other_response = await ask(harness, headers=[bearer(OTHER)])
         clock[0] += 2.0
         later = [(await ask(harness)).status for _ in range(2)]
     assert (statuses, other_response.status, later) == ([200, 200, 429], 200, [200, 429])
-    assert refused.headers["retry-after"] == "2"
-    assert refused.headers["x-ratelimit-limit-requests"] == "2"
-    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-    assert refused.headers["x-ratelimit-reset-requests"] == "4.000s"
-    assert refused.error["type"] == "rate_limit_error"
+    assert rejected.headers["retry-after"] == "2"
+    assert rejected.headers["x-ratelimit-limit-requests"] == "2"
+    assert rejected.headers["x-ratelimit-remaining-requests"] == "0"
+    assert rejected.headers["x-ratelimit-reset-requests"] == "4.000s"
+    assert rejected.error["type"] == "rate_limit_error"
 
 
 async def test_tokens_are_counted_as_reported(clock: list[float], replica: FakeReplica) -> None:
     replica.script = answering(b'{"usage":{"prompt_tokens":50,"completion_tokens":100}}')
     async with routed(with_keys([replica], api_key(tokens_per_min=120))) as harness:
         statuses = [(await ask(harness)).status for _ in range(2)]
-        refused = await ask(harness)
+        rejected = await ask(harness)
         clock[0] += 15.4  # 30 tokens overdrawn, 2 a second
         early = (await ask(harness)).status
         clock[0] += 0.2
         later = (await ask(harness)).status
-    assert (statuses, refused.status, early, later) == ([200, 429], 429, 429, 200)
-    assert refused.headers["retry-after"] == "16"
-    assert refused.headers["x-ratelimit-limit-tokens"] == "120"
+    assert (statuses, rejected.status, early, later) == ([200, 429], 429, 429, 200)
+    assert rejected.headers["retry-after"] == "16"
+    assert rejected.headers["x-ratelimit-limit-tokens"] == "120"
 
 
 async def test_a_prompt_is_counted_when_it_is_sent(clock: list[float], replica: FakeReplica) -> None:

@@ -41,7 +41,7 @@ async def test_every_figure_has_the_revision_that_placed_the_request(two: list[F
 
     assert min(by_revision.values()) > 0
     assert [str(decision["revision"]) for decision in listed["decisions"]] == reported
-    arms = {(one["revision"], one["arm"], one["strategy"]) for one in listed["decisions"]}
+    arms = {(it["revision"], it["arm"], it["strategy"]) for it in listed["decisions"]}
     assert arms == {(1, "in_force", "prefix_hash"), (2, "trial", "least_load")}
     for name in ("requests_total", "usage_reported_total"):
         counted = dict.fromkeys(by_revision, 0.0)
@@ -92,8 +92,8 @@ async def test_a_retry_stays_with_its_revision(two: list[FakeReplica]) -> None:
         _, listed = await harness.admin("GET", "/admin/decisions")
 
     assert {response.status for response in responses} == {200}
-    assert {(one["revision"], one["arm"]) for one in listed["decisions"]} == {(2, "trial")}
-    assert any(one["retries"] for one in listed["decisions"])
+    assert {(it["revision"], it["arm"]) for it in listed["decisions"]} == {(2, "trial")}
+    assert any(it["retries"] for it in listed["decisions"])
 
 
 async def test_without_a_canary_there_is_no_trace_of_one(two: list[FakeReplica]) -> None:
@@ -121,9 +121,9 @@ async def test_the_histogram_stays_for_a_grace_period_after_the_canary(
         responses = await ask_all(harness)
         counted = {labels["revision"]: value for labels, value in (await series(harness))[f"{HISTOGRAM}_count"]}
         monkeypatch.setattr(metrics, "GRACE_S", -1.0)
-        gone = await series(harness)
+        after_grace = await series(harness)
 
     assert "x-warmpath-revision" not in responses[0].headers
     assert sum(counted.values()) == PROMPTS  # nothing was added after the end of the canary
-    assert not [name for name in gone if name.startswith(HISTOGRAM)]
-    assert {labels["revision"] for labels, _ in gone["warmpath_router_requests_total"]} == {CANARY}
+    assert not [name for name in after_grace if name.startswith(HISTOGRAM)]
+    assert {labels["revision"] for labels, _ in after_grace["warmpath_router_requests_total"]} == {CANARY}

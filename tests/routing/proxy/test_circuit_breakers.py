@@ -253,9 +253,11 @@ async def test_an_aborted_response_that_is_relayed_counts_against_the_replica(
 
 
 async def test_text_that_mentions_abort_is_a_valid_response(two: list[FakeReplica]) -> None:
-    said = json.dumps({"choices": [{"message": {"content": '"finish_reason":"abort"'}, "finish_reason": "stop"}]})
-    two[0].script = two[1].script = answering(said.encode())
+    response_body = json.dumps(
+        {"choices": [{"message": {"content": '"finish_reason":"abort"'}, "finish_reason": "stop"}]}
+    )
+    two[0].script = two[1].script = answering(response_body.encode())
     async with routed(config(two)) as harness:
-        assert (await harness.chat()).body == said.encode()
+        assert (await harness.chat()).body == response_body.encode()
         assert len(two[0].calls) + len(two[1].calls) == 1
         assert harness.router.balancer.breakers.not_closed == {}

@@ -88,7 +88,7 @@ async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: li
     body = json.loads(good)["config"]
     twice = {**body, "pools": body["pools"] * 2}
     unknown = {**body, "colour": "blue"}
-    refused = {
+    invalid = {
         b"": "$",
         b"{": "$",
         b"[]": "$",
@@ -102,7 +102,7 @@ async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: li
         b"[" * 100_000: "$",
     }
     async with routed(config(two[:1]), revision=3) as harness:
-        for document, path in refused.items():
+        for document, path in invalid.items():
             status, nack = await harness.admin("PUT", "/admin/config", data=document)
             assert (status, nack["status"], nack["path"], nack["running_revision"]) == (422, "nack", path, 3), document
             assert nack["reason"]

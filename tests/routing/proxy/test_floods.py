@@ -35,9 +35,9 @@ class Process:
 
     def memory_bytes(self, field: str) -> int:
         """``VmRSS``: current, or ``VmHWM``: the peak since ``forget_peak``."""
-        found = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
-        assert found
-        return int(found[1]) * 1024
+        parsed = re.search(rf"{field}:\s+(\d+) kB", (self._proc / "status").read_text())
+        assert parsed
+        return int(parsed[1]) * 1024
 
     def forget_peak(self) -> None:
         (self._proc / "clear_refs").write_text("5")
@@ -59,7 +59,9 @@ async def started(replica: FakeReplica, folder: Path, limits: Limits) -> AsyncIt
 
 def _port(popen: subprocess.Popen[str]) -> int:
     assert popen.stderr
-    return next(int(found[1]) for line in popen.stderr if (found := re.search(r"ready: http://127.0.0.1:(\d+)", line)))
+    return next(
+        int(parsed[1]) for line in popen.stderr if (parsed := re.search(r"ready: http://127.0.0.1:(\d+)", line))
+    )
 
 
 async def pour_on(client: RawClient, piece: bytes, size: int) -> None:
@@ -203,12 +205,12 @@ async def test_bodies_that_never_end_are_bounded_together(replica: FakeReplica, 
             writer.write(START + b"Content-Length: 8388608\r\n\r\n")
             writer.write(b"x" * (8_388_608 - 1))
         waiting = {asyncio.create_task(reader.readline()) for reader, _ in connections}
-        refused: set[asyncio.Task[bytes]] = set()
+        rejected: set[asyncio.Task[bytes]] = set()
         async with asyncio.timeout(20):
-            while len(refused) < 20 - limits.max_unfinished_body_bytes // limits.max_body_bytes:
+            while len(rejected) < 20 - limits.max_unfinished_body_bytes // limits.max_body_bytes:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                refused |= done
-        assert {task.result() for task in refused} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
+                rejected |= done
+        assert {task.result() for task in rejected} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
         assert router.memory_bytes("VmHWM") - before <= limits.max_unfinished_body_bytes + 64 * MIB
         async with connect(router.port) as other_client:  # a body in one read does not count
             await other_client.send(post(CHAT))

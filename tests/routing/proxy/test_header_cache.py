@@ -44,7 +44,7 @@ def match_all_ways(data: bytes) -> list[tuple[object, bytes]]:
     heads = cache_with()
     latest, _, _ = heads.find(message(b"5", b"hello")) or pytest.fail("it is known")
     ways = (heads.find(data), heads.find(data, latest))
-    return [(known.head, body) for known, body, _ in filter(None, ways)]
+    return [(cached.head, body) for cached, body, _ in filter(None, ways)]
 
 
 @given(st.binary(max_size=300))

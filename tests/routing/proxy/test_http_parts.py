@@ -67,7 +67,7 @@ class Peer:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("address_a", "address_b", "same"),
     [
         ("192.0.2.1", "192.0.2.1", True),
         ("192.0.2.1", "192.0.2.2", False),
@@ -78,8 +78,8 @@ class Peer:
         ("fe80::1%eth0", "fe80::2%eth1", True),
     ],
 )
-def test_an_ipv4_address_and_an_ipv6_network_are_one_client(one: str, other: str, same: bool) -> None:
-    assert (address_of(Peer((one, 1000))) == address_of(Peer((other, 2000)))) is same
+def test_an_ipv4_address_and_an_ipv6_network_are_one_client(address_a: str, address_b: str, same: bool) -> None:
+    assert (address_of(Peer((address_a, 1000))) == address_of(Peer((address_b, 2000)))) is same
 
 
 @pytest.mark.parametrize("peername", [None, "", "/run/socket", ()])
@@ -151,9 +151,9 @@ async def test_disarmed_holders_are_removed() -> None:
 
 async def test_a_deadline_may_disarm_another() -> None:
     wheel, first, second = Deadlines(asyncio.get_running_loop()), Waiter(), Waiter()
-    for waiter, other in ((first, second), (second, first)):
+    for waiter, address_b in ((first, second), (second, first)):
         wheel.arm(waiter, 0.01)
-        waiter.on_deadline = lambda waiter=waiter, other=other: (wheel.disarm(other), waiter.passed.set())
+        waiter.on_deadline = lambda waiter=waiter, address_b=address_b: (wheel.disarm(address_b), waiter.passed.set())
     await asyncio.sleep(4 * TICK_S)
     assert first.passed.is_set() != second.passed.is_set()
     wheel.close()
@@ -191,12 +191,12 @@ def test_any_bytes_in_any_cuts_can_be_searched(reads: list[bytes]) -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary(max_size=300).filter(lambda text: b"usage" not in text), st.integers(0, 7))
 def test_usage_at_the_end_is_found_however_it_is_cut(before: bytes, cuts: int) -> None:
-    answer = (
+    stream = (
         before + sse({"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}}) + sse("[DONE]")
     )
     chance = random.Random(cuts)
-    at = sorted(chance.sample(range(1, len(answer)), cuts))
-    reads = [answer[a:b] for a, b in zip([0, *at], [*at, len(answer)], strict=True)]
+    at = sorted(chance.sample(range(1, len(stream)), cuts))
+    reads = [stream[a:b] for a, b in zip([0, *at], [*at, len(stream)], strict=True)]
 
     usage = remaining(reads).usage()
     assert usage is not None

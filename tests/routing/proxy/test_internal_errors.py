@@ -36,9 +36,9 @@ async def test_an_error_while_placing_gets_500(
 
 
 async def test_an_error_in_a_pipelined_request_gets_500(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Placement.decide
+    real_decide = Placement.decide
     calls = iter(range(9))
-    monkeypatch.setattr(Placement, "decide", lambda *args: place(*args) if next(calls) == 0 else _fails())
+    monkeypatch.setattr(Placement, "decide", lambda *args: real_decide(*args) if next(calls) == 0 else _fails())
     async with routed(config([replica])) as harness, harness.connect() as client:
         await client.send(post(CHAT) + post(CHAT) + post(CHAT))
         assert [(await client.read_response()).status for _ in range(2)] == [200, 500]

@@ -219,8 +219,8 @@ async def test_cancelled_bodies_are_dropped_and_the_queue_is_bounded(
         await harness.until(lambda: harness.router.services.in_flight == 0, "it to be given up")
         pending = [asyncio.ensure_future(harness.chat(large())) for _ in range(2)]
         await harness.until(lambda: harness.router.services.in_flight == 2, "both to wait")
-        refused = await harness.chat(large())
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        rejected = await harness.chat(large())
+        assert (rejected.status, rejected.headers["retry-after"]) == (503, "1")
         os.kill(process_of(harness).pid, signal.SIGCONT)
         assert [(await it).status for it in pending] == [200, 200]
         await harness.at_rest()

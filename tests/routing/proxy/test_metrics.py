@@ -59,8 +59,10 @@ async def test_every_metric_of_the_contract_is_exposed_and_parses(replica: FakeR
     series = {**labels_of_replica, "policy": "everyday", "revision": "1"}
     ok = {**series, "reason": "round_robin", "outcome": "ok"}
     assert (ok, 3) in scraped["warmpath_router_requests_total"]
-    refused = [labels for labels, _ in scraped["warmpath_router_requests_total"] if labels["outcome"] == "client_error"]
-    assert refused == [dict.fromkeys(ok, "") | {"outcome": "client_error"}]
+    rejected = [
+        labels for labels, _ in scraped["warmpath_router_requests_total"] if labels["outcome"] == "client_error"
+    ]
+    assert rejected == [dict.fromkeys(ok, "") | {"outcome": "client_error"}]
     compiled = str("TEST_COMPILED" in os.environ).lower()
     build = {"version": __version__, "compiled": compiled, "python": platform.python_version()}
     assert scraped["warmpath_router_info"] == [({"router": "tested", "boot": boot} | build, 1)]
@@ -221,7 +223,7 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
         harness.router.services.metrics.count_placed(placed, Outcome.OK)
         _, text = await harness.admin("GET", "/metrics")
         _, fine = await harness.admin("GET", "/metrics?buckets=fine")
-        status, refusal = await harness.admin("GET", "/metrics?buckets=some")
+        status, error = await harness.admin("GET", "/metrics?buckets=some")
 
     edges: dict[tuple[str, str], list[str]] = {}
     for name, bucket_samples in samples(text).items():
@@ -233,4 +235,4 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
     assert len(edges) > len(HISTOGRAMS)
     assert all(bucket_samples == LE for bucket_samples in edges.values())
     assert {labels["le"] for labels, _ in samples(fine)["warmpath_router_ttft_seconds_bucket"]} - set(LE)
-    assert (status, refusal["error"]) == (400, "buckets: expected fine, or no such parameter")
+    assert (status, error["error"]) == (400, "buckets: expected fine, or no such parameter")

@@ -16,11 +16,11 @@ from tests.routing.proxy.harness import CHAT, api_key, bearer, chat_body, config
 SQL = Adapter("sql", "tiny")
 
 
-def named(replicas: list[FakeReplica], *held: tuple[str, ...] | None, **fields: Any) -> RouterConfig:
-    """A pool of one model with aliases and an adapter; ``held``: the adapters of each replica."""
+def named(replicas: list[FakeReplica], *adapter_names: tuple[str, ...] | None, **fields: Any) -> RouterConfig:
+    """A pool of one model with aliases and an adapter; ``adapter_names``: the adapters of each replica."""
     snapshot = config(replicas, models=("tiny",), settings=PrefixHashSettings(), **fields)
     pool = replace(snapshot.pools[0], aliases=(Alias("gpt", "tiny"), Alias("text-to-sql", "sql")), adapters=(SQL,))
-    adapters_of = held or [("sql",)] * len(replicas)
+    adapters_of = adapter_names or [("sql",)] * len(replicas)
     members = tuple(replace(member, adapters=it) for member, it in zip(pool.replicas, adapters_of, strict=True))
     return replace(snapshot, pools=(replace(pool, replicas=members),))
 
@@ -103,7 +103,7 @@ async def test_without_a_replica_that_has_the_adapter_the_error_names_it(two: li
 # --- adapters that replicas tell of ------------------------------------------------------------------
 
 
-def telling(held: dict[str, list[str]]) -> Any:
+def telling(adapter_names: dict[str, list[str]]) -> Any:
     """Responds to ``/v1/models`` with the replica's current adapters."""
     default_script = answering()
 
@@ -112,7 +112,7 @@ def telling(held: dict[str, list[str]]) -> Any:
             if b"GET /v1/models " not in call.head:
                 await default_script(call)
                 return
-            body = json.dumps({"object": "list", "data": [{"id": it} for it in held[name]]}).encode()
+            body = json.dumps({"object": "list", "data": [{"id": it} for it in adapter_names[name]]}).encode()
             await call.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
         return response
@@ -123,20 +123,20 @@ def telling(held: dict[str, list[str]]) -> Any:
 async def test_replicas_report_their_adapters(
     two: list[FakeReplica],
 ) -> None:
-    held = {two[0].name: ["tiny"], two[1].name: ["tiny", "sql", "another"]}
-    script = telling(held)
-    for one in two:
-        one.script = script(one.name)
+    adapter_names = {two[0].name: ["tiny"], two[1].name: ["tiny", "sql", "another"]}
+    script = telling(adapter_names)
+    for it in two:
+        it.script = script(it.name)
     snapshot = named(two, None, None, health=HealthCheck(interval_s=0.01))
     async with routed(snapshot) as harness:
         health = harness.router.balancer.health
 
         def holders() -> list[bool]:
-            return [health.has_adapter(ReplicaId(one.name), "sql") for one in two]
+            return [health.has_adapter(ReplicaId(it.name), "sql") for it in two]
 
         await harness.until(lambda: holders() == [False, True], "both to tell")
         used = {(await harness.chat(chat_body("sql", str(number)))).replica for number in range(8)}
-        held[two[0].name], held[two[1].name] = held[two[1].name], held[two[0].name]
+        adapter_names[two[0].name], adapter_names[two[1].name] = adapter_names[two[1].name], adapter_names[two[0].name]
         await harness.until(lambda: holders() == [True, False], "both to tell anew")
         later = {(await harness.chat(chat_body("sql", str(number)))).replica for number in range(8)}
     assert (used, later) == ({two[1].name}, {two[0].name})

@@ -20,12 +20,12 @@ from tests.routing.proxy.harness import config as routed_config
 async def test_two_routers_send_the_same_prompt_to_the_same_replica() -> None:
     async with fake_replicas(5) as replicas:
         snapshot = config(replicas, settings=PrefixHashSettings())
-        async with routed(snapshot) as one, routed(snapshot) as other:
+        async with routed(snapshot) as router_a, routed(snapshot) as router_b:
             chosen = set()
             for number in range(40):
                 message = {"role": "system", "content": f"You are expert number {number}. " * 20}
                 body = json.dumps({"model": "tiny", "messages": [message]}).encode()
-                first, second = await one.chat(body), await other.chat(body)
+                first, second = await router_a.chat(body), await router_b.chat(body)
                 assert first.replica == second.replica
                 assert first.headers["x-warmpath-reason"] == "affinity"
                 chosen.add(first.replica)
@@ -157,7 +157,7 @@ def test_the_rate_of_descriptions_is_limited(groups: int, per_s: int, expected: 
         at, chosen = number / per_s, chance.choice(decided)
         checks += at >= sampler.due_at
         chosen.described += sampler.should_sample(chosen, at)  # type: ignore[arg-type]
-    described = [one.described for one in decided]
+    described = [router_a.described for router_a in decided]
 
     assert sum(described) <= expected * seconds + groups
     assert sum(described) >= 0.8 * expected * seconds

@@ -24,7 +24,7 @@ QUICK = HealthCheck(interval_s=0.05, failures=1)
 def restricted(configuration: RouterConfig, networks: ReplicaNetworks | None, host: str = "localhost") -> RouterConfig:
     """The same replicas with a host name and permitted networks."""
     (pool,) = configuration.pools
-    replicas = tuple(msgspec.structs.replace(one, url=one.url.replace("127.0.0.1", host)) for one in pool.replicas)
+    replicas = tuple(msgspec.structs.replace(it, url=it.url.replace("127.0.0.1", host)) for it in pool.replicas)
     pool = msgspec.structs.replace(pool, replicas=replicas)
     return msgspec.structs.replace(configuration, pools=(pool,), replica_networks=networks)
 

@@ -380,27 +380,27 @@ def test_retries_that_may_generate_twice_are_off_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "reason"),
+    ("setting", "path", "reason"),
     [
         (["connect", "timeouts"], "$.limits.retry_on[1]", "connect|reset|timeout|"),
         ([], "$.limits.retry_on", ">= 1"),
         ("connect", "$.limits.retry_on", "array"),
     ],
 )
-def test_an_invalid_retry_policy_is_rejected_with_its_path(given: object, path: str, reason: str) -> None:
+def test_an_invalid_retry_policy_is_rejected_with_its_path(setting: object, path: str, reason: str) -> None:
     document = json.loads(dump_snapshot(RouterConfig(hash_secret=SECRET, pools=()), 1).document)
-    document["config"]["limits"]["retry_on"] = given
+    document["config"]["limits"]["retry_on"] = setting
     del document["sha256"]
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as rejection:
         load_snapshot(json.dumps(document).encode())
-    assert refusal.value.path == path
-    assert reason in refusal.value.reason
+    assert rejection.value.path == path
+    assert reason in rejection.value.reason
 
 
 def test_default_retry_settings_are_not_written() -> None:
-    def limits(given: Limits) -> dict[str, object]:
-        document = dump_snapshot(RouterConfig(hash_secret=SECRET, pools=(), limits=given), 1).document
-        assert load_snapshot(document).config.limits == given
+    def limits(setting: Limits) -> dict[str, object]:
+        document = dump_snapshot(RouterConfig(hash_secret=SECRET, pools=(), limits=setting), 1).document
+        assert load_snapshot(document).config.limits == setting
         written: dict[str, object] = msgspec.json.decode(document)["config"]["limits"]
         return written
 

@@ -94,19 +94,19 @@ async def test_a_trickling_replica_is_ejected_within_five_seconds(
 ) -> None:
     """R8 in short, at the defaults: one event in 4 s, with normal first bytes."""
     engines_made = engines(four)
-    place = random.Random(7).randrange(4)
+    slow_index = random.Random(7).randrange(4)
     async with routed(config(four)) as harness:
         base, load, later = (Load(harness, rate=60) for _ in range(3))
         await base.run(1.0)
         await base.ended()
         async with going(load):
-            engines_made[place].between_s = 4.0
-            await is_out(harness, f"replica-{place}", FOUND_S)
+            engines_made[slow_index].between_s = 4.0
+            await is_out(harness, f"replica-{slow_index}", FOUND_S)
             assert causes(harness) == {"slow"}
         await later.run(1.0)
         await later.ended()
         assert p95(later.ttft_s) <= 1.2 * p95(base.ttft_s) + 0.2
-        engines_made[place].between_s = 0.02
+        engines_made[slow_index].between_s = 0.02
         await load.ended()
         await harness.at_rest()
 

@@ -68,19 +68,21 @@ class Engine:
 
     async def respond(self, call: Call) -> None:
         self.running += 1
-        gone = asyncio.ensure_future(call.wait_gone())
+        disconnected = asyncio.ensure_future(call.wait_gone())
         try:
             for _ in range(max(1, round(self.response_s / TICK_S))):
                 await asyncio.sleep(TICK_S)
-                await asyncio.wait([gone, asyncio.ensure_future(self.runs.wait())], return_when="FIRST_COMPLETED")
-                if gone.done():
+                await asyncio.wait(
+                    [disconnected, asyncio.ensure_future(self.runs.wait())], return_when="FIRST_COMPLETED"
+                )
+                if disconnected.done():
                     return
                 self.steps += 1
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+            disconnected.cancel()
+            await asyncio.gather(disconnected, return_exceptions=True)
             await call.send(plain_answer(WHOLE))
         finally:
-            gone.cancel()
+            disconnected.cancel()
             self.running -= 1
 
     async def respond_to_probe(self, call: Call) -> None:
@@ -265,7 +267,7 @@ async def test_late_counters_are_no_stall(two: list[FakeReplica]) -> None:
 async def test_a_probe_has_the_pools_model_and_the_replicas_key(two: list[FakeReplica]) -> None:
     first, _ = (Engine(replica) for replica in two)
     configuration = config(two, breaker=QUICK, health=PATIENT, models=("tiny", "other"))
-    keyed = tuple(msgspec.structs.replace(one, api_key="sk-own") for one in configuration.pools[0].replicas)
+    keyed = tuple(msgspec.structs.replace(it, api_key="sk-own") for it in configuration.pools[0].replicas)
     async with routed(with_pool(configuration, replicas=keyed)) as harness:
         first.hang()
         clients = Clients(harness)

@@ -35,8 +35,8 @@ DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text
 
 
 def records(harness: Harness) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
-    return found
+    page: list[dict[str, Any]] = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+    return page
 
 
 async def counts(harness: Harness, name: str) -> dict[str, float]:

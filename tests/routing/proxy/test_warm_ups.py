@@ -101,24 +101,24 @@ async def test_a_replica_that_was_down_is_warmed_up(three: list[FakeReplica]) ->
 async def test_a_replica_at_a_new_address_is_warmed_up(three: list[FakeReplica]) -> None:
     """As after a restart on another host, without a failed health check."""
     *rest, moving = three
-    async with fake_replicas(1) as (elsewhere,), routed(with_warm_up(three)) as harness:
-        elsewhere.name = moving.name
+    async with fake_replicas(1) as (moved,), routed(with_warm_up(three)) as harness:
+        moved.name = moving.name
         await send_traffic(harness)
         own = (await preferred_replicas(harness))[moving.name]
-        assert (await harness.push(with_warm_up([*rest, elsewhere]), 2))[0] == 200
+        assert (await harness.push(with_warm_up([*rest, moved]), 2))[0] == 200
         await wait_joined(harness, moving.name)
         share = (await replica_row(harness, moving.name))["share"]
 
-    assert sorted(system_prompts(sent_to_warm(elsewhere))) == sorted(prefix_text(number) for number in own)
+    assert sorted(system_prompts(sent_to_warm(moved))) == sorted(prefix_text(number) for number in own)
     assert share < 1.0
 
 
 async def test_a_replica_that_moves_during_its_warm_up_starts_again(three: list[FakeReplica]) -> None:
-    async with with_traffic(three) as (harness, new), fake_replicas(1) as (elsewhere,):
-        new.script, elsewhere.name = Call.wait_gone, new.name
+    async with with_traffic(three) as (harness, new), fake_replicas(1) as (moved,):
+        new.script, moved.name = Call.wait_gone, new.name
         await harness.push(with_warm_up(three, WarmUp(time_limit_s=600)), 2)
         await new.wait_calls(2)
-        await harness.push(with_warm_up([*three[:2], elsewhere]), 3)
+        await harness.push(with_warm_up([*three[:2], moved]), 3)
         await wait_joined(harness, new.name)
         assert (await endings(harness, new.name)) == {"withdrawn": 1, "complete": 1}
 
@@ -274,7 +274,7 @@ async def test_a_request_that_ends_the_warm_up_has_its_tenants_salt(
         assert (response.status, response.replica) == (200, "replica-2")
     (system_prompts,) = (json.loads(call.body) for call in three[2].calls if call not in sent_to_warm(three[2]))
     assert {system_prompts["cache_salt"]} == {
-        json.loads(call.body)["cache_salt"] for one in three[:2] for call in one.calls
+        json.loads(call.body)["cache_salt"] for it in three[:2] for call in it.calls
     }
 
 

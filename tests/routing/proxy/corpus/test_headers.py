@@ -66,8 +66,8 @@ async def test_headers_named_by_connection_are_not_forwarded(connection: bytes, 
 
 
 async def test_connection_cannot_remove_the_routers_headers(replica: FakeReplica) -> None:
-    ours = b"Connection: host, content-length, x-request-id, transfer-encoding"
-    assert await forwarded_names(replica, ours) == set()
+    connection_line = b"Connection: host, content-length, x-request-id, transfer-encoding"
+    assert await forwarded_names(replica, connection_line) == set()
     (call,) = replica.calls
     assert all(len(call.header(name)) == 1 for name in OURS)
 

@@ -77,11 +77,11 @@ async def test_damage_never_makes_two_requests_of_one(seed: int) -> None:
     for _ in range(ROUNDS):
         raw = damaged(chance.choice(SEEDS), chance) + FOLLOWER
         heard, _, _ = await outcome(router, raw)
-        taken = [(method, body) for method, _, _, body, _ in heard]
+        routed_requests = [(method, body) for method, _, _, body, _ in heard]
         for parse in (by_h11, by_aiohttp):
             read = [(method, body) for method, _, body in parse(raw)]
-            shared = min(len(read), len(taken))
-            assert read[:shared] == taken[:shared], (parse.__name__, raw)
+            shared = min(len(read), len(routed_requests))
+            assert read[:shared] == routed_requests[:shared], (parse.__name__, raw)
         cut = chance.randrange(1, len(raw))
         assert (await outcome(router, raw[:cut], raw[cut:]))[0] == heard, raw
     router.deadlines.close()
@@ -127,12 +127,12 @@ class RecordingHeads(RecordingRouter):
         return super().request(head, body, values)
 
     def open(self, client: ClientConnection, request: Request) -> LocalResponse:
-        answer = super().open(client, request)
+        response = super().open(client, request)
         head = request.head
-        given = "" if request.request_id.startswith(self.boot) else request.request_id
+        client_id = "" if request.request_id.startswith(self.boot) else request.request_id
         lines = head.lines_with(request.values, anonymous=True)
-        self.heard[-1] += (given, lines, head.authorization, head.session_id, head.task_group)
-        return answer
+        self.heard[-1] += (client_id, lines, head.authorization, head.session_id, head.task_group)
+        return response
 
 
 class EmptyCache(HeaderCache[RequestHead]):

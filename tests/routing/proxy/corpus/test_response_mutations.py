@@ -19,7 +19,7 @@ from tests.routing.proxy.corpus.responses import VECTORS, Fate
 
 pytestmark = pytest.mark.plain_python(reason="Their link is of a class of their own.")
 SHORT = [vector for vector in VECTORS if len(vector.raw) < 400]
-SEEDS = [vector.raw for vector in SHORT] + 3 * [one.raw for one in SHORT if one.fate in {Fate.KEPT, Fate.CLOSED}]
+SEEDS = [vector.raw for vector in SHORT] + 3 * [it.raw for it in SHORT if it.fate in {Fate.KEPT, Fate.CLOSED}]
 Read = tuple[int, bytes] | None  # status and body of a complete response
 
 
@@ -44,9 +44,9 @@ class RecordingListener:
     body: bytes = b""
     is_complete: bool = False
 
-    def on_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
         assert not self.is_complete
-        self.status, self.is_complete = answer.status, last
+        self.status, self.is_complete = head.status, last
         self.sink(data, 0)
         if not last:
             self.upstream.pipe_to(self.sink)
@@ -65,12 +65,12 @@ class ResponseReader:
         loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(loop)
         self.write_buffer = WriteBuffer(loop)
-        self.known: HeaderCache[ResponseHead] = HeaderCache(VARYING_RESPONSE_HEADERS)
+        self.cache: HeaderCache[ResponseHead] = HeaderCache(VARYING_RESPONSE_HEADERS)
 
     def read(self, *pieces: bytes) -> Read:
         pool: Any = Pool()
         wire: Any = Wire()
-        upstream = UpstreamConnection(pool, self.deadlines, self.write_buffer, self.known)
+        upstream = UpstreamConnection(pool, self.deadlines, self.write_buffer, self.cache)
         listener = RecordingListener(upstream)
         upstream.connection_made(wire)
         upstream.send(listener, b"", b"", first_byte_s=9, idle_s=9, bodyless=False)
