@@ -17,15 +17,15 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; each is imported only when asked for, so that a router needs nothing of the others."""
+    """Run one command. Each is imported only when it runs, so that a router does not need the others' modules."""
     name = argv[0] if argv else ""
     if name not in COMMANDS:
         lines = ["usage: python -m routing COMMAND [--help]", ""]
-        lines += [f"  {command:<8} {what}" for command, (_, what) in COMMANDS.items()]
+        lines += [f"  {command:<8} {text}" for command, (_, text) in COMMANDS.items()]
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
     if name == "serve":
-        process.block_signals()  # what serves them takes half a second to import
+        process.block_signals()  # importing what handles them takes half a second
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0
 

@@ -29,14 +29,14 @@ class LineFormatter(logging.Formatter):
 
 
 def event(logger: logging.Logger, name: str, *, level: int = logging.INFO, **facts: object) -> None:
-    """Log an event with its facts."""
+    """Log an event with its ``name=value`` facts; None values are omitted."""
     if logger.isEnabledFor(level):
         pairs = [f"{key}={_value(value)}" for key, value in facts.items() if value is not None]
         logger.log(level, "%s", " ".join([name, *pairs]))
 
 
 def defect(logger: logging.Logger, error: Exception, where: str) -> None:
-    """Log an error that only a mistake of ours explains: its kind and place, since its text may quote a prompt."""
+    """Log an internal error: its type and place only, because its text may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
     event(logger, "defect", level=logging.ERROR, where=where, error=type(error).__name__, at=at)

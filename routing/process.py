@@ -1,17 +1,15 @@
-"""Signals of a router, from its first moment to its last.
+"""Signals and memory of a serving process.
 
-Theory of operation. A signal that nobody handles ends a process where it stands. So those that a router heeds wait in
-the kernel from the first line of ``serve`` until there is an event loop to handle them, and are ignored once it has
-ended: none is lost while a router starts, and none kills one that is ending in good order. The handlers are ours and
-not the loop's, because a loop that closes gives its signals back to whoever ends processes.
+Theory of operation, signals. A signal without a handler ends a process at once. The signals of a router are therefore
+blocked from the first line of ``serve`` until there is an event loop to handle them, and ignored once the loop has
+ended: none is lost while a router starts, and none kills a router that is shutting down. The handlers are not the
+loop's own, because a loop that closes restores the default handlers, which end the process.
 
-Memory of a process that serves: freed without looking for cycles, and given back to the system.
-
-Theory of operation. Requests form no cycles worth looking for every 700 objects, so the cyclic collector is kept off
-their way. The tables of large dictionaries move now and then, some megabytes at a time. By default glibc takes such
-blocks from the heap once the first one was freed, and small objects settle in the holes that they leave: with ever new
-prompts a router grew by a third within some millions of them, and nothing had leaked. With a threshold of its own
-glibc maps each such block by itself, for ever.
+Theory of operation, memory. Requests leave no reference cycles worth a collection every 700 objects, so the cyclic
+collector runs rarely. Tables of large dictionaries are reallocated now and then, some megabytes at a time. By default
+glibc allocates such blocks from the heap once the first one was freed, and small objects fill the holes that they
+leave: with ever new prompts a router grew by a third within some millions of them without a leak. With a fixed
+threshold glibc always maps each such block separately.
 """
 
 from __future__ import annotations
@@ -28,38 +26,37 @@ if TYPE_CHECKING:
 
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
-_HEEDED = (*_STOP, signal.SIGHUP)
+_HANDLED = (*_STOP, signal.SIGHUP)
+LARGE_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def block_signals() -> None:
-    """Let signals wait until somebody heeds them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEEDED)
+    """Keep signals pending until ``signal_handlers``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
 
 
 @contextmanager
 def signal_handlers(
     loop: asyncio.AbstractEventLoop, *, stop: Callable[[], None], reload: Callable[[], None]
 ) -> Iterator[None]:
-    """Handle signals on the loop until the end of the block, those first that have waited.
+    """Handle signals on the loop until the end of the block, pending ones first.
 
-    Where they had to wait they are ignored afterwards, for the process ends then; else they are what they were.
+    Signals that were blocked before are ignored afterwards, because the process ends then; others get their previous
+    handlers.
     """
-    before = {number: _handle(number, loop, stop if number in _STOP else reload) for number in _HEEDED}
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEEDED)
+    previous = {number: _handle(number, loop, stop if number in _STOP else reload) for number in _HANDLED}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if number in held else handler)
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_IGN if number in blocked else handler)
 
 
 def _handle(number: signal.Signals, loop: asyncio.AbstractEventLoop, handler: Callable[[], None]) -> Any:
-    """What was done with it before."""
+    """Set a handler; returns the previous one."""
     return signal.signal(number, lambda *_: loop.call_soon_threadsafe(handler))
-
-
-LARGE_BYTES = 1 << 20
-_M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def tune_garbage_collector() -> None:
@@ -70,6 +67,6 @@ def tune_garbage_collector() -> None:
 
 
 def return_large_blocks() -> None:
-    """Give large blocks back when they are freed, from now on, where the C library can be told."""
+    """Return large blocks to the operating system when they are freed, if the C library supports it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

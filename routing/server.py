@@ -1,9 +1,9 @@
-"""A router from start to end: bind, serve, drain; in one process, or as the parent of several.
+"""A router from start to end: binds, serves and drains; in one process, or as the parent of several.
 
 It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
-data port to new connections and lets running answers finish, up to the configured limit; a second one ends it at once,
-as the first one does where it is not ready yet. SIGHUP replaces the workers, where there are any, one after the other;
-a single process reads its certificates anew.
+data port to new connections and waits for requests in flight, up to the configured limit; a second one ends it at once,
+as the first one does before it is ready. SIGHUP replaces the workers one after the other; a single process reads its
+certificates again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
@@ -37,66 +36,66 @@ logger = logging.getLogger(__name__)
 
 
 class DataSide(Protocol):
-    """Whatever serves the data port."""
+    """The processes that serve the data port."""
 
     port: int  # the real one, once open
 
     @property
     def view(self) -> View:
-        """What the admin port shows of it."""
+        """What the admin port shows of them."""
         ...
 
     async def start(self, document: bytes | None) -> None:
-        """Take the configuration that there is."""
+        """Load the configuration that there is."""
         ...
 
     async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
-        """Accept requests; OSError where the port is taken. ``reuse_port``: another router may have it too."""
+        """Accept requests; OSError if the port is taken. ``reuse_port``: another router may share it."""
         ...
 
     def reload(self) -> None:
-        """Begin to put new processes in the place of old ones, or read the certificate anew."""
+        """Start to replace worker processes, or read the certificate again."""
         ...
 
     async def drain(self) -> None:
-        """Accept nothing more, and let what runs finish."""
+        """Accept nothing more, and wait for the requests in flight."""
         ...
 
     async def close(self) -> None:
-        """End everything that is left."""
+        """End everything that remains."""
         ...
 
 
 class Server:
-    """A router with its two ports, and what it tells the control plane."""
+    """A router with its two ports and its announcements to the control plane."""
 
     def __init__(self, settings: ServeSettings, data: DataSide) -> None:
         self.settings = settings
         self.data = data
         self._admin = AdminPort(data.view)
         self._admin_tls = Tls(settings.admin_tls)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._announcing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take the configuration, and bind both ports; NackError, RetryLaterError or OSError where that fails."""
+        """Load the configuration and bind both ports; NackError, RetryLaterError or OSError if that fails."""
         settings = self.settings
-        await self.data.start(await asyncio.to_thread(_document, settings.config_file))
-        listening = self._admin_tls.server_context
-        await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token, listening)
+        document = await asyncio.to_thread(settings.config_file.read_bytes) if settings.config_file else None
+        await self.data.start(document)
+        tls = self._admin_tls.server_context
+        await self._admin.open(settings.admin_host, settings.admin_port, settings.admin_token, tls)
         await self.data.open(settings.host, settings.port, reuse_port=settings.reuse_port)
         if settings.control_plane_url:
-            self._tell(settings.control_plane_url)
+            self._start_announcing(settings.control_plane_url)
 
-    def _tell(self, control_plane_url: str) -> None:
-        """Begin to announce what runs and what happens here."""
+    def _start_announcing(self, control_plane_url: str) -> None:
         view, token = self.data.view, self.settings.admin_token
-        what = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
+        announcement = Announcement(control_plane_url, self.admin_url, self.data_url, __version__, token)
         spool = EventSpool(self.settings.state_dir, view.boot)
         loops = (
             run_until_cancelled(Background.EVENTS, StateObserver(view, spool, __version__).observe_forever),
-            run_until_cancelled(Background.ANNOUNCING, partial(announce_forever, view, what, spool)),
+            run_until_cancelled(Background.ANNOUNCING, partial(announce_forever, view, announcement, spool)),
         )
-        self._telling = set(map(asyncio.create_task, loops))
+        self._announcing = set(map(asyncio.create_task, loops))
 
     @property
     def data_port(self) -> int:
@@ -114,30 +113,26 @@ class Server:
         return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.server_context else "http")
 
     def reload(self) -> None:
-        """Begin to put new processes in the place of old ones, or read certificates anew; whichever there are."""
+        """Start to replace worker processes, or read certificates again."""
         settings = self.settings
         if settings.workers == 1 and not settings.tls.certificate and not settings.admin_tls.certificate:
             event(logger, "nothing_to_reload")
         self._admin_tls.reload()
         self.data.reload()
 
-    async def drain(self) -> None:
-        """Accept nothing more, and let what runs finish."""
-        await self.data.drain()
-
     async def close(self) -> None:
-        """End everything that is left."""
-        for task in self._telling:
+        """End everything that remains."""
+        for task in self._announcing:
             task.cancel()
-        if self._telling:
-            await asyncio.wait(self._telling)
+        if self._announcing:
+            await asyncio.wait(self._announcing)
         await self.data.close()
         await self._admin.close()
 
 
 @asynccontextmanager
 async def running(settings: ServeSettings) -> AsyncIterator[Server]:
-    """A server that has loaded what configuration it can and has opened its ports."""
+    """A server that has loaded the configuration that there is and has opened its ports."""
     server = Server(settings, _data_side(settings))
     try:
         await server.open()
@@ -150,50 +145,50 @@ def _data_side(settings: ServeSettings) -> DataSide:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
         return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
-    from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers need nothing of it
+    from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers do not need it
 
     return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
 
 
 async def serve(settings: ServeSettings) -> None:
-    """Run until a signal says otherwise."""
+    """Run until a signal stops the router."""
     server = Server(settings, _data_side(settings))
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
-    def stop_asked() -> None:
+    def on_stop() -> None:
         (stop_now if stop.is_set() else stop).set()
 
-    with signal_handlers(asyncio.get_running_loop(), stop=stop_asked, reload=server.reload):
+    with signal_handlers(asyncio.get_running_loop(), stop=on_stop, reload=server.reload):
         try:
-            if await _finished(server.open(), unless=stop):
+            if await _is_finished(server.open(), unless=stop):
                 return_large_blocks()
                 tune_garbage_collector()
                 event(logger, "serving", **api.build_info(__version__))
-                _say_ready(server)
+                _print_ready(server)
                 await stop.wait()
-                await _finished(server.drain(), unless=stop_now)
+                await _is_finished(server.data.drain(), unless=stop_now)
         finally:
             await server.close()
         event(logger, "stopped")
 
 
-async def _finished(work: Coroutine[Any, Any, None], *, unless: asyncio.Event) -> bool:
-    """Whether it came to its end before the event; if not, it is given up. Raises what went wrong."""
-    doing, waiting = asyncio.create_task(work), asyncio.create_task(unless.wait())
+async def _is_finished(work: Coroutine[Any, Any, None], *, unless: asyncio.Event) -> bool:
+    """Run ``work`` until it ends or the event is set, which cancels it; whether it ended. Raises its errors."""
+    task, waiting = asyncio.create_task(work), asyncio.create_task(unless.wait())
     try:
-        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        is_finished = doing.done()
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        is_finished = task.done()
     finally:
-        for task in (doing, waiting):
-            task.cancel()
-        await asyncio.wait({doing, waiting})
-    if not doing.cancelled():
-        doing.result()
+        for it in (task, waiting):
+            it.cancel()
+        await asyncio.wait({task, waiting})
+    if not task.cancelled():
+        task.result()
     return is_finished
 
 
 def main(argv: Sequence[str]) -> int:
-    """The ``serve`` command; 2 if it was asked for something that cannot be."""
+    """The ``serve`` command; 2 for wrong settings or a rejected configuration, 1 for other failures."""
     log_to_stderr()
     try:
         settings = read_settings(argv)
@@ -208,11 +203,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _document(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
-
-
-def _say_ready(server: Server) -> None:
+def _print_ready(server: Server) -> None:
     revision = server.data.view.store.revision
     state = "no configuration yet" if revision is None else f"revision {revision}"
     line = f"Router {server.settings.name} is ready: {server.data_url} (admin {server.admin_url}, {state})"
@@ -220,5 +211,5 @@ def _say_ready(server: Server) -> None:
     sys.stderr.flush()
 
 
-def _url(host: str, port: int, scheme: str = "http") -> str:
+def _url(host: str, port: int, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,6 +1,6 @@
-"""How a router process is started: command line over environment over defaults.
+"""Settings of ``python -m routing serve``: command line over environment over defaults.
 
-Every variable that names no file has a ``_FILE`` variant that does, for secrets that a platform mounts.
+Every variable that names no file has a ``_FILE`` variant that does, for secrets that a platform mounts as files.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _name = re.compile(NAME).fullmatch
 
 
 class SettingsError(ValueError):
-    """A setting that cannot be used; the message names it."""
+    """An invalid setting, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Everything ``python -m routing serve`` needs to know."""
+    """Settings of one router process."""
 
     name: str
     config_file: Path | None
@@ -48,66 +48,68 @@ class ServeSettings:
     admin_host: str
     admin_port: int
     state_dir: Path
-    admin_token: str | None  # None: the admin port is open, and must be on the loopback
+    admin_token: str | None  # None: the admin port needs no token, and must be on the loopback
     workers: int = 1  # processes that serve the data port
-    reuse_port: bool = False  # whether another router may have the data port as well
-    tls: TlsFiles = field(default_factory=TlsFiles)  # of the data port, and towards replicas
+    reuse_port: bool = False  # whether another router may share the data port
+    tls: TlsFiles = field(default_factory=TlsFiles)  # of the data port, and for connections to replicas
     admin_tls: TlsFiles = field(default_factory=TlsFiles)  # of the admin port
-    config_keys: tuple[str, ...] = ()  # public keys that pushed configurations are signed with; (): nobody looks
+    config_keys: tuple[str, ...] = ()  # public keys of signed configurations; (): signatures are not checked
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
-    """Read the settings; SettingsError, or SystemExit from argparse, where they make no sense."""
-    given = _parser(environ).parse_args(argv)
-    name = given.name or _default_name()
+    """Read the settings; SettingsError, or SystemExit from argparse, if they are invalid."""
+    arguments = _parser(environ).parse_args(argv)
+    name = arguments.name or _default_name()
     if not _name(name):
         raise SettingsError(
             f"--name {name!r}: expected lower-case letters, digits, dots, dashes and underscores, at most 63"
         )
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
-    _check_together(given, token)
+    _check(arguments, token)
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
-        config_file=given.config,
-        control_plane_url=given.control_plane,
-        host=given.host,
-        port=given.port,
-        admin_host=given.admin_host,
-        admin_port=given.admin_port,
-        state_dir=given.state_dir or data_dir / f"router-{name}",
+        config_file=arguments.config,
+        control_plane_url=arguments.control_plane,
+        host=arguments.host,
+        port=arguments.port,
+        admin_host=arguments.admin_host,
+        admin_port=arguments.admin_port,
+        state_dir=arguments.state_dir or data_dir / f"router-{name}",
         admin_token=token,
-        workers=given.workers,
-        reuse_port=given.reuse_port,
-        tls=TlsFiles(given.tls_cert, given.tls_key, given.upstream_ca),
-        admin_tls=TlsFiles(given.admin_tls_cert, given.admin_tls_key),
+        workers=arguments.workers,
+        reuse_port=arguments.reuse_port,
+        tls=TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.upstream_ca),
+        admin_tls=TlsFiles(arguments.admin_tls_cert, arguments.admin_tls_key),
         config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
     )
 
 
-def _check_together(given: argparse.Namespace, token: str | None) -> None:
-    """What each setting may be beside the others; SettingsError where that makes no sense."""
+def _check(arguments: argparse.Namespace, token: str | None) -> None:
+    """SettingsError for settings that are invalid or contradict each other."""
     if token is not None and not _token(token):
-        raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected letters, digits and signs of ASCII, without blanks")
-    if token is None and not is_loopback(given.admin_host):
+        raise SettingsError("WARMPATH_ROUTER_ADMIN_TOKEN: expected visible ASCII characters, without spaces")
+    if token is None and not is_loopback(arguments.admin_host):
         raise SettingsError(
-            f"the admin port would be open to others on {given.admin_host}: "
+            f"the admin port would be reachable without a token on {arguments.admin_host}: "
             "set WARMPATH_ROUTER_ADMIN_TOKEN, or bind it to 127.0.0.1"
         )
-    if given.workers > 1 and not hasattr(os, "memfd_create"):
+    if arguments.workers > 1 and not hasattr(os, "memfd_create"):
         raise SettingsError("--workers: more than one needs Linux")
-    if given.control_plane is not None:
-        _check_url(given.control_plane)
+    if arguments.control_plane is not None:
+        try:
+            check_base_url(arguments.control_plane, "--control-plane")
+        except ConfigError as error:
+            raise SettingsError(str(error)) from None
     for port, certificate, key in (
-        ("", given.tls_cert, given.tls_key),
-        ("admin-", given.admin_tls_cert, given.admin_tls_key),
+        ("", arguments.tls_cert, arguments.tls_key),
+        ("admin-", arguments.admin_tls_cert, arguments.admin_tls_key),
     ):
         if (certificate is None) != (key is None):
-            raise SettingsError(f"--{port}tls-cert and --{port}tls-key go together")
+            raise SettingsError(f"--{port}tls-cert and --{port}tls-key must be set together")
 
 
 def _config_keys(text: str) -> tuple[str, ...]:
-    """Public keys from a list with commas."""
     keys = tuple(word.strip() for word in text.split(",") if word.strip())
     if not all(map(_config_key, keys)):
         raise SettingsError(f"{CONFIG_KEYS}: expected public keys of 64 hex digits, separated by commas")
@@ -115,7 +117,7 @@ def _config_keys(text: str) -> tuple[str, ...]:
 
 
 def from_environment(environ: Mapping[str, str], name: str) -> str | None:
-    """A variable's value, or the contents of the file that its ``_FILE`` variant names; None if neither is set."""
+    """A variable's value, or the content of the file that its ``_FILE`` variant names; None if neither is set."""
     if value := environ.get(name):
         return value
     path = environ.get(f"{name}_FILE")
@@ -126,8 +128,8 @@ def from_environment(environ: Mapping[str, str], name: str) -> str | None:
     except OSError as error:
         raise SettingsError(f"{name}_FILE: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{name}_FILE: {path} is no text in UTF-8") from None
-    if not value:  # as where a secret has not arrived: nothing opens for it
+        raise SettingsError(f"{name}_FILE: {path} is not UTF-8 text") from None
+    if not value:  # a secret that is not mounted yet must not disable authentication
         raise SettingsError(f"{name}_FILE: {path} is empty")
     return value
 
@@ -138,29 +140,31 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="a configuration snapshot to start with")
     source.add_argument(
-        "--control-plane", metavar="URL", help="announce to this control plane, and serve what it pushes"
+        "--control-plane",
+        metavar="URL",
+        help="announce to this control plane, and run the configurations that it pushes",
     )
-    parser.add_argument("--name", help="this router's name; the host's name unless given")
+    parser.add_argument("--name", help="this router's name; the host's name unless arguments")
     parser.add_argument("--host", default=bind, help="address of the data port")
     parser.add_argument("--port", type=_port, default=_from(environ, "WARMPATH_ROUTER_PORT", _port, 8080))
     parser.add_argument("--admin-host", default=bind, help="address of the admin port")
     parser.add_argument("--admin-port", type=_port, default=_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081))
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where the last known good configuration is kept")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the last known good configuration")
     parser.add_argument(
         "--workers",
         type=_workers,
         default=_from(environ, "WARMPATH_ROUTER_WORKERS", _workers, 1),
         metavar="N",
-        help="processes that serve the data port; about one for each core",
+        help="processes that serve the data port; about one per core",
     )
     parser.add_argument(
         "--reuse-port",
         action="store_true",
         default=bool(_from(environ, "WARMPATH_ROUTER_REUSE_PORT", _switch, 0)),
-        help="let another router have the data port too, as one does that takes over",
+        help="share the data port with another router, for a takeover",
     )
-    for flag, variable, what in _PEM_FILES:
-        parser.add_argument(flag, default=environ.get(variable) or None, metavar="FILE", help=f"{what}; or {variable}")
+    for flag, variable, text in _PEM_FILES:
+        parser.add_argument(flag, default=environ.get(variable) or None, metavar="FILE", help=f"{text}; or {variable}")
     return parser
 
 
@@ -172,32 +176,21 @@ def _from(environ: Mapping[str, str], name: str, read: Callable[[str], int], def
         raise SettingsError(f"{name}: {error}") from None
 
 
-def _port(text: str) -> int:
-    return _whole(text, 0, 65_535, "a port number")
+def _whole_number(minimum: int, maximum: int, expected: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or not minimum <= int(text) <= maximum:
+            raise argparse.ArgumentTypeError(f"expected {expected}")
+        return int(text)
+
+    return read
 
 
-def _workers(text: str) -> int:
-    return _whole(text, 1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
-
-
-def _switch(text: str) -> int:
-    return _whole(text, 0, 1, "0 or 1")
-
-
-def _whole(text: str, least: int, most: int, what: str) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"expected {what}")
-    return int(text)
-
-
-def _check_url(url: str) -> None:
-    try:
-        check_base_url(url, "--control-plane")
-    except ConfigError as error:
-        raise SettingsError(str(error)) from None
+_port = _whole_number(0, 65_535, "a port number")
+_workers = _whole_number(1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
+_switch = _whole_number(0, 1, "0 or 1")
 
 
 def _default_name() -> str:
-    """The host's name, as far as a router may be called that."""
+    """The host's name with the characters that a router's name may have."""
     name = re.sub(r"[^a-z0-9.-]+", "-", socket.gethostname().lower()).strip(".-")[:63].rstrip(".-")
     return name or "router"

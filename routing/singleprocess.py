@@ -1,4 +1,4 @@
-"""A router in one process: its data port, from open to closed."""
+"""The data side of a router in one process: opens, drains and closes its data port."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class SingleProcess:
         self.view = RouterView(router, version)
         self.port = 0  # the real one, once open
         self._servers: list[asyncio.Server] = []
-        self._shared: list[socket.socket] = []  # copies of what is listened to beside other processes
+        self._shared: list[socket.socket] = []  # copies of the sockets of a port that other processes share
 
     async def start(self, document: bytes | None) -> None:
-        """Take the configuration that there is."""
+        """Activate the configuration that there is."""
         await self.router.store.start(document)
 
     async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
-        """Accept requests; OSError where the port is taken."""
+        """Accept requests; OSError if the port is taken."""
         if reuse_port:
             [self._shared] = await bind(host, port, count=1, reuse_port=True)
             for shared in self._shared:
@@ -41,12 +41,12 @@ class SingleProcess:
         self.port = self._servers[0].sockets[0].getsockname()[1]
 
     def reload(self) -> None:
-        """Read the certificate anew, if there is one: another process cannot take this one's place."""
+        """Read the certificate again, if there is one."""
         self.router.tls.reload()
 
     async def drain(self) -> None:
-        """Accept nothing more, and let what runs finish."""
-        self.router.begin_draining()  # not ready from now on, though newcomers are still taken for a moment
+        """Accept nothing more, and wait for the requests in flight."""
+        self.router.begin_draining()  # not ready from now on, though new connections are still accepted for a moment
         event(logger, "draining", in_flight=self.router.services.in_flight, limit_s=self.router.limits.drain_timeout_s)
         await asyncio.gather(*(divert_new_connections([shared]) for shared in self._shared))
         linger_s = LINGER_S if self._shared else 0.0
@@ -54,14 +54,14 @@ class SingleProcess:
         await drain(self.router, linger_s)
 
     async def close(self) -> None:
-        """End everything that is left."""
+        """Abort the requests that remain."""
         self._stop_accepting()
         self.router.close()
 
-    async def _serve(self, **where: object) -> asyncio.Server:
+    async def _serve(self, **address: object) -> asyncio.Server:
         router = self.router
         tls = {"ssl": router.tls.server_context, "ssl_handshake_timeout": router.tls.handshake_s}
-        return await router.loop.create_server(lambda: ClientConnection(router), backlog=BACKLOG, **tls, **where)  # type: ignore[call-overload,no-any-return]
+        return await router.loop.create_server(lambda: ClientConnection(router), backlog=BACKLOG, **tls, **address)  # type: ignore[call-overload,no-any-return]
 
     def _stop_accepting(self) -> None:
         for server in self._servers:

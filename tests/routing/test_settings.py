@@ -73,7 +73,7 @@ def test_a_switch_that_is_off_is_off() -> None:
         (["--config", "c"], {"WARMPATH_ROUTER_WORKERS": "65"}, "WARMPATH_ROUTER_WORKERS"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/nowhere"}, "WARMPATH_ROUTER_ADMIN_TOKEN_FILE"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": "/dev/null"}, "_TOKEN_FILE: /dev/null is empty"),
-        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": sys.executable}, "_TOKEN_FILE: .* no text"),
+        (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN_FILE": sys.executable}, "_TOKEN_FILE: .* is not UTF-8 text"),
         (["--config", "c"], {"WARMPATH_ROUTER_ADMIN_TOKEN": "two words"}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
         (["--config", "c"], {"WARMPATH_ROUTER_REUSE_PORT": "yes"}, "WARMPATH_ROUTER_REUSE_PORT: expected 0 or 1"),
         (["--control-plane", "cp:8000"], {}, "--control-plane: expected http"),

@@ -37,7 +37,7 @@ async def test_a_draining_router_finishes_running_requests(replica: FakeReplica)
         await idle.read_response()
         await busy.send(post(CHAT) + post(CHAT))
         await replica.wait_calls(1)
-        draining = asyncio.create_task(harness.server.drain())
+        draining = asyncio.create_task(harness.server.data.drain())
         assert await idle.read_all() == b""
         assert await harness.admin("GET", "/readyz") == (503, {"status": "not_ready", "reason": "draining"})
         with pytest.raises(ConnectionRefusedError):
@@ -58,7 +58,7 @@ async def test_draining_ends_at_its_timeout(replica: FakeReplica) -> None:
         await client.send(post(CHAT))
         await replica.wait_calls(1)
         async with asyncio.timeout(2):
-            await harness.server.drain()
+            await harness.server.data.drain()
 
 
 async def test_new_and_incomplete_requests_are_answered_and_their_connections_closed(replica: FakeReplica) -> None:
@@ -66,7 +66,7 @@ async def test_new_and_incomplete_requests_are_answered_and_their_connections_cl
         await incomplete.send(post(CHAT)[:-5])
         await harness.until(lambda: len(harness.router.clients) == 2, "both connections")
         await harness.until(lambda: any(client._reader.head for client in harness.router.clients), "half a request")
-        draining = asyncio.create_task(harness.server.drain())
+        draining = asyncio.create_task(harness.server.data.drain())
         await harness.until(lambda: harness.router.is_draining, "the drain")
         await fresh.send(post(CHAT))
         await incomplete.send(post(CHAT)[-5:])
@@ -100,7 +100,7 @@ async def test_a_connection_without_a_request_delays_nothing(replica: FakeReplic
     async with routed(config([replica])) as harness, harness.connect():
         await harness.until(lambda: bool(harness.router.clients), "the connection")
         async with asyncio.timeout(5):
-            await harness.server.drain()
+            await harness.server.data.drain()
 
 
 async def goes_on(draining: asyncio.Task[None]) -> None:
@@ -117,7 +117,7 @@ async def test_a_slow_client_receives_its_whole_response(replica: FakeReplica) -
         client.writer.write(post(CHAT))
         await replica.wait_calls(1)
         await harness.at_rest()
-        draining = asyncio.create_task(harness.server.drain())
+        draining = asyncio.create_task(harness.server.data.drain())
         await goes_on(draining)
         client.writer.transport.resume_reading()
         assert len((await client.read_response()).body) == LARGE
@@ -147,7 +147,7 @@ async def test_a_slow_client_receives_its_whole_response_over_tls(tmp_path: Path
         with await asyncio.to_thread(ask, harness.port) as client:
             await replica.wait_calls(1)
             await harness.at_rest()
-            draining = asyncio.create_task(harness.server.drain())
+            draining = asyncio.create_task(harness.server.data.drain())
             await goes_on(draining)
             assert len((await asyncio.to_thread(read, client)).partition(b"\r\n\r\n")[2]) == LARGE
         async with asyncio.timeout(5):
@@ -162,7 +162,7 @@ async def test_a_client_that_never_reads_delays_only_until_the_timeout(replica: 
         await replica.wait_calls(1)
         await harness.at_rest()
         async with asyncio.timeout(5):
-            await harness.server.drain()
+            await harness.server.data.drain()
 
 
 async def test_a_stalled_body_is_rejected(replica: FakeReplica, monkeypatch: pytest.MonkeyPatch) -> None:
