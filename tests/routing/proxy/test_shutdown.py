@@ -232,7 +232,7 @@ async def test_errors_while_draining_are_raised(tmp_path: Path, monkeypatch: pyt
     )
     running = asyncio.create_task(serve(settings))
     ready = asyncio.Event()
-    monkeypatch.setattr("routing.server._say_ready", lambda _: ready.set())
+    monkeypatch.setattr("routing.server._print_ready", lambda _: ready.set())
     async with asyncio.timeout(20):
         await ready.wait()
         os.kill(os.getpid(), signal.SIGTERM)
