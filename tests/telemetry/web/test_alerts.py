@@ -169,7 +169,7 @@ def test_an_alert_is_taken_and_let_go_without_a_script(visitor, fleet, noon):
     alert.refresh_from_db()
     assert alert.acknowledged_at is None
     Alert.objects.update(state="resolved")
-    assert "has ended" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", follow=True).text
+    assert "cannot be acknowledged" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", follow=True).text
 
 
 def test_a_silence_is_looked_at_made_and_ended(visitor, fleet, noon):
