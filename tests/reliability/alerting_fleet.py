@@ -59,7 +59,7 @@ class AlertingFleet:
         assert self._history.stdin
         assert self._history.stdout
         self._history.stdin.write(f"{ratio}\n")
-        self._history.stdin.flush_broker()
+        self._history.stdin.flush()
         assert self._history.stdout.readline() == "written\n"
 
     def until_received(self, within_s: float = RECEIVED_S) -> None:

@@ -17,7 +17,7 @@ BYTES, MESSAGES, MARKER = schema.Boundary.BYTES, schema.Boundary.MESSAGES, schem
 RESET, MOVE, REFUSE, STEER, QUIET = Impact
 
 
-def fleet(settings=None, *, replicas=8, states=(), weights=(), groups=(), blocks=None, **pool_settings):
+def fleet(settings=None, *, revision=1, replicas=8, states=(), weights=(), groups=(), blocks=None, **pool_settings):
     """Pool chat with replicas r0, r1, ... and task groups."""
     rows = tuple(
         schema.ReplicaConfig(
@@ -30,7 +30,7 @@ def fleet(settings=None, *, replicas=8, states=(), weights=(), groups=(), blocks
         )
         for number in range(replicas)
     )
-    policy = schema.PolicyConfig("chat", 1, settings or LOWEST())
+    policy = schema.PolicyConfig("chat", revision, settings or LOWEST())
     pool = schema.PoolConfig("chat", policy, replicas=rows, groups=groups, **pool_settings)
     return schema.RouterConfig("0" * 32, (pool,))
 
@@ -97,7 +97,7 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
     ],
 )
 def test_effect_of_a_policy_change(before, after, impact, text):
-    effect = only_effect(fleet(before), fleet(after))
+    effect = only_effect(fleet(before), fleet(after, revision=2))
 
     assert text in effect.text
     assert effect.impact is impact

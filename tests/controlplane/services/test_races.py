@@ -31,19 +31,6 @@ def test_a_draft_is_published_once_by_concurrent_publishers(policy):
     assert Event.objects.filter(kind="policy_published").count() == 1
 
 
-def test_concurrent_editors_never_overwrite_a_published_revision(policy):
-    def edit(load_factor):
-        settings = {"strategy": "prefix_hash", "load_factor": load_factor}
-        draft = save_draft(policy, settings, based_on=1)
-        return publish_revision(draft.pk, expected_digest=draft.digest)
-
-    outcomes = at_once(*[lambda factor=factor: edit(float(factor)) for factor in range(1, 9)])
-    published = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
-    assert len(published) == 1
-    assert all(isinstance(outcome, Rollout | ConflictError) for outcome in outcomes)
-    assert policy.live().number == 2
-
-
 def test_snapshot_numbers_have_no_gaps_and_the_newest_contains_every_change(pool):
     def add(number):
         return add_replica(pool, name=f"r{number}", url=f"http://10.0.0.{number}:8000")
