@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from controlplane.api.exceptions import no_such_endpoint
 from controlplane.services.worker_liveness import is_late, worker_silence_s
+from controlplane.web.urls import account_urlpatterns
 
 handler400 = "controlplane.api.exceptions.malformed"
 handler500 = "controlplane.api.exceptions.failed"
@@ -55,7 +56,7 @@ def _not_ready_reason() -> str | None:
 urlpatterns = [
     path("healthz", healthz),
     path("readyz", readyz),
-    path("accounts/", include("controlplane.web.account_urls")),
+    path("accounts/", include(account_urlpatterns)),
     path("api/v1/", include("controlplane.api.urls")),
     path("api/v1/", include("telemetry.api.urls")),
     re_path("^api/", no_such_endpoint),

@@ -67,9 +67,9 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "controlplane.web.navigation.navigation",
-                "telemetry.web.context.telemetry_status_context",
+                "telemetry.web.pages.telemetry_status_context",
             ],
-            "builtins": ["controlplane.web.tags", "telemetry.web.tags", "telemetry.web.decision_tags"],
+            "builtins": ["controlplane.web.tags", "telemetry.web.tags"],
         },
     },
 ]

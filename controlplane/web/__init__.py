@@ -1,1 +1,1 @@
-"""Pages for operators: thin views, each a door to one service."""
+"""Pages of the control plane: each view parses a request, calls one service and renders a template."""

@@ -1,4 +1,4 @@
-"""The pages in the side rail, and the keys that go there."""
+"""The navigation: pages in the side rail and their keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controlplane.access.rules import needed_role, permits
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A page; ``key`` goes there after ``g``."""
+    """A page; ``g`` followed by ``key`` opens it."""
 
     label: str
     href: str
@@ -22,63 +22,52 @@ class Link:
     current: bool
 
 
-_SECTIONS = (
-    (
-        "See",
-        (
-            ("Overview", "telemetry:overview", "o"),
-            ("Ladder", "telemetry:ladder", "w"),
-            ("Prefixes", "telemetry:prefixes", "x"),
-            ("Requests", "telemetry:requests", "q"),
-            ("Alerts", "telemetry:alerts", "a"),
-            ("Prompts", "telemetry:prompts", "m"),
-            ("Events", "telemetry:events", "e"),
-        ),
+_SECTIONS = {
+    "Observe": (
+        ("Overview", "telemetry:overview", "o"),
+        ("Hit-rate breakdown", "telemetry:ladder", "w"),
+        ("Prefixes", "telemetry:prefixes", "x"),
+        ("Requests", "telemetry:requests", "q"),
+        ("Alerts", "telemetry:alerts", "a"),
+        ("Prompts", "telemetry:prompts", "m"),
+        ("Events", "telemetry:events", "e"),
     ),
-    (
-        "Change",
-        (
-            ("Policies", "controlplane:policies", "p"),
-            ("Rollouts", "controlplane:rollouts", "l"),
-            ("Task groups", "controlplane:task-groups", "t"),
-            ("Fleet", "controlplane:fleet", "f"),
-        ),
+    "Configure": (
+        ("Policies", "controlplane:policies", "p"),
+        ("Rollouts", "controlplane:rollouts", "l"),
+        ("Task groups", "controlplane:task-groups", "t"),
+        ("Fleet", "controlplane:fleet", "f"),
     ),
-    (
-        "Deliver",
-        (
-            ("Routers", "controlplane:routers", "r"),
-            ("Configurations", "controlplane:configurations", "n"),
-            ("Channels", "telemetry:channels", "c"),
-            ("Metrics servers", "telemetry:metrics-servers", "s"),
-        ),
+    "Operate": (
+        ("Routers", "controlplane:routers", "r"),
+        ("Configurations", "controlplane:configurations", "n"),
+        ("Channels", "telemetry:channels", "c"),
+        ("Metrics servers", "telemetry:metrics-servers", "s"),
     ),
-    (
-        "Admit",
-        (
-            ("People", "controlplane:people", "u"),
-            ("Client keys", "controlplane:client-keys", "y"),
-            ("Tokens", "controlplane:tokens", "k"),
-            ("Audit", "controlplane:audit", "d"),
-        ),
+    "Access": (
+        ("Users", "controlplane:people", "u"),
+        ("Client keys", "controlplane:client-keys", "y"),
+        ("API tokens", "controlplane:tokens", "k"),
+        ("Audit log", "controlplane:audit", "d"),
     ),
-)
+}
 
 
 def navigation(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: the pages that open to the actor, the current one marked. No query: the gate asked."""
+    """Context processor: the pages that the user may open. Runs no query: the middleware has loaded the roles."""
     sections = [
-        (title, [_link(request, *page) for page in pages if _opens(request, page[1])]) for title, pages in _SECTIONS
+        (title, [_link(request, *page) for page in pages if may_open(request, page[1])])
+        for title, pages in _SECTIONS.items()
     ]
     return {"navigation": [(title, links) for title, links in sections if links]}
 
 
-def _opens(request: HttpRequest, route: str) -> bool:
+def may_open(request: HttpRequest, route: str) -> bool:
+    """Whether the user may open a page in at least one project."""
     needed = needed_role(route, "GET")
     return needed is not None and permits(actor_of(request), route, needed)
 
 
-def _link(request: HttpRequest, label: str, name: str, key: str) -> Link:
-    href = reverse(name)
-    current = request.path == href if href == "/" else request.path.startswith(href)
-    return Link(label, href, key, current)
+def _link(request: HttpRequest, label: str, route: str, key: str) -> Link:
+    href = reverse(route)
+    return Link(label, href, key, request.path == href if href == "/" else request.path.startswith(href))

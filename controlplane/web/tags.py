@@ -1,6 +1,6 @@
-"""Template filters and tags that every page may use: figures with their units, times, badges.
+"""Template filters and tags of all pages: figures with their units, times, badges, links.
 
-Unknown stays unknown: a figure that is None becomes an en dash, never 0.
+An unknown figure (None) is shown as an en dash, never as 0.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from controlplane.accounts.sign_in_methods import is_connected, provider_name, s
 register = template.Library()
 NOTHING = "\u2013"  # an en dash
 
-_TONES = {
-    "up": "good", "active": "good", "live": "ember", "complete": "good", "ack": "good", "delivered": "good",
-    "resolved": "good", "in sync": "good", "enabled": "good", "ok": "good", "sent": "good",
-    "starting": "warn", "draining": "warn", "stale": "warn", "pending": "warn", "progressing": "warn", "behind": "warn",
-    "unknown": "",
-    "draft": "warn", "proposed": "ember", "not_ready": "", "terminating": "warn", "missing": "warn", "holding": "warn",
-    "failing": "bad", "new": "", "paused": "", "waiting": "warn", "muted": "",
-    "down": "bad", "firing": "bad", "nack": "bad", "failed": "bad", "lost": "bad", "refused": "bad", "dead": "bad",
-    "unreachable": "bad",
-    "cold": "cold",
-    "trial": "ember", "awaiting_approval": "warn", "rolled_back": "bad", "acknowledged": "good",
-    "critical": "bad", "warning": "warn", "info": "", "inhibited": "", "silence": "", "restart": "cold",
-    "fired": "bad", "opened": "warn",
-    "passed": "good", "breached": "bad", "inconclusive": "warn",
-    "verified": "good", "expired": "warn", "unsigned": "warn", "unchecked": "warn", "other key": "warn",
+_TONES = {  # of badges, by the stored or shown word
+    "good": (
+        "up", "active", "complete", "ack", "delivered", "resolved", "in sync", "enabled", "ok", "sent", "acknowledged",
+        "passed", "verified",
+    ),
+    "ember": ("live", "proposed", "trial"),
+    "warn": (
+        "starting", "draining", "stale", "pending", "progressing", "behind", "draft", "terminating", "missing",
+        "holding", "waiting", "awaiting_approval", "warning", "opened", "inconclusive", "expired", "unsigned",
+        "unchecked", "other key",
+    ),
+    "bad": (
+        "failing", "down", "firing", "nack", "failed", "lost", "refused", "rejected", "dead", "unreachable",
+        "rolled_back", "critical", "fired", "breached",
+    ),
+    "cold": ("cold", "restart"),
 }  # fmt: skip
-
+_TONE_OF = {word: tone_name for tone_name, words in _TONES.items() for word in words}
 
 _EVENT_TONES = {
     "source_failing": "bad", "source_recovered": "good", "source_holding": "bad", "replicas_missing": "cold",
@@ -50,11 +51,16 @@ _EVENT_TONES = {
     "rollout_held": "bad",
 }  # fmt: skip
 
+# Stored words that pages show as another.
+_WORDS = {
+    "trial": "canary", "live": "active", "withdrawn": "rolled back", "breached": "failed", "muted": "suppressed",
+    "refused": "rejected", "holding": "on hold", "dead": "failed",
+}  # fmt: skip
 
-# What a consequence of a change is called on a badge, and its colour: cold is what a cache becomes.
+# The consequences of a change: words and colour of the badge.
 _IMPACTS = {
-    "reset": ("cold caches", "cold"), "move": ("some move", "warn"), "refuse": ("who is let in", "warn"),
-    "steer": ("homes stay", "good"), "quiet": ("nothing moves", ""),
+    "reset": ("cold caches", "cold"), "move": ("prefixes move", "warn"), "refuse": ("access", "warn"),
+    "steer": ("stays warm", "good"), "quiet": ("no effect", ""),
 }  # fmt: skip
 
 
@@ -66,7 +72,7 @@ def percent(ratio: float | None) -> str:
 
 @register.filter
 def seconds(value: float | None) -> str:
-    """Seconds in the unit that reads best: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min."""
+    """Seconds in a readable unit: 48 ms, 1.30 s, 2 min 5 s, 3 h 20 min."""
     if value is None:
         return NOTHING
     if 0 < value < 1:
@@ -86,7 +92,7 @@ def _clock(total: int) -> str:
 
 @register.filter
 def count(value: float | None) -> str:
-    """A number of things, 12,345; a fraction keeps a digit while it is small."""
+    """A count, 12,345; a fraction below 10 keeps one digit."""
     if value is None:
         return NOTHING
     return f"{value:,.1f}" if value < 10 and value != int(value) else f"{value:,.0f}"
@@ -94,7 +100,7 @@ def count(value: float | None) -> str:
 
 @register.filter
 def compact(value: float | None) -> str:
-    """A number in at most four characters of digits: 1.2 k, 3.4 M."""
+    """A number with at most four digits: 12.3 k, 3.4 M."""
     if value is None:
         return NOTHING
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -105,7 +111,7 @@ def compact(value: float | None) -> str:
 
 @register.filter
 def setting(value: Any) -> str:
-    """A setting's value as an operator writes it; an en dash where there is none."""
+    """A setting's value as a user would type it."""
     if value is None:
         return NOTHING
     if isinstance(value, float):
@@ -121,38 +127,36 @@ def readable(name: Any) -> str:
 
 @register.filter
 def claims(match: dict[str, list[str]] | None) -> str:
-    """What a task group is found by beside its name: one of a kind by itself, several by their number."""
-    said = []
+    """What a task group matches besides its name: ``model llama, 3 tier1 hashes``."""
+    parts = []
     for field, values in (match or {}).items():
         noun = readable(field).removesuffix("es" if field.endswith(("prefixes", "hashes")) else "s")
         if values:
-            said.append(f"{noun} {values[0]}" if len(values) == 1 else f"{len(values)} {readable(field)}")
-    return ", ".join(said)
+            parts.append(f"{noun} {values[0]}" if len(values) == 1 else f"{len(values)} {readable(field)}")
+    return ", ".join(parts)
 
 
 @register.filter
 def shifted(at: datetime, minutes: int) -> str:
-    """A moment so many minutes later (earlier where negative), as filters in an address take it."""
+    """A time so many minutes later (earlier if negative), for a filter in a URL."""
     return quote((at + timedelta(minutes=minutes)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 @register.filter
 def code_words(text: str) -> SafeString:
-    """A document's paragraph, `names` in it set as code."""
-    pieces = text.split("`")
-    return format_html_join(
-        "", "{}", (((format_html("<code>{}</code>", one) if at % 2 else one),) for at, one in enumerate(pieces))
-    )
+    """A paragraph of a document; `names` in backticks become code."""
+    parts = enumerate(text.split("`"))
+    return format_html_join("", "{}", ((format_html("<code>{}</code>", part) if i % 2 else part,) for i, part in parts))
 
 
 def spreadsheet_safe(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
+    """A text that a spreadsheet does not take for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 @register.simple_tag(takes_context=True)
 def may(context: template.Context, route: str, project_id: int | None = None) -> bool:
-    """Whether the reader could go through with what an address does: in a project, or at all where it names none."""
+    """Whether the user may submit a page, in one project or, without a project, in any."""
     actor, needed = actor_of(context["request"]), needed_role(route, "POST") or needed_role(route, "GET")
     if needed is None:
         return False
@@ -161,25 +165,25 @@ def may(context: template.Context, route: str, project_id: int | None = None) ->
 
 @register.filter
 def tone(word: Any) -> str:
-    """The badge colour that repeats what a word says."""
-    return _TONES.get(str(word).lower(), "")
+    """The colour of a badge."""
+    return _TONE_OF.get(str(word).lower(), "")
 
 
 @register.filter
 def event_tone(kind: str) -> str:
-    """The badge colour of a kind of event: what went wrong, what went well, what changed how requests are placed."""
+    """The colour of an event's badge."""
     return _EVENT_TONES.get(kind, "")
 
 
 @register.filter
 def impact_words(impact: str) -> str:
-    """What a consequence of a change does, in two words."""
+    """The consequence of a change in a few words."""
     return _IMPACTS.get(impact, (impact, ""))[0]
 
 
 @register.filter
 def impact_tone(impact: str) -> str:
-    """The badge colour that repeats it."""
+    """The colour of a consequence's badge."""
     return _IMPACTS.get(impact, ("", ""))[1]
 
 
@@ -191,22 +195,21 @@ def unlocalized(value: float | None) -> str:
 
 @register.simple_tag
 def badge(word: Any, tone_name: str | None = None) -> SafeString:
-    """A word in a badge; the word says it, the colour and the mark repeat it."""
-    return format_html(
-        '<span class="badge {}">{}</span>', tone(word) if tone_name is None else tone_name, readable(word)
-    )
+    """A stored word as a badge."""
+    colour = tone(word) if tone_name is None else tone_name
+    return format_html('<span class="badge {}">{}</span>', colour, readable(_WORDS.get(str(word), word)))
 
 
 @register.simple_tag
 def ago(at: datetime | None, none: str = "never") -> SafeString | str:
-    """A time with how long ago it was; scripts keep that fresh, without them the time itself stands there."""
+    """A time that scripts replace by how long ago it was; without scripts, the time in UTC."""
     if at is None:
         return none
-    shown = timezone.localtime(at)
-    day = "" if shown.date() == timezone.localdate() else f"{shown:%d %b} "
-    stamp = shown.isoformat(timespec="seconds")
+    local = timezone.localtime(at)
+    day = "" if local.date() == timezone.localdate() else f"{local:%d %b} "
+    stamp = local.isoformat(timespec="seconds")
     return format_html(
-        '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{shown:%H:%M:%S}"
+        '<time datetime="{}" title="{}" data-ago>{}{} UTC</time>', stamp, stamp, day, f"{local:%H:%M:%S}"
     )
 
 
@@ -221,47 +224,47 @@ _MOMENTS = {
 
 @register.simple_tag
 def moment(at: datetime | None, form: str = "minute", none: str = NOTHING) -> SafeString | str:
-    """A time to the day, minute or second, in UTC, which scripts retell in the reader's zone; it always says which."""
+    """A time in UTC, which scripts convert to the reader's time zone. ``form`` is a key of ``_MOMENTS``."""
     if at is None:
         return none
-    shown = at.astimezone(UTC)
-    stamp = shown.isoformat(timespec="seconds")
-    return format_html('<time datetime="{}" data-at="{}">{} UTC</time>', stamp, form, f"{shown:{_MOMENTS[form]}}")
+    utc = at.astimezone(UTC)
+    stamp = utc.isoformat(timespec="seconds")
+    return format_html('<time datetime="{}" data-at="{}">{} UTC</time>', stamp, form, f"{utc:{_MOMENTS[form]}}")
 
 
 @register.simple_tag(takes_context=True)
-def query_with(context: template.Context, key: str, value: str) -> str:
-    """The page's query string with one parameter set, or left out where its value is empty."""
+def query_with(context: template.Context, key: str, value: Any) -> str:
+    """The page's query string with one parameter replaced, or removed if its value is empty."""
     params = context["request"].GET.copy()
     params.pop(key, None)
     if value:
-        params[key] = value
+        params[key] = str(value)
     return f"?{params.urlencode()}"
 
 
 @register.simple_tag(takes_context=True)
-def sort_link(context: template.Context, key: str, label: str, *, first: str = "asc") -> SafeString:
-    """A column's heading as a plain link that sorts by it, and the other way round when it already does."""
-    now = context["sort"]
-    descending = now.descending if now.key == key else first == "asc"
+def sort_link(context: template.Context, key: str, label: str) -> SafeString:
+    """A column heading that sorts by the column, and reverses the order if it already does."""
+    sort = context["sort"]
+    is_current, descending = sort.key == key, sort.key == key and sort.descending
     params = context["request"].GET.copy()
-    params[context.get("sort_param", "sort")] = key if descending else f"-{key}"
-    arrow = "" if now.key != key else (" ↓" if now.descending else " ↑")
+    params[context.get("sort_param", "sort")] = f"-{key}" if is_current and not descending else key
+    arrow = (" ↓" if descending else " ↑") if is_current else ""
     return format_html('<a href="?{}">{}<span aria-hidden="true">{}</span></a>', params.urlencode(), label, arrow)
 
 
 @register.simple_tag(takes_context=True)
 def aria_sort(context: template.Context, key: str) -> SafeString:
-    """The attribute that tells how a column is sorted; nothing where it is not."""
-    now = context["sort"]
-    if now.key != key:
+    """The ``aria-sort`` attribute of a column."""
+    sort = context["sort"]
+    if sort.key != key:
         return SafeString("")
-    return SafeString('aria-sort="descending"' if now.descending else 'aria-sort="ascending"')
+    return SafeString('aria-sort="descending"' if sort.descending else 'aria-sort="ascending"')
 
 
 @register.simple_tag(takes_context=True)
 def single_sign_on(context: Any, process: str = "login") -> dict[str, str] | None:
-    """The identity provider's name and where going there begins; None where there is none."""
+    """The identity provider's name and sign-in URL; None if none is configured."""
     if not provider_name():
         return None
     after = context["request"].GET.get("next", "")
@@ -270,5 +273,5 @@ def single_sign_on(context: Any, process: str = "login") -> dict[str, str] | Non
 
 @register.simple_tag(takes_context=True)
 def connected_to_provider(context: Any) -> bool:
-    """Whether whoever is signed in can sign in at the identity provider. One query."""
+    """Whether the user can sign in at the identity provider. One query."""
     return is_connected(context["request"].user)

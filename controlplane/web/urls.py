@@ -1,8 +1,26 @@
-"""The control plane's pages."""
+"""URLs of the control plane's pages, and of signing in (``account_urlpatterns``).
 
+There is no sign-up and no password reset by mail: admins add users.
+"""
+
+from allauth.account import views as account
+from allauth.mfa.base import views as second_factor
+from allauth.mfa.recovery_codes import views as recovery_codes
+from allauth.mfa.totp import views as totp
 from django.urls import path
 
-from controlplane.web.views import audit, client_keys, fleet, people, policies, revisions, rollouts, routers, sources
+from controlplane.web.views import (
+    audit,
+    client_keys,
+    fleet,
+    people,
+    policies,
+    revisions,
+    rollouts,
+    routers,
+    single_sign_on,
+    sources,
+)
 
 app_name = "controlplane"
 urlpatterns = [
@@ -21,7 +39,7 @@ urlpatterns = [
     path("rollouts/<int:rollout_id>/", rollouts.rollout_detail, name="rollout"),
     *(
         path(f"rollouts/<int:rollout_id>/{move}/", rollouts.rollout_move, {"move": move}, name=f"rollout-{move}")
-        for move in rollouts.MOVE_TEXTS
+        for move in rollouts.ACTIONS
     ),
     path("task-groups/<int:group_id>/policy/", policies.policy_create, name="policy-create"),
     path("fleet/", fleet.fleet, name="fleet"),
@@ -74,4 +92,26 @@ urlpatterns = [
     path("task-groups/new/<int:pool_id>/", fleet.group_new, name="task-group-new"),
     path("task-groups/<int:group_id>/", fleet.group_edit, name="task-group"),
     path("task-groups/<int:group_id>/remove/", fleet.group_remove, name="task-group-remove"),
+]
+
+account_urlpatterns = [
+    path("login/", account.login, name="account_login"),
+    path("login/code/", second_factor.authenticate, name="mfa_authenticate"),
+    path("logout/", account.logout, name="account_logout"),
+    path("inactive/", account.account_inactive, name="account_inactive"),
+    path("password/change/", account.password_change, name="account_change_password"),
+    path("password/set/", single_sign_on.no_password, name="account_set_password"),
+    path("confirm/", account.reauthenticate, name="account_reauthenticate"),
+    path("confirm/code/", second_factor.reauthenticate, name="mfa_reauthenticate"),
+    path("second-factor/", second_factor.index, name="mfa_index"),
+    path("second-factor/set-up/", totp.activate_totp, name="mfa_activate_totp"),
+    path("second-factor/remove/", totp.deactivate_totp, name="mfa_deactivate_totp"),
+    path("second-factor/recovery-codes/", recovery_codes.view_recovery_codes, name="mfa_view_recovery_codes"),
+    path(
+        "second-factor/recovery-codes/new/", recovery_codes.generate_recovery_codes, name="mfa_generate_recovery_codes"
+    ),
+    path("oidc/<str:provider_id>/", single_sign_on.begin, name="openid_connect_login"),
+    path("oidc/<str:provider_id>/callback/", single_sign_on.come_back, name="openid_connect_callback"),
+    path("single-sign-on/cancelled/", single_sign_on.cancelled, name="socialaccount_login_cancelled"),
+    path("single-sign-on/disconnect/", single_sign_on.disconnect, name="single_sign_on_disconnect"),
 ]

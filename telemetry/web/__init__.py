@@ -1,1 +1,1 @@
-"""Pages that show what did happen. Every figure comes from ``telemetry.services``; nothing is computed here."""
+"""Pages of telemetry. Every figure comes from ``telemetry.services``; pages compute none."""

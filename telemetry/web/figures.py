@@ -1,17 +1,11 @@
-"""Lines that can be told apart: a colour and a dash each, so that neither is needed alone.
+"""Builds Plotly figures from series.
 
-Every colour has a contrast of 3:1 or more on the light and on the dark surface (tests hold that), so that a figure
-fits either theme and a change of theme needs no new one.
-
-Events as marks on a chart: those of one step share a mark, so that a fleet's worth of them stays readable.
-
-Series to a plotly figure as JSON. Theme colours (paper, grid, text) are the page's to add; lines carry their own.
-
-Theory of operation. A figure holds, in this order: bands, lines, event marks; ``meta`` of a trace says which, for the
-legend and the table. Gaps are not joined. At most twelve lines are drawn: of more, the six highest and the six
-lowest, the rest as one band from their lowest to their highest; CSV and JSON have them all. Stacked lines stand on
-each other, each with the area down to the one below; ``customdata`` then holds what the line itself is worth. Times
-at which a cache was cold are shaded behind everything (H18).
+A figure contains, in this order, bands, lines and event marks; ``meta`` of a trace names its kind for the legend and
+the table. Gaps are not connected. At most twelve lines are drawn: of more, the six highest and the six lowest, and
+the others as one band from their minimum to their maximum; CSV and JSON contain all. Stacked lines carry their own
+value in ``customdata``. Times at which a cache was cold after a restart are shaded (H18). Theme colours (paper, grid,
+text) are added by the page. Line colours have a contrast of at least 3:1 on the light and the dark surface (tested),
+and each line also has a dash, so that colour is never the only difference.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ from typing import Any
 
 from controlplane.models import Event, EventKind
 from telemetry.metrics.windows import Series, Window
-from telemetry.web.charts import View, chart_sentence, notes_of, why_empty
+from telemetry.web.charts import View, chart_summary, notes_of, why_empty
 
 COLOURS = (
     "#d9581a", "#3f86cc", "#179180", "#9a74dc", "#cf559f", "#8f8622",
@@ -37,7 +31,7 @@ SURFACES = ("#ffffff", "#1c1816")
 
 
 def colour(index: int) -> str:
-    """The colour of line number ``index``; after twelve they start anew, with another dash."""
+    """The colour of line number ``index``. After twelve lines the colours repeat with another dash."""
     return COLOURS[index % len(COLOURS)]
 
 
@@ -52,34 +46,34 @@ def translucent(hex_colour: str, alpha: float) -> str:
     return f"rgba({red},{green},{blue},{alpha})"
 
 
-# What is worth a mark, the most telling first, with its label and tone.
-KINDS = {
+# Events that are marked, the most important first: (label, tone).
+MARKED = {
     EventKind.POLICY_PUBLISHED: ("policy", "policy"),
     EventKind.ROLLOUT_ROLLED_BACK: ("rolled back", "bad"),
     EventKind.ROLLOUT_ABORTED: ("aborted", "bad"),
-    EventKind.ROLLOUT_STARTED: ("trial", "policy"),
-    EventKind.ROLLOUT_WIDENED: ("wider", "policy"),
+    EventKind.ROLLOUT_STARTED: ("canary", "policy"),
+    EventKind.ROLLOUT_WIDENED: ("promoted", "policy"),
     EventKind.ALERT_FIRING: ("alert", "bad"),
     EventKind.REPLICA_DOWN: ("down", "bad"),
     EventKind.REPLICA_RESTARTED: ("restart", "cold"),
     EventKind.REPLICA_REMOVED: ("removed", "fleet"),
     EventKind.REPLICA_STATE_CHANGED: ("state", "fleet"),
     EventKind.REPLICA_ADDED: ("added", "fleet"),
-    EventKind.TRAFFIC_MIX_CHANGED: ("mix", "fleet"),
+    EventKind.TRAFFIC_MIX_CHANGED: ("traffic mix", "fleet"),
     EventKind.REPLICA_UP: ("up", "good"),
     EventKind.ALERT_RESOLVED: ("resolved", "good"),
-    EventKind.CONFIG_REFUSED: ("refused", "bad"),
+    EventKind.CONFIG_REFUSED: ("rejected", "bad"),
     EventKind.ROUTER_LOST: ("router lost", "bad"),
     EventKind.CONFIG_APPLIED: ("applied", "policy"),
 }
 MARKER_COLOURS = {"policy": "#d9581a", "bad": "#e0504c", "cold": "#3f86cc", "good": "#4d9c3a", "fleet": "#7f8b98"}
-TOLD = 6  # events that a mark's text tells
-APART = 40  # marks closer than a 40th of the chart are one
+MAX_LISTED = 6  # events in the text of a mark
+MARKS = 40  # events within a 40th of the chart share a mark
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A mark at a time; ``text`` tells its events, one a line."""
+    """A mark on the time axis; ``text`` lists its events, one per line."""
 
     at: datetime
     label: str
@@ -89,13 +83,13 @@ class Marker:
 
 
 def markers(events: Iterable[Event], window: Window) -> list[Marker]:
-    """The marks of a window, ascending."""
-    apart = timedelta(seconds=window.length_s / APART)
+    """The marks of a window, ascending. Events close to each other share a mark."""
+    distance = timedelta(seconds=window.length_s / MARKS)
     groups: list[list[Event]] = []
     for event in events:
-        if event.kind not in KINDS:
+        if event.kind not in MARKED:
             continue
-        if groups and event.at - groups[-1][0].at < apart:
+        if groups and event.at - groups[-1][0].at < distance:
             groups[-1].append(event)
         else:
             groups.append([event])
@@ -103,16 +97,16 @@ def markers(events: Iterable[Event], window: Window) -> list[Marker]:
 
 
 def _marker(events: list[Event]) -> Marker:
-    first = min(events, key=lambda event: list(KINDS).index(EventKind(event.kind)))
-    label, tone = KINDS[EventKind(first.kind)]
-    lines = [f"{event.at:%H:%M:%S} UTC {event.summary}" for event in events[:TOLD]]
-    if len(events) > TOLD:
-        lines.append(f"and {len(events) - TOLD} more")
-    return Marker(first.at, _named(first, label), MARKER_COLOURS[tone], "\n".join(lines), len(events))
+    first = min(events, key=lambda event: list(MARKED).index(EventKind(event.kind)))
+    label, tone = MARKED[EventKind(first.kind)]
+    lines = [f"{event.at:%H:%M:%S} UTC {event.summary}" for event in events[:MAX_LISTED]]
+    if len(events) > MAX_LISTED:
+        lines.append(f"and {len(events) - MAX_LISTED} more")
+    return Marker(first.at, _mark_label(first, label), MARKER_COLOURS[tone], "\n".join(lines), len(events))
 
 
-def _named(event: Event, label: str) -> str:
-    """The label with the name of what it is about, where it is short."""
+def _mark_label(event: Event, label: str) -> str:
+    """The label with the name of its policy or replica, if that is short."""
     if event.kind == EventKind.POLICY_PUBLISHED:
         return f"{event.detail.get('policy', label)} r{event.detail.get('revision', '')}"
     if event.replica is not None and len(event.replica.name) <= 12:
@@ -127,34 +121,34 @@ AXES: dict[str, dict[str, Any]] = {
     "count": {"rangemode": "tozero"},
 }
 HOVERS = {"ratio": "%{y:.1%}", "seconds": "%{y:.3~s}s", "count": "%{y:.1~f}"}
-Stretch = tuple[datetime, datetime]
+Interval = tuple[datetime, datetime]
 Polygon = tuple[list[str | None], list[float | None]]
 
 
 def build_figure(
-    view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window, cold: Sequence[Stretch] = ()
+    view: View, lines: Sequence[Series], marks: Sequence[Marker], window: Window, cold: Sequence[Interval] = ()
 ) -> dict[str, Any]:
-    """A figure for ``Plotly.react``: ``data`` and ``layout``, and ``meta`` with the sentence and the notes."""
-    from plotly import graph_objects  # noqa: PLC0415 - half a second that only charts should pay
+    """A figure for ``Plotly.react``: ``data`` and ``layout``, and ``meta`` with the summary and the notes."""
+    from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
-    traces = _stacked(lines, view.unit, window) if view.stacked else _beside(lines, view.unit, window)
+    traces = _stacked(lines, view.unit, window) if view.stacked else _overlaid(lines, view.unit, window)
     if marks:
         traces.append(_marks(marks))
     layout = _layout(view, marks, window)
-    layout["shapes"] = [_shade(stretch, window) for stretch in cold] + layout["shapes"]
+    layout["shapes"] = [_shade(interval, window) for interval in cold] + layout["shapes"]
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
     return {"data": figure["data"], "layout": figure["layout"], "meta": _meta(view, lines, marks, window)}
 
 
-def _beside(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
-    chosen, rest = _chosen(lines)
-    traces = [_band(_spread(rest), f"{len(rest)} others, lowest to highest", REST, 0.25)] if rest else []
-    traces += [_band(_edges(line), line.label, colour(index), 0.18, "edge") for index, line in chosen if line.band]
-    return traces + _lines(chosen, unit, window)
+def _overlaid(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
+    drawn, rest = _drawn(lines)
+    traces = [_band(_spread(rest), f"{len(rest)} others, minimum to maximum", REST, 0.25)] if rest else []
+    traces += [_band(_edges(line), line.label, colour(index), 0.18, "edge") for index, line in drawn if line.band]
+    return traces + _lines(drawn, unit, window)
 
 
 def _stacked(lines: Sequence[Series], unit: str, window: Window) -> list[dict[str, Any]]:
-    """Each line on top of those before it; a step of which a line knows nothing adds nothing."""
+    """Each line on top of the previous ones; an unknown value adds nothing."""
     floor = [0.0] * len(window.starts())
     areas, tops = [], []
     for index, line in enumerate(lines):
@@ -176,39 +170,39 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
     return {
         "title": view.title,
         "unit": view.unit,
-        "sentence": chart_sentence(view, window, lines, sum(mark.count for mark in marks)),
+        "sentence": chart_summary(view, window, lines, sum(mark.count for mark in marks)),
         "empty": "" if known else why_empty(view, lines),
         "notes": notes_of(lines),
     }
 
 
-def _chosen(lines: Sequence[Series]) -> tuple[list[tuple[int, Series]], list[Series]]:
-    """The lines to draw with their numbers, which fix their colours, and the rest."""
+def _drawn(lines: Sequence[Series]) -> tuple[list[tuple[int, Series]], list[Series]]:
+    """(lines to draw with their numbers, which determine their colours; the other lines)."""
     numbered = list(enumerate(lines))
     if len(numbered) <= MOST_LINES:
         return numbered, []
     means = {index: mean for index, line in numbered if (mean := _mean(line)) is not None}
     ranked = sorted(means, key=lambda index: means[index])
     half = MOST_LINES // 2
-    drawn = {*ranked[:half], *ranked[-half:]}
-    return [pair for pair in numbered if pair[0] in drawn], [line for index, line in numbered if index not in drawn]
+    kept = {*ranked[:half], *ranked[-half:]}
+    return [pair for pair in numbered if pair[0] in kept], [line for index, line in numbered if index not in kept]
 
 
 def _mean(line: Series) -> float | None:
-    """The mean of what is known; None where nothing is, and then there is nothing to draw."""
+    """The mean of the known values; None without any."""
     values = [value for _, value in line.points if value is not None]
     return sum(values) / len(values) if values else None
 
 
-def _lines(chosen: Sequence[tuple[int, Series]], unit: str, window: Window) -> list[dict[str, Any]]:
-    """The lines; their times, the same for all, are written as a start and a step instead of one by one."""
+def _lines(numbered: Sequence[tuple[int, Series]], unit: str, window: Window) -> list[dict[str, Any]]:
+    """The lines. Their common times are given as start and step, which is much smaller."""
     shared = {
         "x0": _stamp(window.start),
         "dx": window.step_s * 1000,  # ms
         "hoverlabel": {"namelength": -1},
     }
-    width = 2 if len(chosen) <= 4 else 1.5
-    return [{**_line(index, line, unit, width), **shared} for index, line in chosen]
+    width = 2 if len(numbered) <= 4 else 1.5
+    return [{**_line(index, line, unit, width), **shared} for index, line in numbered]
 
 
 def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
@@ -226,7 +220,7 @@ def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
 
 
 def _sparse(line: Series) -> bool:
-    """Whether a value stands alone between gaps, which a line alone would not show."""
+    """Whether a value is isolated between gaps, where a line would not show it."""
     values = [None, *(value for _, value in line.points), None]
     return any(
         value is not None and before is None and after is None
@@ -251,13 +245,13 @@ def _band(polygon: Polygon, name: str, colour: str, alpha: float, meta: str = "b
 
 
 def _edges(line: Series) -> Polygon:
-    """The bucket that holds each value."""
+    """The histogram bucket of each value."""
     pairs = zip(line.points, line.band, strict=False)
     return _polygon((at, band if band and math.isfinite(band[1]) else None) for (at, _), band in pairs)
 
 
 def _spread(lines: Sequence[Series]) -> Polygon:
-    """From the lowest to the highest of several lines, step by step."""
+    """From the minimum to the maximum of several lines at each step."""
     steps = zip(*(line.points for line in lines), strict=False)
     return _polygon((step[0][0], _ends([value for _, value in step if value is not None])) for step in steps)
 
@@ -267,7 +261,7 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
 
 
 def _polygon(steps: Iterable[tuple[datetime, tuple[float, float] | None]]) -> Polygon:
-    """Closed shapes, one per stretch without a gap, parted by None."""
+    """Closed shapes, one per range without a gap, separated by None."""
     xs: list[str | None] = []
     ys: list[float | None] = []
     stretch: list[tuple[str, tuple[float, float]]] = []
@@ -318,31 +312,31 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
         },
         "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
-        "shapes": [_rule(mark) for mark in marks],
-        "annotations": [_label(mark) for mark in marks],
+        "shapes": [_mark_line(mark) for mark in marks],
+        "annotations": [_annotation(mark) for mark in marks],
     }
 
 
 def _times(window: Window) -> dict[str, Any]:
-    """How the time axis is written: the day only where there are several."""
+    """The format of the time axis; it includes the day only if there are several."""
     if window.length_s <= 600:
         return {"tickformat": "%H:%M:%S"}
     return {"tickformat": "%H:%M" if window.length_s <= 86_400 else "%d %b\n%H:%M"}
 
 
-def _rule(mark: Marker) -> dict[str, Any]:
+def _mark_line(mark: Marker) -> dict[str, Any]:
     at = _stamp(mark.at)
     line = {"color": mark.colour, "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
 
 
-def _shade(stretch: Stretch, window: Window) -> dict[str, Any]:
-    start, end = (_stamp(min(max(at, window.start), window.end)) for at in stretch)
+def _shade(interval: Interval, window: Window) -> dict[str, Any]:
+    start, end = (_stamp(min(max(at, window.start), window.end)) for at in interval)
     place = {"type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1}
     return {**place, "layer": "below", "line": {"width": 0}, "fillcolor": translucent(COLD, 0.16)}
 
 
-def _label(mark: Marker) -> dict[str, Any]:
+def _annotation(mark: Marker) -> dict[str, Any]:
     more = f" +{mark.count - 1}" if mark.count > 1 else ""
     return {
         "xref": "x",
@@ -359,16 +353,16 @@ def _label(mark: Marker) -> dict[str, Any]:
 
 
 def _stamp(at: datetime) -> str:
-    """A time as Plotly draws it: UTC, without saying so; milliseconds only where there are any."""
+    """A time for Plotly: in UTC without an offset; milliseconds only if there are any."""
     text = at.strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{at.microsecond // 1000:03d}" if at.microsecond >= 1000 else text
 
 
 def _short(value: float | None) -> float | None:
-    """Four digits: more would be sent for nothing."""
+    """The value with four digits, to keep figures small."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
 def _escaped(text: str) -> str:
-    """Names hold no mark-up, but Plotly reads some in labels."""
+    """The text without markup, which Plotly would interpret."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

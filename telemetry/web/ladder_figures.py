@@ -1,6 +1,6 @@
-"""The ladder and the curve of room, as Plotly figures. Colours of paper, grid and text are the page's to add.
+"""Figures of the hit-rate breakdown and the cache-size curve, and the chart of an alert rule as SVG shapes.
 
-A drawing of what a rule saw, as the shapes of an SVG: it needs no script and prints as it is. Pure.
+The SVG chart needs no script.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
 from telemetry.services.alerts.previews import Episode, Point
 from telemetry.web import figures
-from telemetry.web.charts import figure_words
+from telemetry.web.charts import figure_text
 
 TOTAL, LOST, GOT = figures.COLOURS[1], figures.COLOURS[0], figures.COLOURS[2]
 CURVES = (
-    ("shared", "One shared cache of the same size", 2),
-    ("split", "Each replica its own, as placed", 0),
+    ("shared", "One shared cache of the same total size", 2),
+    ("split", "One cache per replica, as placed", 0),
     ("one", "All requests on one replica", 1),
 )
 
 
 class Step(NamedTuple):
-    """One bar: from where to where, as shares of the prompts' tokens."""
+    """One bar, in shares of the prompts' tokens."""
 
-    key: str  # of a loss; "prompts" and "delivered" at the ends, "unknown" for what cannot be told apart
+    key: str  # of a loss; "prompts", "delivered" or "replayed" at the ends; "unknown" for losses without a breakdown
     label: str
     low: float
     high: float
-    words: LossText | None
+    text: LossText | None
 
     @property
     def ratio(self) -> float:
-        """What it takes away, or what there is."""
+        """Its height."""
         return self.high - self.low
 
 
 def steps_of(ladder: Ladder) -> list[Step]:
-    """The bars from the top down; what cannot be told apart is one of them."""
-    found = [Step("prompts", "Prompt tokens", 0.0, 1.0, None)]
+    """The bars from top to bottom. Losses between two known terms are one bar."""
+    steps = [Step("prompts", "Prompt tokens", 0.0, 1.0, None)]
     above, missing = 1.0, False
     for name in TERMS:
         here = ladder.ratio(getattr(ladder, name))
@@ -50,17 +50,16 @@ def steps_of(ladder: Ladder) -> list[Step]:
             missing = True
             continue
         key = "unknown" if missing else LOSSES[name]
-        words = LOSS_TEXTS.get(key)
-        label = words.label if words else "Not known apart"
-        found.append(Step(key, label, min(here, above), above, words))
+        text = LOSS_TEXTS.get(key)
+        steps.append(Step(key, text.label if text else "Unknown", min(here, above), above, text))
         above, missing = min(here, above), False
     reported = ladder.ratio(ladder.delivered)
     last = Step("delivered", "Delivered", 0.0, reported or 0.0, None) if reported is not None else None
-    return [*found, last] if last else [*found, Step("replayed", "As replayed", 0.0, above, None)]
+    return [*steps, last or Step("replayed", "Predicted", 0.0, above, None)]
 
 
 def ladder_figure(ladder: Ladder) -> dict[str, Any]:
-    """The steps as floating bars, the first at the top."""
+    """The breakdown as floating bars, the first at the top."""
     steps = steps_of(ladder)
     colours = [TOTAL, *([LOST] * (len(steps) - 2)), GOT]
     trace = {
@@ -86,7 +85,7 @@ def ladder_figure(ladder: Ladder) -> dict[str, Any]:
 
 
 def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
-    """Hit rate against multiples of the room that replicas have; the present is marked."""
+    """The hit rate by multiples of the current cache size."""
     multiples = [point["multiple"] for point in curve.points]
     traces = [
         {
@@ -114,11 +113,11 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "shapes": [{**now, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
     }
-    return _figure(traces, layout, curve_sentence(curve))
+    return _figure(traces, layout, curve_summary(curve))
 
 
-def curve_sentence(curve: CapacityCurve) -> str:
-    """What twice the room, and a shared tier of the same, would bring."""
+def curve_summary(curve: CapacityCurve) -> str:
+    """What doubled caches, and one shared cache of the same total size, would bring."""
     by_multiple = {point["multiple"]: point for point in curve.points}
     if not curve.points:
         return curve.reason
@@ -126,8 +125,8 @@ def curve_sentence(curve: CapacityCurve) -> str:
     more = 100 * (twice["split"] - now["split"])
     shared = 100 * (now["shared"] - now["split"])
     return (
-        f"Twice the room in each replica would bring {more:.0f} points of hit rate; one cache shared by all, "
-        f"of the same size together, {shared:.0f}."
+        f"Doubling the cache of each replica would add {more:.0f} percentage points of hit rate; one shared cache of "
+        f"the same total size would add {shared:.0f}."
     )
 
 
@@ -141,24 +140,24 @@ def _layout(left: int) -> dict[str, Any]:
     }
 
 
-def _figure(traces: Sequence[dict[str, Any]], layout: dict[str, Any], said: str) -> dict[str, Any]:
-    from plotly import graph_objects  # noqa: PLC0415 - half a second that only charts should pay
+def _figure(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: str) -> dict[str, Any]:
+    from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
-    return {"data": figure["data"], "layout": figure["layout"], "meta": {"sentence": said}}
+    return {"data": figure["data"], "layout": figure["layout"], "meta": {"sentence": text}}
 
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 800.0, 220.0, 64.0, 24.0, 10.0  # of the drawing, in its own units
-MARKS = 6  # on the axis of time, at most
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 800.0, 220.0, 64.0, 24.0, 10.0  # in units of the SVG
+MAX_TICKS = 6  # on the time axis
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Shapes in the drawing's units: a line for each stretch without a gap."""
+    """The shapes of the chart. A line has one polyline per range without a gap."""
 
     values: list[str]
     limits: list[str]
-    bands: list[dict[str, Any]]  # where it fired: {"x", "width"}
+    bands: list[dict[str, Any]]  # times at which the rule fires: {"x", "width"}
     rows: list[tuple[float, str]]  # (y, label)
     columns: list[tuple[float, str]]  # (x, label)
     sentence: str
@@ -171,44 +170,44 @@ class Sketch:
 def draw(
     points: Sequence[Point], episodes: Sequence[Episode], start: datetime, end: datetime, *, sentence: str
 ) -> Sketch | None:
-    """The drawing; None where there is nothing to draw."""
+    """The chart; None without any value."""
     unit = points[-1].unit if points else "ratio"
-    mine = [point for point in points if point.unit == unit]
-    known = [number for point in mine for number in (point.value, point.limit) if number is not None]
-    if not any(point.value is not None for point in mine):
+    shown = [point for point in points if point.unit == unit]
+    known = [number for point in shown for number in (point.value, point.limit) if number is not None]
+    if not any(point.value is not None for point in shown):
         return None
     top = 1.0 if unit == "ratio" and max(known) <= 1 else (max(known) or 1.0) * 1.1
     scale = _Scale(start, (end - start).total_seconds(), top)
     bands = [
-        {"x": f"{scale.x(one.started_at):.1f}", "width": f"{_width(scale, one, end):.1f}"}
-        for one in episodes
-        if one.fired_at
+        {"x": f"{scale.x(episode.started_at):.1f}", "width": f"{_width(scale, episode, end):.1f}"}
+        for episode in episodes
+        if episode.fired_at
     ]
     return Sketch(
-        values=_lines([(scale.x(point.at), scale.y(point.value)) for point in mine]),
-        limits=_lines([(scale.x(point.at), scale.y(point.limit)) for point in mine]),
+        values=_lines([(scale.x(point.at), scale.y(point.value)) for point in shown]),
+        limits=_lines([(scale.x(point.at), scale.y(point.limit)) for point in shown]),
         bands=bands,
-        rows=[(scale.y(top * part) or 0.0, figure_words(top * part, unit)) for part in (0.0, 0.5, 1.0)],
-        columns=[(scale.x(at), _moment(at, scale.length_s)) for at in _marks(start, end)],
+        rows=[(scale.y(top * part) or 0.0, figure_text(top * part, unit)) for part in (0.0, 0.5, 1.0)],
+        columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(start, end)],
         sentence=sentence,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From times and values to places."""
+    """Converts times and values to coordinates."""
 
     start: datetime
     length_s: float
     top: float
 
     def x(self, at: datetime) -> float:
-        """A moment's place; those outside lie on the edge."""
+        """The coordinate of a time, limited to the chart."""
         part = min(max((at - self.start).total_seconds() / self.length_s, 0.0), 1.0)
         return LEFT + part * (WIDTH - LEFT)
 
     def y(self, value: float | None) -> float | None:
-        """A value's place."""
+        """The coordinate of a value."""
         if value is None:
             return None
         return TOP + (1 - min(max(value / self.top, 0.0), 1.0)) * (HEIGHT - BOTTOM - TOP)
@@ -218,26 +217,28 @@ def _width(scale: _Scale, episode: Episode, end: datetime) -> float:
     return max(scale.x(episode.ended_at or end) - scale.x(episode.started_at), 2.0)
 
 
-def _lines(places: Sequence[tuple[float, float | None]]) -> list[str]:
-    """Stretches of places, as the points of polylines; one that stands alone becomes a dash."""
-    stretches: list[list[str]] = [[]]
-    for x, y in places:
+def _lines(points: Sequence[tuple[float, float | None]]) -> list[str]:
+    """The points of one polyline per range without a gap. An isolated point is doubled, so that it is visible."""
+    ranges: list[list[str]] = [[]]
+    for x, y in points:
         if y is None:
-            stretches.append([])
+            ranges.append([])
         else:
-            stretches[-1].append(f"{x:.1f},{y:.1f}")
-    return [" ".join(one if len(one) > 1 else one * 2) for one in stretches if one]
+            ranges[-1].append(f"{x:.1f},{y:.1f}")
+    return [" ".join(coords if len(coords) > 1 else coords * 2) for coords in ranges if coords]
 
 
-def _marks(start: datetime, end: datetime) -> list[datetime]:
-    """Round times between two moments."""
+def _ticks(start: datetime, end: datetime) -> list[datetime]:
+    """Round times of the axis."""
     length_s = (end - start).total_seconds()
-    step_s = next((step for step in STEPS_S if length_s / step <= MARKS), STEPS_S[-1] * max(round(length_s / 5e5), 1))
+    step_s = next(
+        (step for step in STEPS_S if length_s / step <= MAX_TICKS), STEPS_S[-1] * max(round(length_s / 5e5), 1)
+    )
     first = (int(start.timestamp()) // step_s + 1) * step_s
     count = int((end.timestamp() - first) // step_s) + 1
     base = datetime.fromtimestamp(first, start.tzinfo)
     return [base + timedelta(seconds=step_s * number) for number in range(max(count, 0))]
 
 
-def _moment(at: datetime, length_s: float) -> str:
+def _time(at: datetime, length_s: float) -> str:
     return f"{at:%d %b}" if length_s > 172_800 else f"{at:%H:%M}"

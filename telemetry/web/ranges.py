@@ -1,10 +1,8 @@
-"""The time that a page shows, as its URL says it: ``?range=90m``, any such length, or ``?from=...&to=...`` in UTC.
+"""The state of a page, all of which is in its URL: subject, time range and chart views.
 
-Theory of operation. A live range ends now and moves; a fixed one stays. Tiles of a live range tell of the last minute
-("now"), tables of at most the last quarter of an hour: both are asked for every few seconds, so they stay cheap
-whatever the charts show.
-
-What a request asks to see: of whom, when, in which views. All of it stands in the URL.
+``?range=90m`` is a live range, which ends now and moves; ``?from=...&to=...`` (UTC) is a fixed one. Tiles of a live
+range cover the last minute and tables at most the last 15 minutes: both refresh every few seconds, so their cost must
+not depend on the range of the charts.
 """
 
 from __future__ import annotations
@@ -17,32 +15,35 @@ from django.conf import settings
 from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 
-from controlplane.access.actor import actor_of, visible
+from controlplane.access.actor import actor_of
 from controlplane.models import Pool, Replica
+from controlplane.web.base import viewable
 from telemetry.metrics.windows import Window, choose_step
 from telemetry.services.figures.overview import Kind, Subject
 from telemetry.services.figures.series import fit_window
 
-CHART_POINTS = 100  # of a line at most: more of them show noise rather than the trend
-MOST_POINTS = 720  # that ``?points=`` may ask for
+CHART_POINTS = 100  # per line; more show noise rather than the trend
+MAX_POINTS = 720  # of ``?points=``
 PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # seconds
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
 LENGTH = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 DEFAULT = "15m"
 SHORTEST_S = 60.0
-NOW_S = 60.0  # what a tile calls now
-TABLE_S = 900.0  # what a table of a live range covers at most
+NOW_S = 60.0  # of tiles
+TABLE_S = 900.0  # of tables, at most
 LONGEST_S = 90 * 86_400.0
 SLOWEST_REFRESH_S = 60
+SHOWN_DEFAULT = "Showing the last 15 minutes."
+NO_GROUP = "-"  # in URLs: requests without a task group; no group can have this name
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """A range with the windows that its parts need. ``key`` is a length such as 15m, or "" for a fixed range."""
+    """A time range. ``key`` is a length such as 15m, or "" for a fixed range."""
 
     key: str
     window: Window
-    error: str = ""  # why what was asked for is not shown
+    error: str = ""  # why the requested range is not shown
 
     @property
     def live(self) -> bool:
@@ -61,36 +62,35 @@ class TimeRange:
 
     @property
     def refresh_s(self) -> int:
-        """How often charts are drawn anew: as often as they gain a point, and at least once a minute."""
+        """Refresh interval of charts: one step of the chart, at most a minute."""
         return int(min(max(self.window.step_s, settings.SCRAPE_INTERVAL_S), SLOWEST_REFRESH_S))
 
     def _last(self, seconds: float) -> Window:
         return Window(self.window.end - timedelta(seconds=seconds), self.window.end, self.window.step_s)
 
 
-def asked_range(params: QueryDict) -> TimeRange:
-    """The range that a URL asks for; the default, with the reason, for one that makes no sense."""
+def requested_range(params: QueryDict) -> TimeRange:
+    """The range of a URL; the default range with an error message if it is invalid."""
     if params.get("from") or params.get("to"):
         return _fixed(params)
     key = params.get("range", "").strip() or DEFAULT
-    seconds, points = length_s(key), _points(params)
+    seconds = length_s(key)
     if seconds is None:
-        return _last(DEFAULT, f"There is no range {key!r}: write 90m, 6h or 3d. Shown are the last 15 minutes.")
+        return _last(DEFAULT, f"{key!r} is not a range; use 90m, 6h or 3d. {SHOWN_DEFAULT}")
     if not SHORTEST_S <= seconds <= LONGEST_S:
-        return _last(DEFAULT, "A range is at least a minute and at most 90 days. Shown are the last 15 minutes.")
-    return _last(key, points=points)
+        return _last(DEFAULT, f"A range must be between one minute and 90 days. {SHOWN_DEFAULT}")
+    return _last(key, points=_points(params))
 
 
 def length_s(text: str) -> float | None:
-    """Seconds of a length such as 90m or 3d; None for anything else."""
-    found = LENGTH.fullmatch(text)
-    return float(int(found[1]) * UNITS[found[2]]) if found else None
+    """Seconds of a length such as 90m or 3d; None for any other text."""
+    match = LENGTH.fullmatch(text)
+    return float(int(match[1]) * UNITS[match[2]]) if match else None
 
 
 def _points(params: QueryDict) -> int:
-    """How many points a line may have: the usual number, unless ``?points=`` asks for more or fewer."""
     text = params.get("points", "")
-    return min(max(int(text), 10), MOST_POINTS) if text.isascii() and text.isdigit() and len(text) < 6 else CHART_POINTS
+    return min(max(int(text), 10), MAX_POINTS) if text.isascii() and text.isdigit() and len(text) < 6 else CHART_POINTS
 
 
 def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
@@ -102,85 +102,77 @@ def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
 def _fixed(params: QueryDict) -> TimeRange:
     now = timezone.now()
     try:
-        end = _moment(params.get("to", "")) or now
-        start = _moment(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
+        end = _time(params.get("to", "")) or now
+        start = _time(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
         seconds = (end - start).total_seconds()
     except (ValueError, OverflowError):
-        return _last(
-            DEFAULT, "That time could not be read; write it as 2026-01-31T13:45. Shown are the last 15 minutes."
-        )
+        return _last(DEFAULT, f"The time is invalid; use 2026-01-31T13:45. {SHOWN_DEFAULT}")
     if not 0 < seconds <= LONGEST_S or start > now:
-        return _last(DEFAULT, "A range starts before it ends, in the past, and is at most 90 days long.")
+        return _last(
+            DEFAULT, f"A range must start in the past, before it ends, and span at most 90 days. {SHOWN_DEFAULT}"
+        )
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=_points(params))
     return TimeRange("", fit_window(Window(start, end, step)))
 
 
-def _moment(text: str) -> datetime | None:
-    """A time in ISO form, in UTC unless it says otherwise; None for nothing; ValueError for anything else."""
+def _time(text: str) -> datetime | None:
+    """An ISO 8601 time, in UTC by default; None for "", ValueError for an invalid text."""
     if not text:
         return None
     at = datetime.fromisoformat(text)
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
-NO_GROUP = "-"  # how an address names the requests of no task group: no group can have that name
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A page's state. ``error`` says what was asked for and is not there."""
+class PageState:
+    """The subject and time range of a page. ``error`` says which part of the URL is not shown."""
 
-    pools: list[Pool]  # that may be asked for
+    pools: list[Pool]  # that the user may see
     subject: Subject
     range: TimeRange
-    query: QueryDict  # the URL's, with the names of the subject: what the page's parts are asked with
+    query: QueryDict  # of the URL, with the names of the subject, for requests of charts and refreshes
     error: str = ""
 
     @property
     def urlencoded(self) -> str:
-        """The state as a query string, for the page's parts."""
+        """The state as a query string."""
         return self.query.urlencode()
 
     @property
     def pool_names(self) -> set[str]:
-        """The names of the pools that have a page."""
+        """The names of the pools that the user may see."""
         return {pool.name for pool in self.pools}
 
     @property
     def carried(self) -> str:
-        """What a link to another page carries along: the time range, as ``?...``, or nothing."""
-        kept = QueryDict(mutable=True)
-        for key in ("range", "from", "to"):
-            if value := self.query.get(key):
-                kept[key] = value
-        return f"?{kept.urlencode()}" if kept else ""
+        """The time range as ``?...`` for links to other pages, or ""."""
+        params = QueryDict(mutable=True)
+        params.update({key: value for key in ("range", "from", "to") if (value := self.query.get(key))})
+        return f"?{params.urlencode()}" if params else ""
 
     @property
     def kind(self) -> Kind:
-        """What the subject is."""
+        """The kind of subject."""
         return self.subject.kind
 
 
-def asked(request: HttpRequest) -> Asked:
-    """Read the URL's query: only what the actor may see is there. At most two queries."""
-    pools = list(visible(actor_of(request), Pool.objects.all()))
-    span = asked_range(request.GET)
-    subject, error = _named(request, pools)
-    return Asked(pools, subject, span, request.GET, span.error or error)
+def page_state(request: HttpRequest) -> PageState:
+    """The state that a URL's query names. At most two queries."""
+    pools, time_range = _pools(request), requested_range(request.GET)
+    subject, error = _named_subject(request, pools)
+    return PageState(pools, subject, time_range, request.GET, time_range.error or error)
 
 
-def asked_about(request: HttpRequest, subject: Subject) -> Asked:
-    """The same for a page whose address names the subject; its parts are asked for by name. One query."""
-    pools = list(visible(actor_of(request), Pool.objects.all()))
-    span = asked_range(request.GET)
-    query = request.GET.copy()
+def page_state_of(request: HttpRequest, subject: Subject) -> PageState:
+    """The state of a page whose path names the subject. One query."""
+    time_range, query = requested_range(request.GET), request.GET.copy()
     for name, value in names_of(subject).items():
         query[name] = value
-    return Asked(pools, subject, span, query, span.error)
+    return PageState(_pools(request), subject, time_range, query, time_range.error)
 
 
 def names_of(subject: Subject) -> dict[str, str]:
-    """A subject as parameters of an address."""
+    """A subject as query parameters."""
     if subject.replica is not None:
         return {"replica": subject.replica.name}
     if subject.pool is None:
@@ -188,20 +180,24 @@ def names_of(subject: Subject) -> dict[str, str]:
     return {"pool": subject.pool.name} | ({} if subject.group is None else {"group": subject.group or NO_GROUP})
 
 
-def _named(request: HttpRequest, pools: list[Pool]) -> tuple[Subject, str]:
-    """The subject that a query names, or all with the reason why it is not that one."""
-    everything = Subject(None if actor_of(request).projects() is None else pools)
+def _pools(request: HttpRequest) -> list[Pool]:
+    return list(viewable(request, Pool.objects.all()))
+
+
+def _named_subject(request: HttpRequest, pools: list[Pool]) -> tuple[Subject, str]:
+    """The subject of a query; the whole fleet with an error message if there is none of that name."""
+    fleet = Subject(None if actor_of(request).projects() is None else pools)
     replica, name, group = (request.GET.get(key, "") for key in ("replica", "pool", "group"))
     if replica:
-        found = visible(actor_of(request), Replica.objects.select_related("pool")).filter(name=replica).first()
-        return (Subject.of_replica(found), "") if found else (everything, _gone("replica", replica))
+        row = viewable(request, Replica.objects.select_related("pool")).filter(name=replica).first()
+        return (Subject.of_replica(row), "") if row else (fleet, _not_found("replica", replica))
     if not name:
-        return everything, ""
+        return fleet, ""
     pool = next((pool for pool in pools if pool.name == name), None)
     if pool is None:
-        return everything, _gone("pool", name)
+        return fleet, _not_found("pool", name)
     return Subject.of_pool(pool, ("" if group == NO_GROUP else group) if group else None), ""
 
 
-def _gone(noun: str, name: str) -> str:
-    return f"There is no {noun} {name!r} (any more); shown are all."
+def _not_found(noun: str, name: str) -> str:
+    return f"There is no {noun} named {name!r}. Showing the whole fleet."

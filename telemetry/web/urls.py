@@ -1,9 +1,25 @@
-"""Telemetry's pages."""
+"""URLs of telemetry's pages."""
+
+from urllib.parse import unquote
 
 from django.urls import path, register_converter
 
-from telemetry.web.names import NameConverter
 from telemetry.web.views import alerts, channels, charts, events, lab, links, metrics_servers, overview, requests, rules
+
+
+class NameConverter:
+    """A name as one part of a URL path. It may contain slashes, because routers and engines report any name: it is
+    escaped twice, since servers undo one escape.
+    """
+
+    regex = "[^/]+"
+
+    def to_python(self, value: str) -> str:
+        return unquote(value)
+
+    def to_url(self, value: str) -> str:
+        return str(value).replace("%", "%25").replace("/", "%2F")
+
 
 register_converter(NameConverter, "name")
 

@@ -174,7 +174,7 @@ def everything(full, operator):
     from telemetry.services.notifications.channels import create_channel, disable_channel, test_send
     from telemetry.services.notifications.heartbeats import set_heartbeat
     from telemetry.services.notifications.outbox import deliver_due
-    from telemetry.web.reasons import place_of
+    from telemetry.web.decisions import place_of
     from tests.alert_history import alerts_of_every_state
     from tests.decision_history import decisions_at_work
     from tests.fakes.fake_webhook_receiver import Reply, receiving

@@ -40,20 +40,20 @@ def test_pages_of_rows(page, everything):
 
 # Forms that are sent as they should not be: the address, what is filled in, and the button.
 REFUSED = (
-    ("/policies/{policy}/edit/?strategy=prefix_hash", {"Load factor": "0.5"}, "Save the draft and review"),
-    ("/policies/{policy}/revert/1/", {"Why": "", "Type chat to confirm": "Chat"}, "Revert to revision 1"),
-    ("/fleet/pools/new/", {"Name": "No Name!"}, "Add the pool"),
-    ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add the replica"),
-    ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add the task group"),
-    ("/alerts/silences/new/", {"For alerts with": "nonsense"}, "Silence them"),
-    ("/alerts/rules/{rule}/", {"Drop points": "soon"}, "Save"),
-    ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send a test"),
+    ("/policies/{policy}/edit/?strategy=prefix_hash", {"Load factor": "0.5"}, "Save draft and review"),
+    ("/policies/{policy}/revert/1/", {"Reason": "", "Type chat to confirm": "Chat"}, "Revert to revision 1"),
+    ("/fleet/pools/new/", {"Name": "No Name!"}, "Add pool"),
+    ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add replica"),
+    ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add task group"),
+    ("/alerts/silences/new/", {"Alerts with": "nonsense"}, "Create silence"),
+    ("/alerts/rules/{rule}/", {"Minimum drop": "soon"}, "Save"),
+    ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
-    ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add the server"),
+    ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add server"),
     ("/people/new/", {}, "Add"),
     ("/projects/new/", {"Name": "No Name!"}, "Add"),
-    ("/client-keys/", {"Name": "No Name!"}, "Make it"),
-    ("/tokens/", {"Name": ""}, "Make it"),
+    ("/client-keys/", {"Name": "No Name!"}, "Create"),
+    ("/tokens/", {"Name": ""}, "Create"),
     ("/accounts/password/change/", {}, "Change"),
 )
 
@@ -76,7 +76,7 @@ def test_forms_that_are_refused(page, everything):
 
 def test_a_rule_that_was_tried(page, everything):
     page.goto(f"/alerts/rules/{everything['rule']}/")
-    page.get_by_role("button", name="What would it have done?").click()
+    page.get_by_role("button", name="Preview on past data").click()
     page.locator("#preview-title").wait_for()
 
     assert look(page) == []
@@ -84,8 +84,8 @@ def test_a_rule_that_was_tried(page, everything):
 
 # What may go wrong at the server: what the view raises, and what the page says.
 FAULTS = (
-    (ValueError("x"), "Something failed here"),
-    (OperationalError("x"), "The database does not answer"),
+    (ValueError("x"), "Something went wrong"),
+    (OperationalError("x"), "Database unavailable"),
 )
 
 
@@ -113,7 +113,7 @@ def test_errors(page, site, monkeypatch):
     seen.get_by_label("Username").fill(person.username)
     seen.get_by_label("Password").fill("a long enough password")
     seen.get_by_role("button", name="Sign in").click()
-    seen.get_by_role("heading", name="You may not do that").wait_for()
+    seen.get_by_role("heading", name="Permission denied").wait_for()
     wrong["forbidden"] = look(seen)
 
     assert {title: found for title, found in wrong.items() if found} == {}

@@ -56,12 +56,12 @@ def test_from_the_first_pool_to_going_back(site, complaints):
         assert look(page, [1280]) == []
 
     page.goto("/fleet/")
-    page.get_by_role("link", name="Add a pool").first.click()
+    page.get_by_role("link", name="Add pool").first.click()
     page.get_by_label("Name", exact=True).fill("chat")
-    page.get_by_role("button", name="Add the pool").click()
+    page.get_by_role("button", name="Add pool").click()
     for number in (1, 2):
         page.goto("/fleet/")
-        page.get_by_role("link", name="Add a replica").first.click()
+        page.get_by_role("link", name="Add replica").first.click()
         page.get_by_label("Name", exact=True).fill(f"gpu-{number}")
         page.get_by_label("URL").fill(f"http://10.0.0.{number}:8000")
         page.get_by_role("button", name=re.compile("Add")).click()
@@ -100,7 +100,7 @@ def test_from_the_first_pool_to_going_back(site, complaints):
     page.get_by_role("button", name="Revert to revision 1").click()
     acknowledge()
     page.reload()
-    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
+    expect(page.get_by_role("heading", name="Active: lowest cost")).to_be_visible()
     looked_at()
     page.goto("/events/")
     for told in ("Pool chat was created", "gpu-2 was added", "rolled back", "revision 4"):
@@ -109,11 +109,11 @@ def test_from_the_first_pool_to_going_back(site, complaints):
 
 
 def draft_and_try(page, strategy: str, why: str, looked_at) -> None:
-    """Edit the policy, review the draft, and publish it as a canary for a quarter of the prefixes."""
+    """Edit policy, review the draft, and publish it as a canary for a quarter of the prefixes."""
     page.goto("/policies/")
     page.get_by_role("link", name="Edit policy chat").click()
     page.get_by_role("link", name=strategy).first.click()
-    page.get_by_role("button", name="Save the draft and review").click()
+    page.get_by_role("button", name="Save draft and review").click()
     expect(page.get_by_role("heading", name="What it does")).to_be_visible()
     looked_at()
     page.get_by_label("Why").fill(why)

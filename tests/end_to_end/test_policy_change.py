@@ -67,7 +67,7 @@ def test_with_the_keyboard_alone(site, policy, complaints):
     page.keyboard.type("chat")
     tab_to(page, "Revert to revision 1")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
+    expect(page.get_by_role("heading", name="Active: lowest cost")).to_be_visible()
 
 
 def test_acknowledgements_show_up_by_themselves(site, policy, complaints):
@@ -108,5 +108,5 @@ def test_without_scripts(site, policy):
     page.get_by_label("Type chat to confirm").fill("chat")
     page.get_by_role("button", name="Revert to revision 1").click()
 
-    expect(page.get_by_role("heading", name="Runs now: lowest cost")).to_be_visible()
+    expect(page.get_by_role("heading", name="Active: lowest cost")).to_be_visible()
     expect(page.get_by_text("Back to revision 1: TTFT doubled").first).to_be_visible()

@@ -49,7 +49,7 @@ def test_somebody_comes_in_by_the_identity_provider(site, provider, complaints):
     page.get_by_role("button", name="Sign In").click()
     page.wait_for_url("**/fleet/")
     expect(page.get_by_text("Signed in as ada", exact=True)).to_be_visible()
-    page.get_by_role("link", name="People").click()
+    page.get_by_role("link", name="Users").click()
     expect(page.get_by_text("admin of all projects, by group")).to_be_visible()
 
 

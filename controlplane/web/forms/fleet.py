@@ -1,11 +1,4 @@
-"""Client keys, and the limits of the routers.
-
-Pools.
-
-Replicas.
-
-Task groups.
-"""
+"""Forms of pools, replicas, task groups, client keys and the routers' limits."""
 
 from __future__ import annotations
 
@@ -18,57 +11,65 @@ from django.utils import timezone
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, TaskGroup
 from controlplane.web.forms.base import Form, Section, SectionedForm, Single
 from routing import schema
-from routing.schema import ReplicaConfig
 
-KEY_MODELS = "Names that it is good for, one a line; a request must name one. Left empty: all of its project's."
-GROUPS = "Task groups that it is good for, one a line; the first is of requests that name none. Left empty: all."
+MODELS = "Served model names, one per line. Empty: the pool accepts any model."
+ROUTER_DEFAULTS = "router defaults"
+NO_LIMIT = "no limit"
+_LINES = {"autocomplete": "off", "spellcheck": "false"}
+
+
+def choose_from(field: forms.Field, rows: QuerySet[Any]) -> None:
+    """Set the rows that a model choice field offers."""
+    if isinstance(field, forms.ModelChoiceField):
+        field.queryset = rows
 
 
 class ClientKeyForm(SectionedForm):
-    """What a key is good for; a new one is of a project, and has a name."""
+    """A client key. Name and project are set once, when the key is created."""
 
     singles: ClassVar = (
-        Single("models", schema.ApiKey, "Models", KEY_MODELS),
-        Single("groups", schema.ApiKey, "Task groups", GROUPS),
+        Single(
+            "models", schema.ApiKey, "Models", "Models that the key may use, one per line. Empty: all of its project."
+        ),
+        Single(
+            "groups",
+            schema.ApiKey,
+            "Task groups",
+            "Task groups that the key may name, one per line. Requests that name none belong to the first. Empty: all.",
+        ),
         Single("tenant", schema.ApiKey, "Tenant", empty=""),
-        Single("requests_per_s", schema.ApiKey, "Requests a second"),
-        Single("burst", schema.ApiKey, "Requests at once", "Left empty: a second's worth."),
-        Single("tokens_per_min", schema.ApiKey, "Tokens a minute"),
+        Single("requests_per_s", schema.ApiKey, "Requests per second"),
+        Single("burst", schema.ApiKey, "Burst", "Requests that may arrive at once. Empty: one second's worth."),
+        Single("tokens_per_min", schema.ApiKey, "Tokens per minute"),
     )
 
     expires_at = forms.DateTimeField(
-        required=False,
-        label="Works until",
-        help_text="In UTC, such as 2031-03-04 12:00. Left empty: until it is revoked.",
+        required=False, label="Expires", help_text="In UTC, such as 2031-03-04 12:00. Empty: never."
     )
-    name = forms.CharField(max_length=30, help_text="Who or what sends it, such as: nightly-batch.")
+    name = forms.CharField(max_length=30, help_text="The client that will use it, such as: nightly-batch.")
     project = forms.ModelChoiceField(
-        Project.objects.none(),
-        empty_label=None,
-        help_text="It is good for this project's models and task groups alone.",
+        Project.objects.none(), empty_label=None, help_text="The key gives access to this project's models only."
     )
 
     def __init__(self, *args: Any, projects: QuerySet[Project], key: ClientKey | None = None, **kwargs: Any) -> None:
         super().__init__(*args, row=key, **kwargs)
         self.fields["expires_at"].initial = key.expires_at if key else None
-        field = self.fields["project"]
-        if isinstance(field, forms.ModelChoiceField):
-            field.queryset = projects
+        choose_from(self.fields["project"], projects)
         if key is not None:
             del self.fields["name"], self.fields["project"]
         self.order_fields(["project", "name"])
 
 
 class LimitsForm(SectionedForm):
-    """What all routers accept, and how long they wait."""
+    """Limits and timeouts of every router."""
 
     sections: ClassVar = (
         Section(
             "limits",
             schema.Limits,
             "Limits",
-            "Of each process of a router. Left empty, a default holds.",
-            "the routers' own",
+            "They apply to each router process. Empty fields take the default.",
+            ROUTER_DEFAULTS,
         ),
     )
 
@@ -76,84 +77,71 @@ class LimitsForm(SectionedForm):
         super().__init__(*args, row=settings, **kwargs)
 
 
-MODELS = "Served model names, one a line. Left empty, the pool takes any model."
-
-
 class PoolForm(Form):
-    """A new pool, of one of the projects that it may be made in."""
+    """A new pool in one of ``projects``. The first pool also creates the first project."""
 
     project = forms.ModelChoiceField(
-        Project.objects.none(), empty_label=None, help_text="Who may see and change it: people hold roles in projects."
+        Project.objects.none(), empty_label=None, help_text="Users get access to a pool through roles in its project."
     )
-
     name = forms.CharField(
-        max_length=30, help_text="Lower-case letters, digits and -. It labels every figure and never changes."
+        max_length=30, help_text="Lower-case letters, digits and -. Metrics carry it as a label; it cannot be changed."
     )
-    models = forms.CharField(
-        required=False,
-        widget=forms.Textarea({"rows": 2}),
-        help_text=MODELS,
-    )
-    description = forms.CharField(required=False, max_length=1000, help_text="What it is for, and who to ask.")
+    models = forms.CharField(required=False, widget=forms.Textarea({"rows": 2}), help_text=MODELS)
+    description = forms.CharField(required=False, max_length=1000, help_text="Purpose and contact.")
 
     def __init__(self, projects: QuerySet[Project], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        field = self.fields["project"]
-        if not projects.exists():
-            del self.fields["project"]  # the first pool makes the first project
-        elif isinstance(field, forms.ModelChoiceField):
-            field.queryset = projects
+        if projects.exists():
+            choose_from(self.fields["project"], projects)
+        else:
+            del self.fields["project"]
 
     def clean_models(self) -> list[str]:
-        """One name a line; empty lines do not count."""
+        """One name per line, without empty lines."""
         return [line.strip() for line in self.cleaned_data["models"].splitlines() if line.strip()]
 
 
 class PoolSettingsForm(SectionedForm):
-    """Everything that may be said of a pool but its name and its project."""
+    """All settings of a pool except its name and project."""
 
     sections: ClassVar = (
         Section(
-            "health",
-            schema.HealthCheck,
-            "Health check",
-            "How routers find out whether a replica answers.",
-            "the routers' own",
+            "health", schema.HealthCheck, "Health checks", "How routers check that a replica responds.", ROUTER_DEFAULTS
         ),
         Section(
             "breaker",
             schema.BreakerConfig,
-            "Breaker",
-            "When a replica that answers its health checks is taken out all the same, and how it comes back.",
-            "the routers' own",
+            "Circuit breaker",
+            "When routers eject a replica whose requests fail although its health checks pass, and readmit it.",
+            ROUTER_DEFAULTS,
         ),
         Section(
             "warm_up",
             schema.WarmUp,
-            "Warm-up of replicas that join",
-            "A replica that is new or was down first gets the openings that it will own, and then traffic.",
-            "it takes traffic cold",
+            "Warm-up",
+            "A new or recovered replica first computes the prompt prefixes assigned to it, and then receives traffic.",
+            "off: a new replica receives traffic with a cold cache",
         ),
         Section(
             "concurrency",
             schema.ConcurrencyConfig,
-            "How many requests may run at once",
-            "For all requests of the pool, at each router. The others wait in the router.",
-            "no limit",
+            "Concurrency limit",
+            "Requests of the pool that may run at once per router. Further requests wait in the router.",
+            NO_LIMIT,
         ),
         Section(
             "caps",
             schema.Caps,
-            "The most that one request may ask for",
-            "A request that asks for more is refused.",
-            "the routers' own",
+            "Limits per request",
+            "Routers reject a request that exceeds one of these.",
+            ROUTER_DEFAULTS,
         ),
         Section(
             "tier1",
             schema.Tier1,
-            "Where the tier-1 prefix ends",
-            "For all of its task groups that do not say it themselves.",
-            "as each policy says",
+            "Tier-1 prefix",
+            "Where the part of the prompt that a task group shares ends. Task groups may override it.",
+            "as each policy sets it",
         ),
     )
     singles: ClassVar = (
@@ -162,55 +150,56 @@ class PoolSettingsForm(SectionedForm):
             "aliases",
             schema.PoolConfig,
             "Aliases",
-            "Other names for these, one a line, as name = model. Engines are sent the model.",
+            "Other names for these models, one per line, as name = model. Engines receive the model.",
             empty=[],
         ),
         Single(
             "adapters",
             schema.PoolConfig,
             "Adapters",
-            "LoRA adapters that its replicas may hold, one a line, as name = the model that it adapts.",
+            "LoRA adapters of its replicas, one per line, as name = base model.",
             empty=[],
         ),
-        Single("share_half_life", schema.PoolConfig, "Half-life of shares"),
+        Single("share_half_life", schema.PoolConfig, "Half-life of traffic shares"),
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
     )
 
-    description = forms.CharField(required=False, max_length=1000, help_text="What it is for, and who to ask.")
+    description = forms.CharField(required=False, max_length=1000, help_text="Purpose and contact.")
 
     def __init__(self, *args: Any, pool: Pool, **kwargs: Any) -> None:
         super().__init__(*args, row=pool, **kwargs)
         self.initial.setdefault("description", pool.description)
 
 
-ADAPTERS = "Names of the pool's adapters that it holds, one a line. Left empty, routers ask it; none: it holds none."
-
-
 class ReplicaForm(SectionedForm):
-    """A replica, new or changed; its name never changes, and its key is never shown."""
+    """A replica. Its name cannot be changed, and its API key is never shown."""
 
     singles: ClassVar = (
         Single(
             "data_parallel_size",
-            ReplicaConfig,
+            schema.ReplicaConfig,
             "Data-parallel ranks",
+            "Ranks behind the URL; each has its own cache.",
             empty=1,
-            help="Behind the URL, each with a cache of its own.",
         ),
-        Single("adapters", ReplicaConfig, "Adapters", ADAPTERS),
+        Single(
+            "adapters",
+            schema.ReplicaConfig,
+            "Adapters",
+            "Adapters of the pool that this replica has loaded, one per line. Empty: routers query the replica; "
+            "none: it has none.",
+        ),
     )
 
-    name = forms.CharField(
-        max_length=63, help_text="Its identity on every ring: it never changes, even when the URL does."
-    )
+    name = forms.CharField(max_length=63, help_text="Requests are assigned by this name, so it cannot be changed.")
     url = forms.CharField(max_length=2048, label="URL", help_text="The engine's base URL, such as http://gpu-1:8000.")
     weight = forms.FloatField(
-        initial=1.0, help_text="Its capacity compared with the others. 1 unless the hardware is mixed."
+        initial=1.0, help_text="Capacity relative to the other replicas. Use 1 if all have the same hardware."
     )
     labels = forms.CharField(
         required=False,
-        widget=forms.Textarea({"rows": 3, "autocomplete": "off", "spellcheck": "false"}),
-        help_text="To find it by, as key=value, one a line, such as zone=eu-1.",
+        widget=forms.Textarea({"rows": 3, **_LINES}),
+        help_text="key=value, one per line, such as zone=eu-1.",
     )
     api_key = forms.CharField(
         required=False,
@@ -218,9 +207,9 @@ class ReplicaForm(SectionedForm):
         strip=False,
         label="Engine API key",
         widget=forms.PasswordInput({"autocomplete": "new-password"}),
-        help_text="What the engine asks of clients; routers send it instead of theirs. Kept encrypted and never shown.",
+        help_text="Routers send it to the engine instead of the client's key. Stored encrypted and never shown.",
     )
-    without_api_key = forms.BooleanField(required=False, label="Take the key away: the engine asks for none")
+    without_api_key = forms.BooleanField(required=False, label="Remove the API key: the engine requires none")
 
     def __init__(self, *args: Any, replica: Replica | None = None, **kwargs: Any) -> None:
         super().__init__(*args, row=replica, **kwargs)
@@ -228,18 +217,19 @@ class ReplicaForm(SectionedForm):
             del self.fields["without_api_key"]
         if replica is not None:
             del self.fields["name"]
-            self.initial.update(url=replica.url, weight=replica.weight, labels=_lines(replica.labels))
+            labels = "\n".join(f"{key}={value}" for key, value in sorted(replica.labels.items()))
+            self.initial.update(url=replica.url, weight=replica.weight, labels=labels)
             if replica.api_key_set_at is not None:
                 at = timezone.localtime(replica.api_key_set_at)
-                self.fields["api_key"].help_text = f"Set on {at:%Y-%m-%d}, and never shown. Left empty, it stays."
+                self.fields["api_key"].help_text = f"Set on {at:%Y-%m-%d}, never shown. Leave empty to keep it."
 
     def clean_labels(self) -> dict[str, str]:
-        """``key=value`` a line; a line without = is a key with nothing."""
+        """``key=value`` per line; a line without = is a key with an empty value."""
         parts = (line.partition("=") for line in self.cleaned_data["labels"].splitlines() if line.strip())
         return {key.strip(): value.strip() for key, _, value in parts}
 
     def clean(self) -> dict[str, Any]:
-        """The key only where it changes."""
+        """Include ``api_key`` only if it changes."""
         cleaned = super().clean()
         if cleaned.pop("without_api_key", False):
             cleaned["api_key"] = None
@@ -248,79 +238,75 @@ class ReplicaForm(SectionedForm):
         return cleaned
 
 
-def _lines(labels: dict[str, str]) -> str:
-    return "\n".join(f"{key}={value}" for key, value in sorted(labels.items()))
-
-
 class TaskGroupForm(SectionedForm):
-    """A task group, new or changed."""
+    """A task group. Its name cannot be changed."""
 
     sections: ClassVar = (
         Section(
             "match",
             schema.GroupMatch,
-            "Which requests are its own",
-            "Beside those that name it in X-Task-Group. Any of these is enough; what one group claims no other may.",
-            "the header alone",
+            "Matching requests",
+            "Requests that name the group in X-Task-Group belong to it, and so do requests that match any of these. "
+            "Two groups cannot match the same value.",
+            "header only",
         ),
         Section(
             "tier1",
             schema.Tier1,
-            "Where its tier-1 prefix ends",
-            "The opening that its requests share, and by which they are placed.",
-            "as its pool says, else the policy",
+            "Tier-1 prefix",
+            "Where the part of the prompt that all requests of the group share ends. Requests are placed by it.",
+            "as its pool or policy sets it",
         ),
         Section(
             "auto_replicas",
             schema.AutoReplicas,
-            "A share of the replicas that follows its traffic",
-            "Instead of replicas ticked above. Fill in any of these, 0 will do, to turn it on.",
+            "Replicas by traffic share",
+            "Instead of selecting replicas above, give the group as many as its share of the traffic. "
+            "Fill in any field, even with 0, to turn this on.",
             "off",
         ),
         Section(
             "concurrency",
             schema.ConcurrencyConfig,
-            "How many of its requests may run at once",
-            "Beside the pool's own limit. The others wait in the router.",
-            "no limit",
+            "Concurrency limit",
+            "Requests of the group that may run at once, in addition to the pool's limit. Further requests wait.",
+            NO_LIMIT,
         ),
         Section(
             "caps",
             schema.GroupCaps,
-            "The most that one request may ask for",
-            "What is filled in stands in place of the pool's; the rest is as the pool says.",
-            "as its pool says",
+            "Limits per request",
+            "A value here overrides the pool's.",
+            "as its pool sets them",
         ),
     )
     singles: ClassVar = (Single("priority", schema.TaskGroupConfig, "Priority", empty=0),)
 
-    name = forms.CharField(max_length=30, help_text="What clients send in the X-Task-Group header. It never changes.")
-    owner = forms.CharField(required=False, max_length=200, help_text="Who to ask: a team, an address.")
+    name = forms.CharField(max_length=30, help_text="The value of the X-Task-Group header. It cannot be changed.")
+    owner = forms.CharField(required=False, max_length=200, help_text="Contact: a team or an address.")
     description = forms.CharField(required=False, max_length=1000)
     expected_tier1 = forms.CharField(
         required=False,
         max_length=16,
         label="Expected tier-1 prefix",
-        help_text="The hash that its requests should share, 16 hex digits, as decisions show it.",
+        help_text="The hash that its requests should share: 16 hex digits, as on the page of a request.",
     )
     hit_rate_objective = forms.FloatField(
         required=False,
         label="Hit-rate objective",
-        help_text="A ratio that it should reach, such as 0.6 for 60 %.",
+        help_text="Target hit rate as a ratio, such as 0.6 for 60 %.",
         widget=forms.TextInput({"inputmode": "decimal", "autocomplete": "off"}),
     )
     replicas = forms.ModelMultipleChoiceField(
         Replica.objects.none(),
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="Tick none to use all replicas of the pool.",
+        help_text="Select none to use all replicas of the pool.",
     )
 
     def __init__(self, pool: Pool, *args: Any, group: TaskGroup | None = None, **kwargs: Any) -> None:
         super().__init__(*args, row=group, **kwargs)
-        field = self.fields["replicas"]
-        if isinstance(field, forms.ModelMultipleChoiceField):
-            field.queryset = pool.replicas.all()
+        choose_from(self.fields["replicas"], pool.replicas.all())
         if group is not None:
             del self.fields["name"]
             for name in ("owner", "description", "expected_tier1", "hit_rate_objective"):

@@ -1,7 +1,4 @@
-"""How a publication comes into force, and why a rollout is moved.
-
-Taking an earlier revision back into force.
-"""
+"""Forms that publish a draft, move a rollout and revert a policy."""
 
 from __future__ import annotations
 
@@ -11,92 +8,98 @@ from django import forms
 
 from controlplane.models import RoutingPolicy
 from controlplane.services.policies.rollout_plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
-from controlplane.web.forms.base import Form, ReasonForm, Section, SectionedForm
+from controlplane.web.forms.base import Form, Section, SectionedForm
 
-PLANS = {
-    Plan.ALL_AT_ONCE: ("All at once", "In force on every router within seconds. Nobody watches it."),
-    Plan.BY_SHARE: ("By share", "Some of the prefixes first, then more of them. One prefix's requests stay together."),
-    Plan.BY_ROUTER: ("Router by router", "One router that is present first, then one more with each stage."),
-    Plan.BY_GROUP: ("Task group by task group", "One task group first, then one more with each stage."),
+PLANS = {  # label, description
+    Plan.ALL_AT_ONCE: ("All at once", "Active on every router within seconds, without a canary."),
+    Plan.BY_SHARE: (
+        "By share",
+        "First some of the prompt prefixes, then more. All requests with one prefix use the same revision.",
+    ),
+    Plan.BY_ROUTER: ("Router by router", "First one router, then one more with each step."),
+    Plan.BY_GROUP: ("Task group by task group", "First one task group, then one more with each step."),
 }
-MOST_MINUTES = 7 * 24 * 60
+MAX_MINUTES = 7 * 24 * 60
+_DECIMAL = {"inputmode": "decimal", "autocomplete": "off"}
 
 
-class PublishForm(SectionedForm, ReasonForm):
-    """Why a draft is published, by which plan, and what its guard tolerates."""
+class PublishForm(SectionedForm):
+    """The reason of a publication, its rollout plan and the limits of its analysis."""
 
-    sections = (Section("guard", GuardLimits, "What the guard tolerates", "", "the defaults"),)
+    sections = (Section("guard", GuardLimits, "Thresholds", "", "defaults"),)
+    reason = forms.CharField(
+        max_length=500, help_text="One sentence for the history, such as: agents share a long system prompt."
+    )
+    digest = forms.CharField(widget=forms.HiddenInput, required=False)
     plan = forms.ChoiceField(required=False, widget=forms.RadioSelect)
     shares = forms.CharField(
         required=False,
-        label="Shares before everything",
-        help_text="In per cent of the prefix space, growing. For a plan by share.",
-        widget=forms.TextInput({"inputmode": "decimal", "autocomplete": "off"}),
+        label="Canary shares",
+        help_text="Percentages of the prompt prefixes, ascending, such as 5, 25. Only for the plan by share.",
+        widget=forms.TextInput(_DECIMAL),
     )
     observe_min = forms.FloatField(
         required=False,
         min_value=0,
-        max_value=MOST_MINUTES,
-        label="Observe each stage for",
-        help_text="Once every router runs it. The guard needs some minutes beside its warm-up.",
-        widget=forms.TextInput({"inputmode": "decimal", "autocomplete": "off"}),
+        max_value=MAX_MINUTES,
+        label="Duration of each step",
+        help_text="Counted from when every router runs the step. The analysis needs some minutes after warm-up.",
+        widget=forms.TextInput(_DECIMAL),
     )
-    guarded = forms.BooleanField(required=False, label="A guard watches, and takes it back by itself")
+    guarded = forms.BooleanField(required=False, label="Analyze the canary, and roll back automatically if it is worse")
 
     def __init__(self, policy: RoutingPolicy, *args: Any, comparable: bool = True, **kwargs: Any) -> None:
+        """``comparable`` is whether there is an active revision to compare a canary with."""
         defaults = {"plan": Plan.ALL_AT_ONCE, "guarded": True, "observe_min": f"{OBSERVE_S / 60:g}"}
         shares = ", ".join(f"{share * 100:g}" for share in SHARES)
         initial = {**defaults, "shares": shares, **(kwargs.pop("initial", None) or {})}
         super().__init__(*args, initial=initial, **kwargs)
         self.policy = policy
-        known = [plan for plan in PLANS if comparable or plan is Plan.ALL_AT_ONCE]
-        self.plans = [plan for plan in known if plan is not Plan.BY_GROUP or policy.group_id is None]
+        possible = [plan for plan in PLANS if comparable or plan is Plan.ALL_AT_ONCE]
+        self.plans = [plan for plan in possible if plan is not Plan.BY_GROUP or policy.group_id is None]
         field = self.fields["plan"]
         if isinstance(field, forms.ChoiceField):
             field.choices = [(str(plan), PLANS[plan][0]) for plan in self.plans]
 
     def plan_choices(self) -> list[tuple[str, str, str, bool]]:
-        """(value, label, meaning, whether it is chosen) of each plan."""
-        chosen = self["plan"].value() or Plan.ALL_AT_ONCE
-        return [(str(plan), *PLANS[plan], plan == chosen) for plan in self.plans]
+        """(value, label, description, whether it is selected) of each plan."""
+        selected = self["plan"].value() or Plan.ALL_AT_ONCE
+        return [(str(plan), *PLANS[plan], plan == selected) for plan in self.plans]
 
     def clean_shares(self) -> list[float]:
-        """Ratios."""
+        """Percentages as ratios."""
+        parts = [part.strip().rstrip("%") for part in self.cleaned_data["shares"].split(",") if part.strip()]
         try:
-            return [
-                float(part.strip().rstrip("%")) / 100 for part in self.cleaned_data["shares"].split(",") if part.strip()
-            ]
+            return [float(part) / 100 for part in parts]
         except ValueError:
-            raise forms.ValidationError("Expected numbers with commas between them, such as 5, 25.") from None
+            raise forms.ValidationError("Expected numbers separated by commas, such as 5, 25.") from None
 
     def rollout_plan(self) -> RolloutPlan:
-        """What was asked for; InvalidError where it cannot be."""
-        asked = self.cleaned_data
-        if (asked["plan"] or Plan.ALL_AT_ONCE) == Plan.ALL_AT_ONCE:
+        """The plan as filled in; InvalidError if it is impossible."""
+        values = self.cleaned_data
+        if (values["plan"] or Plan.ALL_AT_ONCE) == Plan.ALL_AT_ONCE:
             return make_plan(self.policy)
-        minutes = asked["observe_min"]
+        minutes = values["observe_min"]
         return make_plan(
             self.policy,
-            asked["plan"],
-            guard=(asked["guard"] or {}) if asked["guarded"] else None,
+            values["plan"],
+            guard=(values["guard"] or {}) if values["guarded"] else None,
             observe_s=OBSERVE_S if minutes is None else round(minutes * 60),
-            shares=asked["shares"] or SHARES,
+            shares=values["shares"] or SHARES,
         )
 
 
-class MoveForm(Form):
-    """Why a rollout is moved."""
+class ReasonForm(Form):
+    """The optional reason of a rollout transition."""
 
-    reason = forms.CharField(
-        required=False, max_length=500, label="Why", help_text="One sentence for whoever reads the rollout's steps."
-    )
+    reason = forms.CharField(required=False, max_length=500, help_text="One sentence for the rollout's history.")
 
 
 class RevertForm(Form):
-    """Why, and the policy's name typed, so that nobody reverts the wrong one by a slip."""
+    """The reason, and the policy's name typed as a confirmation."""
 
     reason = forms.CharField(
-        max_length=400, help_text="One sentence for whoever reads the history, such as: TTFT doubled after revision 7."
+        max_length=400, help_text="One sentence for the history, such as: TTFT doubled after revision 7."
     )
     typed = forms.CharField(widget=forms.TextInput({"autocomplete": "off", "spellcheck": "false"}))
     live = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -107,7 +110,7 @@ class RevertForm(Form):
         self.fields["typed"].label = f"Type {name} to confirm"
 
     def clean_typed(self) -> str:
-        """Exactly the policy's name."""
+        """The policy's exact name."""
         typed = str(self.cleaned_data["typed"]).strip()
         if typed != self.name:
             raise forms.ValidationError(f"This is not {self.name}. Nothing was changed.")

@@ -1,1 +1,1 @@
-"""One module per noun."""
+"""Views of the control plane's pages."""

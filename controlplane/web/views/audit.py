@@ -1,12 +1,12 @@
-"""The audit log: who changed what, from where and why."""
+"""The audit log: who changed what, when, from where and why."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator
+from itertools import chain
 
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
@@ -16,23 +16,21 @@ from controlplane.models.audit import AUDIT_FIELDS
 from controlplane.request_origin import forwarded_for_missing
 from controlplane.services.access.sign_ins import SIGN_IN_FAILED, SIGNED_IN
 from controlplane.services.audit_log import latest_audit_check
-from controlplane.web.tags import spreadsheet_safe
+from controlplane.web.base import csv_response, first_page, int_parameter
 
 PAGE = 50
 COLUMNS = (*(name for name in AUDIT_FIELDS if name not in {"before", "after", "previous"}), "digest")  # of the CSV
-SIGN_INS = ((SIGNED_IN, "Signed in"), (SIGN_IN_FAILED, "Sign-in refused"))
+SIGN_INS = ((SIGNED_IN, "Signed in"), (SIGN_IN_FAILED, "Sign-in failed"))
 
 
 @require_GET
 def audit(request: HttpRequest) -> HttpResponse:
-    """A page of entries, narrowed as asked; older ones by a plain link."""
-    entries, before = _asked(request), request.GET.get("before", "")
-    if before.isascii() and before.isdigit() and len(before) < 19:
-        entries = entries.filter(number__lt=int(before))
-    page = list(entries[: PAGE + 1])
+    """A page of entries that match the filters, newest first."""
+    entries, before = _filtered(request), int_parameter(request, "before")
+    page, last = first_page(entries.filter(number__lt=before) if before is not None else entries, PAGE)
     context = {
-        "entries": page[:PAGE],
-        "more": page[PAGE - 1].number if len(page) > PAGE else None,
+        "entries": page,
+        "more": last and last.number,
         "kinds": [*EventKind.choices, *SIGN_INS],
         "kind": request.GET.get("kind", ""),
         "actor": request.GET.get("actor", ""),
@@ -45,32 +43,17 @@ def audit(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-def audit_csv(request: HttpRequest) -> StreamingHttpResponse:
-    """The same entries, all of them, as CSV."""
-    writer = csv.writer(_Echo())
-    entries = _asked(request).iterator(chunk_size=1000)
-
-    def lines() -> Iterator[str]:
-        yield writer.writerow(COLUMNS)  # what _Echo returns
-        for entry in entries:
-            yield writer.writerow([spreadsheet_safe(str(getattr(entry, name))) for name in COLUMNS])
-
-    response = StreamingHttpResponse(lines(), content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = 'attachment; filename="audit.csv"'
-    return response
+def audit_csv(request: HttpRequest) -> HttpResponseBase:
+    """All entries that match the filters, as CSV."""
+    entries = _filtered(request).iterator(chunk_size=1000)
+    rows = ([str(getattr(entry, name)) for name in COLUMNS] for entry in entries)
+    return csv_response("audit.csv", chain([COLUMNS], rows))
 
 
-class _Echo:
-    """A file that hands back what is written to it."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
-def _asked(request: HttpRequest) -> QuerySet[AuditEntry]:
+def _filtered(request: HttpRequest) -> QuerySet[AuditEntry]:
     entries = AuditEntry.objects.order_by("-number")
     kind, actor = request.GET.get("kind", ""), request.GET.get("actor", "")
-    if "\0" in kind + actor:  # PostgreSQL looks for no such value
+    if "\0" in kind + actor:  # PostgreSQL rejects such a parameter
         return entries.none()
     if kind:
         entries = entries.filter(kind=kind)

@@ -1,129 +1,115 @@
-"""Client keys, whether they are needed, and the limits that hold for everybody."""
+"""Client keys, whether requests need one, and the limits of all routers."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from controlplane.errors import ControlPlaneError
 from controlplane.models import ClientKey, Project, Replica
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
 from controlplane.services.fleet.pools import fleet_settings, update_fleet_settings
-from controlplane.web.base import errors_as_messages, form_page, mine, signed_in, within
+from controlplane.web.base import confirm_page, current_user, form_page, manageable, viewable
 from controlplane.web.forms.fleet import ClientKeyForm, LimitsForm
 
-CLOSING = (
-    "From then on routers answer 401 to every request without one of the keys here. What clients send as Authorization "
-    "no longer reaches the engines: an engine that asks for a key needs one on its replica. "
-    "Tenants, rates and what task groups claim by keys begin to count."
+KEYS = "controlplane:client-keys"
+REQUIRED = (
+    "Routers then respond with 401 to every request without one of these keys, and no longer pass the client's "
+    "Authorization header to engines: set an API key on each replica whose engine requires one. Tenants, rate limits "
+    "and task groups of keys apply."
 )
-OPENING = (
-    "From then on routers take requests from anybody who reaches them, with a key or without, and pass on what they "
-    "send as Authorization. Keys stay, but limit nothing; task groups are no longer found by them, and the caches of "
-    "tenants are shared."
+OPTIONAL = (
+    "Routers then accept requests from every client that reaches them, and pass the client's Authorization header to "
+    "engines. Keys are kept, but rate limits, tenants and task groups of keys no longer apply."
 )
 
 
 @never_cache
 @require_http_methods(["GET", "POST"])
 def key_list(request: HttpRequest) -> HttpResponse:
-    """The keys of one's projects, and a form for a new one; its text is shown once, in the answer."""
-    projects = within(request, Project.objects.all())
+    """The keys of the user's projects, and a form for a new one, whose secret is shown once in the response."""
+    projects = manageable(request, Project.objects.all())
     form, text = ClientKeyForm(request.POST or None, projects=projects), None
-    if request.method == "POST" and form.is_valid():
-        try:
-            _, text = create_client_key(**form.cleaned_data, by=signed_in(request))
-        except ControlPlaneError as error:
-            form.refuse(error)
-        else:
+    if form.is_valid():
+        with form.service_errors():
+            _, text = create_client_key(**form.cleaned_data, by=current_user(request))
             form = ClientKeyForm(projects=projects)
-    keys = mine(request, ClientKey.objects.select_related("project")).order_by("revoked_at", "project__name", "name")
+    keys = viewable(request, ClientKey.objects.select_related("project")).order_by(
+        "revoked_at", "project__name", "name"
+    )
     context = {"keys": keys, "form": form, "text": text, "settings": fleet_settings()}
     return render(request, "controlplane/client_keys.html", context, status=422 if form.errors else 200)
 
 
 @require_http_methods(["GET", "POST"])
 def key_edit(request: HttpRequest, key_id: int) -> HttpResponse:
-    """Change what a key is good for."""
+    """Change a key's permissions and limits."""
     key = get_object_or_404(ClientKey.objects.select_related("project"), pk=key_id)
     form = ClientKeyForm(request.POST or None, projects=Project.objects.none(), key=key)
-    if request.method == "POST" and form.is_valid():
-        try:
-            update_client_key(key, **form.cleaned_data, by=signed_in(request))
-        except ControlPlaneError as error:
-            form.refuse(error)
-        else:
-            messages.success(request, f"Client key {key.full_name} was changed; routers learn of it at once.")
-            return redirect("controlplane:client-keys")
-    title, back = f"Client key {key.full_name}", "controlplane:client-keys"
-    return form_page(request, form, title=title, action="Save", back=back, back_label="Client keys")
+    if form.is_valid():
+        with form.service_errors():
+            update_client_key(key, **form.cleaned_data, by=current_user(request))
+            messages.success(request, f"Client key {key.full_name} was changed. Routers receive the change in seconds.")
+            return redirect(KEYS)
+    title = f"Client key {key.full_name}"
+    return form_page(request, form, title=title, action="Save", back=KEYS, back_label="Client keys")
 
 
 @require_http_methods(["GET", "POST"])
 def key_revoke(request: HttpRequest, key_id: int) -> HttpResponse:
-    """End a key, after saying what will happen."""
+    """Revoke a key."""
     key = get_object_or_404(ClientKey.objects.select_related("project"), pk=key_id)
-    if request.method == "POST":
-        with errors_as_messages(request):
-            revoke_client_key(key, by=signed_in(request))
-            messages.success(request, f"Client key {key.full_name} does not work any more.")
-        return redirect("controlplane:client-keys")
-    context = {
-        "back": reverse("controlplane:client-keys"),
-        "title": f"Revoke client key {key.full_name}",
-        "text": "Routers refuse it with 401 as soon as they know, within seconds; requests that run may finish. "
-        "It cannot be brought back: make a new one of the same name, and what task groups claim by it holds again.",
-        "action": f"Revoke {key.full_name}",
-        "danger": True,
-    }
-    return render(request, "controlplane/confirm.html", context)
+    return confirm_page(
+        request,
+        partial(revoke_client_key, key, by=current_user(request)),
+        back=KEYS,
+        title=f"Revoke client key {key.full_name}",
+        text="Routers reject it with 401 within seconds; running requests finish. A revoked key cannot be restored. "
+        "A new key of the same name gets the task groups that refer to this one.",
+        action=f"Revoke {key.full_name}",
+        done=f"Client key {key.full_name} was revoked.",
+    )
 
 
 @require_http_methods(["GET", "POST"])
 def admission(request: HttpRequest) -> HttpResponse:
-    """Let in only clients with a key, or anybody, after saying what will happen."""
+    """Require a client key, or accept requests without one."""
     needs_key = not fleet_settings().needs_key
-    if request.method == "POST":
-        with errors_as_messages(request):
-            update_fleet_settings(needs_key=needs_key, by=signed_in(request))
-            messages.success(request, f"Clients are let in {'only with' if needs_key else 'without'} a key.")
-        return redirect("controlplane:client-keys")
-    context = {
-        "back": reverse("controlplane:client-keys"),
-        "title": "Let in only clients with a key" if needs_key else "Let anybody in",
-        "text": CLOSING if needs_key else OPENING,
-        "warning": _shut_out() if needs_key else "",
-        "action": "Ask for a key" if needs_key else "Let anybody in",
-        "danger": True,
-    }
-    return render(request, "controlplane/confirm.html", context)
+    return confirm_page(
+        request,
+        partial(update_fleet_settings, needs_key=needs_key, by=current_user(request)),
+        back=KEYS,
+        title="Require a client key" if needs_key else "Accept requests without a key",
+        text=REQUIRED if needs_key else OPTIONAL,
+        warning=_missing_keys() if needs_key else "",
+        action="Require a key" if needs_key else "Accept all requests",
+        done=f"Requests {'now need' if needs_key else 'no longer need'} a client key.",
+    )
 
 
 @require_http_methods(["GET", "POST"])
 def limits(request: HttpRequest) -> HttpResponse:
-    """What all routers accept, and how long they wait."""
+    """Limits and timeouts of all routers."""
     form = LimitsForm(request.POST or None, settings=fleet_settings())
-    if request.method == "POST" and form.is_valid():
-        try:
-            update_fleet_settings(**form.cleaned_data, by=signed_in(request))
-        except ControlPlaneError as error:
-            form.refuse(error)
-        else:
-            messages.success(request, "The limits were changed; routers learn of them at once.")
+    if form.is_valid():
+        with form.service_errors():
+            update_fleet_settings(**form.cleaned_data, by=current_user(request))
+            messages.success(request, "The limits were changed. Routers receive the change within seconds.")
             return redirect("controlplane:fleet")
-    title = "Limits of the routers"
-    return form_page(request, form, title=title, action="Save", back="controlplane:fleet", back_label="Fleet")
+    return form_page(request, form, title="Router limits", action="Save", back="controlplane:fleet", back_label="Fleet")
 
 
-def _shut_out() -> str:
-    """What is not ready for it."""
+def _missing_keys() -> str:
+    """What would fail once keys are required."""
     keys = ClientKey.objects.filter(revoked_at=None).count()
     if not keys:
-        return "There is no key yet: nobody would be let in."
+        return "There is no client key yet: every request would be rejected."
     keyless = Replica.objects.filter(api_key_encrypted=None).count()
-    words = f"{keys} {'key is' if keys == 1 else 'keys are'} let in."
-    return f"{words} {keyless} replicas have no engine key; that is right where their engines ask for none."
+    return (
+        f"{keys} client {'key exists' if keys == 1 else 'keys exist'}. {keyless} replicas have no engine API key, "
+        "which is correct only if their engines require none."
+    )

@@ -1,7 +1,4 @@
-"""A policy's revisions: the history, any two beside each other, and back to an earlier one.
-
-Everything that routers were ever told to run: the whole fleet's configurations, numbered.
-"""
+"""Revisions of a policy and configurations of the fleet: history, comparison and revert."""
 
 from __future__ import annotations
 
@@ -15,49 +12,57 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
-from controlplane.errors import ConflictError, ControlPlaneError
+from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, PolicyRevision, RevisionState, RolloutState, Router, RoutingPolicy
 from controlplane.services.impact.compare import effects_of_configurations, effects_of_revisions
 from controlplane.services.policies.lifecycle import filter_revisions, revert_policy
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
-from controlplane.web.base import signed_in
+from controlplane.web.base import current_user, first_page, int_parameter
 from controlplane.web.forms.policies import RevertForm
-from controlplane.web.tables import int_parameter
+from controlplane.web.views.policies import get_policy
 
 PAGE = 25
 FILTERS = ("state", "author", "strategy")  # as over REST
+DELIVERED = {RolloutState.PENDING, RolloutState.PROGRESSING, RolloutState.COMPLETE}
 
 
 @require_GET
 def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
-    """A page of the history, newest first, narrowed as asked."""
-    policy = _policy(policy_id)
-    asked = {name: request.GET.get(name, "") for name in FILTERS}
-    rows = filter_revisions(policy.revisions.select_related("author").order_by("-number"), **asked)
-    before = int_parameter(request, "before")
-    page = list((rows.filter(number__lt=before) if before else rows)[: PAGE + 1])
-    shown, live = page[:PAGE], policy.live()
+    """A page of revisions that match the filters, newest first."""
+    policy = get_policy(policy_id)
+    filters = {name: request.GET.get(name, "") for name in FILTERS}
+    rows = filter_revisions(policy.revisions.select_related("author").order_by("-number"), **filters)
+    before, live = int_parameter(request, "before"), policy.live()
+    page, last = first_page(rows.filter(number__lt=before) if before else rows, PAGE)
+    authors = policy.revisions.exclude(author=None).order_by("author__username")
     context = {
         "policy": policy,
         "live": live,
-        "revisions": shown,
-        "more": shown[-1].number if len(page) > PAGE else None,
+        "revisions": page,
+        "more": last and last.number,
         "later": bool(before),
         "states": RevisionState.choices,
         "strategies": [info.name for info in policy_catalogue()],
-        "authors": _authors(policy),
-        "asked": asked,
-        "filtered": any(asked.values()) or bool(before),
-        "offered": _offered(shown, live),
+        "authors": authors.values_list("author__username", flat=True).distinct(),
+        "asked": filters,
+        "filtered": any(filters.values()) or bool(before),
+        "offered": _preselected([revision.number for revision in page], live),
     }
     return render(request, "controlplane/revisions.html", context)
 
 
+def _preselected(numbers: list[int], live: PolicyRevision | None) -> tuple[int | None, int | None]:
+    """The two revisions to compare unless the user selects others: the active one, and the one before it."""
+    after = live.number if live and live.number in numbers else next(iter(numbers), None)
+    before = next((number for number in numbers if after is not None and number < after), after)
+    return before, after
+
+
 @require_GET
 def revision_compare(request: HttpRequest, policy_id: int) -> HttpResponse:
-    """What one revision says and does instead of another, in the fleet as it is now."""
-    policy = _policy(policy_id)
-    before, after = (_numbered(policy, int_parameter(request, name)) for name in ("from", "to"))
+    """Compare two revisions: their settings, and their effects in the current fleet."""
+    policy = get_policy(policy_id)
+    before, after = (_revision(policy, int_parameter(request, name)) for name in ("from", "to"))
     context: dict[str, Any] = {
         "policy": policy,
         "before": before,
@@ -73,15 +78,22 @@ def revision_compare(request: HttpRequest, policy_id: int) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def policy_revert(request: HttpRequest, policy_id: int, number: int) -> HttpResponse:
-    """Say what going back does, and do it once the policy's name was typed."""
-    policy = _policy(policy_id)
-    earlier = _numbered(policy, number)
+    """Publish a copy of an earlier revision, confirmed by typing the policy's name."""
+    policy = get_policy(policy_id)
+    earlier = _revision(policy, number)
     if earlier is None or earlier.state == RevisionState.DRAFT:
         raise Http404
     live = policy.live()
     form = RevertForm(policy.name, request.POST or None, initial={"live": live.number if live else None})
-    if request.method == "POST" and form.is_valid() and _reverted(request, policy, number, form):
-        return redirect("controlplane:policy", policy_id=policy.pk)
+    if form.is_valid():
+        with form.service_errors():
+            reason, expected = form.cleaned_data["reason"], form.cleaned_data["live"]
+            rollout = revert_policy(policy, number, by=current_user(request), reason=reason, expected_live=expected)
+            state = rollout.get_state_display().lower()
+            delivery = "is being sent to the routers" if rollout.state in DELIVERED else f"its rollout is {state}"
+            created = rollout.revision.number
+            messages.success(request, f"Revision {created} has the settings of revision {number}; {delivery}.")
+            return redirect("controlplane:policy", policy_id=policy.pk)
     context = {
         "policy": policy,
         "live": live,
@@ -94,125 +106,77 @@ def policy_revert(request: HttpRequest, policy_id: int, number: int) -> HttpResp
     return render(request, "controlplane/policy_revert.html", context, status=422 if form.errors else 200)
 
 
-def _reverted(request: HttpRequest, policy: RoutingPolicy, number: int, form: RevertForm) -> bool:
-    """Publish the copy; False, with the reason on the form, when the service refuses."""
-    try:
-        rollout = revert_policy(
-            policy,
-            number,
-            by=signed_in(request),
-            reason=form.cleaned_data["reason"],
-            expected_live=form.cleaned_data["live"],
-        )
-    except ControlPlaneError as error:
-        form.refuse(error)
-        return False
-    told = f"Revision {rollout.revision.number} says what revision {number} said"
-    if rollout.state in {RolloutState.PENDING, RolloutState.PROGRESSING, RolloutState.COMPLETE}:
-        messages.success(request, f"{told}, and is on its way to the routers.")
-    else:
-        messages.success(request, f"{told}; its rollout is {rollout.get_state_display().lower()}.")
-    return True
-
-
-def _policy(policy_id: int) -> RoutingPolicy:
-    return get_object_or_404(RoutingPolicy.objects.select_related("pool__project", "group"), pk=policy_id)
-
-
-def _numbered(policy: RoutingPolicy, number: int | None) -> PolicyRevision | None:
-    """One of the policy's revisions; None where none was asked for, Http404 for a number that it never had."""
+def _revision(policy: RoutingPolicy, number: int | None) -> PolicyRevision | None:
+    """One of the policy's revisions; None without a number, Http404 for an unknown number."""
     if number is None:
         return None
-    rows = policy.revisions.select_related("author", "policy__pool", "policy__group")
-    return get_object_or_404(rows, number=number)
-
-
-def _authors(policy: RoutingPolicy) -> list[str]:
-    """Who wrote any of its revisions."""
-    names = (
-        policy.revisions.exclude(author=None).order_by("author__username").values_list("author__username", flat=True)
-    )
-    return list(names.distinct())
-
-
-def _offered(shown: list[PolicyRevision], live: PolicyRevision | None) -> tuple[int | None, int | None]:
-    """The two that are chosen already: the live one, and the one before it on the page."""
-    numbers = [revision.number for revision in shown]
-    after = live.number if live and live.number in numbers else numbers[0] if numbers else None
-    before = next((number for number in numbers if after is not None and number < after), after)
-    return before, after
+    return get_object_or_404(policy.revisions.select_related("author", "policy__pool", "policy__group"), number=number)
 
 
 @require_GET
 @never_cache
 def configuration_list(request: HttpRequest) -> HttpResponse:
-    """A page of configurations, newest first, and which routers run each."""
-    rows, before = _plain(), int_parameter(request, "before")
-    page = list((rows.filter(number__lt=before) if before else rows)[: PAGE + 1])
-    running = _running()
-    newest = rows.first()
+    """A page of configurations, newest first, and the routers that run each."""
+    rows, before, running = _configurations(), int_parameter(request, "before"), _running()
+    page, last = first_page(rows.filter(number__lt=before) if before else rows, PAGE)
     context = {
-        "rows": [(row, running.get((row.number, row.sha256), [])) for row in page[:PAGE]],
-        "newest": newest,
-        "more": page[PAGE - 1].number if len(page) > PAGE else None,
+        "rows": [(row, running.get((row.number, row.sha256), [])) for row in page],
+        "newest": rows.first(),
+        "more": last and last.number,
         "later": bool(before),
-        "strangers": _strangers(running),
+        "unknown_routers": _routers_with_unknown_configuration(running),
     }
     return render(request, "controlplane/configurations.html", context)
 
 
 @require_GET
 def configuration_detail(request: HttpRequest, number: int) -> HttpResponse:
-    """One configuration: why there is one, what it does instead of the one before, who runs it."""
-    row = get_object_or_404(_plain(), number=number)
-    former = _plain().filter(number__lt=number).first()
+    """One configuration: its reason, its effects compared with the previous one, and the routers that run it."""
+    row = get_object_or_404(_configurations(), number=number)
+    previous = _configurations().filter(number__lt=number).first()
     context = {
-        "one": row,
-        "former": former,
-        "next": _plain().filter(number__gt=number).order_by("number").first(),
+        "configuration": row,
+        "previous": previous,
+        "next": _configurations().filter(number__gt=number).order_by("number").first(),
         "routers": _running().get((row.number, row.sha256), []),
-        **_effects(former, row),
+        **_effects(previous, row),
     }
     return render(request, "controlplane/configuration.html", context)
 
 
 @require_GET
 def configuration_compare(request: HttpRequest) -> HttpResponse:
-    """What one configuration does instead of another."""
+    """Compare the effects of two configurations."""
     numbers = [int_parameter(request, name) for name in ("from", "to")]
-    before, after = (get_object_or_404(_plain(), number=number) if number else None for number in numbers)
+    before, after = (get_object_or_404(_configurations(), number=number) if number else None for number in numbers)
     context: dict[str, Any] = {"before": before, "after": after}
     if before and after:
         context |= _effects(before, after)
     return render(request, "controlplane/configuration_compare.html", context)
 
 
-def _plain() -> QuerySet[ConfigSnapshot]:
-    """Configurations, newest first, without the two columns that are as large as the fleet."""
+def _configurations() -> QuerySet[ConfigSnapshot]:
+    """Configurations, newest first, without the two large columns."""
     return ConfigSnapshot.objects.defer("encrypted", "document").select_related("created_by").order_by("-number")
 
 
 def _effects(before: ConfigSnapshot | None, after: ConfigSnapshot) -> dict[str, Any]:
-    """What changed; ``unreadable`` says why nobody can tell any more."""
-    if before is None:
-        return {"effects": [], "unreadable": ""}
+    """What changed; ``unreadable`` says why it is not known."""
     try:
-        return {"effects": effects_of_configurations(before, after), "unreadable": ""}
+        return {"effects": effects_of_configurations(before, after) if before else [], "unreadable": ""}
     except ConflictError as error:
         return {"effects": [], "unreadable": str(error)}
 
 
 def _running() -> dict[tuple[int, str], list[Router]]:
-    """Routers by what they run, as far as they told."""
+    """Routers by the number and digest of the configuration that they report."""
     found: dict[tuple[int, str], list[Router]] = defaultdict(list)
     for router in Router.objects.exclude(running_number=None).order_by("name"):
         found[router.running_number or 0, router.running_sha256].append(router)
     return found
 
 
-def _strangers(running: dict[tuple[int, str], list[Router]]) -> list[Router]:
-    """Routers that run a configuration which is none of ours."""
-    ours = set(
-        ConfigSnapshot.objects.filter(number__in=[number for number, _ in running]).values_list("number", "sha256")
-    )
-    return [router for key, routers in running.items() if key not in ours for router in routers]
+def _routers_with_unknown_configuration(running: dict[tuple[int, str], list[Router]]) -> list[Router]:
+    rows = ConfigSnapshot.objects.filter(number__in=[number for number, _ in running])
+    known = set(rows.values_list("number", "sha256"))
+    return [router for key, routers in running.items() if key not in known for router in routers]

@@ -1,16 +1,17 @@
-"""Rollouts: which there are, how far each has come, what its guard reads, and what may be done about it."""
+"""Rollouts: progress, analysis of the canary, and the transitions that a person can make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
@@ -20,17 +21,16 @@ from controlplane.services.policies import rollouts as services
 from controlplane.services.policies.rollout_plans import describe_stage, guard_catalogue, read_stage
 from controlplane.services.policies.rollout_transitions import TRANSITIONS
 from controlplane.services.policies.rollouts import Progress, RouterProgress, router_progress
-from controlplane.web.base import errors_as_messages, mine, signed_in
-from controlplane.web.forms.policies import PLANS, MoveForm
-from controlplane.web.tables import int_parameter
+from controlplane.web.base import current_user, errors_as_messages, first_page, int_parameter, render_live, viewable
+from controlplane.web.forms.policies import PLANS, ReasonForm
 from controlplane.web.tags import percent, seconds, setting
 
 PAGE = 25
 
 
 @dataclass(frozen=True, slots=True)
-class MoveText:
-    """What a button says, and what happens when it is pressed."""
+class Action:
+    """A transition that a person can make: its button, its consequence and the message afterwards."""
 
     service: Callable[..., Rollout]
     label: str
@@ -39,35 +39,34 @@ class MoveText:
     danger: bool = False
 
 
-MOVE_TEXTS = {
-    "approve": MoveText(
-        services.approve_rollout, "Approve", "Its first stage goes to every router within seconds.", "It begins."
+ACTIONS = {
+    "approve": Action(
+        services.approve_rollout, "Approve", "Every router receives the first step within seconds.", "approved."
     ),
-    "promote": MoveText(
+    "promote": Action(
         services.promote_rollout,
-        "Go to the next stage",
-        "The next stage begins now, whatever was observed of this one. The last stage puts the revision in force.",
-        "The next stage has begun.",
+        "Promote to next step",
+        "The next step begins now, regardless of the analysis. The last step makes the revision active.",
+        "promoted to the next step.",
     ),
-    "pause": MoveText(
+    "pause": Action(
         services.pause_rollout,
         "Pause",
-        "The requests that are on trial stay so, and nothing is widened until somebody resumes it. The guard still "
-        "watches, and takes the revision back if it does worse.",
-        "It goes no further until somebody resumes it.",
+        "The canary keeps its current share until somebody resumes the rollout. The analysis continues, and rolls back "
+        "if the canary performs worse.",
+        "paused.",
     ),
-    "resume": MoveText(
+    "resume": Action(
         services.resume_rollout,
         "Resume",
-        "It goes on where it was. A stage that is over is followed at once.",
-        "It goes on.",
+        "The rollout continues with its current step. If that step has ended, the next one begins at once.",
+        "resumed.",
     ),
-    "abort": MoveText(
+    "abort": Action(
         services.abort_rollout,
         "Abort",
-        "The revision is withdrawn: within seconds the revision in force places every request again, as it did before. "
-        "Running requests are not touched.",
-        "The revision was withdrawn.",
+        "The active revision places all requests again within seconds. Running requests are not affected.",
+        "aborted.",
         danger=True,
     ),
 }
@@ -76,14 +75,14 @@ MOVE_TEXTS = {
 @require_GET
 @never_cache
 def rollout_list(request: HttpRequest) -> HttpResponse:
-    """Those that may still move, and a page of those that ended, newest first."""
-    rows, before = mine(request, _rows()), int_parameter(request, "before")
+    """Rollouts in progress, and a page of finished ones, newest first."""
+    rows, before = viewable(request, _rollouts()), int_parameter(request, "before")
     past = rows.exclude(state__in=OPEN_ROLLOUTS).order_by("-pk")
-    page = list((past.filter(pk__lt=before) if before else past)[: PAGE + 1])
+    page, last = first_page(past.filter(pk__lt=before) if before else past, PAGE)
     context = {
         "open": [_line(rollout) for rollout in rows.filter(state__in=OPEN_ROLLOUTS)],
-        "past": [_line(rollout) for rollout in page[:PAGE]],
-        "more": page[PAGE - 1].pk if len(page) > PAGE else None,
+        "past": [_line(rollout) for rollout in page],
+        "more": last and last.pk,
         "later": bool(before),
     }
     return render(request, "controlplane/rollouts.html", context)
@@ -92,132 +91,128 @@ def rollout_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 def rollout_detail(request: HttpRequest, rollout_id: int) -> HttpResponse:
-    """One rollout; the live part alone for a refresh."""
-    refresh = request.headers.get("HX-Request") == "true"
-    context = _facts(get_object_or_404(_rows(), pk=rollout_id))
-    return render(request, "controlplane/rollout_live.html" if refresh else "controlplane/rollout.html", context)
+    """One rollout."""
+    return render_live(request, "controlplane/rollout.html", _context(get_object_or_404(_rollouts(), pk=rollout_id)))
 
 
 @require_http_methods(["GET", "POST"])
 def rollout_move(request: HttpRequest, rollout_id: int, move: str) -> HttpResponse:
-    """Make a move, after saying what will happen."""
-    rollout, text, form = get_object_or_404(_rows(), pk=rollout_id), MOVE_TEXTS[move], MoveForm(request.POST or None)
-    if request.method == "POST" and (form.is_valid() or not request.POST):
+    """Confirm and make a transition."""
+    rollout, action, form = (
+        get_object_or_404(_rollouts(), pk=rollout_id),
+        ACTIONS[move],
+        ReasonForm(request.POST or None),
+    )
+    if request.method == "POST" and (form.is_valid() or not form.is_bound):
         reason = form.cleaned_data["reason"] if form.is_bound else ""
         with errors_as_messages(request):
-            text.service(rollout.pk, by=signed_in(request), reason=reason)
-            messages.success(request, f"Revision {rollout.revision.number}: {text.done}")
+            action.service(rollout.pk, by=current_user(request), reason=reason)
+            messages.success(request, f"The rollout of revision {rollout.revision.number} was {action.done}")
         return redirect("controlplane:rollout", rollout_id=rollout.pk)
+    has_next = move == "promote" and not rollout.is_last_stage
+    next_step = f" Next step: {_stage_text(rollout.stages[rollout.stage + 1])}." if has_next else ""
     context = {
-        "rollout": rollout,
-        "text": text,
+        "title": f"{action.label}: revision {rollout.revision.number} of {rollout.revision.policy.name}",
+        "text": action.effect + next_step,
+        "action": action.label,
+        "danger": action.danger,
         "form": form,
-        "next": _next_stage(rollout) if move == "promote" else "",
+        "back": reverse("controlplane:rollout", args=[rollout.pk]),
     }
-    return render(request, "controlplane/rollout_move.html", context, status=422 if form.errors else 200)
+    return render(request, "controlplane/confirm.html", context, status=422 if form.errors else 200)
 
 
-def _rows() -> QuerySet[Rollout]:
+def _rollouts() -> QuerySet[Rollout]:
     rows = Rollout.objects.select_related(
         "revision__policy__pool__project", "revision__policy__group", "snapshot", "started_by", "approved_by"
     )
     return rows.defer("snapshot__encrypted", "snapshot__document")
 
 
+def _stage_text(stage: dict[str, Any]) -> str:
+    return describe_stage(read_stage(stage))
+
+
 def _line(rollout: Rollout) -> dict[str, Any]:
-    return {"rollout": rollout, "scope": _scope(rollout), "plan": _plan(rollout)}
-
-
-def _facts(rollout: Rollout) -> dict[str, Any]:
-    """What a rollout's page shows; five queries whatever happened to it."""
-    routers, on_trial = router_progress(rollout), rollout.revision.state == RevisionState.CANARY
-    due_at = _due_at(rollout)
-    offered = [(name, text) for name, text in MOVE_TEXTS.items() if _offered(rollout, name)]
+    labels = {str(plan): label for plan, (label, _) in PLANS.items()}
     return {
         "rollout": rollout,
-        "plan": _plan(rollout),
-        "scope": _scope(rollout),
-        "on_trial": on_trial,
+        "scope": _stage_text(rollout.scope) if rollout.scope else "every request",
+        "plan": labels.get(rollout.plan, "Custom steps"),
+    }
+
+
+def _context(rollout: Rollout) -> dict[str, Any]:
+    """What a rollout's page shows, in five queries."""
+    routers, is_canary = router_progress(rollout), rollout.revision.state == RevisionState.CANARY
+    due_at = None if rollout.is_last_stage else rollout.stage_ends_at
+    return {
+        **_line(rollout),
+        "is_canary": is_canary,
         "live": rollout.revision.policy.live(),
-        "stages": [_stage(rollout, at) for at in range(len(rollout.stages))],
+        "stages": [_stage(rollout, index) for index in range(len(rollout.stages))],
         "due_at": due_at,
         "due_in_s": max(0, round((due_at - timezone.now()).total_seconds())) if due_at else None,
         "routers": routers,
         "acknowledged": sum(router.progress is Progress.ACKNOWLEDGED for router in routers),
-        "waits": _waits(rollout, routers),
+        "waits": _waiting_for(rollout, routers),
         "limits": [_limit(rollout, info.field, info.unit) for info in guard_catalogue()] if rollout.guard else [],
         "readings": [_reading(reading) for reading in rollout.readings],
-        "unread": _unread(rollout),
+        "unread": _no_readings(rollout),
         "steps": rollout.steps.select_related("by").order_by("-pk"),
-        "moves": [(name, text, f"controlplane:rollout-{name}") for name, text in offered],
+        "actions": [
+            (name, action, f"controlplane:rollout-{name}")
+            for name, action in ACTIONS.items()
+            if is_canary and rollout.state in TRANSITIONS[name].before
+        ],
     }
 
 
-def _offered(rollout: Rollout, move: str) -> bool:
-    return rollout.state in TRANSITIONS[move].before and rollout.revision.state == RevisionState.CANARY
-
-
-def _plan(rollout: Rollout) -> str:
-    known = {str(plan): label for plan, (label, _) in PLANS.items()}
-    return known.get(rollout.plan, "Stages of its own")
-
-
-def _scope(rollout: Rollout) -> str:
-    return describe_stage(read_stage(rollout.scope)) if rollout.scope else "every request"
-
-
-def _next_stage(rollout: Rollout) -> str:
-    if rollout.is_last_stage:
-        return ""
-    return describe_stage(read_stage(rollout.stages[rollout.stage + 1]))
-
-
-def _stage(rollout: Rollout, at: int) -> dict[str, Any]:
-    """One stage on the line: what it tries, and whether it is done, the present one, or ahead."""
-    done = at < rollout.stage or rollout.state == RolloutState.COMPLETE
-    now = at == rollout.stage and rollout.is_open and rollout.state != RolloutState.AWAITING_APPROVAL
-    stage = read_stage(rollout.stages[at])
-    words, last = describe_stage(stage), stage.is_everything
+def _stage(rollout: Rollout, index: int) -> dict[str, Any]:
+    """One step of the plan: its requests, its duration and its progress."""
+    stage = read_stage(rollout.stages[index])
+    is_current = index == rollout.stage
+    if index < rollout.stage or rollout.state == RolloutState.COMPLETE:
+        progress = "done"
+    elif is_current and rollout.is_open and rollout.state != RolloutState.AWAITING_APPROVAL:
+        progress = "current"
+    elif rollout.is_open:
+        progress = "upcoming"
+    else:
+        progress = "ended here" if is_current else "not reached"
     return {
-        "words": words,
+        "words": describe_stage(stage),
         "observe_s": stage.observe_s,
-        "done": done,
-        "now": now,
-        "last": last,
-        "here": at == rollout.stage,
+        "progress": progress,
+        "last": stage.is_everything,
     }
 
 
-def _due_at(rollout: Rollout) -> datetime | None:
-    """When the present stage is over, as far as the clock goes; None while that is not known."""
-    return None if rollout.is_last_stage else rollout.stage_ends_at
-
-
-def _waits(rollout: Rollout, routers: list[RouterProgress]) -> str:
-    """What the present stage waits for, in a sentence; "" where nothing is waited for."""
+def _waiting_for(rollout: Rollout, routers: list[RouterProgress]) -> str:
+    """What the current step waits for; "" if nothing."""
     present = [router for router in routers if router.progress is not Progress.LOST]
     if not rollout.is_open or rollout.state in {RolloutState.AWAITING_APPROVAL, RolloutState.PAUSED}:
         return ""
     if not present:
-        return "No router is present: it waits for one."
+        return "No router is connected; the rollout continues when one is."
     if not any(router.on_trial for router in present):
-        return "None of the routers that this stage names is present: it waits for one, or for a person's decision."
+        return "No router of this step is connected; the rollout continues when one is, or when somebody promotes it."
     if rollout.stage_converged_at is None or rollout.is_last_stage:
         behind = sum(router.progress is not Progress.ACKNOWLEDGED for router in present)
-        return f"It waits for {behind} of {len(present)} routers to acknowledge." if behind else ""
-    due = _due_at(rollout)
-    if due is not None and timezone.now() >= due and rollout.guard is not None:
-        return "Its time is over: it waits for the guard to be sure."
+        return f"Waiting for {behind} of {len(present)} routers to acknowledge." if behind else ""
+    due_at = rollout.stage_ends_at
+    if due_at is not None and timezone.now() >= due_at and rollout.guard is not None:
+        return "The step has ended; the rollout continues when the analysis is conclusive."
     return ""
 
 
-def _unread(rollout: Rollout) -> str:
-    """Why there are no readings."""
+def _no_readings(rollout: Rollout) -> str:
+    """Why the analysis has no results."""
     if rollout.stage_converged_at is None:
-        return "It reads this stage once every router runs it."
+        return "The analysis of this step starts when every router runs it."
     if rollout.guard and timezone.now() < rollout.stage_converged_at + timedelta(seconds=rollout.guard["warm_up_s"]):
-        return f"Caches warm up first: it judges after {seconds(rollout.guard['warm_up_s'])}."
-    return "It has read nothing of this stage yet."
+        return f"Caches warm up first: the analysis starts after {seconds(rollout.guard['warm_up_s'])}."
+    return "No result for this step yet."
 
 
 def _limit(rollout: Rollout, field: str, unit: str) -> dict[str, Any]:
@@ -226,9 +221,9 @@ def _limit(rollout: Rollout, field: str, unit: str) -> dict[str, Any]:
 
 
 def _reading(reading: dict[str, Any]) -> dict[str, Any]:
-    sides = ("baseline", "trial", "limit")
-    shown = {side: _with_unit(reading["name"], reading["unit"], reading[side]) for side in sides}
-    return {**reading, **shown, "name": reading["name"].removesuffix("_s")}
+    name, unit = reading["name"], reading["unit"]
+    values = {side: _with_unit(name, unit, reading[side]) for side in ("baseline", "trial", "limit")}
+    return {**reading, **values, "name": name.removesuffix("_s")}
 
 
 def _with_unit(name: str, unit: str, value: float | None) -> str:

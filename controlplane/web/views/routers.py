@@ -1,94 +1,190 @@
-"""Routers: what each should run, what it runs, and why these differ."""
+"""Routers: the configuration that each should run, the one that it runs, and why they differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.errors import ConflictError
 from controlplane.models import ConfigSnapshot, Router
+from controlplane.push.client import signing_key_id
 from controlplane.services.impact.compare import effects_of_configurations
 from controlplane.services.impact.effect import Effect
 from controlplane.services.routers import remove_router
 from controlplane.services.snapshots import newest_snapshot
-from controlplane.web.base import errors_as_messages, signed_in
-from controlplane.web.convergence import convergence, lines_of
-from controlplane.web.tables import asked_sort
+from controlplane.web.base import confirm_page, current_user, render_live, requested_sort
 
 COLUMNS = ("name", "status", "running", "last_seen")
 HISTORY = 20  # events on a router's page
+RUNS_NOTHING = "It has no configuration yet and reports not ready on /readyz, so a load balancer sends it no requests."
+STILL_SAFE = {  # by status; {} is what the router runs
+    "in sync": "",
+    "rejected": "It continues to serve with {}, which it validated. The push is retried every 20 s.",
+    "unreachable": "It continues to serve with {}, as last reported. The push is retried within 20 s.",
+    "pending": "It serves with {} until it acknowledges.",
+    "lost": "If it runs, it continues to serve with its stored configuration, and receives the newest when it is back.",
+}
+SIGNATURES = {  # by what routers report: (shown, explanation)
+    "": ("unknown", "It does not report whether it checks signatures: it is an older version or runs nothing yet."),
+    "unchecked": (
+        "unchecked",
+        "It accepts configurations from anyone who has the router token. Set WARMPATH_ROUTER_CONFIG_KEYS to the keys "
+        "that manage.py config_key prints.",
+    ),
+    "unsigned": ("unsigned", "It runs a local file without a signature."),
+    "expired": ("expired", "The signature was not renewed in time. It continues to serve, and a new one is sent."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLine:
+    """One router compared with the newest configuration."""
+
+    router: Router
+    name: str
+    status: str  # a key of STILL_SAFE
+    reason: str  # why it is not in sync; "" if it is
+    running: int | None
+    behind: int | None  # configurations between the running and the newest; None if it runs none
+    last_seen: datetime
+    signature: tuple[str, str]  # (state, explanation); the explanation is "" if nothing is to be done
+
+    @property
+    def still_safe(self) -> str:
+        """What continues to work although the router is not in sync."""
+        if self.running is None and self.status != "in sync":
+            return RUNS_NOTHING
+        return STILL_SAFE[self.status].format(f"configuration {self.running}")
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """The newest configuration, and every router compared with it."""
+
+    newest: ConfigSnapshot | None
+    lines: list[RouterLine]
+
+    @property
+    def acknowledged(self) -> int:
+        """How many routers run the newest configuration."""
+        return sum(line.status == "in sync" for line in self.lines)
+
+    @property
+    def ratio(self) -> float:
+        """The share of routers that run the newest configuration, 0 to 1; 0 without routers."""
+        return self.acknowledged / len(self.lines) if self.lines else 0.0
+
+
+def convergence() -> Convergence:
+    """The state of every router. Two queries."""
+    newest = newest_snapshot()
+    return Convergence(newest, lines_of(Router.objects.all(), newest))
+
+
+def lines_of(routers: Iterable[Router], newest: ConfigSnapshot | None) -> list[RouterLine]:
+    """Each router compared with the newest configuration."""
+    return [_line(router, newest) for router in routers]
+
+
+def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
+    status, reason = _status(router, newest)
+    behind = newest.number - router.running_number if newest and router.running_number else None
+    signature = _signature(router)
+    return RouterLine(
+        router, router.name, status, reason, router.running_number, behind, router.last_seen_at, signature
+    )
+
+
+def _signature(router: Router) -> tuple[str, str]:
+    nack: dict[str, Any] = router.last_nack or {}
+    if str(nack.get("path", "")).startswith("$.signature"):
+        return "rejected", f"It rejects this control plane's signature: {nack.get('reason', 'no reason given')}."
+    state = router.signature_state
+    if state == "verified" and router.signature_key != signing_key_id():
+        return "other key", f"It is signed with {router.signature_key}. One signed with the current key is sent."
+    return SIGNATURES.get(state, (state, ""))
+
+
+def _status(router: Router, newest: ConfigSnapshot | None) -> tuple[str, str]:
+    """The status and its reason: the most specific one first."""
+    if newest and router.runs(newest.number, newest.sha256):
+        return (
+            ("lost", "No heartbeat. It ran this configuration when last seen.") if router.lost_at else ("in sync", "")
+        )
+    if router.lost_at:
+        return "lost", router.last_error or "No heartbeat, and pushes fail."
+    nack: dict[str, Any] = router.last_nack or {}
+    if newest and nack.get("revision") == newest.number:
+        return "rejected", f"{nack.get('reason', 'no reason given')} (at {nack.get('path', 'an unknown path')})"
+    return ("unreachable", router.last_error) if router.last_error else ("pending", "")
 
 
 @require_GET
 @never_cache
 def router_list(request: HttpRequest) -> HttpResponse:
-    """Every router that announced itself; the table alone for a refresh."""
-    state, sort = convergence(), asked_sort(request, COLUMNS)
+    """Every router that has registered."""
+    state, sort = convergence(), requested_sort(request, COLUMNS)
     context = {"convergence": state, "lines": sort.apply(state.lines), "sort": sort}
-    refresh = request.headers.get("HX-Request") == "true"
-    return render(request, "controlplane/routers_table.html" if refresh else "controlplane/routers.html", context)
+    return render_live(request, "controlplane/routers.html", context)
 
 
 @require_GET
 @never_cache
 def router_detail(request: HttpRequest, router_id: int) -> HttpResponse:
-    """One router: how far it is, why, what it misses, and what happened to it."""
+    """One router: status, missing changes and events."""
     router = get_object_or_404(Router, pk=router_id)
     newest = newest_snapshot()
-    (line,) = lines_of([router], newest)
+    nack_at = (router.last_nack or {}).get("at")
     context = {
-        "line": line,
+        "line": _line(router, newest),
         "router": router,
         "newest": newest,
-        "nack_at": _moment((router.last_nack or {}).get("at")),
+        "nack_at": datetime.fromisoformat(nack_at) if nack_at else None,
         "events": router.events.select_related("pool", "replica", "actor").order_by("-at", "-pk")[:HISTORY],
-        **_missed(router, newest),
+        **_missing_changes(router, newest),
     }
     return render(request, "controlplane/router.html", context)
 
 
 @require_http_methods(["GET", "POST"])
 def router_remove(request: HttpRequest, router_id: int) -> HttpResponse:
-    """Forget a router that is gone for good, after saying what that means."""
+    """Remove a router that will not return."""
     router = get_object_or_404(Router, pk=router_id)
-    if request.method == "POST":
-        with errors_as_messages(request):
-            remove_router(router, by=signed_in(request))
-            messages.success(request, f"Router {router.name} was removed.")
-        return redirect("controlplane:routers")
-    context = {
-        "title": f"Remove router {router.name}",
-        "text": "It is no longer shown or pushed to. Its events stay. Should it only have been away, it announces "
-        "itself within 10 s of coming back, and stands here again.",
-        "warning": "" if router.lost_at else "It is still heard of. Stop it first; a router that runs is not removed.",
-        "action": "Remove it",
-        "danger": True,
-        "back": reverse("controlplane:router", args=[router.pk]),
-    }
-    return render(request, "controlplane/confirm.html", context)
+    return confirm_page(
+        request,
+        partial(remove_router, router, by=current_user(request)),
+        back="controlplane:routers",
+        cancel=reverse("controlplane:router", args=[router.pk]),
+        title=f"Remove router {router.name}",
+        text="It is no longer listed and receives no configurations. Its events are kept. If it runs after all, it "
+        "registers again within 10 s.",
+        warning=""
+        if router.lost_at
+        else "It still sends heartbeats. Stop it first: a running router cannot be removed.",
+        action="Remove router",
+        done=f"Router {router.name} was removed.",
+    )
 
 
-def _moment(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
-
-
-def _missed(router: Router, newest: ConfigSnapshot | None) -> dict[str, Any]:
-    """What its requests still lack of the newest configuration; ``unknown`` says why nobody can tell."""
+def _missing_changes(router: Router, newest: ConfigSnapshot | None) -> dict[str, Any]:
+    """The effects of the newest configuration that the router lacks; ``unknown`` says why they are not known."""
     missed: list[Effect] = []
     if newest is None or router.runs(newest.number, newest.sha256):
         return {"missed": missed, "unknown": ""}
     if router.running_number is None:
-        return {"missed": missed, "unknown": "It runs nothing yet."}
+        return {"missed": missed, "unknown": "It runs no configuration yet."}
     running = ConfigSnapshot.objects.filter(number=router.running_number, sha256=router.running_sha256).first()
     if running is None:
-        unknown = f"Configuration {router.running_number}, which it runs, is none of this control plane's."
+        unknown = f"It runs configuration {router.running_number}, which this control plane did not create."
         return {"missed": missed, "unknown": unknown}
     try:
         return {"missed": effects_of_configurations(running, ConfigSnapshot.objects.get(pk=newest.pk)), "unknown": ""}

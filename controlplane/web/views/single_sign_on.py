@@ -1,4 +1,4 @@
-"""The way to the identity provider and back; allauth walks it."""
+"""Sign-in at an identity provider (OpenID Connect), on top of allauth's views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from requests import RequestException
 from controlplane.accounts.sign_in_methods import is_recently_authenticated, provider_name
 from controlplane.accounts.single_sign_on import sign_in_rejected
 from controlplane.services.access.people import disconnect_single_sign_on
-from controlplane.web.base import errors_as_messages, signed_in
+from controlplane.web.base import current_user, errors_as_messages
 
 log = logging.getLogger(__name__)
 
@@ -26,63 +26,63 @@ log = logging.getLogger(__name__)
 @login_not_required
 @require_http_methods(["GET", "POST"])
 def begin(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """Ask for a click, then go to the provider.
+    """Show a confirmation on GET; on POST redirect to the provider.
 
-    By a page that goes on by itself: browsers apply ``form-action`` to every redirect that follows a form, and where a
-    provider sends people on the way is not ours to know.
+    The redirect is a page with a meta refresh: browsers apply ``form-action`` of the content security policy to every
+    redirect after a form, and the provider's further redirects are unknown here.
     """
     if not provider_name():
         raise Http404
     try:
-        answer = cast("HttpResponse", views.login(request, provider_id))
+        response = cast("HttpResponse", views.login(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
-        log.warning("The identity provider cannot be asked: %s", error)
+        log.warning("The identity provider is unreachable: %s", error)
         return sign_in_rejected(
             request, "The identity provider cannot be reached. Sign in with a password, or try again.", 502
         )
-    if answer.status_code != 302:
-        return answer
-    return render(request, "account/leaving.html", {"url": answer["Location"], "name": provider_name()})
+    if response.status_code != 302:
+        return response
+    return render(request, "account/leaving.html", {"url": response["Location"], "name": provider_name()})
 
 
 @never_cache
 @login_not_required
 @require_GET
 def come_back(request: HttpRequest, provider_id: str) -> HttpResponse:
-    """What the provider sent somebody back with."""
+    """Handle the provider's redirect back."""
     if not provider_name():
         raise Http404
     try:
-        answer = cast("HttpResponse", views.callback(request, provider_id))
+        return cast("HttpResponse", views.callback(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
-        log.warning("The identity provider's answer cannot be used: %s", error)
-        return sign_in_rejected(request, "The identity provider cannot be asked who you are. Try again.", 502)
-    return answer
+        log.warning("The identity provider's response is invalid: %s", error)
+        return sign_in_rejected(request, "The identity provider did not confirm who you are. Try again.", 502)
 
 
 @login_not_required
 @require_GET
 def cancelled(request: HttpRequest) -> HttpResponse:
-    """Somebody thought better of it, there."""
-    return render(request, "account/single_sign_on_refused.html", {"reason": "You did not sign in there."}, status=403)
+    """The user cancelled at the provider."""
+    reason = "You cancelled the sign-in at the identity provider."
+    return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=403)
 
 
 @require_GET
 def no_password(request: HttpRequest) -> HttpResponse:
-    """Where somebody without a password is sent who wants to change it: one of their own would outlive the provider's
-    word about them.
+    """Where allauth sends users without a password. They cannot set one, because it would remain valid after the
+    provider disables their account.
     """
-    messages.info(request, "You have no password here. An admin can set one.")
+    messages.info(request, "Your account has no password. An admin can set one.")
     return redirect("mfa_index")
 
 
 @require_POST
 def disconnect(request: HttpRequest) -> HttpResponse:
-    """Untie one's account from the provider's."""
+    """Disconnect the user's account from the provider."""
     if not is_recently_authenticated(request):
-        messages.error(request, "Confirm that it is you first. Nothing was changed.")
+        messages.error(request, "Confirm your identity first. Nothing was changed.")
         return redirect("account_reauthenticate")
     with errors_as_messages(request):
-        disconnect_single_sign_on(signed_in(request))
-        messages.success(request, "You sign in with your password alone now.")
+        disconnect_single_sign_on(current_user(request))
+        messages.success(request, "You now sign in with your password only.")
     return redirect("mfa_index")

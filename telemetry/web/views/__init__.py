@@ -1,1 +1,1 @@
-"""One module per noun."""
+"""Views of telemetry's pages."""

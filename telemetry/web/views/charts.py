@@ -1,32 +1,29 @@
-"""A chart's figure, and the same data as a table, CSV and JSON."""
+"""A chart's figure, and its data as a table, CSV and JSON."""
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Iterator
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
-from django.views.decorators.cache import cache_control
-from django.views.decorators.gzip import gzip_page
-from django.views.decorators.http import conditional_page, require_GET
+from django.views.decorators.http import require_GET
 
-from controlplane.web.tags import spreadsheet_safe
+from controlplane.web.base import csv_response
 from telemetry.metrics.windows import PointState, Series
 from telemetry.services.figures.replicas import cold_periods, events_of
-from telemetry.web.charts import CHARTS, Chart, View, absence, figure_words, notes_of, why_empty
+from telemetry.web.charts import CHARTS, Chart, View, absence, figure_text, notes_of, why_empty
 from telemetry.web.figures import build_figure, markers
-from telemetry.web.ranges import Asked, asked
+from telemetry.web.pages import live_part
+from telemetry.web.ranges import PageState, page_state
 
 
-@require_GET
-@gzip_page  # holds no secret that its length could tell
-@cache_control(private=True, no_cache=True)
-@conditional_page
+@live_part
 def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
     """The figure that charts.js draws."""
-    state = asked(request)
-    _, view, lines = _lines(state, slug)
+    state = page_state(request)
+    _, view, lines = _chart(state, slug)
     window = state.range.window
     marks = markers(events_of(state.subject, window), window)
     return JsonResponse(build_figure(view, lines, marks, window, cold_periods(state.subject, window)))
@@ -34,9 +31,9 @@ def chart_figure(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_GET
 def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
-    """The data behind the chart as a page: what it shows for those who cannot see it, or run no scripts."""
-    state = asked(request)
-    chart, view, lines = _lines(state, slug)
+    """The data as a page with a table, also for users without scripts."""
+    state = page_state(request)
+    chart, view, lines = _chart(state, slug)
     context = {
         "chart": chart,
         "view": view,
@@ -44,69 +41,64 @@ def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
         "labels": [line.label for line in lines],
         "notes": notes_of(lines),
         "empty": why_empty(view, lines),
-        "rows": [(at, [_cell(line, number, view) for line in lines]) for number, at in _steps(lines)],
+        "rows": [(at, [_cell(line, step, view) for line in lines]) for step, at in _steps(lines)],
     }
     return render(request, "telemetry/chart_table.html", context)
 
 
 @require_GET
-def chart_csv(request: HttpRequest, slug: str) -> HttpResponse:
-    """The data as CSV: a column per line, empty where nothing is known, and the notes of the lines in the last one."""
-    _, view, lines = _lines(asked(request), slug)
-    response = HttpResponse(content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="{slug}.csv"'
-    writer = csv.writer(response)
-    notes = [spreadsheet_safe(" ".join(found))] if (found := notes_of(lines)) else []
-    names = (spreadsheet_safe(f"{line.label} ({view.unit})") for line in lines)
-    writer.writerow(["time", *names, *(["notes"] if notes else [])])
-    for number, at in _steps(lines):
-        writer.writerow([at.isoformat(), *(line.points[number][1] for line in lines), *notes])
-    return response
+def chart_csv(request: HttpRequest, slug: str) -> HttpResponseBase:
+    """The data as CSV: one column per line, empty if unknown, and the notes in the last column."""
+    _, view, lines = _chart(page_state(request), slug)
+    notes = [" ".join(notes_of(lines))] if notes_of(lines) else []
+
+    def rows() -> Iterator[list[Any]]:
+        yield ["time", *(f"{line.label} ({view.unit})" for line in lines), *(["notes"] if notes else [])]
+        for step, at in _steps(lines):
+            yield [at.isoformat(), *(line.points[step][1] for line in lines), *notes]
+
+    return csv_response(f"{slug}.csv", rows(), stream=False)
 
 
 @require_GET
 def chart_json(request: HttpRequest, slug: str) -> HttpResponse:
-    """The data as JSON: ``null`` where nothing is known, with the reason."""
-    state = asked(request)
-    _, view, lines = _lines(state, slug)
+    """The data as JSON: null if unknown, with the reason in ``states``."""
+    state = page_state(request)
+    _, view, lines = _chart(state, slug)
+    window = state.range.window
     document = {
         "title": view.title,
         "unit": view.unit,
-        "from": state.range.window.start.isoformat(),
-        "to": state.range.window.end.isoformat(),
-        "step_s": state.range.window.step_s,
-        "series": [_document(line) for line in lines],
+        "from": window.start.isoformat(),
+        "to": window.end.isoformat(),
+        "step_s": window.step_s,
+        "series": [
+            {
+                "label": line.label,
+                "points": [[at.isoformat(), value] for at, value in line.points],
+                "states": line.states,
+                "note": line.note,
+            }
+            for line in lines
+        ],
     }
-    response = JsonResponse(document)
-    response["Content-Disposition"] = f'attachment; filename="{slug}.json"'
-    return response
+    return JsonResponse(document, headers={"Content-Disposition": f'attachment; filename="{slug}.json"'})
 
 
-def _lines(state: Asked, slug: str) -> tuple[Chart, View, list[Series]]:
-    if slug not in CHARTS:
-        raise Http404
-    chart = CHARTS[slug]
-    view = chart.view(state.query, state.kind)
-    if view is None:
+def _chart(state: PageState, slug: str) -> tuple[Chart, View, list[Series]]:
+    chart = CHARTS.get(slug)
+    view = chart.view(state.query, state.kind) if chart else None
+    if chart is None or view is None:
         raise Http404
     return chart, view, view.query(state.subject, state.range.window)
 
 
 def _steps(lines: list[Series]) -> list[tuple[int, Any]]:
-    return [(number, at) for number, (at, _) in enumerate(lines[0].points)] if lines else []
+    return [(step, at) for step, (at, _) in enumerate(lines[0].points)] if lines else []
 
 
-def _cell(line: Series, number: int, view: View) -> str:
-    value = line.points[number][1]
+def _cell(line: Series, step: int, view: View) -> str:
+    value = line.points[step][1]
     if value is not None:
-        return figure_words(value, view.unit)
-    return absence(line.states[number] if number < len(line.states) else PointState.UNKNOWN)
-
-
-def _document(line: Series) -> dict[str, Any]:
-    return {
-        "label": line.label,
-        "points": [[at.isoformat(), value] for at, value in line.points],
-        "states": line.states,
-        "note": line.note,
-    }
+        return figure_text(value, view.unit)
+    return absence(line.states[step] if step < len(line.states) else PointState.UNKNOWN)

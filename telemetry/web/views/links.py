@@ -1,7 +1,4 @@
-"""Short links to views: made, shown, followed.
-
-Search by name: a page, and the same as JSON for the list that opens on ``/``.
-"""
+"""Short links to views, and search by name."""
 
 from __future__ import annotations
 
@@ -17,61 +14,10 @@ from django.views.decorators.http import require_GET, require_POST
 
 from controlplane.access.actor import actor_of
 from controlplane.errors import ControlPlaneError
-from controlplane.web.base import signed_in
+from controlplane.web.base import current_user
 from telemetry.models import ShortLink
-from telemetry.services.navigation import SearchResult, follow, search, shorten
-from telemetry.web.ranges import asked_range
-
-
-@require_POST
-def link_new(request: HttpRequest) -> HttpResponse:
-    """Make one, and show it."""
-    try:
-        link = shorten(request.POST.get("view", ""), by=signed_in(request), now=timezone.now())
-    except ControlPlaneError as error:
-        messages.error(request, f"There is no short link to that: {error}")
-        return redirect("telemetry:overview")
-    return redirect("telemetry:link", link.code)
-
-
-@require_GET
-@never_cache
-def link_page(request: HttpRequest, code: str) -> HttpResponse:
-    """The link, to copy; and what it shows: a time that moves on, or one that stays."""
-    link = _of(code)
-    fixed = fixed_view(link.view)
-    context = {
-        "link": link,
-        "href": request.build_absolute_uri(reverse("telemetry:link-follow", args=[link.code])),
-        "fixed": fixed,
-    }
-    return render(request, "telemetry/link.html", context)
-
-
-@require_GET
-@never_cache
-def link_follow(request: HttpRequest, code: str) -> HttpResponse:  # noqa: ARG001 - the gate has seen who asks
-    """Go there."""
-    return redirect(_of(code).view)
-
-
-def _of(code: str) -> ShortLink:
-    link = follow(code, timezone.now())
-    if link is None:
-        raise Http404
-    return link
-
-
-def fixed_view(view: str) -> str | None:
-    """The same view of the very time that it shows now; None where its time stays anyway."""
-    parts = urlsplit(view)
-    asked = asked_range(QueryDict(parts.query))
-    if not asked.live:
-        return None
-    kept = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "range"]
-    times = [(name, f"{at:%Y-%m-%dT%H:%M:%S}") for name, at in (("from", asked.window.start), ("to", asked.window.end))]
-    return f"{parts.path}?{urlencode([*kept, *times])}"
-
+from telemetry.services.navigation import follow, search, shorten
+from telemetry.web.ranges import requested_range
 
 PAGES = {
     "pool": "telemetry:pool",
@@ -81,20 +27,65 @@ PAGES = {
 }
 
 
+@require_POST
+def link_new(request: HttpRequest) -> HttpResponse:
+    """Create a short link and show it."""
+    try:
+        link = shorten(request.POST.get("view", ""), by=current_user(request), now=timezone.now())
+    except ControlPlaneError as error:
+        messages.error(request, f"The short link could not be created: {error}")
+        return redirect("telemetry:overview")
+    return redirect("telemetry:link", link.code)
+
+
+@require_GET
+@never_cache
+def link_page(request: HttpRequest, code: str) -> HttpResponse:
+    """A short link to copy, and what it shows."""
+    link = _link(code)
+    href = request.build_absolute_uri(reverse("telemetry:link-follow", args=[link.code]))
+    return render(request, "telemetry/link.html", {"link": link, "href": href, "fixed": fixed_view(link.view)})
+
+
+@require_GET
+@never_cache
+def link_follow(request: HttpRequest, code: str) -> HttpResponse:  # noqa: ARG001 - the middleware checked permissions
+    """Redirect to the view of a short link."""
+    return redirect(_link(code).view)
+
+
+def _link(code: str) -> ShortLink:
+    link = follow(code, timezone.now())
+    if link is None:
+        raise Http404
+    return link
+
+
+def fixed_view(view: str) -> str | None:
+    """The URL of the same view with the current time range as a fixed range; None if its range is already fixed."""
+    parts = urlsplit(view)
+    time_range = requested_range(QueryDict(parts.query))
+    if not time_range.live:
+        return None
+    params = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "range"]
+    window = time_range.window
+    times = [(name, f"{at:%Y-%m-%dT%H:%M:%S}") for name, at in (("from", window.start), ("to", window.end))]
+    return f"{parts.path}?{urlencode([*params, *times])}"
+
+
 @require_GET
 @never_cache
 def search_page(request: HttpRequest) -> HttpResponse:
-    """What is called so, each with the address of its page."""
+    """Objects whose name contains a text, as a page or as JSON for the search dialog."""
     text = request.GET.get("q", "")
-    found = [{"kind": one.kind, "name": _name(one), "href": _href(one)} for one in search(actor_of(request), text)]
+    found = [
+        {
+            "kind": row.kind,
+            "name": f"{row.key[0]} / {row.name}" if row.kind == "task group" else row.name,
+            "href": reverse(PAGES[row.kind], args=row.key),
+        }
+        for row in search(actor_of(request), text)
+    ]
     if request.GET.get("format") == "json":
         return JsonResponse({"found": found})
     return render(request, "telemetry/search.html", {"text": text, "found": found})
-
-
-def _name(one: SearchResult) -> str:
-    return f"{one.key[0]} / {one.name}" if one.kind == "task group" else one.name
-
-
-def _href(one: SearchResult) -> str:
-    return reverse(PAGES[one.kind], args=one.key)

@@ -33,7 +33,7 @@ def test_a_key_may_end_by_itself_and_the_page_says_when_and_that_it_has(visitor,
     wrong = visitor.post("/client-keys/", {**form, "name": "late", "expires_at": "2020-03-04 12:00"})
     assert (wrong.status_code, 'id="id_expires_at_error"' in wrong.text) == (422, True)
     ClientKey.objects.update(expires_at="2021-01-01T00:00:00Z")
-    assert ">over</span>" in visitor.get("/client-keys/").text
+    assert ">expired</span>" in visitor.get("/client-keys/").text
 
 
 def test_what_is_wrong_stands_beside_its_field(visitor, pool):
@@ -54,7 +54,7 @@ def test_a_key_is_changed_and_revoked_after_saying_what_will_happen(visitor, key
     key.refresh_from_db()
     assert (key.groups, key.requests_per_s) == (None, 7.5)
 
-    assert "cannot be brought back" in visitor.get(f"/client-keys/{key.pk}/revoke/").text
+    assert "cannot be restored" in visitor.get(f"/client-keys/{key.pk}/revoke/").text
     visitor.post(f"/client-keys/{key.pk}/revoke/")
     key.refresh_from_db()
     assert key.revoked_at is not None
@@ -64,21 +64,21 @@ def test_a_key_is_changed_and_revoked_after_saying_what_will_happen(visitor, key
 def test_letting_only_keys_in_says_first_what_will_happen(visitor, pool):
     asked = visitor.get("/client-keys/admission/").text
     assert "401" in asked
-    assert "nobody would be let in" in asked
+    assert "every request would be rejected" in asked
     create_client_key(pool.project, "agents")
-    assert "1 key is let in" in visitor.get("/client-keys/admission/").text
+    assert "1 client key exists" in visitor.get("/client-keys/admission/").text
     assert not FleetSettings.objects.filter(needs_key=True).exists()
 
     visitor.post("/client-keys/admission/")
     assert FleetSettings.objects.get().needs_key
-    assert "take requests from anybody" in visitor.get("/client-keys/admission/").text
+    assert "accept requests from every client" in visitor.get("/client-keys/admission/").text
     visitor.post("/client-keys/admission/")
     assert not FleetSettings.objects.get().needs_key
 
 
 def test_limits_are_set_and_taken_back(visitor, pool):
     page = visitor.get("/fleet/limits/").text
-    assert "A request&#x27;s body; a longer one is refused with 413." in page
+    assert "413" in page
     wrong = visitor.post("/fleet/limits/", {"limits-retries": "9"})
     assert (wrong.status_code, 'id="id_limits-retries_error"' in wrong.text) == (422, True)
     visitor.post("/fleet/limits/", {"limits-retries": "0", "limits-max_connections_per_address": "8"})
@@ -109,8 +109,8 @@ def test_people_see_keys_of_their_own_projects_and_make_them_as_admins_alone(cli
         page = client.get("/client-keys/").text
         assert "default.agents" in page
         assert "confidential" not in page
-        assert ("A new key" in page) == can_make
-        assert ("Ask for a key" in page) is False  # that is for admins of everything
+        assert ("New key" in page) == can_make
+        assert ("Require a key" in page) is False  # that is for admins of everything
     form = {"project": key.project_id, "name": "more"}
     assert client.post("/client-keys/", form).status_code == 200
     assert ClientKey.objects.filter(name="more").exists()

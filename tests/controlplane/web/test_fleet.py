@@ -104,7 +104,7 @@ def test_what_will_happen_is_said_before_a_replica_is_drained(visitor, replica):
     path = f"/fleet/replicas/{replica.pk}/state/draining/"
 
     asked = visitor.get(path).text
-    assert "Requests that it is running finish" in asked
+    assert "Running requests finish" in asked
     assert "the only active replica" in asked
     assert Replica.objects.get().state == ReplicaState.ACTIVE
 
@@ -119,7 +119,7 @@ def test_a_state_that_does_not_exist_is_not_found(visitor, replica):
 def test_a_replica_is_removed_after_a_confirmation(visitor, replica):
     path = f"/fleet/replicas/{replica.pk}/remove/"
 
-    assert "cold at first" in visitor.get(path).text
+    assert "compute its prefixes again" in visitor.get(path).text
     visitor.post(path)
 
     assert not Replica.objects.exists()

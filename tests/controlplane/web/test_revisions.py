@@ -31,8 +31,8 @@ def test_filters_stand_in_the_address_and_mean_what_they_mean_over_rest(visitor,
         assert [number for number in (4, 3, 2, 1) if f">r{number} " in text] == numbers, query
         rest = api_client.get(f"/api/v1/revisions?policy=default&{query}").json()["results"]
         assert [row["number"] for row in rest] == numbers, query
-    assert "No revision matches" in visitor.get(path(history, "revisions/?author=nobody")).text
-    assert "No revision matches" in visitor.get(path(history, "revisions/?author=a%00b")).text
+    assert "No matching revision" in visitor.get(path(history, "revisions/?author=nobody")).text
+    assert "No matching revision" in visitor.get(path(history, "revisions/?author=a%00b")).text
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_older_ones_are_a_plain_link_away(visitor, policy):
 def test_any_two_are_compared_by_their_numbers(visitor, history):
     text = visitor.get(path(history, "compare/?from=2&to=3")).text
 
-    assert "From revision 2 to 3" in text
+    assert "Revision 2 compared with 3" in text
     assert "<del>1.5</del>" in text
     assert "<ins>2.5</ins>" in text
     assert "a replica takes up to 2.5 times its share" in text
@@ -73,7 +73,7 @@ def test_going_back_says_what_it_does_first(visitor, history):
     text = visitor.get(path(history, "revert/1/")).text
 
     assert "placed by round_robin instead of prefix_hash" in text
-    assert "The draft of olga stays" in text
+    assert "The draft of olga is kept" in text
     assert history.live().number == 3
 
 
@@ -86,7 +86,7 @@ def test_going_back_needs_the_policys_name(visitor, history):
 
     answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 3}, follow=True)
 
-    assert "Revision 4 says what revision 1 said" in answer.text
+    assert "Revision 4 has the settings of revision 1" in answer.text
     assert (history.live().strategy, history.live().reason) == ("round_robin", "Back to revision 1: slow")
 
 

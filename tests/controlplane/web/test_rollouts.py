@@ -43,7 +43,7 @@ def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, pol
         assert words in text
     assert 'value="all_at_once" checked' in text
     assert 'value="5, 25"' in text
-    assert "How far the hit rate of the canary" in text
+    assert "hit rate" in text
     assert "default 0.05" in text
 
 
@@ -72,19 +72,19 @@ def test_publishing_by_share_leads_to_its_rollout(visitor, policy):
     assert [(stage["share"], stage["observe_s"]) for stage in rollout.stages] == [(0.01, 150), (0.1, 150), (1.0, 0)]
     assert (rollout.guard["min_requests"], rollout.guard["max_load_skew"]) == (50, None)
     assert rollout.guard["max_hit_rate_drop"] == 0.05
-    assert "is on trial" in answer.text
+    assert "runs as a canary" in answer.text
 
 
 def test_without_the_box_nobody_watches(visitor, policy):
     answer = publish(visitor, policy, plan="by_share")
     assert Rollout.objects.get().guard is None
-    assert "Nobody watches this rollout" in answer.text
+    assert "This rollout is not analyzed" in answer.text
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"plan": "by_share", "shares": "5; 25"}, "Expected numbers with commas"),
+        ({"plan": "by_share", "shares": "5; 25"}, "Expected numbers separated by commas"),
         ({"plan": "by_share", "shares": "25, 5"}, "of the stage before it, and more"),
         ({"plan": "by_share", "shares": "0"}, "&gt; 0"),
         ({"plan": "by_share", "observe_min": "-1"}, "greater than or equal to 0"),
@@ -103,12 +103,12 @@ def test_a_plan_that_cannot_be_is_refused_on_the_page_and_nothing_is_published(v
 def test_what_needs_approval_says_so_before_and_after(visitor, policy, operator, django_user_model):
     update_project(policy.pool.project, needs_approval=True)
     save_draft(policy, NEXT)
-    assert "waits for the approval of somebody else" in visitor.get(f"/policies/{policy.pk}/").text
+    assert "A second person in project" in visitor.get(f"/policies/{policy.pk}/").text
     answer = publish(visitor, policy)
     rollout = Rollout.objects.get()
-    assert "waits for somebody else&#x27;s approval" in answer.text
-    assert "You published it: somebody else approves it." in answer.text
-    assert "Tried by nobody yet" in answer.text
+    assert "waits for the approval of a second person" in answer.text
+    assert "You published this revision, so somebody else must approve it." in answer.text
+    assert "Canary not started" in answer.text
 
     refused = visitor.post(f"/rollouts/{rollout.pk}/approve/", {"reason": ""}, follow=True)
     assert "You published this revision" in refused.text
@@ -129,13 +129,13 @@ def test_the_page_shows_stages_routers_and_steps(visitor, policy):
     rollout = publish_stages(policy, [{"routers": ["router-1"]}], reason="warmer")
     ack(routers[0])
     text = page(visitor, rollout)
-    assert "On trial: every request on router router-1" in text
+    assert "Canary: every request on router router-1" in text
     assert "1 of 2 acknowledged" in text
-    assert "not in this stage" in text
-    assert "It waits for 1 of 2 routers to acknowledge." in text
+    assert "not in this step" in text
+    assert "Waiting for 1 of 2 routers to acknowledge." in text
     assert 'aria-current="step"' in text
     assert "warmer" in text
-    assert "round robin, is in force for all other requests" in text
+    assert "round robin, places all other requests" in text
     assert 'data-refresh="2"' in text
 
 
@@ -143,23 +143,23 @@ def test_a_refresh_is_the_live_part_alone(visitor, policy):
     rollout = publish_stages(policy)
     part = visitor.get(f"/rollouts/{rollout.pk}/", headers={"HX-Request": "true"}).text
     assert "<html" not in part
-    assert "Stages" in part
+    assert "Steps" in part
 
 
 def test_readings_stand_beside_their_limits_with_their_verdicts(visitor, policy, time_machine_at):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy, guard={})
-    assert "once every router runs it" in page(visitor, rollout)
+    assert "when every router runs it" in page(visitor, rollout)
     ack()
-    assert "Caches warm up first: it judges after 2 min." in page(visitor, rollout)
+    assert "Caches warm up first: the analysis starts after 2 min." in page(visitor, rollout)
     time_machine_at(600)
     ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": 1.24, "limit": 0.39}
     verdict(rollout, "inconclusive", [*DOUBT, {**ttft, "verdict": "passed", "detail": "as before"}])
     text = page(visitor, rollout)
     for words in ("60.0 %", "5.0 %", "310 ms", "1.24 s", "inconclusive", "passed", "12 of 200 requests so far."):
         assert words in text
-    assert "<strong>Held:</strong> 12 of 200 requests so far." in text
+    assert "<strong>On hold:</strong> 12 of 200 requests so far." in text
 
 
 def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
@@ -168,9 +168,9 @@ def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
     rollout = publish_stages(policy, guard={})
     verdict(rollout, "breached", BREACH)
     text = page(visitor, rollout)
-    assert "<strong>The guard took it back:</strong> A hit rate of 41.0 % beside 60.0 %." in text
-    assert "breached" in text
-    assert "Withdrawn" in text
+    assert "<strong>Rolled back automatically:</strong> A hit rate of 41.0 % beside 60.0 %." in text
+    assert '<span class="badge bad">failed</span>' in text
+    assert "Rolled back" in text
     assert 'data-refresh="0"' in text
 
 
@@ -186,17 +186,17 @@ def test_a_refusal_is_shown_with_its_router_and_reason(visitor, policy):
 
 def test_without_a_router_it_says_what_it_waits_for(visitor, policy, time_machine_at):
     rollout = publish_stages(policy)
-    assert "No router is present" in page(visitor, rollout)
+    assert "No router is connected" in page(visitor, rollout)
     start_routers("router-1")
     time_machine_at(LOST_AFTER_S + 1)
     mark_lost_routers()
-    assert "No router is present" in page(visitor, rollout)
+    assert "No router is connected" in page(visitor, rollout)
 
 
 def test_the_list_shows_what_is_under_way_and_what_ended_in_a_fixed_number_of_queries(
     visitor, pool, policy, django_assert_num_queries
 ):
-    assert "Nothing is under way" in visitor.get("/rollouts/").text
+    assert "No rollout in progress" in visitor.get("/rollouts/").text
     for _ in range(3):
         publish_stages(policy)
     with django_assert_num_queries(5):
@@ -225,9 +225,9 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
 @pytest.mark.parametrize(
     ("move", "said", "after"),
     [
-        ("pause", "nothing is widened until somebody resumes it", "paused"),
-        ("promote", "Next is 25 % of prefixes.", "progressing"),
-        ("abort", "the revision in force places every request again", "aborted"),
+        ("pause", "keeps its current share until somebody resumes", "paused"),
+        ("promote", "Next step: 25 % of the prefix space.", "progressing"),
+        ("abort", "The active revision places all requests again", "aborted"),
     ],
 )
 def test_a_button_says_first_what_will_happen(visitor, policy, move, said, after):
@@ -266,10 +266,10 @@ def test_operators_see_the_buttons_that_make_things_safe(client, policy, django_
 
 
 def test_an_admin_has_publications_of_a_project_wait_for_a_second_person(visitor, pool):
-    assert "Ask for approval" in visitor.get("/people/").text
+    assert "Require approval" in visitor.get("/people/").text
     answer = visitor.post(f"/projects/{pool.project_id}/approval/", follow=True)
     pool.project.refresh_from_db()
-    assert (pool.project.needs_approval, "a second person approves" in answer.text) == (True, True)
+    assert (pool.project.needs_approval, "second person" in answer.text) == (True, True)
     visitor.post(f"/projects/{pool.project_id}/approval/")
     pool.project.refresh_from_db()
     assert not pool.project.needs_approval

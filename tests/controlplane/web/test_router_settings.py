@@ -112,7 +112,7 @@ def test_sections_are_filled_in_and_taken_back(visitor, pool, paths):
     assert (running.breaker.failures, running.tier1.boundary) == (9, "system")
 
     page = visitor.get(paths["pool"]).text
-    assert "Take it back" in page
+    assert "Reset to" in page
     visitor.post(paths["pool"], filled(page) | {"breaker-unset": "on", "caps-unset": "on"})
     pool.refresh_from_db()
     assert (pool.breaker, pool.caps) == (None, None)
@@ -168,8 +168,8 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
     replica.refresh_from_db()
     assert (replica.api_key_set_at is not None, replica.labels) == (True, {"zone": "a"})
     page = visitor.get(paths["replica"]).text
-    assert "Left empty, it stays" in page
-    assert "not told yet" in page
+    assert "Leave empty to keep it" in page
+    assert "not reported yet" in page
     assert CANARY not in page + visitor.get("/fleet/").text + visitor.get("/audit/").text
 
     visitor.post(paths["replica"], filled(page) | {"without_api_key": "on"})
@@ -181,7 +181,7 @@ def test_lists_show_what_was_said(visitor, furnished):
     fleet, groups = visitor.get("/fleet/").text, visitor.get("/task-groups/").text
     assert "zone=a" in fleet
     assert "1.5 \u00d7 2" in fleet
-    for words in ("model llama, 2 session prefixes", "a share by traffic", "60.0 %"):
+    for words in ("model llama, 2 session prefixes", "by traffic share", "60.0 %"):
         assert words in groups
 
 

@@ -31,7 +31,7 @@ def page(visitor, router, rest=""):
 def test_a_router_that_runs_what_it_should(visitor, router):
     text = page(visitor, router).text
 
-    assert "Runs what it should" in text
+    assert "Runs the newest configuration" in text
     assert "0.1.0" in text
     assert "Router router-1 joined." in text
 
@@ -42,7 +42,7 @@ def test_a_refusal_stands_there_in_words_with_what_is_still_safe_and_what_is_mis
 
     for text in (page(visitor, router).text, visitor.get("/routers/").text):
         assert "Object contains unknown field `colour`" in text
-        assert f"It serves on with configuration {behind - 1}, which it checked when it took it" in text
+        assert f"It continues to serve with configuration {behind - 1}, which it validated" in text
     assert "Replica r2 joins the ring" in page(visitor, router).text  # what its requests lack
 
 
@@ -60,8 +60,8 @@ def test_a_router_that_is_not_reached_says_why(visitor, router, behind):
 def test_a_router_that_runs_what_nobody_here_made(visitor, router, behind):
     announce(name="router-1", boot="boot-2", admin_url="http://10.0.1.1:8081", revision=77, sha256="a" * 64)
 
-    assert "Configuration 77, which it runs, is none of this control plane" in page(visitor, router).text
-    assert "runs a configuration that is none of these" in visitor.get("/configurations/").text
+    assert "It runs configuration 77, which this control plane did not create" in page(visitor, router).text
+    assert "runs a configuration that this control plane did not create" in visitor.get("/configurations/").text
 
 
 def test_a_router_without_a_configuration(visitor, pool):
@@ -69,8 +69,8 @@ def test_a_router_without_a_configuration(visitor, pool):
 
     text = page(visitor, told).text
 
-    assert "It runs nothing yet." in text
-    assert "has no configuration yet and says so on /readyz" in text
+    assert "It runs no configuration yet." in text
+    assert "has no configuration yet and reports not ready on /readyz" in text
 
 
 def lose(router):
@@ -79,12 +79,12 @@ def lose(router):
 
 
 def test_one_that_is_gone_for_good_is_removed_and_one_that_serves_is_not(visitor, router):
-    assert "Gone for good" not in page(visitor, router).text
+    assert "Remove router</a>" not in page(visitor, router).text
     assert "Stop it first" in page(visitor, router, "remove/").text
     assert "Nothing was changed" in visitor.post(f"/routers/{router.pk}/remove/", follow=True).text
     lose(router)
 
-    assert "Gone for good" in page(visitor, router).text
+    assert "Remove router</a>" in page(visitor, router).text
     answer = visitor.post(f"/routers/{router.pk}/remove/", follow=True)
 
     assert "Router router-1 was removed." in answer.text

@@ -47,4 +47,4 @@ def test_a_page_that_is_not_there_says_so_in_our_words(visitor):
     answer = visitor.get("/no-such-page/")
 
     assert answer.status_code == 404
-    assert "There is nothing at this address" in answer.text
+    assert "Page not found" in answer.text

@@ -41,7 +41,7 @@ def test_an_alert_says_which_share_of_the_responses_the_hit_rate_of_a_group_rest
     detail = describe(rule, kind, kind.read(rule.settings), verdict, noon)
     assert detail["accounted_ratio"] == pytest.approx(0.25)
     Alert.objects.update(detail=detail)
-    assert re.search(r"Responses accounted for</dt><dd>25.0 %", visitor.get(f"/alerts/{alert.pk}/").text)
+    assert re.search(r"Responses with cached tokens</dt><dd>25.0 %", visitor.get(f"/alerts/{alert.pk}/").text)
 
 
 def test_every_page_counts_what_fires(visitor, fleet, noon):
@@ -60,9 +60,9 @@ def test_a_refresh_is_the_part_that_changes(visitor, fleet, noon):
 
 
 def test_without_rules_the_page_says_the_next_step(visitor):
-    assert "Add a pool" in visitor.get("/alerts/").text
+    assert "Add pool" in visitor.get("/alerts/").text
     create_pool("chat")
-    assert "Add a rule" in visitor.get("/alerts/").text
+    assert "Add rule" in visitor.get("/alerts/").text
 
 
 def test_the_list_costs_the_same_whatever_its_length(visitor, fleet, noon, django_assert_num_queries):
@@ -107,7 +107,7 @@ def test_removing_a_rule_says_first_that_nobody_is_told_any_more(visitor, fleet,
     alert = drop_alert(fleet, noon)
     path = f"/alerts/rules/{alert.rule_id}/remove/"
 
-    assert "Nobody is told any more" in visitor.get(path).text
+    assert "Its alerts are removed too" in visitor.get(path).text
     assert Alert.objects.get().state == AlertState.FIRING
     visitor.post(path)
 
@@ -120,10 +120,10 @@ def test_an_alert_has_a_page_with_its_figures_its_causes_and_its_life(visitor, o
     text = visitor.get(f"/alerts/{made['firing']}/").text
 
     assert "changes at byte 412" in text
-    assert "82.0 % sure" in text
+    assert "82.0 % confidence" in text
     assert 'href="/?pool=chat&amp;from=' in text or 'href="/?pool=chat&from=' in text  # the way to the culprit
     assert '<svg class="sketch"' in text
-    assert "I take it" in text
+    assert "Acknowledge" in text
     assert "<html" not in visitor.get(f"/alerts/{made['firing']}/", headers={"HX-Request": "true"}).text
     assert visitor.get("/alerts/999999/").status_code == 404
 
@@ -135,7 +135,7 @@ def test_the_list_tells_apart_what_is_told_what_is_muted_and_what_is_suspected(v
 
     assert "We move a rack" in text.split('id="muted"')[1].split("</section>")[0]
     assert "TTFT objective of pool chat" in text.split('id="pending"')[1].split("</section>")[0]
-    assert "olga is at it: Adding a replica" in text
+    assert "acknowledged by olga: Adding a replica" in text
     assert "Replica down of pool chat, gpu-3" in text.split('id="recent"')[1]
 
 
@@ -162,7 +162,8 @@ def test_what_is_over_is_narrowed_and_paged_by_plain_links(visitor, operator, fl
 def test_an_alert_is_taken_and_let_go_without_a_script(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
 
-    assert "is at it" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", {"note": "mine"}, follow=True).text
+    page = visitor.post(f"/alerts/{alert.pk}/acknowledge/", {"note": "mine"}, follow=True)
+    assert "Acknowledged by olga" in page.text
     alert.refresh_from_db()
     assert (alert.acknowledged_by, alert.acknowledged_note) == ("olga", "mine")
     visitor.post(f"/alerts/{alert.pk}/release/")
@@ -179,7 +180,7 @@ def test_a_silence_is_looked_at_made_and_ended(visitor, fleet, noon):
     filled = {"matchers": "pool=chat\nrule=~Hit.*", "hours": "4", "comment": "work"}
 
     looked = visitor.post("/alerts/silences/new/", {**filled, "preview": "1"}).text
-    assert "1 alert is like that now" in looked
+    assert "1 current alert matches" in looked
     assert not Silence.objects.exists()
     visitor.post("/alerts/silences/new/", filled)
     silence = Silence.objects.get()

@@ -25,7 +25,7 @@ def test_a_webhook_is_added_and_its_secret_shown_once(visitor):
 
 def test_a_channel_is_added_and_tested_by_one_click(visitor):
     form = visitor.get("/channels/new/?kind=webhook").text
-    assert re.search(r'<button class="button primary" name="test" value="1">Add and send a test</button>', form)
+    assert re.search(r'<button class="button primary" name="test" value="1">Add and send test</button>', form)
     given = {"name": "on-call", "url": "https://example.org/hook"}
     text = visitor.post("/channels/new/?kind=webhook", {**given, "test": "1"}).text
     (sent,) = Notification.objects.all()
@@ -62,7 +62,7 @@ def test_a_test_message_is_written_and_its_attempts_are_shown(visitor, channel, 
 
     text = visitor.get("/channels/", headers={"HX-Request": "true"}).text
 
-    assert "arrived, status 204, 125 ms" in text
+    assert "delivered, status 204, 125 ms" in text
     assert '<span class="badge good">delivered</span>' in text
     assert "<html" not in text
 
@@ -79,7 +79,7 @@ def test_a_message_can_be_sent_again_under_the_same_id(visitor, channel, noon):
 def test_a_channel_is_switched_off_and_removed(visitor, channel):
     visitor.post(f"/channels/{channel.pk}/switch/")
     assert not Channel.objects.get().enabled
-    assert "no longer sent there" in visitor.get(f"/channels/{channel.pk}/remove/").text
+    assert "No more notifications are sent to it" in visitor.get(f"/channels/{channel.pk}/remove/").text
     visitor.post(f"/channels/{channel.pk}/remove/")
     assert not Channel.objects.exists()
 
@@ -87,5 +87,5 @@ def test_a_channel_is_switched_off_and_removed(visitor, channel):
 def test_without_a_channel_the_page_says_the_next_step(visitor):
     text = visitor.get("/channels/").text
 
-    assert re.search(r"told to nobody.*Add a channel", text, re.DOTALL)
-    assert "Nothing was sent yet" in text
+    assert re.search(r"on the alerts page only.*Add channel", text, re.DOTALL)
+    assert "No notifications yet" in text

@@ -13,7 +13,7 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
     kinds = [trace["meta"] for trace in figure["data"]]
     assert "line" in kinds
     assert kinds[-1] == "events"
-    assert "UTC. Last values: " in figure["meta"]["sentence"]
+    assert "UTC. Latest values: " in figure["meta"]["sentence"]
     assert "2 events marked" in figure["meta"]["sentence"]
     assert figure["meta"]["empty"] == ""
     assert [note["text"] for note in figure["layout"]["annotations"]] == ["chat r2", "gpu-4 restart"]
@@ -35,7 +35,7 @@ def test_whose_clock_is_named_in_the_label(visitor, fleet):
 
 
 def test_a_gap_stays_a_gap(visitor, fleet):
-    lines = {trace["name"]: trace for trace in visitor.get("/charts/hit-rate/figure/").json()["data"]}
+    lines = {trace["name"]: trace for trace in visitor.get("/charts/hit-rate/figure/?by=replica").json()["data"]}
 
     assert None in lines["gpu-4"]["y"]
     assert lines["gpu-4"]["connectgaps"] is False
@@ -47,13 +47,20 @@ def test_a_figure_is_not_sent_again_unchanged(visitor, fleet):
     assert visitor.get("/charts/ttft/figure/", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
+def test_the_default_chart_of_the_overview_is_the_hit_rate_of_the_whole_fleet(visitor, fleet):
+    figure = visitor.get("/charts/hit-rate/figure/").json()
+
+    assert figure["meta"]["title"] == "Hit rate and reachable hit rate"
+    assert next(trace["name"] for trace in figure["data"] if trace["meta"] == "line") == "Hit rate"
+
+
 def test_a_chart_costs_few_queries(visitor, fleet, django_assert_max_num_queries):
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(8):
         visitor.get("/charts/hit-rate/figure/")
 
 
 def test_csv_has_a_column_per_line_and_leaves_the_unknown_empty(visitor, fleet):
-    answer = visitor.get("/charts/hit-rate.csv?range=15m")
+    answer = visitor.get("/charts/hit-rate.csv?range=15m&by=replica")
 
     rows = list(csv.reader(io.StringIO(answer.text)))
     assert rows[0] == ["time", *(f"gpu-{number} (ratio)" for number in range(1, 5))]
@@ -63,7 +70,7 @@ def test_csv_has_a_column_per_line_and_leaves_the_unknown_empty(visitor, fleet):
 
 
 def test_json_tells_why_a_value_is_missing(visitor, fleet):
-    document = visitor.get("/charts/hit-rate.json?range=15m").json()
+    document = visitor.get("/charts/hit-rate.json?range=15m&by=replica").json()
 
     line = document["series"][-1]
     states = {state for (_, value), state in zip(line["points"], line["states"], strict=True) if value is None}
@@ -71,7 +78,7 @@ def test_json_tells_why_a_value_is_missing(visitor, fleet):
 
 
 def test_the_table_behind_a_chart_needs_no_scripts(visitor, fleet):
-    text = visitor.get("/charts/hit-rate/?range=5m").text
+    text = visitor.get("/charts/hit-rate/?range=5m&by=replica").text
 
     assert '<th scope="col" class="num">gpu-1</th>' in text
     assert "stale: scrapes fail" in text
@@ -85,14 +92,14 @@ def test_a_chart_that_does_not_exist_is_not_found(visitor, path):
 def test_an_empty_chart_says_why(visitor):
     figure = visitor.get("/charts/ttft/figure/").json()
 
-    assert figure["meta"]["empty"] == "no first token was timed"
-    assert "nothing was measured" in figure["meta"]["sentence"]
+    assert figure["meta"]["empty"] == "no streamed response"
+    assert "no data" in figure["meta"]["sentence"]
 
 
 @pytest.mark.parametrize(
     ("chart", "reason"),
     [
-        ("ttft/figure/?clock=plain", "no response without streaming"),
+        ("ttft/figure/?clock=plain", "all responses were streamed"),
         ("ttft/figure/?clock=split", "no engine reported time in queue or in prefill"),
         ("tiers/figure/?tier=media", "no engine reported multimodal items"),
         ("tiers/figure/?tier=blocks", "--kv-cache-metrics"),
@@ -109,5 +116,5 @@ def test_only_charts_that_may_have_a_reachable_share_are_titled_so(visitor, flee
 
     assert (meta("replica=gpu-1")["title"], meta("replica=gpu-1")["notes"]) == ("Hit rate", [])
     pool = meta("pool=chat")
-    assert pool["title"] == "Hit rate and reachable share"
+    assert pool["title"] == "Hit rate and reachable hit rate"
     assert "Reachable hit rate: too few requests replayed yet." in " ".join(pool["notes"])

@@ -80,7 +80,7 @@ def test_the_page_and_the_file_take_the_filters_of_rest_and_mean_the_same(visito
 
     assert [row["summary"] for row in told] == over_rest
     assert page.count('<li id="event-') == len(over_rest)
-    assert ("No event matches" in page) == (not over_rest)
+    assert ("No matching event" in page) == (not over_rest)
 
 
 @pytest.mark.parametrize("query", ["kind=no_such_kind", "after=yesterday", "before=1"])
@@ -110,13 +110,13 @@ def test_topics_are_links_that_keep_the_other_filters(visitor, busy):
     href = fleet.split('"')[1].replace("&amp;", "&")
     narrowed = visitor.get(f"/events/{href}").text
     assert "Replica gpu-1" in narrowed
-    assert "was published" not in narrowed
+    assert "is active" not in narrowed
     assert 'aria-current="true">Fleet</a>' in narrowed
 
 
 def test_an_empty_list_says_the_next_step(visitor):
-    assert "Nothing happened yet" in visitor.get("/events/").text
-    assert "No event matches" in visitor.get("/events/?kind=replica_up").text
+    assert "No events yet" in visitor.get("/events/").text
+    assert "No matching event" in visitor.get("/events/?kind=replica_up").text
 
 
 @pytest.mark.parametrize("mark", ["%27;--", "1-", "9999999999999999999-1", "999999999999999999-1", "-", "12"])
@@ -155,9 +155,9 @@ def test_an_alert_leads_to_what_happened_around_it(visitor, fleet, noon):
     drop_alert(fleet, noon)
     alerts = visitor.get("/alerts/").text
 
-    link = alerts.split(">What happened around it<")[0].rpartition('href="')[2].split('"')[0].replace("&amp;", "&")
+    link = alerts.split(">Events around this time<")[0].rpartition('href="')[2].split('"')[0].replace("&amp;", "&")
     text = visitor.get(link).text
 
     assert "pool=chat&after=2031-03-04T11" in link
-    assert "was published" in text
+    assert "is active" in text
     assert 'role="alert"' not in text

@@ -26,7 +26,7 @@ def test_of_many_lines_the_highest_and_lowest_are_drawn_and_the_rest_is_a_band()
 
     assert [trace["name"] for trace in traces[1:]] == [f"r{n}" for n in (*range(6), *range(34, 40))]
     band = traces[0]
-    assert (band["meta"], band["name"]) == ("band", "28 others, lowest to highest")
+    assert (band["meta"], band["name"]) == ("band", "28 others, minimum to maximum")
     assert (min(band["y"]), max(band["y"])) == (6 / 40, 33 / 40)
 
 

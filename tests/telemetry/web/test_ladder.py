@@ -33,7 +33,7 @@ def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_q
         page = replayed.get("/ladder/?range=15m").content.decode()
     assert "points reachable you get 50" in page
     assert "lost" in page.split("</h2>")[0]
-    for words in ("Placement", "New prompts", "/policies/", "900 requests", "g0", "Twice the room"):
+    for words in ("Placement", "New prompts", "/policies/", "900 requests", "g0", "Doubling the cache"):
         assert words in page, words
     narrower = replayed.get("/ladder/?range=15m&pool=chat&group=g1").content.decode()
     assert "task group g1" in narrower
@@ -58,16 +58,16 @@ def test_an_unknown_cache_is_one_step_that_cannot_be_told_apart(visitor, noon, p
     store([one._replace(at_s=start.timestamp() + number) for number, one in enumerate(traffic(300))])
     replay_pools(noon)
     page = visitor.get("/ladder/?range=15m").content.decode()
-    assert "Not known apart" in page
+    assert "Unknown" in page
     assert "The cache size of" in page
     (bars,) = visitor.get("/ladder/figures/steps/?range=15m").json()["data"]
-    assert bars["y"] == ["Prompt tokens", "New prompts", "Not known apart", "Delivered"]
+    assert bars["y"] == ["Prompt tokens", "New prompts", "Unknown", "Delivered"]
 
 
 def test_without_pools_requests_or_a_router_that_answers_the_page_says_so(visitor, noon):
-    assert "There is no pool yet" in visitor.get("/ladder/").content.decode()
+    assert "No pools yet" in visitor.get("/ladder/").content.decode()
     create_pool("chat")
-    assert "No request was replayed" in visitor.get("/ladder/").content.decode()
+    assert "No replayed requests" in visitor.get("/ladder/").content.decode()
     assert visitor.get("/ladder/figures/steps/").status_code == 404
     store([])
     DecisionCursor.objects.update(reason="it answers with status 401")

@@ -46,7 +46,7 @@ def test_a_page_that_says_that_nothing_is_read_says_it_once(visitor, noon, fleet
 
     text = visitor.get("/").text
 
-    assert "Nothing was read from replicas since" in text
+    assert "No successful scrape since" in text
     assert "Telemetry is late" not in text
 
 

@@ -57,7 +57,7 @@ def test_a_time_that_moves_on_can_be_fixed_to_what_it_shows_now(visitor, fleet):
 )  # fmt: skip
 def test_what_is_no_page_of_ours_gets_no_link(visitor, view):
     page = shorten(visitor, view)
-    assert "There is no short link to that: $.view: expected the address of" in page.text
+    assert "The short link could not be created: $.view: expected the address of" in page.text
     assert not ShortLink.objects.exists()
 
 

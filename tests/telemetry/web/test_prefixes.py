@@ -28,14 +28,14 @@ def test_prefixes_are_drawn_by_their_tokens_and_listed_with_where_they_live(
     assert [(round(float(share), 3), colour) for share, colour in shares] == [
         (0.667, "w5"), (0.5, "w9"), (0.5, "w0")
     ]  # fmt: skip
-    assert re.search(r"33(\.3)?\s%\s+of the tokens begin like nothing else", text)
+    assert re.search(r"33(\.3)?\s%\s+of the tokens have a unique prefix", text)
     assert 'href="/replicas/gpu-1/"' in text
     below = re.search(r'href="(\?below=\w+)"', text)[1]
-    assert "Only prompts through" in visitor.get(f"/prefixes/{below}").text
+    assert "Only prompts that contain the prefix" in visitor.get(f"/prefixes/{below}").text
 
 
 def test_an_empty_page_says_why_and_nonsense_narrows_nothing(visitor, noon):
-    assert "No router was asked yet" in visitor.get("/prefixes/").text
+    assert "No placement decisions collected yet" in visitor.get("/prefixes/").text
     assert visitor.get("/prefixes/?below=<script>&pool=nowhere").status_code == 200
 
 
@@ -53,5 +53,5 @@ def test_what_lies_deep_is_drawn_and_listed_once_it_is_asked_for(visitor, noon):
     text = visitor.get("/prefixes/").text
     assert text.count('<tr id="p-') == 2
     assert len(re.findall(r'<li style="--share:', text)) == 4
-    assert "2 more that continue these" in text
+    assert "Show 2 longer prefixes" in text
     assert visitor.get("/prefixes/?rows=all").text.count('<tr id="p-') == 4

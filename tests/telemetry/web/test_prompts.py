@@ -28,23 +28,23 @@ def test_the_dearest_comes_first_with_its_place_its_price_and_what_to_do(visitor
 
     assert text.index(">coding<") < text.index(">retrieval<")
     assert "<strong>A date or time</strong> in the system prompt, about 5 tokens in, in 100.0 % of the prompts" in text
-    assert "a day</strong> computed anew" in text
+    assert "tokens per day</strong> are computed again" in text
     assert "Move it after all constant text" in text
-    assert "Nothing was found" in text
-    assert "Too few openings" in text
+    assert "No findings" in text
+    assert "Not enough prompts" in text
     assert 'href="/pools/chat/groups/coding/"' in text
 
 
 def test_a_pool_can_be_chosen_and_one_that_is_gone_is_named(visitor, prompts):
     assert ">coding<" not in visitor.get("/prompts/?pool=batch").text
-    assert "There is no pool nowhere" in visitor.get("/prompts/?pool=nowhere").text
+    assert "There is no pool named nowhere" in visitor.get("/prompts/?pool=nowhere").text
     part = visitor.get("/prompts/?pool=chat", headers={"HX-Request": "true"}).text
     assert "<html" not in part
     assert ">coding<" in part
 
 
 def test_before_any_request_the_page_says_what_is_missing(visitor):
-    assert "No prompt was described yet" in visitor.get("/prompts/").text
+    assert "No prompts yet" in visitor.get("/prompts/").text
 
 
 def test_scripts_are_told_the_same(visitor, prompts, django_assert_max_num_queries):
@@ -71,5 +71,5 @@ def test_as_many_queries_for_many_groups_as_for_few(visitor, prompts, django_ass
 def test_a_task_group_s_page_says_what_keeps_its_prompts_apart(visitor, prompts):
     text = visitor.get("/pools/chat/groups/coding/").text
 
-    assert "What keeps its prompts apart" in text
-    assert "computed anew" in text
+    assert "Prompt differences" in text
+    assert "computed again" in text

@@ -9,7 +9,7 @@ from controlplane.models import Pool, Replica, Role
 from controlplane.services.access.people import set_role
 from controlplane.services.fleet.pools import create_pool, create_project
 from telemetry.services.lab import decisions as service
-from telemetry.web.reasons import place_of, read_place
+from telemetry.web.decisions import parse_place, place_of
 from tests.telemetry.stored_decisions import a_router, decided, decided_in_a_row
 
 CANDIDATES = [
@@ -90,7 +90,7 @@ def test_a_list_by_a_figure_reads_no_more_than_its_bound_and_says_since_when(vis
     text = visitor.get("/requests/?order=slowest").text
 
     assert ids(text)[0] == "req-19"
-    assert "choose a shorter range" in text
+    assert "Choose a shorter range" in text
 
 
 def test_a_decision_is_explained_with_candidates_prediction_and_what_was_delivered(visitor, router, noon):
@@ -100,7 +100,7 @@ def test_a_decision_is_explained_with_candidates_prediction_and_what_was_deliver
     text = visitor.get(f"/requests/{place_of(one)}/").text
 
     assert "Sent to gpu-1" in text
-    assert "held some of the prompt" in text
+    assert "had cached part of the prompt" in text
     assert "300 of 1,000 prompt tokens came from the cache, 500 fewer than predicted" in text
     assert text.index("gpu-1 <span") < text.index("gpu-2")
     assert "1,010" in text
@@ -116,9 +116,9 @@ def test_what_was_not_told_is_said_and_never_shown_as_0(visitor, router, noon):
 
     text = visitor.get(f"/requests/{place_of(one)}/").text
 
-    assert "whether it hit is not known" in text
+    assert "it is not known whether the cache was used" in text
     assert "not reported" in text
-    assert "Candidates were not kept" in text
+    assert "No candidates stored" in text
     assert "0 %" not in text
 
 
@@ -137,12 +137,12 @@ def test_requests_of_other_projects_do_not_exist(visitor, router, noon, client, 
 
 
 def test_an_empty_list_says_why(visitor, router):
-    assert "No router was asked yet" in visitor.get("/requests/").text
+    assert "No placement decisions collected yet" in visitor.get("/requests/").text
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-2-3", "1-2-x-b", "99999999999999999-1-1-b", "-1-2-3-b", "1-2-3-b-c"])
 def test_a_place_is_read_or_it_is_none(text):
-    found = read_place(text)
+    found = parse_place(text)
 
     assert found is None or found[2] in {"b", "b-c"}
 

@@ -1,0 +1,138 @@
+"""Placement decisions on pages: their names in URLs, and texts that explain them.
+
+Reasons and match kinds are those of ``routing/types.py``. A newer router may send one that is unknown here; it is then
+shown as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from telemetry.metrics.windows import cacheable_tokens
+from telemetry.models import Decision
+
+REASONS = {  # label, explanation
+    "affinity": ("Preferred replica", "Consistent hashing assigns the prefix to this replica, and it had capacity."),
+    "spill": ("Overflow", "The preferred replicas were at their load limit, so the next one in ring order was chosen."),
+    "no_key": ("No prefix", "The request has no prefix or session to place it by, so the least loaded was chosen."),
+    "least_load": ("Least load", "It was the least loaded replica."),
+    "round_robin": ("Round robin", "It was the next replica in turn."),
+    "random": ("Random", "It was chosen at random."),
+    "less_of_two": ("Less loaded of two", "It was the less loaded of two replicas chosen at random."),
+    "hot": ("Hot prefix", "It is one of the replicas reserved for this frequent prefix."),
+    "hit": ("Cached prefix", "It was the preferred or cheapest replica, and had cached part of the prompt."),
+    "elsewhere": ("Cheaper replica", "Another replica had cached more of the prompt, but its queue was longer."),
+    "spread": (
+        "Rebalanced",
+        "Another replica had cached more of the prompt, but had received more than its share of requests.",
+    ),
+    "cold": ("Not cached", "No replica had cached enough of the prompt to matter."),
+}
+MATCHES = {
+    "header": "named in the X-Task-Group header",
+    "api_key": "matched by the client's key",
+    "session": "matched by the session key",
+    "tier1": "matched by the tier-1 prefix",
+    "model": "matched by the model",
+    "unmatched": "matched by no task group",
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def reason_label(reason: str) -> str:
+    """A reason in one to three words."""
+    return REASONS[reason][0] if reason in REASONS else reason
+
+
+def reason_text(reason: str) -> str:
+    """A reason as a sentence about the chosen replica; "" if it is unknown here."""
+    return REASONS[reason][1] if reason in REASONS else ""
+
+
+def place_of(decision: Decision) -> str:
+    """A decision in a URL: time in microseconds, router, sequence number and boot."""
+    return f"{(decision.at - _EPOCH) // timedelta(microseconds=1)}-{decision.router_id}-{decision.seq}-{decision.boot}"
+
+
+def parse_place(text: str) -> tuple[datetime, int, str, int] | None:
+    """(time, router, boot, sequence number) of ``place_of``'s result; None for any other text."""
+    *numbers, boot = text.split("-", 3)
+    if len(numbers) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 17 for part in numbers):
+        return None
+    micros, router_id, seq = map(int, numbers)
+    try:
+        return _EPOCH + timedelta(microseconds=micros), router_id, boot, seq
+    except OverflowError:
+        return None
+
+
+def cached_ratio(decision: Decision) -> float | None:
+    """Cached tokens / prompt tokens; None if the response did not report them."""
+    tokens, cached = decision.prompt_tokens, decision.cached_tokens
+    return cached / tokens if tokens and cached is not None else None
+
+
+def predicted_ratio(decision: Decision) -> float | None:
+    """Predicted cached tokens / estimated prompt tokens; None if the strategy does not predict."""
+    estimate, hit = decision.prompt_tokens_estimate, decision.hit_tokens
+    return min(1.0, hit / estimate) if hit is not None and estimate else None
+
+
+def block_limit_ratio(decision: Decision) -> float | None:
+    """The largest possible ``cached_ratio``: hits end on a block, and the last token is always computed (H7)."""
+    tokens, block = decision.prompt_tokens, decision.block_tokens
+    return cacheable_tokens(tokens, block) / tokens if tokens and block else None
+
+
+def comparison_text(decision: Decision) -> str:
+    """How the prediction and the response compare, as a sentence."""
+    tokens, cached = decision.prompt_tokens, decision.cached_tokens
+    if cached is None or not tokens:
+        return "The response did not report cached tokens, so it is not known whether the cache was used."
+    reported = f"{cached:,} of {tokens:,} prompt tokens came from the cache"
+    if decision.hit_tokens is None:
+        return f"{reported}. The strategy {decision.strategy} makes no prediction."
+    difference = cached - predicted_tokens(decision)
+    if abs(difference) <= 0.05 * tokens:
+        return f"{reported}, as predicted."
+    if difference < 0:
+        return f"{reported}, {-difference:,} fewer than predicted: they were evicted or never computed on this replica."
+    return f"{reported}, {difference:,} more than predicted: another router or a shared cache tier supplied them."
+
+
+def predicted_tokens(decision: Decision) -> int:
+    """The predicted cached tokens, scaled from the router's estimate to the engine's token count if it is known."""
+    hit, estimate, tokens = decision.hit_tokens or 0, decision.prompt_tokens_estimate, decision.prompt_tokens
+    return min(tokens, round(hit * tokens / estimate)) if tokens and estimate else hit
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that was eligible for a request, with its load at that time."""
+
+    name: str
+    chosen: bool
+    running: int
+    waiting_tokens: int
+    hit_tokens: int | None  # predicted; None if the strategy does not predict or it was not recorded
+    cost: float | None  # as the strategy compares it; the lowest is chosen
+
+
+def candidates_of(decision: Decision) -> list[Candidate]:
+    """The candidates: the chosen one first, then by cost and load. [] if they were not recorded."""
+    candidates = [
+        Candidate(
+            str(row.get("replica", "")),
+            row.get("replica") == decision.replica,
+            int(row.get("running", 0)),
+            int(row.get("waiting_tokens", 0)),
+            row.get("hit_tokens"),
+            row.get("cost"),
+        )
+        for row in decision.candidates or ()
+        if isinstance(row, dict)
+    ]
+    return sorted(
+        candidates, key=lambda row: (not row.chosen, row.cost is None, row.cost or 0.0, row.running, row.name)
+    )
