@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.http_server import FakeHandler, FakeServer, running
 
 TOKEN = "a-service-account-token"
 
@@ -23,10 +22,10 @@ def pod(
     terminating: bool | None = False,
 ) -> dict[str, Any]:
     """One endpoint in the format of ``kubectl get endpointslices -o json``."""
-    said = {"ready": ready, "serving": serving, "terminating": terminating}
+    conditions = {"ready": ready, "serving": serving, "terminating": terminating}
     return {
         "addresses": [address],
-        "conditions": {key: value for key, value in said.items() if value is not None},
+        "conditions": {key: value for key, value in conditions.items() if value is not None},
         "nodeName": "gpu-node-1",
         "targetRef": {
             "kind": "Pod",
@@ -64,19 +63,16 @@ def endpoint_slice(
     }
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(FakeHandler):
     server: FakeKubernetes
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - http.server's name
         asked = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(asked.query).items()}
         self.server.asked.append((asked.path, query, self.headers.get("Authorization")))
         if self.server.mode == "hang":
-            self.server.released.wait(20)
-            self.close_connection = True
-            return
-        self._answer(asked.path, query)
+            return self.hang()
+        return self._answer(asked.path, query)
 
     def _answer(self, path, query):
         server = self.server
@@ -121,50 +117,20 @@ class Handler(BaseHTTPRequestHandler):
         self._send(code, json.dumps(body).encode())
 
     def _send(self, code, body):
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+        self.respond(code, body, Content_Type="application/json")
 
 
-class FakeKubernetes(ThreadingHTTPServer):
+class FakeKubernetes(FakeServer):
     """Serves ``slices``, ``page`` per response; the first ``expire`` continuation tokens are expired."""
 
-    daemon_threads = True
-
     def __init__(self, tls: ssl.SSLContext | None = None):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler, tls)
         self.slices: list[dict] = []
         self.page = 500
         self.expire = 0
         self.mode = "answer"
         self.asked: list[tuple[str, dict[str, str], str | None]] = []
-        self.released = threading.Event()
-        self.scheme = "https" if tls else "http"
-        if tls:
-            self.socket = tls.wrap_socket(self.socket, server_side=True)
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, request, client_address):
-        pass  # a client that hangs up is what some tests are about
 
 
-@contextmanager
-def serving_kubernetes(tls: ssl.SSLContext | None = None) -> Iterator[FakeKubernetes]:
-    server = FakeKubernetes(tls)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
+def serving_kubernetes(tls: ssl.SSLContext | None = None) -> AbstractContextManager[FakeKubernetes]:
+    return running(FakeKubernetes(tls))

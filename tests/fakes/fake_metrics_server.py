@@ -6,39 +6,28 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, contextmanager
+
+from tests.fakes.http_server import FakeHandler, FakeServer, running
 
 Answer = Callable[["Handler"], None]
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(FakeHandler):
     server: FakeMetricsServer
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - http.server's name
         self.server.next_answer(self.path)(self)
 
-    def log_message(self, *_arguments):
-        pass
 
-
-class FakeMetricsServer(ThreadingHTTPServer):
+class FakeMetricsServer(FakeServer):
     """``script("/r1/metrics", text("..."), hang())``; ``seen`` counts requests by path and query."""
 
-    daemon_threads = True
-    request_queue_size = 256
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.scripts: dict[str, list[Answer]] = {}
         self.seen: dict[str, int] = defaultdict(int)
-        self.released = threading.Event()  # ends every hanging answer
         self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def script(self, path: str, *answers: Answer) -> str:
         """Serve these responses; the replica's base URL."""
@@ -51,49 +40,19 @@ class FakeMetricsServer(ThreadingHTTPServer):
             answers = self.scripts.get(path.partition("?")[0]) or [status(404)]
             return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    def handle_error(self, request, client_address):
-        pass  # a client that hung up is what many tests are about
 
-
-@contextmanager
-def serving() -> Iterator[FakeMetricsServer]:
-    server = FakeMetricsServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
+def serving() -> AbstractContextManager[FakeMetricsServer]:
+    return running(FakeMetricsServer())
 
 
 def text(body: str, content_type: str = "text/plain; version=1.0.0; charset=utf-8") -> Answer:
     """A complete exposition."""
-
-    def answer(handler: Handler) -> None:
-        payload = body.encode()
-        handler.send_response(200)
-        handler.send_header("Content-Type", content_type)
-        handler.send_header("Content-Length", str(len(payload)))
-        handler.end_headers()
-        handler.wfile.write(payload)
-
-    return answer
+    return lambda handler: handler.respond(200, body.encode(), Content_Type=content_type)
 
 
 def status(code: int, location: str | None = None) -> Answer:
     """An error or a redirect."""
-
-    def answer(handler: Handler) -> None:
-        handler.send_response(code)
-        if location:
-            handler.send_header("Location", location)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    return answer
+    return lambda handler: handler.respond(code, **({"Location": location} if location else {}))
 
 
 def torn(body: str, share: float = 0.6) -> Answer:
@@ -113,12 +72,7 @@ def torn(body: str, share: float = 0.6) -> Answer:
 
 def hang() -> Answer:
     """No response until the server stops."""
-    return _hang
-
-
-def _hang(handler: Handler) -> None:
-    handler.server.released.wait(timeout=30)
-    handler.close_connection = True
+    return Handler.hang
 
 
 def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:

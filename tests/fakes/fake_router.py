@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import Self
 
 from routing.schema import ConfigError, LoadedSnapshot, load_snapshot
+from tests.fakes.http_server import FakeHandler, FakeServer, running
 
 TOKEN = "router-token-for-tests"  # settings.test's
 CANNED: dict[str | None, tuple[int, object]] = {
@@ -34,24 +35,18 @@ class FakeRouter:
         self.pushes: list[int] = []  # numbers, as they arrived
         self.looks = 0
         self.fault: Callable[[], str | None] = lambda: None
-        self.release = threading.Event()
         self._lock = threading.Lock()
         self._server = AdminServer(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.release = self._server.released
+        self.admin_url = self._server.url
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._stack.enter_context(running(self._server))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5)
-
-    @property
-    def admin_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        self._stack.close()
 
     @property
     def revision(self) -> int | None:
@@ -86,23 +81,18 @@ class FakeRouter:
         return {"status": "nack", "reason": reason, "path": path, "running_revision": self.revision}
 
 
-class AdminServer(ThreadingHTTPServer):
-    """One daemon thread per connection, so that a hanging one blocks nothing."""
-
-    daemon_threads = True
-
+class AdminServer(FakeServer):
     def __init__(self, router: FakeRouter) -> None:
-        super().__init__(("127.0.0.1", 0), AdminPort)
+        super().__init__(AdminPort)
         self.router = router
 
 
-class AdminPort(BaseHTTPRequestHandler):
+class AdminPort(FakeHandler):
     """``GET`` and ``PUT`` of ``/admin/config``."""
 
-    protocol_version = "HTTP/1.1"
     server: AdminServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
         router = self.server.router
         router.looks += 1
         if router.fault():
@@ -111,7 +101,7 @@ class AdminPort(BaseHTTPRequestHandler):
             told = router.announcement()
             self.answer(200, {**told, "router": router.name, "config": {"hash_secret": "***"}})
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         router = self.server.router
         document = self.rfile.read(int(self.headers["Content-Length"]))
         router.pushes.append(json.loads(document)["revision"])
@@ -120,9 +110,9 @@ class AdminPort(BaseHTTPRequestHandler):
             self.answer(*CANNED[fault])
         elif fault == "nack":
             self.answer(422, router.nack("no room", "$.pools[0]"))
-        elif fault in {"hang", "drop"}:
-            if fault == "hang":
-                router.release.wait(30)
+        elif fault == "hang":
+            self.hang()
+        elif fault == "drop":
             self.close_connection = True
         elif self.is_admitted():
             answer = router.take(document)
@@ -131,9 +121,6 @@ class AdminPort(BaseHTTPRequestHandler):
             else:
                 self.answer(*answer)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
     def is_admitted(self) -> bool:
         if self.headers["Authorization"] == f"Bearer {TOKEN}":
             return True
@@ -141,9 +128,4 @@ class AdminPort(BaseHTTPRequestHandler):
         return False
 
     def answer(self, status: int, body: object) -> None:
-        payload = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(payload)))
-        self.send_header("Location", "http://127.0.0.1:1/")  # means something to a redirect alone
-        self.end_headers()
-        self.wfile.write(payload)
+        self.respond(status, json.dumps(body).encode(), Location="http://127.0.0.1:1/")  # ignored unless a redirect

@@ -69,12 +69,12 @@ class FakeReplica:
         self.script: Script = script or answering()
         self.calls: list[Call] = []
         self.connections = 0
-        self.health_status: int | None = 200  # None: it takes the question and says nothing
+        self.health_status: int | None = 200  # None: no response
         self.probes = 0
         self.metrics: Callable[[], bytes] | None = None  # the text of ``/metrics``; None: 404
         self.reads = 0  # of ``/metrics``
         self.metrics_delay_s = 0.0
-        self.is_stopped = False  # it takes what is sent, and answers neither ``/health`` nor ``/metrics``
+        self.is_stopped = False  # accepts data, and responds neither at ``/health`` nor at ``/metrics``
         self.on_token_probe: Script = answering(status=404)  # a router's own request for one token
         self.token_probes: list[Call] = []
         self.port = 0
