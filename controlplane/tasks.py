@@ -27,13 +27,7 @@ from controlplane.services.discovery.reconcile import reconcile_source
 from controlplane.services.events import reset_foreign_events
 from controlplane.services.idempotency import delete_expired_records
 from controlplane.services.policies.rollouts import advance_rollouts
-from controlplane.services.routers import (
-    claim_pushes,
-    mark_lost_routers,
-    record_ack,
-    record_nack,
-    record_unreachable,
-)
+from controlplane.services.routers import claim_pushes, mark_lost_routers, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from controlplane.services.worker_liveness import record_worker_seen
 

@@ -11,7 +11,7 @@ from controlplane.services.fleet.replicas import add_replica
 
 @pytest.fixture
 def operator(db, django_user_model):
-    """A person who may change things and manage tokens."""
+    """A superuser."""
     return django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
 

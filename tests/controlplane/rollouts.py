@@ -1,4 +1,4 @@
-"""What tests of rollouts share: publishing by stages, routers that acknowledge, and what a snapshot says."""
+"""Helpers for tests of rollouts: publishing by stages, acknowledging routers, and snapshots."""
 
 from controlplane.models import ConfigSnapshot, RolloutState, Router
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -33,7 +33,7 @@ def newest():
 
 
 def ack(*routers):
-    """Each of them acknowledges the newest snapshot; all that are present where none are named."""
+    """The named routers, by default all that are present, acknowledge the newest snapshot."""
     snapshot = newest()
     for router in routers or Router.objects.filter(lost_at=None):
         record_ack(router.pk, number=snapshot.number, sha256=snapshot.sha256)
@@ -41,14 +41,14 @@ def ack(*routers):
 
 
 def nack(router, reason="no room"):
-    """It refuses the newest snapshot."""
+    """A router rejects the newest snapshot."""
     running = Router.objects.get(pk=router.pk).running_number
     record_nack(router.pk, number=newest().number, path="$.pools[0]", reason=reason, running_number=running)
     advance_rollouts()
 
 
 def verdict(rollout, word, readings=(), stage=None):
-    """The guard's word on the present stage, or on another."""
+    """Store a result of the canary analysis for the current stage, or for another."""
     rollout.refresh_from_db()
     apply_verdict(
         rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(word), readings=list(readings)
@@ -57,12 +57,12 @@ def verdict(rollout, word, readings=(), stage=None):
 
 
 def said_of_pool(name="default"):
-    """The policy of a pool as the newest snapshot says it."""
+    """The policy of a pool in the newest snapshot."""
     return next(pool for pool in newest().document["pools"] if pool["name"] == name)["policy"]
 
 
 def state(rollout):
-    """(state, stage), read anew."""
+    """(state, stage) from the database."""
     rollout.refresh_from_db()
     return RolloutState(rollout.state), rollout.stage
 
@@ -72,7 +72,7 @@ def moves(rollout):
 
 
 def announce_all(routers):
-    """They are not lost, and run what they ran."""
+    """Routers send a heartbeat and run what they ran."""
     for router in routers:
         router.refresh_from_db()
         told = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}

@@ -22,7 +22,7 @@ def broker(valkey, monkeypatch):
         yield connection
 
 
-def test_a_wake_up_is_sent_when_the_transaction_commits_and_not_before(broker):
+def test_a_wake_up_is_sent_on_commit(broker):
     with transaction.atomic():
         wake("controlplane.tasks.push_config", 7)
         assert broker.llen("celery") == 0
@@ -30,14 +30,14 @@ def test_a_wake_up_is_sent_when_the_transaction_commits_and_not_before(broker):
     assert json.loads(message)["headers"]["task"] == "controlplane.tasks.push_config"
 
 
-def test_nothing_is_woken_by_what_was_rolled_back(broker):
+def test_a_rollback_sends_no_wake_up(broker):
     with transaction.atomic():
         wake("controlplane.tasks.push_config", 7)
         transaction.set_rollback(True)
     assert broker.llen("celery") == 0
 
 
-def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
+def test_a_hanging_broker_delays_no_request(monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
@@ -47,7 +47,7 @@ def test_a_broker_that_says_nothing_keeps_nobody_waiting(monkeypatch, caplog):
     assert "tasks cannot be woken (controlplane.tasks.push_config: " in caplog.text
 
 
-def test_that_no_task_can_be_woken_is_said_once_and_so_is_its_end(broker, monkeypatch, caplog):
+def test_an_outage_of_the_broker_is_logged_once_and_so_is_its_end(broker, monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     caplog.clear()
     with monkeypatch.context() as gone:
@@ -63,8 +63,8 @@ def test_that_no_task_can_be_woken_is_said_once_and_so_is_its_end(broker, monkey
     assert broker.llen("celery") == 3
 
 
-def test_nothing_but_json_is_taken_from_the_queue(broker):
-    """Whoever can write into the broker could otherwise have a worker run what they please (S17)."""
+def test_tasks_are_accepted_as_json_only(broker):
+    """Otherwise anybody who can write to the broker could run code in a worker (S17)."""
     taken, refused = [], []
     with app.connection_for_read() as connection:
         consumer = app.amqp.TaskConsumer(connection.default_channel, callbacks=[lambda body, _: taken.append(body)])
@@ -79,7 +79,7 @@ def test_nothing_but_json_is_taken_from_the_queue(broker):
     assert refused == [ContentDisallowed, ContentDisallowed]
 
 
-def test_a_worker_runs_our_own_tasks_and_no_other():
+def test_a_worker_has_only_our_tasks():
     app.loader.import_default_modules()
     packages = {name.partition(".")[0] for name in app.tasks}
     assert packages == {"celery", "controlplane", "telemetry"}

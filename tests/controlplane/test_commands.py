@@ -23,7 +23,7 @@ def output_of(command, *arguments):
     return out.getvalue()
 
 
-def test_the_demo_begins_with_round_robin_and_task_groups_of_its_own():
+def test_the_demo_has_round_robin_and_task_groups():
     output_of("seed_fleet", "--demo", "--replica", URLS[0], "--replica", URLS[1])
     assert set(TaskGroup.objects.values_list("name", flat=True)) == set(DEMO_GROUPS)
     assert Pool.objects.get(name="default").policies.get(group=None).live().strategy == "round_robin"
@@ -31,7 +31,7 @@ def test_the_demo_begins_with_round_robin_and_task_groups_of_its_own():
     assert len(ConfigSnapshot.objects.first().document["pools"][0]["replicas"]) == 2
 
 
-def test_seeding_again_changes_nothing_and_removes_nothing():
+def test_seeding_is_idempotent():
     output_of("seed_fleet", "--replica", *URLS)
     before = ConfigSnapshot.objects.count()
     assert "Added" not in output_of("seed_fleet", "--replica", URLS[0])
@@ -45,30 +45,30 @@ def test_the_administrators_password_is_generated_and_printed_once(client, djang
     assert "password" not in output_of("seed_fleet")
 
 
-def test_a_given_password_is_used_and_not_printed(monkeypatch, django_user_model):
+def test_a_configured_password_is_used_and_not_printed(monkeypatch, django_user_model):
     monkeypatch.setenv("WARMPATH_ADMIN_PASSWORD", "given by the operator")
     assert output_of("seed_fleet") == ""
     assert django_user_model.objects.get(username="admin").check_password("given by the operator")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "gpu-1:8000", "http://gpu-1:8000/?x=1"])
-def test_a_url_that_no_replica_can_have_stops_the_seeding(url):
+def test_an_invalid_url_stops_seeding(url):
     with pytest.raises(CommandError, match=re.escape("$.url")):
         call_command("seed_fleet", "--replica", url, stdout=StringIO())
     assert not Pool.objects.exists()
 
 
-def test_replicas_whose_names_would_collide_are_told_apart():
+def test_colliding_replica_names_get_a_number():
     output_of("seed_fleet", "--replica", "http://gpu-1:8000", "https://gpu-1:8000", "http://gpu-1:8000/b")
     assert sorted(Replica.objects.values_list("name", flat=True)) == ["gpu-1-8000", "gpu-1-8000-2", "gpu-1-8000-b"]
 
 
-def test_a_token_from_the_command_line_works(operator):
+def test_create_token_prints_a_valid_token(operator):
     text = output_of("create_token", "olga", "--scope", "write", "--days", "1").strip()
     assert find_token(text).user == operator
     assert ApiToken.objects.get().scopes == ["write"]
 
 
-def test_no_token_for_nobody():
+def test_create_token_rejects_an_unknown_user():
     with pytest.raises(CommandError, match="nobody"):
         call_command("create_token", "nobody")

@@ -1,4 +1,4 @@
-"""The database, set up as the document says: the application's role serves, and cannot touch the audit log."""
+"""With the documented database roles, the application serves and cannot alter the audit log."""
 
 import os
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture(scope="module")
 def documented(postgres):
-    """The document's SQL with names of this test's own, and what a process would have in its environment."""
+    """Runs the documented SQL with names of this test; the environment of a process."""
     tag = secrets.token_hex(4)
     owner, application = f"owner_{tag}", f"app_{tag}"
     names = {"warmpath_owner": owner, "warmpath": application}
@@ -60,7 +60,7 @@ def manage(*arguments, environment):
 
 @pytest.fixture
 def application(documented):
-    """A connection with the role that serves; what a test does is undone."""
+    """A connection with the application's role; rolled back after the test."""
     with psycopg.connect(documented["WARMPATH_DATABASE_URL"]) as connection:
         yield connection
         connection.rollback()
@@ -99,7 +99,7 @@ def test_the_applications_role_cannot_touch_the_audit_log(application, statement
         application.execute(statement)
 
 
-def test_it_reads_the_log_and_adds_to_it_and_changes_everything_else(application):
+def test_the_application_reads_and_appends_to_the_audit_log(application):
     columns = "number, at, kind, actor, token, address, request_id, project, pool, summary, reason, previous, digest"
     said = "999999, now(), 'x', '', '', '', '', '', '', 'x', '', '', ''"
     application.execute(f"insert into controlplane_auditentry ({columns}) values ({said})")
@@ -112,7 +112,7 @@ def test_it_reads_the_log_and_adds_to_it_and_changes_everything_else(application
     )
 
 
-def test_the_site_knows_whether_its_role_could(documented):
+def test_the_site_knows_whether_its_role_can_alter_the_log(documented):
     code = "import django; django.setup(); from controlplane.database.roles import can_alter_audit as c; print(c())"
     for role, expected in ((documented["WARMPATH_DATABASE_URL"], "False"), (owner_of(documented), "True")):
         environment = documented | {"WARMPATH_DATABASE_URL": role}

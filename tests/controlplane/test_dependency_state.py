@@ -1,4 +1,4 @@
-"""One line for what everybody misses, and one for its return, whoever asks when."""
+"""An outage is logged once and so is its recovery."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from controlplane.celery import DependencyState
 
 @pytest.fixture
 def absence():
-    return DependencyState("it is away", "it is back", logging.getLogger(__name__))
+    return DependencyState("it is away", "it is back")
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def said(caplog):
     return lambda: [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in caplog.records]
 
 
-def test_many_who_miss_it_say_so_once(absence, said):
+def test_an_outage_is_logged_once(absence, said):
     for _ in range(3):
         absence.record_outage("why", time.monotonic())
     for _ in range(3):
@@ -28,14 +28,14 @@ def test_many_who_miss_it_say_so_once(absence, said):
     assert said() == ["it is away", "it is back", "it is away"]
 
 
-def test_an_answer_to_who_asked_before_it_went_is_no_return(absence, said):
+def test_an_operation_issued_before_the_outage_is_no_recovery(absence, said):
     early = time.monotonic()
     absence.record_outage("why", time.monotonic())
     absence.record_recovery(early)
     assert said() == ["it is away"]
 
 
-def test_who_asked_before_it_answered_others_tells_no_news(absence, said):
+def test_a_failure_issued_before_the_recovery_is_no_outage(absence, said):
     early = time.monotonic()
     absence.record_outage("why", time.monotonic())
     absence.record_recovery(time.monotonic())

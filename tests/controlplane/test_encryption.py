@@ -4,14 +4,14 @@ from controlplane.encryption import decrypt, encrypt, keyed_digest, matches_dige
 from controlplane.errors import DecryptionError
 
 
-def test_what_is_sealed_is_read_again_and_shows_nothing():
+def test_encrypted_data_is_opaque_and_can_be_decrypted():
     encrypted = encrypt(b"a secret")
     assert b"secret" not in encrypted
     assert decrypt(encrypted) == b"a secret"
     assert encrypt(b"a secret") != encrypted
 
 
-def test_what_was_altered_or_sealed_under_a_lost_key_is_refused_and_says_what_to_do(settings):
+def test_altered_data_and_unknown_keys_are_rejected(settings):
     encrypted = encrypt(b"a secret")
     with pytest.raises(DecryptionError):
         decrypt(encrypted[:-4] + b"AAAA")
@@ -22,7 +22,7 @@ def test_what_was_altered_or_sealed_under_a_lost_key_is_refused_and_says_what_to
     assert decrypt(encrypted) == b"a secret"
 
 
-def test_a_digest_is_of_one_value_for_one_purpose():
+def test_a_digest_depends_on_value_and_purpose():
     digest = keyed_digest("api token", "x")
     assert matches_digest("api token", "x", digest)
     assert not matches_digest("api token", "y", digest)

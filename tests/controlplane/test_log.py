@@ -1,4 +1,4 @@
-"""What the control plane writes to standard error, for programs."""
+"""JSON log lines."""
 
 import io
 import json
@@ -29,7 +29,7 @@ def test_each_line_is_an_object_that_names_its_request(client, db, lines):
     assert line["at"].endswith("+00:00")
 
 
-def test_no_text_of_others_makes_a_second_line(lines):
+def test_log_lines_cannot_be_forged(lines):
     said = 'a\n{"level": "INFO"}'
     logging.getLogger("controlplane").error("it said %s", said, exc_info=ValueError("two\nlines"))
     (line,) = lines()
@@ -37,7 +37,7 @@ def test_no_text_of_others_makes_a_second_line(lines):
     assert line["exception"].endswith("ValueError: two\nlines")
 
 
-def test_the_form_is_a_setting():
+def test_the_log_format_is_a_setting():
     formats = {}
     for form in ("line", "json"):
         values, _ = read("production", ("LOGGING",), **PRODUCTION, WARMPATH_LOG_FORMAT=form)

@@ -20,11 +20,11 @@ STRUCTS = (
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
-def test_every_field_that_a_form_shows_is_explained(struct):
+def test_every_setting_has_a_description(struct):
     assert [info.field for info in settings_of(struct) if not info.help] == []
 
 
-def test_a_field_says_its_unit_its_range_and_whether_it_may_be_null():
+def test_a_setting_has_unit_range_and_nullability():
     infos = {info.field: info for info in settings_of(schema.BreakerConfig)}
     stall, ratio = infos["stall_s"], infos["max_out_ratio"]
     assert (stall.unit, stall.low, stall.high, stall.default, stall.nullable) == ("seconds", 0.1, 600, 3.0, True)
@@ -33,7 +33,7 @@ def test_a_field_says_its_unit_its_range_and_whether_it_may_be_null():
     assert settings_of(schema.Caps)[-1].kind == "texts"
 
 
-def test_what_is_kept_has_every_default_written_out_and_none_stays_none():
+def test_canonical_values_have_every_default():
     assert canonical(schema.Tier1, {"boundary": "system"}, "$.tier1") == {
         "boundary": "system",
         "boundary_bytes": 1024,
@@ -55,7 +55,7 @@ def test_what_is_kept_has_every_default_written_out_and_none_stays_none():
         (object(), "$.tier1", "JSON"),
     ],
 )
-def test_what_routers_would_refuse_is_refused_where_it_is_wrong(value, path, reason):
+def test_invalid_settings_are_rejected_with_a_pointer(value, path, reason):
     with pytest.raises(InvalidError) as refusal:
         canonical(schema.Tier1, value, "$.tier1")
     (fault,) = refusal.value.faults
@@ -63,7 +63,7 @@ def test_what_routers_would_refuse_is_refused_where_it_is_wrong(value, path, rea
     assert reason in fault.reason
 
 
-def test_everything_wrong_is_said_at_once():
+def test_all_faults_are_reported_together():
     kinds = kinds_of(schema.PoolConfig, "health", "aliases")
     with pytest.raises(InvalidError) as refusal:
         canonical_fields(kinds, {"health": {"failures": 0}, "aliases": [{"name": "a"}], "description": "left alone"})

@@ -1,4 +1,4 @@
-"""No stored secret is sent to another address than it was given for; every encrypted field has that rule."""
+"""No stored secret is sent to an address that it was not given for; every encrypted field has that rule."""
 
 import json
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ SIGNING, FRESH_SIGNING = "whsec_" + "QUJD" * 12, "whsec_" + "WFla" * 12
 
 @dataclass(frozen=True)
 class Case:
-    """A row with a secret, and what is sent over REST to change it."""
+    """A row with a secret, and REST changes of it."""
 
     row: Any
     path: str
@@ -98,7 +98,7 @@ ELSEWHERE = {
 }
 
 
-def test_every_sealed_field_has_a_case_or_a_reason_why_it_is_sent_to_no_address_that_can_be_changed():
+def test_every_encrypted_field_has_a_case_or_a_reason():
     found = {f"{model._meta.label}.{field}" for model, field in encrypted_fields()}
     assert found == set(CASES) | set(ELSEWHERE)
 
@@ -120,37 +120,37 @@ def patch(api, case, change, **query):
     return api.patch(case.path, change, format="json", headers=headers, query_params=query)
 
 
-def test_another_address_without_the_secret_is_refused(api, case):
+def test_a_new_address_without_the_secret_is_rejected(api, case):
     before = case.encrypted()
     assert CANARY in before
     for query in ({}, {"dry_run": "true"}):
-        answer = patch(api, case, case.move, **query)
-        assert answer.status_code == 422, answer.content
-        assert [fault["pointer"] for fault in answer.data["errors"]] == [case.pointer]
-        assert CANARY not in answer.content.decode()
+        response = patch(api, case, case.move, **query)
+        assert response.status_code == 422, response.content
+        assert [fault["pointer"] for fault in response.data["errors"]] == [case.pointer]
+        assert CANARY not in response.content.decode()
     assert case.encrypted() == before
     shown = json.dumps(api.get(case.path).json())
     assert "evil" not in shown
 
 
-def test_the_same_address_in_another_spelling_keeps_the_secret(api, case):
+def test_a_respelled_address_keeps_the_secret(api, case):
     before = case.encrypted()
     assert patch(api, case, case.respelled).status_code == 200
     assert case.encrypted() == before
 
 
-def test_another_address_with_the_secret_given_for_it_is_taken(api, case):
+def test_a_new_address_with_a_new_secret_is_accepted(api, case):
     assert patch(api, case, case.move | case.given).status_code == 200
     assert FRESH in case.encrypted()
     assert "evil" in json.dumps(api.get(case.path).json())
 
 
-def test_another_address_without_any_secret_is_taken(api, case):
+def test_a_new_address_without_any_secret_is_accepted(api, case):
     assert patch(api, case, case.move | case.taken).status_code == 200
     assert CANARY not in case.encrypted()
 
 
-def test_a_bundle_moves_no_secret_either(api, pool):
+def test_a_bundle_cannot_move_a_secret(api, pool):
     replica_case(pool)
     source_case(pool)
     bundle = json.loads(api.get("/api/v1/config").content)
@@ -161,9 +161,9 @@ def test_a_bundle_moves_no_secret_either(api, pool):
         moved = json.loads(json.dumps(bundle))
         moved["pools"][0][key][0].update(change)
         for query in ({}, {"dry_run": "true"}):
-            answer = api.put("/api/v1/config", moved, format="json", headers={"If-Match": "*"}, query_params=query)
-            assert answer.status_code == 422, answer.content
-            assert [fault["pointer"] for fault in answer.data["errors"]] == [at]
+            response = api.put("/api/v1/config", moved, format="json", headers={"If-Match": "*"}, query_params=query)
+            assert response.status_code == 422, response.content
+            assert [fault["pointer"] for fault in response.data["errors"]] == [at]
     assert not Replica.objects.filter(url__contains="evil").exists()
 
 
@@ -210,23 +210,23 @@ def channel_case(request, db):
     return channel, field, value, fresh, move | others
 
 
-def test_a_channel_that_moves_without_its_secret_is_refused(api, channel_case):
+def test_a_channel_with_a_new_address_needs_its_secret_again(api, channel_case):
     channel, field, value, fresh, move = channel_case
     path = f"/api/v1/channels/{channel.pk}"
     before = open_config(channel)
     for query in ({}, {"dry_run": "true"}):
-        answer = api.patch(path, {"config": move}, format="json", headers={"If-Match": "*"}, query_params=query)
-        assert answer.status_code == 422, answer.content
-        assert [fault["pointer"] for fault in answer.data["errors"]] == [f"#/config/{field}"]
+        response = api.patch(path, {"config": move}, format="json", headers={"If-Match": "*"}, query_params=query)
+        assert response.status_code == 422, response.content
+        assert [fault["pointer"] for fault in response.data["errors"]] == [f"#/config/{field}"]
     assert open_config(Channel.objects.get()) == before
-    answer = api.patch(path, {"config": move | {field: fresh}}, format="json", headers={"If-Match": "*"})
-    assert answer.status_code == 200, answer.content
+    response = api.patch(path, {"config": move | {field: fresh}}, format="json", headers={"If-Match": "*"})
+    assert response.status_code == 200, response.content
     stored = open_config(Channel.objects.get())
     assert stored[field] == fresh
     assert value not in stored.values()
 
 
-def test_the_form_of_a_channel_says_which_secret_is_to_be_given(client, operator, db):
+def test_the_channel_form_names_the_missing_secret(client, operator, db):
     channel = create_channel("am", kind="alertmanager", config={"url": "https://am.example", "bearer_token": CANARY})
     client.force_login(operator)
     page = client.post(f"/channels/{channel.pk}/", {"name": "am", "url": "https://evil.example"})
@@ -237,7 +237,7 @@ def test_the_form_of_a_channel_says_which_secret_is_to_be_given(client, operator
     assert open_config(Channel.objects.get()) == {"url": "https://evil.example"}
 
 
-def test_the_form_of_a_webhook_makes_a_new_signing_secret_and_shows_it_once(client, operator, db):
+def test_the_webhook_form_generates_a_new_signing_secret(client, operator, db):
     channel = create_channel("hook", config={"url": "https://hooks.example/x", "secret": SIGNING})
     client.force_login(operator)
     moved = {"name": "hook", "url": "https://other.example/x"}
@@ -249,14 +249,14 @@ def test_the_form_of_a_webhook_makes_a_new_signing_secret_and_shows_it_once(clie
     assert stored["secret"] in page.content.decode()
 
 
-def test_another_path_of_a_webhook_keeps_its_signing_secret(api, db):
+def test_a_new_path_keeps_the_signing_secret(api, db):
     channel = create_channel("hook", config={"url": "https://hooks.example/x", "secret": SIGNING})
     change = {"config": {"url": "https://hooks.example/y"}}
     assert api.patch(f"/api/v1/channels/{channel.pk}", change, format="json", headers={"If-Match": "*"}).data
     assert open_config(Channel.objects.get()) == {"url": "https://hooks.example/y", "secret": SIGNING}
 
 
-# --- replicas that follow a source ---------------------------------------------------------------------------
+# --- discovered replicas ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def followed(pool):
     return source, replica, row
 
 
-def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
+def test_an_api_key_follows_its_engine_while_the_source_is_unchanged(followed):
     source, replica, _ = followed
     reconcile_source(source.pk)
     replica.refresh_from_db()
@@ -279,7 +279,7 @@ def test_a_key_follows_its_engine_while_its_source_looks_where_it_did(followed):
     assert decrypt(replica.api_key_encrypted).decode() == CANARY
 
 
-def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, followed):
+def test_an_api_key_does_not_follow_a_changed_source(api, followed):
     source, replica, row = followed
     update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
     reconcile_source(source.pk)
@@ -296,7 +296,7 @@ def test_a_key_stays_where_it_is_when_its_source_is_told_to_look_elsewhere(api, 
     assert (replica.url, row.problem) == ("http://10.0.0.9:8000", "")
 
 
-def test_two_engines_that_swap_addresses_stay_where_one_key_may_not_move(pool, followed):
+def test_a_swap_is_rejected_where_one_key_may_not_move(pool, followed):
     source, _, row = followed
     other = add_replica(pool, name="vllm-2", url="http://10.0.0.9:8000")
     source.discovered.create(
@@ -312,11 +312,11 @@ def test_two_engines_that_swap_addresses_stay_where_one_key_may_not_move(pool, f
     }
 
 
-def test_another_authority_is_another_server(api, pool):
+def test_another_ca_is_another_server(api, pool):
     case = source_case(pool)
     settings = ReplicaSource.objects.get().settings | {"ca": "-----BEGIN CERTIFICATE-----"}
-    answer = patch(api, case, {"settings": settings})
-    assert [fault["pointer"] for fault in answer.data["errors"]] == ["#/secret"]
+    response = patch(api, case, {"settings": settings})
+    assert [fault["pointer"] for fault in response.data["errors"]] == ["#/secret"]
 
 
 # --- addresses -------------------------------------------------------------------------------------------------

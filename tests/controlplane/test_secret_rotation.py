@@ -1,4 +1,4 @@
-"""A new secret key: everything at rest is brought under it, and the former one can go."""
+"""After a change of the secret key, all secrets are re-encrypted and the former key can be removed."""
 
 import pytest
 from allauth.mfa.models import Authenticator
@@ -40,7 +40,7 @@ def opened():
     return {key: decrypt(encrypted) for key, encrypted in found.items() if encrypted is not None}
 
 
-def test_everything_is_read_with_the_new_key_alone(secrets_at_rest, settings, capsys):
+def test_rotated_secrets_need_only_the_new_key(secrets_at_rest, settings, capsys):
     plain, codes = opened(), Authenticator.objects.get(type="recovery_codes").wrap().generate_codes()
     assert len(plain) >= 3
     former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
@@ -57,7 +57,7 @@ def test_everything_is_read_with_the_new_key_alone(secrets_at_rest, settings, ca
     assert "controlplane.FleetSecret.encrypted" in capsys.readouterr().out
 
 
-def test_a_second_run_changes_nothing(secrets_at_rest, settings):
+def test_rotation_is_idempotent(secrets_at_rest, settings):
     former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
     settings.SECRET_KEY_FALLBACKS = [former]
     call_command("rotate_secrets")
@@ -67,13 +67,13 @@ def test_a_second_run_changes_nothing(secrets_at_rest, settings):
     assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
 
 
-def test_without_the_former_key_it_says_what_is_missing(secrets_at_rest, settings):
+def test_a_missing_former_key_is_reported(secrets_at_rest, settings):
     settings.SECRET_KEY = NEW
     with pytest.raises(CommandError, match="WARMPATH_SECRET_KEY_FALLBACKS"):
         call_command("rotate_secrets")
 
 
-def test_every_binary_field_is_found_by_its_name():
+def test_every_encrypted_field_is_rotated():
     ours = [model for model in apps.get_models() if model._meta.app_label in {"controlplane", "telemetry"}]
     binary = {
         (model, field.name) for model in ours for field in model._meta.concrete_fields if isinstance(field, BinaryField)
@@ -83,7 +83,7 @@ def test_every_binary_field_is_found_by_its_name():
     assert len(binary) >= 4
 
 
-def test_of_a_snapshot_nothing_but_its_seal_changes(secrets_at_rest):
+def test_snapshots_are_immutable_except_their_encryption(secrets_at_rest):
     for change in ("document = '{}'", "number = number + 100", "sha256 = ''", "encrypted = '', reason = 'x'"):
         with pytest.raises(IntegrityError, match="never changes"), transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"update controlplane_configsnapshot set {change}")

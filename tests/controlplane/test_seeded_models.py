@@ -1,4 +1,4 @@
-"""What a fleet of real replicas begins with: the models that they list."""
+"""``seed_fleet`` with real replicas: pools by the models that they list."""
 
 import json
 import threading
@@ -59,7 +59,7 @@ def pools():
     return {pool.name: (pool.models, pool.replicas.count()) for pool in Pool.objects.all()}
 
 
-def test_real_replicas_begin_with_lowest_cost_their_models_and_no_task_groups():
+def test_real_replicas_get_lowest_cost_and_their_models():
     with engine(card("tiny"), card("tiny-sql", "tiny")) as (one, _), engine(card("tiny")) as (two, _):
         seed(one, two)
     pool = Pool.objects.get()
@@ -69,7 +69,7 @@ def test_real_replicas_begin_with_lowest_cost_their_models_and_no_task_groups():
     assert not TaskGroup.objects.exists()
 
 
-def test_replicas_of_other_models_get_a_pool_of_their_own():
+def test_each_model_gets_its_own_pool():
     with ExitStack() as stack:
         lists = ([card("tiny")], [card("Qwen/Qwen3-8B"), card("qwen")], [card("qwen")], [card("Other/Qwen3-8B")])
         seed(*(stack.enter_context(engine(*cards))[0] for cards in lists))
@@ -80,7 +80,7 @@ def test_replicas_of_other_models_get_a_pool_of_their_own():
     }
 
 
-def test_a_replica_that_still_loads_its_model_is_named_at_a_later_start():
+def test_a_pool_gets_its_models_at_a_later_run():
     with engine() as (url, listed):
         assert "takes any model name" in seed(url)
         assert pools() == {"default": ([], 1)}
@@ -89,7 +89,7 @@ def test_a_replica_that_still_loads_its_model_is_named_at_a_later_start():
         assert pools() == {"default": (["tiny"], 1)}
 
 
-def test_what_somebody_decided_about_the_models_stays():
+def test_a_changed_pool_is_not_touched():
     with engine() as (url, listed):
         seed(url)
         update_pool(Pool.objects.get(), description="any model, on purpose")
@@ -102,7 +102,7 @@ def test_what_somebody_decided_about_the_models_stays():
     ("body", "status"),
     [(b"not json", 200), (b'{"data": [{"id": 7}]}', 200), (b"[" * 100_000, 200), (b'{"data": []}', 200), (b"{}", 401)],
 )
-def test_what_is_no_list_of_models_tells_nothing(body, status):
+def test_invalid_model_lists_are_ignored(body, status):
     with engine(body=body, status=status) as (url, _):
         assert listed_models([url, "http://127.0.0.1:1"]) == {url: None, "http://127.0.0.1:1": None}
         seed(url)

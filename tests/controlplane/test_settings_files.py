@@ -1,11 +1,11 @@
-"""The settings of the local stack and of production, as a process reads them."""
+"""Settings of the local stack and of production, read in a process of their own."""
 
 import pytest
 
 from tests.controlplane.settings_files import PRODUCTION, read
 
 
-def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():
+def test_production_requires_https_and_secure_cookies():
     names = ("SESSION_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY", "SESSION_COOKIE_SAMESITE", "CSRF_COOKIE_SECURE")
     names += ("CSRF_COOKIE_SAMESITE", "SECURE_HSTS_SECONDS", "SECURE_SSL_REDIRECT", "X_FRAME_OPTIONS", "DEBUG")
     names += ("SECURE_REDIRECT_EXEMPT",)
@@ -13,7 +13,7 @@ def test_in_production_cookies_and_pages_are_for_https_and_this_site_alone():
     assert tuple(values.values()) == (True, True, "Lax", True, "Lax", 31_536_000, True, "DENY", False, ["^api/"])
 
 
-def test_in_production_no_neighbour_of_this_host_can_set_its_cookies():
+def test_production_cookies_have_the_host_prefix():
     names = ("SESSION_COOKIE_NAME", "CSRF_COOKIE_NAME", "SESSION_COOKIE_DOMAIN", "CSRF_COOKIE_DOMAIN")
     names += ("SESSION_COOKIE_PATH", "CSRF_COOKIE_PATH")
     values, _ = read("production", names, **PRODUCTION)
@@ -36,13 +36,13 @@ def test_in_production_no_neighbour_of_this_host_can_set_its_cookies():
         ("WARMPATH_DATABASE_OWNER_URL", "sqlite:///x"),
     ],
 )
-def test_what_cannot_be_meant_stops_the_start_and_is_named(variable, value):
+def test_an_invalid_setting_stops_the_start(variable, value):
     values, said = read("production", (), **PRODUCTION | {variable: value})
     assert values is None
     assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in said
 
 
-def test_debugging_is_for_this_machine_alone(tmp_path):
+def test_debug_is_limited_to_loopback(tmp_path):
     local = {"WARMPATH_DEBUG": "1", "WARMPATH_DATA_DIR": str(tmp_path)}
     assert read("dev", ("DEBUG",), **local)[0] == {"DEBUG": True}
     values, said = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")

@@ -1,4 +1,4 @@
-"""An ASGI server sends exports and files as they come; none is gathered in memory first."""
+"""Under ASGI, exports and files are streamed instead of collected in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PART = b"x" * 1024
 
 
 def streamed(factory):
-    """(what the server gets for a request, how many parts the view was asked for)."""
+    """(the response's content, the parts that the view has yielded)."""
     asked = []
 
     def parts():
@@ -31,7 +31,7 @@ def streamed(factory):
     return response.streaming_content, asked
 
 
-def test_a_view_is_asked_for_no_more_than_the_piece_that_is_sent():
+def test_a_stream_reads_no_more_than_one_chunk_ahead():
     content, asked = streamed(AsyncRequestFactory)
 
     async def read():
@@ -42,13 +42,13 @@ def test_a_view_is_asked_for_no_more_than_the_piece_that_is_sent():
     assert sum(size for size, _ in seen) == PARTS * len(PART)
 
 
-def test_a_wsgi_server_gets_what_the_view_yields():
+def test_under_wsgi_the_iterator_is_unchanged():
     content, asked = streamed(RequestFactory)
     assert (next(content), len(asked)) == (PART, 1)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_export_and_a_file_arrive_whole(django_user_model):
+def test_exports_and_files_are_complete_under_asgi(django_user_model):
     olga = django_user_model.objects.create_superuser("olga")
     for number in range(3):
         create_pool(f"pool-{number}", models=[f"m{number}"], by=olga)

@@ -1,4 +1,4 @@
-"""Whether scheduled work runs, and who says so when it does not."""
+"""Whether scheduled work runs, and how its absence is reported."""
 
 from datetime import timedelta
 
@@ -27,7 +27,7 @@ def silences():
     return [float(value) for _name, value in of_workers]
 
 
-def test_scheduled_work_notes_that_it_runs():
+def test_the_worker_records_its_liveness():
     assert worker_silence_s(timezone.now()) is None
     reconcile_routers()
     assert worker_silence_s(timezone.now()) < 10
@@ -36,10 +36,10 @@ def test_scheduled_work_notes_that_it_runs():
 
 
 @pytest.mark.parametrize(("seconds_ago", "state", "required"), [(5, "ok", 200), (95, "late", 503)])
-def test_readiness_names_the_worker_and_depends_on_it_only_where_that_is_asked(seconds_ago, state, required):
+def test_readyz_reports_the_worker(seconds_ago, state, required):
     seen(seconds_ago)
-    answer = Client().get("/readyz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "worker": state})
+    response = Client().get("/readyz")
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "worker": state})
     strict = Client().get("/readyz?require=worker")
     assert strict.status_code == required
     if required == 503:
@@ -52,19 +52,19 @@ def test_a_worker_that_never_ran_is_unknown_rather_than_late():
     assert silences() == []
 
 
-def test_prometheus_learns_for_how_long_no_worker_ran():
+def test_metrics_have_the_silence_of_the_worker():
     seen(95)
     (silence_s,) = silences()
     assert 95 <= silence_s < 110
 
 
 @pytest.mark.parametrize(("seconds_ago", "late"), [(5, False), (95, True)])
-def test_every_page_knows_of_a_worker_that_is_gone(seconds_ago, late):
+def test_every_page_warns_about_a_missing_worker(seconds_ago, late):
     seen(seconds_ago)
     assert (telemetry_status(Alert.objects.none(), timezone.now()).worker_silence_s is not None) is late
 
 
-def test_pages_that_publish_say_that_nothing_is_pushed(pool, admin_client):
+def test_publishing_pages_warn_about_a_missing_worker(pool, admin_client):
     policy = pool.policies.get(group=None)
     pages = [f"/policies/{policy.pk}/", "/routers/"]
     seen(5)

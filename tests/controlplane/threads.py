@@ -1,4 +1,4 @@
-"""Work in threads beside a test, each with a connection of its own."""
+"""Threads with their own database connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AWAITED_S = 20
 
 
 def at_once(*works):
-    """Run each in a thread with a connection of its own; what each returned, or the refusal that it raised."""
+    """Run each function in a thread with its own connection; the results, or ControlPlaneErrors."""
 
     def run(work):
         try:
@@ -31,7 +31,7 @@ def at_once(*works):
 
 
 def at_one_turn(*works):
-    """The same, where each has done its part before any of them may number a configuration."""
+    """As ``at_once``, with all waiting for the lock of configuration numbers before any gets it."""
     with connection.cursor() as cursor, ThreadPoolExecutor(1) as beside:
         cursor.execute("select pg_advisory_lock(%s)", [NUMBERING_LOCK])
         try:
@@ -43,7 +43,7 @@ def at_one_turn(*works):
 
 
 def waiting():
-    """The connections that wait for a lock of somebody else's."""
+    """Connections that wait for a lock."""
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_clear_snapshot()")  # else a transaction sees what it saw first
         cursor.execute(
@@ -54,7 +54,7 @@ def waiting():
 
 @contextmanager
 def in_thread(work):
-    """Run work beside the test, with a connection of its own; what it raises is raised at the end."""
+    """Run a function in a thread with its own connection; its exception is raised at the end."""
     failures = []
 
     def run():

@@ -60,10 +60,7 @@ async def _run(stack: StackSettings) -> None:
 async def _start(supervisor: Supervisor, stack: StackSettings) -> None:
     supervisor.print_line("warmpath", f"starting; data directory {stack.data_dir}")
     await supervisor.start(plan.servers(stack))
-    await asyncio.gather(
-        supervisor.run_once(plan.preparation(stack)),
-        supervisor.start(plan.standins(stack)),
-    )
+    await asyncio.gather(supervisor.run_once(plan.preparation(stack)), supervisor.start(plan.standins(stack)))
     await supervisor.start(plan.control_plane(stack))
     print(f"Warmpath is ready: {stack.web_url}", flush=True)  # noqa: T201 - the line that scripts wait for
     await supervisor.start(plan.traffic_player(stack))

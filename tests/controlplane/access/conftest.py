@@ -1,4 +1,4 @@
-"""Two projects with everything in them, and people with each role."""
+"""Two projects with one object of every kind, and users with each role."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from tests.controlplane.rollouts import publish_stages
 
 
 def furnished(name, number):
-    """A project with one of everything that belongs to projects; names begin with its own."""
+    """A project with one object of every kind; their names start with the project's."""
     project = create_project(name)
     pool = create_pool(f"{name}-pool", project=project, models=[name], strategy="round_robin")
     replica = add_replica(pool, name=f"{name}-replica", url=f"http://10.0.{number}.1:8000")
@@ -82,13 +82,13 @@ def furnished(name, number):
 
 @pytest.fixture
 def here(db):
-    """The project that people below have roles in."""
+    """The project in which users have roles."""
     return furnished("here", 1)
 
 
 @pytest.fixture
 def there(db):
-    """Another project, which is none of their business."""
+    """A project in which they have no role."""
     made = furnished("there", 2)
     send_a_test(made.channel)
     return made
@@ -96,7 +96,7 @@ def there(db):
 
 @pytest.fixture
 def person_with(django_user_model, here):
-    """Make somebody with a role in ``here``, or, with ``everywhere``, in all projects."""
+    """Creates a user with a role in ``here``, or with ``everywhere`` in all projects."""
 
     def make(role, *, everywhere=False):
         person = django_user_model.objects.create_user(

@@ -1,4 +1,4 @@
-"""The audit log is looked at once a day, and what was found can be seen."""
+"""The daily check of the audit log."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -25,13 +25,13 @@ def behind_the_trigger(statement, *values):
         cursor.execute("alter table controlplane_auditentry enable trigger audit_append_only")
 
 
-def test_a_whole_log_is_noted_with_its_newest_digest(entries):
+def test_a_check_records_the_newest_digest(entries):
     check = check_audit(NIGHT)
     assert (check.fault, check.entries, check.digest) == ("", 4, entries[-1].digest)
     assert not Event.objects.filter(kind="audit_broken").exists()
 
 
-def test_an_altered_entry_is_an_event_and_nothing_is_added_to_the_log(entries):
+def test_an_altered_entry_raises_an_event(entries):
     behind_the_trigger("update controlplane_auditentry set summary = 'nothing' where number = 2")
     check = check_audit(NIGHT)
     assert check.fault == "Entry 2 was changed: nothing"
@@ -39,7 +39,7 @@ def test_an_altered_entry_is_an_event_and_nothing_is_added_to_the_log(entries):
     assert AuditEntry.objects.count() == 4
 
 
-def test_a_chain_that_was_written_anew_as_a_whole_is_found_by_the_digest_of_the_day_before(entries):
+def test_a_rewritten_chain_is_detected_by_the_previous_check(entries):
     check_audit(NIGHT)
     previous = ZERO_DIGEST
     for entry in AuditEntry.objects.order_by("number"):
@@ -52,13 +52,13 @@ def test_a_chain_that_was_written_anew_as_a_whole_is_found_by_the_digest_of_the_
     assert "were rewritten" in check_audit(NIGHT + timedelta(days=1)).fault
 
 
-def test_a_log_that_was_cut_short_is_found_too(entries):
+def test_a_truncated_log_is_detected(entries):
     check_audit(NIGHT)
     behind_the_trigger("delete from controlplane_auditentry where number > 2")
     assert "Entry 4 is missing" in check_audit(NIGHT + timedelta(days=1)).fault
 
 
-def test_it_is_looked_at_once_a_day_however_often_it_is_asked_for(entries):
+def test_the_log_is_checked_once_a_day(entries):
     assert check_audit_daily(NIGHT) is not None
     assert check_audit_daily(NIGHT + timedelta(hours=1)) is None
     assert check_audit_daily(NIGHT + timedelta(days=1)) is not None
@@ -66,7 +66,7 @@ def test_it_is_looked_at_once_a_day_however_often_it_is_asked_for(entries):
     assert AuditCheck.objects.count() >= 2
 
 
-def test_the_page_says_what_was_found(client, entries, here, person_with):
+def test_the_page_shows_the_result_of_the_check(client, entries, here, person_with):
     client.force_login(person_with("admin", everywhere=True))
     assert "Found whole" not in client.get("/audit/").text
     check_audit(NIGHT)

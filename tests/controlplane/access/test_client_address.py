@@ -1,4 +1,4 @@
-"""Whose address counts as a request's: the peer's, or what a declared proxy says."""
+"""The client address: the peer's, or the one that a declared proxy reports."""
 
 import logging
 
@@ -16,7 +16,7 @@ HTTPS = {"X-Forwarded-Proto": "https"}
 
 @pytest.fixture
 def behind_proxy(settings):
-    """A proxy is declared; nothing was seen of it yet."""
+    """A declared proxy, before its first request."""
     settings.BEHIND_TLS_PROXY = True
     forwarded_for_missing.clear()
     yield
@@ -39,16 +39,16 @@ def request(headers):
         ("", PEER),
     ],
 )
-def test_the_last_address_that_a_declared_proxy_names_counts(behind_proxy, named, address):
+def test_the_client_address_is_the_last_one_of_a_declared_proxy(behind_proxy, named, address):
     assert client_address(request(HTTPS | {"X-Forwarded-For": named})) == address
 
 
-def test_without_a_declared_proxy_the_header_is_anybodys_word(settings):
+def test_without_a_declared_proxy_the_header_is_ignored(settings):
     settings.BEHIND_TLS_PROXY = False
     assert client_address(request(HTTPS | {"X-Forwarded-For": "127.0.0.1"})) == PEER
 
 
-def test_a_proxy_that_names_no_client_is_logged_once(behind_proxy, caplog):
+def test_a_proxy_without_client_addresses_is_logged_once(behind_proxy, caplog):
     with caplog.at_level(logging.WARNING, logger="controlplane.request_origin"):
         client_address(request({}))  # a probe that came past the proxy
         assert caplog.messages == []
@@ -58,7 +58,7 @@ def test_a_proxy_that_names_no_client_is_logged_once(behind_proxy, caplog):
     assert "X-Forwarded-For" in caplog.messages[0]
 
 
-def test_the_audit_page_says_so(behind_proxy, client, operator):
+def test_the_audit_page_warns_about_hidden_addresses(behind_proxy, client, operator):
     client.force_login(operator)
     warning = b"Addresses below may be the proxy"
     named = HTTPS | {"X-Forwarded-For": "198.51.100.4"}
@@ -66,7 +66,7 @@ def test_the_audit_page_says_so(behind_proxy, client, operator):
     assert warning in client.get("/audit/", headers=HTTPS).content
 
 
-def test_an_address_that_the_proxy_hides_opens_no_metrics(behind_proxy, db):
+def test_hidden_client_addresses_cannot_read_metrics(behind_proxy, db):
     client = Client(REMOTE_ADDR="127.0.0.1")
     assert lacks_forwarded_for(request(HTTPS))
     assert client.get("/metrics", headers=HTTPS).status_code == 403
@@ -82,7 +82,7 @@ def test_in_production_metrics_need_their_token_unless_networks_are_named():
     assert values == {"METRICS_NETWORKS": ["10.1.0.0/16"]}
 
 
-def test_the_local_stack_believes_no_proxy(tmp_path):
+def test_the_local_stack_trusts_no_proxy(tmp_path):
     values, _ = read("dev", ("BEHIND_TLS_PROXY",), WARMPATH_BEHIND_TLS_PROXY="1", WARMPATH_DATA_DIR=str(tmp_path))
     assert values == {"BEHIND_TLS_PROXY": False}
     (web,) = [child for child in control_plane(StackSettings.from_environment(tmp_path)) if child.name == "web"]

@@ -1,4 +1,4 @@
-"""Names and URLs that other projects' objects have: refused, and nothing is told of those objects."""
+"""Conflicts with names and URLs of invisible objects do not reveal them."""
 
 import json
 
@@ -38,18 +38,18 @@ def client_of(person):
 
 
 @pytest.mark.parametrize(("path", "body"), TAKEN)
-def test_who_may_not_see_the_holder_of_a_name_is_not_told_of_it(pools, django_user_model, operator, path, body):
+def test_a_name_conflict_does_not_reveal_an_invisible_object(pools, django_user_model, operator, path, body):
     stranger = django_user_model.objects.create_user("sam")
     set_role(stranger, Role.ADMIN, project=pools[1].project)
-    answer = client_of(stranger).post(f"/api/v1/{path}", body, format="json")
-    assert answer.status_code == 409, answer.content
-    assert "cannot be used here" in answer.data["detail"]
-    assert "already" not in json.dumps(answer.json())
+    response = client_of(stranger).post(f"/api/v1/{path}", body, format="json")
+    assert response.status_code == 409, response.content
+    assert "cannot be used here" in response.data["detail"]
+    assert "already" not in json.dumps(response.json())
     seeing = client_of(operator).post(f"/api/v1/{path}", body, format="json")
     assert (seeing.status_code, "There is already a" in seeing.data["detail"]) == (409, True)
 
 
-def test_a_proposal_at_the_address_of_another_projects_replica_does_not_tell_of_it(pools):
+def test_adopting_a_taken_url_does_not_reveal_an_invisible_replica(pools):
     ours = create_source(pools[1], name="our-source", kind="dns", settings=DNS)
     row = DiscoveredReplica.objects.create(
         source=ours, key="their-replica", name="their-replica", url="http://10.0.0.1:8000", condition="ready"

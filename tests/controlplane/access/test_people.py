@@ -1,4 +1,4 @@
-"""People and their roles."""
+"""Users and their roles."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PASSWORD = "a long enough passphrase"
 pytestmark = pytest.mark.django_db
 
 
-def test_somebody_new_sees_nothing_until_they_are_given_a_role(client):
+def test_a_new_user_sees_nothing_without_a_role(client):
     person = add_person("ada", password=PASSWORD)
     client.force_login(person)
     assert client.get("/").status_code == 403
@@ -32,24 +32,24 @@ def test_somebody_new_sees_nothing_until_they_are_given_a_role(client):
         ({"username": "grace.hopper", "password": "grace.hopper.99"}, "$.password"),
     ],
 )
-def test_a_person_that_cannot_be_is_refused_by_the_field_that_is_wrong(fields, path):
+def test_an_invalid_user_is_rejected_by_field(fields, path):
     with pytest.raises(InvalidError) as refused:
         add_person(**fields)
     assert refused.value.faults[0].path == path
 
 
-def test_a_password_may_have_such_a_word_among_others():
+def test_a_guessable_word_may_be_part_of_a_password():
     assert add_person("ada", password="our warmpath lives in a barn").pk
     assert add_person("al", password="always 7 elephants").pk
 
 
-def test_a_name_is_taken_once():
+def test_usernames_are_unique():
     add_person("ada", password=PASSWORD)
     with pytest.raises(NameTakenError):
         add_person("ada", password=PASSWORD)
 
 
-def test_the_last_admin_of_everything_stays():
+def test_the_last_admin_cannot_be_removed():
     ada, bob = add_person("ada", password=PASSWORD), add_person("bob", password=PASSWORD)
     set_role(ada, Role.ADMIN, None)
     for leave in (
@@ -64,7 +64,7 @@ def test_the_last_admin_of_everything_stays():
     assert not ada.roles.exists()
 
 
-def test_a_new_password_ends_the_sessions_of_the_old_one(client):
+def test_a_new_password_ends_existing_sessions(client):
     person = add_person("ada", password=PASSWORD)
     set_role(person, Role.VIEWER, None)
     client.force_login(person)
@@ -72,7 +72,7 @@ def test_a_new_password_ends_the_sessions_of_the_old_one(client):
     assert client.get("/").status_code == 302
 
 
-def test_a_project_goes_with_its_roles_and_not_while_it_has_pools(here):
+def test_a_project_without_pools_is_removed_with_its_roles(here):
     with pytest.raises(ConflictError):
         remove_project(here.project)
     project, person = create_project("short-lived"), add_person("ada", password=PASSWORD)
@@ -81,7 +81,7 @@ def test_a_project_goes_with_its_roles_and_not_while_it_has_pools(here):
     assert not person.roles.exists()
 
 
-def test_an_admin_adds_somebody_and_gives_them_a_role_in_the_browser(client, here, person_with):
+def test_an_admin_adds_a_user_and_assigns_a_role(client, here, person_with):
     client.force_login(person_with("admin", everywhere=True))
     made = client.post("/people/new/", {"username": "ada", "password": PASSWORD}, follow=True)
     assert "sees nothing yet" in made.content.decode()
@@ -98,7 +98,7 @@ def test_a_password_is_never_shown_again(client, person_with, here):
     assert PASSWORD not in page
 
 
-def test_somebody_makes_a_token_of_their_own_which_is_shown_once(client, here, person_with):
+def test_a_user_creates_a_token_that_is_shown_once(client, here, person_with):
     client.force_login(person_with("viewer"))
     made = client.post("/tokens/", {"name": "nightly", "scope": "read", "days": "7"}).content.decode()
     assert "wp_" in made
@@ -108,7 +108,7 @@ def test_somebody_makes_a_token_of_their_own_which_is_shown_once(client, here, p
     assert "not shown again" not in page
 
 
-def test_nobody_but_an_admin_revokes_the_token_of_somebody_else(client, here, person_with):
+def test_only_admins_revoke_tokens_of_others(client, here, person_with):
     from controlplane.models import Scope
     from controlplane.services.access.tokens import create_token
 

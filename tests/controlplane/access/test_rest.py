@@ -1,4 +1,4 @@
-"""The same table over REST: objects of other projects do not exist, lists and bodies are narrowed."""
+"""Roles over REST: objects of other projects are not found, lists and bodies are restricted."""
 
 import pytest
 from django.db import connection
@@ -49,7 +49,7 @@ def objects(made):
 
 @pytest.fixture
 def script_of():
-    """A client with a token of somebody."""
+    """Creates a client with a token of a user."""
 
     def make(person, scope=Scope.ADMIN):
         _, text = create_token(person, name="test", scopes=[scope])
@@ -60,22 +60,22 @@ def script_of():
     return make
 
 
-def test_lists_show_what_lies_in_ones_projects_and_nothing_else(here, there, person_with, script_of):
+def test_lists_show_only_the_projects_of_the_user(here, there, person_with, script_of):
     script = script_of(person_with("viewer"))
     for noun in LISTS:
-        answer = script.get(f"{ROOT}{noun}")
-        assert answer.status_code == 200, noun
-        assert "there" not in answer.content.decode(), noun
+        response = script.get(f"{ROOT}{noun}")
+        assert response.status_code == 200, noun
+        assert "there" not in response.content.decode(), noun
     assert [row["name"] for row in script.get(f"{ROOT}pools").data["results"]] == ["here-pool"]
     assert {event["pool"] for event in script.get(f"{ROOT}events").data["results"]} == {"here-pool"}
 
 
-def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(here, there, person_with, script_of):
+def test_objects_of_other_projects_are_not_found(here, there, person_with, script_of):
     script = script_of(person_with("admin"))
     for noun, key in objects(there).items():
         for method in ("get", "patch", "delete"):
-            answer = getattr(script, method)(f"{ROOT}{noun}/{key}", {})
-            assert answer.status_code in {404, 405}, f"{method} {noun}"
+            response = getattr(script, method)(f"{ROOT}{noun}/{key}", {})
+            assert response.status_code in {404, 405}, f"{method} {noun}"
     for path in (
         f"replicas/{there.replica.name}/state",
         f"replica-sources/{there.source.name}/look",
@@ -102,11 +102,11 @@ def test_what_belongs_to_another_project_is_not_found_whatever_is_asked_of_it(he
     ],
 )
 @pytest.mark.usefixtures("here", "there")
-def test_a_body_cannot_name_what_its_sender_cannot_see(person_with, script_of, path, body):
+def test_a_body_cannot_name_invisible_objects(person_with, script_of, path, body):
     before = (Pool.objects.count(), Replica.objects.count())
-    answer = script_of(person_with("admin")).post(f"{ROOT}{path}", body, format="json")
-    assert answer.status_code == 422
-    assert "does not exist" in answer.content.decode()
+    response = script_of(person_with("admin")).post(f"{ROOT}{path}", body, format="json")
+    assert response.status_code == 422
+    assert "does not exist" in response.content.decode()
     assert (Pool.objects.count(), Replica.objects.count()) == before
 
 
@@ -119,25 +119,25 @@ def test_a_role_in_one_project_does_not_count_in_another(here, there, person_wit
     assert script.get(f"{ROOT}pools/there-pool").status_code == 200
     assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}).status_code == 200
     assert script.patch(f"{ROOT}pools/there-pool", {"description": "x"}).status_code == 403
-    answer = script.post(f"{ROOT}replicas", {"pool": "there-pool", "name": "r", "url": "http://10.0.9.9:8000"})
-    assert answer.status_code == 403
+    response = script.post(f"{ROOT}replicas", {"pool": "there-pool", "name": "r", "url": "http://10.0.9.9:8000"})
+    assert response.status_code == 403
 
 
 @pytest.mark.parametrize(("scope", "status"), [(Scope.READ, 403), (Scope.WRITE, 200), (Scope.ADMIN, 200)])
-def test_a_token_may_never_more_than_its_scope_nor_than_its_person(here, person_with, script_of, scope, status):
+def test_a_token_is_bounded_by_its_scope_and_its_user(here, person_with, script_of, scope, status):
     assert script_of(person_with("editor"), scope).patch(f"{ROOT}pools/here-pool", {}).status_code == status
     viewer = script_of(person_with("viewer"), scope)
     assert viewer.patch(f"{ROOT}pools/here-pool", {}).status_code == 403
 
 
-def test_who_asks_is_looked_up_once_a_request(here, person_with, script_of):
+def test_roles_are_queried_once_a_request(here, person_with, script_of):
     script = script_of(person_with("editor"))
     with CaptureQueriesContext(connection) as asked:
         assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}, headers=ANY).status_code == 200
     assert sum("controlplane_roleassignment" in query["sql"] for query in asked) == 1
 
 
-def test_a_token_ends_with_its_person(here, person_with, script_of):
+def test_tokens_of_a_disabled_user_are_rejected(here, person_with, script_of):
     person_with("admin", everywhere=True)
     person = person_with("viewer")
     script = script_of(person)
@@ -146,7 +146,7 @@ def test_a_token_ends_with_its_person(here, person_with, script_of):
     assert script.get(f"{ROOT}pools").status_code == 401
 
 
-def test_what_belongs_to_no_project_is_for_those_with_a_role_in_all(here, person_with, script_of):
+def test_fleet_wide_objects_need_a_role_in_all_projects(here, person_with, script_of):
     one, all_of_them = script_of(person_with("admin")), script_of(person_with("admin", everywhere=True))
     for noun in ("projects", "routers", "channels", "tokens", "audit"):
         assert one.get(f"{ROOT}{noun}").status_code == 403, noun
@@ -157,7 +157,7 @@ def test_what_belongs_to_no_project_is_for_those_with_a_role_in_all(here, person
 
 
 @pytest.mark.parametrize("path", ["/", "/live/", "/events/", "/charts/hit-rate/figure/", "/charts/hit-rate.json"])
-def test_no_page_tells_of_other_projects_nor_of_people(here, there, person_with, client, path):
+def test_pages_reveal_neither_other_projects_nor_users(here, there, person_with, client, path):
     client.force_login(person_with("viewer"))
     create_project("confidential")
     page = client.get(path).content.decode()

@@ -1,4 +1,4 @@
-"""The rule table against every address that there is."""
+"""The rule table against every route and every role."""
 
 import re
 
@@ -16,7 +16,7 @@ NOT_OURS = {None}  # the catch-all below /api/
 
 
 def routes(resolver=None, prefix="", namespace=""):
-    """(name, address with its parameters as <name>, view) of every address."""
+    """(name, path with its parameters as <name>, view) of every route."""
     for pattern in (resolver or get_resolver()).url_patterns:
         address = prefix + str(pattern.pattern)
         if isinstance(pattern, URLResolver):
@@ -30,7 +30,7 @@ ALL = {name: (address, view) for name, address, view in routes() if name not in 
 PAGES = {name for name, (address, _) in ALL.items() if not address.startswith("api/")}
 
 
-def test_every_address_is_in_the_table_and_the_table_names_no_other():
+def test_the_table_has_exactly_the_routes_of_the_site():
     named = set(ALL) - PUBLIC_ROUTES
     assert named - set(RULES) == set(), "these addresses are open to nobody: give them a rule"
     assert set(RULES) - named == set(), "these rules are for no address"
@@ -38,7 +38,7 @@ def test_every_address_is_in_the_table_and_the_table_names_no_other():
 
 
 @pytest.mark.parametrize("route", sorted(set(ALL) - PUBLIC_ROUTES))
-def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route):
+def test_the_table_has_exactly_the_methods_of_each_route(route):
     view = ALL[route][1]
     actions = getattr(view, "actions", None)
     if actions is not None:  # a viewset: what it maps is what it answers
@@ -50,7 +50,7 @@ def test_every_method_of_an_address_has_a_rule_and_no_other_method_has_one(route
     assert set(RULES[route].roles) == taken
 
 
-def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions_and_make_links():
+def test_viewers_change_only_their_tokens_sessions_and_links():
     changing = {
         (route, method)
         for route, rule in RULES.items()
@@ -61,22 +61,22 @@ def test_no_rule_lets_a_viewer_change_anything_but_their_own_tokens_and_sessions
     assert changing == {(f"controlplane:{name}", "POST") for name in own} | {("telemetry:links", "POST")}
 
 
-def test_what_has_no_rule_is_nobodys():
+def test_routes_and_methods_without_a_rule_are_closed():
     assert needed_role("controlplane:nothing", "GET") is None
     assert needed_role("controlplane:fleet", "POST") is None
 
 
-def test_each_role_includes_those_before_it():
+def test_each_role_covers_the_lower_ones():
     roles = list(Role)
     for rank, role in enumerate(roles):
         assert [role.covers(other) for other in roles] == [position <= rank for position in range(len(roles))]
 
 
-# --- every page, for every role, here and in a project that is none of their business -----------------
+# --- every page, for every role, in the user's project and in another ---------------------------------
 
 
 def filled(address, made):
-    """The address of an object of ``made``; None where it names none."""
+    """The path with the ids of the objects in ``made``."""
     values = {
         "pool_id": made.pool.pk,
         "pool_name": made.pool.name,
@@ -115,7 +115,7 @@ def names_an_object(address):
 
 
 def statuses(person, made, *, only_objects=False):
-    """What a person gets of every page, by (route, method)."""
+    """The status of every page for a user, by (route, method)."""
     client, found = Client(raise_request_exception=False), {}
     client.force_login(person)
     for route in sorted(PAGES - PUBLIC_ROUTES):
@@ -123,13 +123,13 @@ def statuses(person, made, *, only_objects=False):
         if only_objects and not names_an_object(address):
             continue
         for method in RULES[route].roles:
-            answer = getattr(client, method.lower())(filled(address, made), {})
-            found[route, method] = answer.status_code
+            response = getattr(client, method.lower())(filled(address, made), {})
+            found[route, method] = response.status_code
     return found
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_with):
+def test_pages_are_forbidden_exactly_as_the_table_says(role, here, person_with):
     person = person_with(role)
     for (route, method), status in statuses(person, here).items():
         address = ALL[route][0]
@@ -143,7 +143,7 @@ def test_a_page_is_refused_exactly_where_the_table_says_so(role, here, person_wi
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_what_belongs_to_another_project_does_not_exist_and_stays_as_it_is(role, here, there, person_with):
+def test_pages_of_other_projects_are_not_found(role, here, there, person_with):
     person = person_with(role)
     for (route, method), status in statuses(person, there, only_objects=True).items():
         assert status == 404, f"{role}: {method} {route}"
@@ -152,13 +152,13 @@ def test_what_belongs_to_another_project_does_not_exist_and_stays_as_it_is(role,
     assert there.policy.draft() is not None
 
 
-def test_somebody_without_a_role_gets_nowhere(here, person_with):
+def test_a_user_without_a_role_sees_no_page(here, person_with):
     for (route, method), status in statuses(person_with(None), here).items():
         assert status in {403, 404}, f"{method} {route}"
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_role_in_all_projects_counts_in_each_and_for_what_belongs_to_none(role, here, person_with):
+def test_a_role_in_all_projects_covers_every_page(role, here, person_with):
     for (route, method), status in statuses(person_with(role, everywhere=True), here).items():
         needed = needed_role(route, method)
         if "person_id" in ALL[route][0]:
@@ -166,13 +166,13 @@ def test_a_role_in_all_projects_counts_in_each_and_for_what_belongs_to_none(role
         assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} answered {status}"
 
 
-def test_no_form_of_another_site_changes_anything(here, person_with):
+def test_every_form_needs_the_csrf_token(here, person_with):
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(person_with(Role.ADMIN, everywhere=True))
     taking = [route for route in sorted(PAGES - PUBLIC_ROUTES) if "POST" in RULES[route].roles]
     for route in taking:
-        answer = strict.post(filled(ALL[route][0], here))
-        assert (answer.status_code, "form brought you here" in answer.text) == (403, True), route
+        response = strict.post(filled(ALL[route][0], here))
+        assert (response.status_code, "form brought you here" in response.text) == (403, True), route
     assert len(taking) > 20
     for route in sorted(route for route in PUBLIC_ROUTES & PAGES if route.startswith(("account_", "mfa_"))):
         assert strict.post(filled(ALL[route][0], here)).status_code == 403, route

@@ -1,4 +1,4 @@
-"""The second factor: set up, asked for, lost, and required of some."""
+"""Setting up, using, resetting and requiring a second factor."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def code_of(secret, steps=0):
-    """RFC 6238, on its own."""
+    """The code of RFC 6238."""
     counter = struct.pack(">Q", int(time.time()) // 30 + steps)
     digest = hmac.new(base64.b32decode(secret), counter, hashlib.sha1).digest()
     offset = digest[-1] & 15
@@ -54,20 +54,15 @@ def set_up(client):
 
 def password_step(ada):
     client = Client()
-    answer = client.post("/accounts/login/?next=/events/", {"login": "ada", "password": PASSWORD})
-    return client, answer
+    response = client.post("/accounts/login/?next=/events/", {"login": "ada", "password": PASSWORD})
+    return client, response
 
 
-def test_rfc_6238_is_what_the_test_computes(time_machine):
-    time_machine.move_to(59, tick=False)
-    assert code_of(base64.b32encode(b"12345678901234567890")) == "287082"
-
-
-def test_once_set_up_a_password_alone_lets_nobody_in(signed_in, ada):
+def test_with_a_second_factor_a_password_does_not_suffice(signed_in, ada):
     secret, codes = set_up(signed_in)
     assert len(set(codes)) == 10
-    client, answer = password_step(ada)
-    assert answer["Location"].startswith("/accounts/login/code/")
+    client, response = password_step(ada)
+    assert response["Location"].startswith("/accounts/login/code/")
     assert client.get("/").status_code == 302, "not in yet"
     wrong = client.post("/accounts/login/code/", {"code": "000000"})
     assert "Incorrect code" in wrong.text
@@ -76,7 +71,7 @@ def test_once_set_up_a_password_alone_lets_nobody_in(signed_in, ada):
     assert client.get("/").status_code == 200
 
 
-def test_the_picture_can_be_shown_under_our_policy_and_names_person_and_product(signed_in):
+def test_the_qr_code_names_user_and_product(signed_in):
     page = signed_in.get("/accounts/second-factor/set-up/")
     assert 'src="data:image/svg+xml;base64,' in page.text
     assert "img-src 'self' data:" in page["Content-Security-Policy"]
@@ -104,7 +99,7 @@ def test_a_recovery_code_works_once_and_codes_are_shown_once(signed_in, ada):
     assert not set(re.findall(r"<code>(\d{8})</code>", made)) & set(codes)
 
 
-def test_codes_cannot_be_guessed_for_long(signed_in, ada, settings):
+def test_guesses_at_codes_are_limited(signed_in, ada, settings):
     secret, _ = set_up(signed_in)
     client, _ = password_step(ada)
     for number in range(settings.SIGN_IN_FAILURES):
@@ -116,13 +111,13 @@ def test_codes_cannot_be_guessed_for_long(signed_in, ada, settings):
 
 
 def kept_sessions():
-    """What the database holds of sessions, unpacked as far as it can be without a key."""
+    """The stored sessions, decoded as far as possible without a key."""
     packed = [row.partition(":")[0] for row in Session.objects.values_list("session_data", flat=True)]
     plain = [base64.urlsafe_b64decode(text.lstrip(".") + "==") for text in packed]
     return b"".join(zlib.decompress(data) if text[0] == "." else data for text, data in zip(packed, plain, strict=True))
 
 
-def test_neither_the_database_nor_a_session_tells_a_secret(signed_in, ada):
+def test_totp_secrets_are_encrypted_in_database_and_session(signed_in, ada):
     page = signed_in.get("/accounts/second-factor/set-up/").text
     pending = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
     assert signed_in.session["mfa.totp.secret"] == pending, "it is kept for the next step"
@@ -133,19 +128,19 @@ def test_neither_the_database_nor_a_session_tells_a_secret(signed_in, ada):
     assert not [word for word in (secret, *codes) if word in kept]
 
 
-def test_an_admin_resets_what_somebody_lost(signed_in, ada, client, here, person_with):
+def test_an_admin_resets_a_second_factor(signed_in, ada, client, here, person_with):
     set_up(signed_in)
     admin = Client()
     admin.force_login(person_with("admin", everywhere=True))
     assert "Reset the second factor" in admin.get(f"/people/{ada.pk}/").text
     admin.post(f"/people/{ada.pk}/second-factor/")
-    _, answer = password_step(ada)
-    assert answer["Location"] == "/events/"
+    _, response = password_step(ada)
+    assert response["Location"] == "/events/"
     assert AuditEntry.objects.get(summary="The second factor of ada was reset.").actor == "admin-true"
     assert "has no second factor" in admin.post(f"/people/{ada.pk}/second-factor/", follow=True).text
 
 
-def test_the_command_line_resets_it_for_the_last_admin(signed_in, ada):
+def test_a_command_resets_a_second_factor(signed_in, ada):
     set_up(signed_in)
     call_command("reset_second_factor", "ada")
     assert not Authenticator.objects.exists()
@@ -153,7 +148,7 @@ def test_the_command_line_resets_it_for_the_last_admin(signed_in, ada):
         call_command("reset_second_factor", "ada")
 
 
-def test_its_owner_removes_it_and_everything_is_noted(signed_in, ada, django_capture_on_commit_callbacks):
+def test_changes_of_a_second_factor_are_audited(signed_in, ada, django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True):
         set_up(signed_in)
         signed_in.post("/accounts/second-factor/remove/")
@@ -162,22 +157,22 @@ def test_its_owner_removes_it_and_everything_is_noted(signed_in, ada, django_cap
     assert not Authenticator.objects.exists(), "the recovery codes went with it"
 
 
-def test_a_role_that_needs_a_second_factor_gets_nowhere_without_one(client, here, person_with, settings):
+def test_a_role_that_needs_a_second_factor_is_closed_without_one(client, here, person_with, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
     admin, viewer = person_with("admin"), person_with("viewer")
     client.force_login(viewer)
     assert client.get("/").status_code == 200
     client.force_login(admin)
-    answer = client.get("/fleet/", follow=True)
-    assert answer.redirect_chain == [("/accounts/second-factor/set-up/", 302)]
-    assert "Your role needs a second factor" in answer.text
+    response = client.get("/fleet/", follow=True)
+    assert response.redirect_chain == [("/accounts/second-factor/set-up/", 302)]
+    assert "Your role needs a second factor" in response.text
     assert client.get("/api/v1/pools").status_code == 403
     set_up(client)
     assert client.get("/fleet/").status_code == 200
     assert client.get("/api/v1/pools").status_code == 200
 
 
-def test_a_script_of_somebody_who_needs_a_second_factor_works_on(here, person_with, settings):
+def test_tokens_need_no_second_factor(here, person_with, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
     _, text = create_token(person_with("admin"), name="deploy", scopes=[Scope.READ])
     script = APIClient()

@@ -1,4 +1,4 @@
-"""Where people are signed in: each sees their own and ends them, admins end those of others."""
+"""Listing and ending sessions."""
 
 import pytest
 from django.contrib.sessions.models import Session
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.django_db
 def sign_in(person, agent="", address="10.1.2.3", password=PASSWORD):
     """A browser that signed in through the form."""
     browser = Client(headers={"User-Agent": agent}, REMOTE_ADDR=address)
-    answer = browser.post("/accounts/login/", {"login": person.username, "password": password})
-    assert answer.status_code == 302
+    response = browser.post("/accounts/login/", {"login": person.username, "password": password})
+    assert response.status_code == 302
     return browser
 
 
@@ -32,7 +32,7 @@ def ended():
     return list(AuditEntry.objects.filter(kind="user_changed").order_by("number").values_list("actor", "summary"))
 
 
-def test_each_sees_where_they_are_signed_in_and_nobody_elses(here, person_with):
+def test_users_see_only_their_own_sessions(here, person_with):
     olga, other = person_with("editor"), person_with("viewer")
     laptop, _, strange = sign_in(olga, "Firefox"), sign_in(olga, "<b>curl</b>", "203.0.113.9"), sign_in(other, "Lynx")
 
@@ -50,15 +50,15 @@ def test_each_sees_where_they_are_signed_in_and_nobody_elses(here, person_with):
     assert is_in(laptop)
 
 
-def test_one_or_all_others_are_ended_and_that_is_noted(here, person_with):
+def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
     olga = person_with("editor")
     laptop, phone, desk, kiosk = (sign_in(olga, name) for name in ("laptop", "phone", "desk", "kiosk"))
 
-    answer = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
-    assert "That session has ended." in answer.text
+    response = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
+    assert "That session has ended." in response.text
     assert [is_in(one) for one in (laptop, phone, desk, kiosk)] == [True, False, True, True]
-    answer = laptop.post("/sessions/end-others/", follow=True)
-    assert "2 other sessions ended. This one goes on." in answer.text
+    response = laptop.post("/sessions/end-others/", follow=True)
+    assert "2 other sessions ended. This one goes on." in response.text
     assert [is_in(one) for one in (laptop, desk, kiosk)] == [True, False, False]
     own = sessions_of(olga).get()
     assert laptop.post(f"/sessions/{own.pk}/end/")["Location"] == "/accounts/login/"
@@ -75,7 +75,7 @@ def test_one_or_all_others_are_ended_and_that_is_noted(here, person_with):
     assert own.key not in str(list(AuditEntry.objects.values()))
 
 
-def test_an_admin_signs_somebody_out_everywhere(here, person_with):
+def test_an_admin_ends_all_sessions_of_a_user(here, person_with):
     olga, admin = person_with("editor"), person_with("admin", everywhere=True)
     laptop, phone, desk = sign_in(olga, "laptop"), sign_in(olga, "phone"), sign_in(admin)
     page = desk.get(f"/people/{olga.pk}/").text
@@ -85,7 +85,7 @@ def test_an_admin_signs_somebody_out_everywhere(here, person_with):
     assert ended() == [(admin.username, f"2 sessions of {olga.username} ended.")]
 
 
-def test_ending_asks_again_who_it_is(here, person_with, time_machine):
+def test_ending_a_session_needs_reauthentication(here, person_with, time_machine):
     time_machine.move_to(NOON, tick=False)
     olga = person_with("editor")
     laptop, phone = sign_in(olga), sign_in(olga, "phone")
@@ -94,7 +94,7 @@ def test_ending_asks_again_who_it_is(here, person_with, time_machine):
     assert is_in(phone)
 
 
-def test_another_password_ends_all_sessions_but_the_one_that_changed_it(here, person_with):
+def test_a_changed_password_ends_all_other_sessions(here, person_with):
     olga, again = person_with("editor"), "another long passphrase"
     laptop, phone = sign_in(olga, "laptop"), sign_in(olga, "phone")
     laptop.post("/accounts/password/change/", {"oldpassword": PASSWORD, "password1": again, "password2": again})
@@ -106,7 +106,7 @@ def test_another_password_ends_all_sessions_but_the_one_that_changed_it(here, pe
     assert Session.objects.count() == 0
 
 
-def test_who_was_shut_out_does_not_come_back_in_an_old_session(here, person_with):
+def test_sessions_of_a_disabled_user_end(here, person_with):
     olga, _ = person_with("editor"), person_with("admin", everywhere=True)
     laptop = sign_in(olga)
     olga = set_active(olga, active=False)
@@ -114,7 +114,7 @@ def test_who_was_shut_out_does_not_come_back_in_an_old_session(here, person_with
     assert not is_in(laptop)
 
 
-def test_a_session_ends_seven_days_after_signing_in_however_it_was_used(here, person_with, time_machine):
+def test_a_session_ends_seven_days_after_sign_in(here, person_with, time_machine):
     time_machine.move_to(NOON, tick=False)
     laptop = sign_in(person_with("editor"))
     time_machine.move_to("2026-11-21T23:00Z", tick=False)
@@ -130,7 +130,7 @@ def test_a_session_ends_seven_days_after_signing_in_however_it_was_used(here, pe
     assert not is_in(laptop)
 
 
-def test_what_is_over_is_swept_away(here, person_with, time_machine):
+def test_ended_sessions_are_deleted(here, person_with, time_machine):
     time_machine.move_to(NOON, tick=False)
     olga = person_with("editor")
     sign_in(olga, "left alone")
@@ -147,7 +147,7 @@ def test_what_is_over_is_swept_away(here, person_with, time_machine):
     assert [one.agent for one in PersonSession.objects.all()] == ["in use"]
 
 
-def test_the_list_costs_the_same_whatever_its_length_and_is_bounded(here, person_with):
+def test_the_list_of_sessions_takes_a_fixed_number_of_queries(here, person_with):
     olga = person_with("editor")
     laptop = sign_in(olga)
 

@@ -30,7 +30,7 @@ def running(tmp_path_factory):
 
 @pytest.fixture
 def provider(running, settings, monkeypatch):
-    """The provider, which this control plane uses; ada and bob are in no group."""
+    """A configured provider; ada and bob are in no group."""
     for name, value in running.settings().items():
         monkeypatch.setenv(name, value)
     settings.OIDC_ISSUER = sign_in.issuer_of(running.issuer)
@@ -44,13 +44,13 @@ def provider(running, settings, monkeypatch):
 
 
 def leave(client, provider, **query):
-    """Press the button of the sign-in page; the address at the provider that one is sent to."""
+    """Start a sign-in; the URL at the provider that the browser is redirected to."""
     page = client.post(f"/accounts/oidc/{provider.name}/", query_params=query or None)
     return unescape(re.search(r'content="0;url=([^"]+)"', page.text)[1])
 
 
 def come_back(client, provider, person, *, follow=False, **query):
-    """The whole way there and back; the last answer of ours."""
+    """Complete a sign-in at the provider; our last response."""
     back = provider.sign_in(leave(client, provider, **query), person)
     return client.get(back.removeprefix("http://testserver"), follow=follow)
 
@@ -60,10 +60,10 @@ def roles(person):
     return set(held)
 
 
-def test_a_newcomer_comes_in_with_the_roles_of_their_groups(client, here, provider):
+def test_a_new_user_gets_the_roles_of_their_groups(client, here, provider):
     provider.move("ada", "fleet ops", "readers", "chess club")
-    answer = come_back(client, provider, "ada", next="/fleet/")
-    assert (answer.status_code, answer["Location"]) == (302, "/fleet/")
+    response = come_back(client, provider, "ada", next="/fleet/")
+    assert (response.status_code, response["Location"]) == (302, "/fleet/")
     assert client.get("/fleet/").status_code == 200
     assert roles("ada") == {("here", "operator"), (None, "viewer")}
     ada = User.objects.get(username="ada")
@@ -73,7 +73,7 @@ def test_a_newcomer_comes_in_with_the_roles_of_their_groups(client, here, provid
     assert "ada signed in." in said
 
 
-def test_roles_follow_the_groups_at_each_sign_in_and_those_that_admins_gave_stay(client, here, provider):
+def test_group_roles_are_synchronized_at_sign_in_and_assigned_roles_stay(client, here, provider):
     provider.move("ada", "platform")
     come_back(client, provider, "ada")
     ada = User.objects.get(username="ada")
@@ -88,23 +88,23 @@ def test_roles_follow_the_groups_at_each_sign_in_and_those_that_admins_gave_stay
     assert AuditEntry.objects.filter(summary="ada no longer has a role in all projects, by group.").exists()
 
 
-def test_the_greater_of_two_roles_in_a_place_counts(client, here, provider):
+def test_the_higher_of_two_roles_counts(client, here, provider):
     provider.move("ada", "fleet ops")
     come_back(client, provider, "ada")
     set_role(User.objects.get(username="ada"), Role.VIEWER, here.project)
     assert client.get(f"/fleet/replicas/{here.replica.pk}/state/draining/").status_code == 200
 
 
-def test_whoever_no_group_brings_a_role_does_not_come_in_and_is_not_made(client, here, provider):
+def test_a_new_user_without_a_mapped_group_is_rejected(client, here, provider):
     provider.move("bob", "chess club")
-    answer = come_back(client, provider, "bob")
-    assert answer.status_code == 403
-    assert "None of your groups has a role here" in answer.text
+    response = come_back(client, provider, "bob")
+    assert response.status_code == 403
+    assert "None of your groups has a role here" in response.text
     assert not User.objects.filter(username="bob").exists()
     assert AuditEntry.objects.filter(summary="Sign-in as an unknown user failed by single sign-on.").exists()
 
 
-def test_a_name_or_an_address_that_somebody_here_has_makes_nobody_them(client, here, provider):
+def test_accounts_are_not_matched_by_name_or_email(client, here, provider):
     ours = add_person("admin", password=OURS, email="admin@example.com")
     set_role(ours, Role.ADMIN, None)
     provider.move("admin", "readers")
@@ -115,18 +115,18 @@ def test_a_name_or_an_address_that_somebody_here_has_makes_nobody_them(client, h
     assert client.get("/people/").status_code == 403
 
 
-def test_somebody_who_was_shut_out_does_not_come_in_that_way_either(client, here, provider):
+def test_a_disabled_user_is_rejected(client, here, provider):
     provider.move("ada", "platform")
     come_back(client, provider, "ada")
     ada = User.objects.get(username="ada")
     User.objects.create_superuser("root", password=OURS)
     set_active(ada, False)
-    answer = come_back(Client(), provider, "ada")
-    assert answer["Location"] == "/accounts/inactive/"
+    response = come_back(Client(), provider, "ada")
+    assert response["Location"] == "/accounts/inactive/"
     assert client.get("/fleet/").status_code == 302, "and the session that there was has ended"
 
 
-def test_an_account_is_connected_by_its_owner_and_from_then_on_known_by_its_subject(client, here, provider):
+def test_a_connected_account_is_identified_by_its_subject(client, here, provider):
     ours = add_person("grace", password=OURS)
     set_role(ours, Role.VIEWER, None)
     client.force_login(ours)
@@ -143,7 +143,7 @@ def test_an_account_is_connected_by_its_owner_and_from_then_on_known_by_its_subj
     assert roles("grace") == {(None, "viewer")}
 
 
-def test_an_account_of_somebody_else_is_not_taken_over(client, here, provider):
+def test_an_account_connected_to_another_user_is_not_taken_over(client, here, provider):
     provider.move("ada", "readers")
     come_back(Client(), provider, "ada")
     client.force_login(add_person("mallory", password=OURS))
@@ -151,21 +151,21 @@ def test_an_account_of_somebody_else_is_not_taken_over(client, here, provider):
     assert SocialAccount.objects.get().user.username == "ada"
 
 
-def test_somebody_without_a_password_cannot_cut_off_their_own_way_in(client, here, provider):
+def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
     provider.move("ada", "readers")
     come_back(client, provider, "ada")
-    answer = client.post("/accounts/single-sign-on/disconnect/", follow=True)
-    assert "You have no password here" in answer.text
+    response = client.post("/accounts/single-sign-on/disconnect/", follow=True)
+    assert "You have no password here" in response.text
     assert SocialAccount.objects.exists()
 
 
-def test_somebody_without_a_password_cannot_set_one_that_outlives_the_provider(client, here, provider, settings):
+def test_a_single_sign_on_user_cannot_set_a_password(client, here, provider, settings):
     provider.move("ada", "platform")
     come_back(client, provider, "ada")
     assert "Change password" not in client.get("/fleet/").text
-    answer = client.get("/accounts/password/change/", follow=True)
-    assert answer.status_code == 200
-    assert "You have no password here" in answer.text
+    response = client.get("/accounts/password/change/", follow=True)
+    assert response.status_code == 200
+    assert "You have no password here" in response.text
     settings.SOCIALACCOUNT_PROVIDERS = {}
     session = client.session
     session["authenticated_at"] = 0
@@ -173,7 +173,7 @@ def test_somebody_without_a_password_cannot_set_one_that_outlives_the_provider(c
     assert client.get("/people/new/").status_code == 403, "and no loop, when the provider is gone"
 
 
-def test_a_code_is_of_no_use_without_the_verifier_that_never_left_this_server(client, here, provider):
+def test_an_authorization_code_needs_the_pkce_verifier(client, here, provider):
     provider.move("ada", "readers")
     url = leave(client, provider)
     asked = parse_qs(urlsplit(url).query)
@@ -182,15 +182,15 @@ def test_a_code_is_of_no_use_without_the_verifier_that_never_left_this_server(cl
     code = parse_qs(urlsplit(provider.sign_in(url, "ada")).query)["code"][0]
     stolen = {"grant_type": "authorization_code", "code": code, "redirect_uri": asked["redirect_uri"][0]}
     stolen |= {"client_id": "warmpath", "client_secret": "the-clients-own-secret"}
-    answer = httpx.post(f"{provider.issuer}/identity/o/api/token", data=stolen, trust_env=False)
-    assert answer.status_code >= 400
+    response = httpx.post(f"{provider.issuer}/identity/o/api/token", data=stolen, trust_env=False)
+    assert response.status_code >= 400
 
 
-def test_an_answer_that_nobody_asked_for_is_refused(client, here, provider):
+def test_an_unsolicited_callback_is_rejected(client, here, provider):
     provider.move("ada", "readers")
     back = provider.sign_in(leave(Client(), provider), "ada").removeprefix("http://testserver")
-    answer = client.get(back)  # another browser's
-    assert answer.status_code == 403
+    response = client.get(back)  # another browser's
+    assert response.status_code == 403
     assert not User.objects.filter(username="ada").exists()
 
 
@@ -204,35 +204,35 @@ def test_an_answer_that_nobody_asked_for_is_refused(client, here, provider):
         ({"sub": "999"}, "userinfo"),
     ],
 )
-def test_an_answer_that_does_not_hold_together_lets_nobody_in(client, here, provider, lie, where):
+def test_inconsistent_claims_are_rejected(client, here, provider, lie, where):
     provider.move("ada", "platform")
     provider.lie(userinfo=where == "userinfo", **lie)
-    answer = come_back(client, provider, "ada")
-    assert answer.status_code in {403, 502}
+    response = come_back(client, provider, "ada")
+    assert response.status_code in {403, 502}
     assert "_auth_user_id" not in client.session
     assert not User.objects.filter(username="ada").exists()
 
 
-def test_a_provider_that_is_away_or_where_none_may_be_costs_a_sentence(client, here, provider, settings):
+def test_an_unreachable_provider_is_explained(client, here, provider, settings):
     settings.OIDC_NETWORKS = []
-    answer = client.post(f"/accounts/oidc/{provider.name}/")
-    assert answer.status_code == 502
-    assert "cannot be reached" in answer.text
+    response = client.post(f"/accounts/oidc/{provider.name}/")
+    assert response.status_code == 502
+    assert "cannot be reached" in response.text
     page = client.get("/accounts/login/")
     assert "Sign in with Example ID" in page.text
     assert page.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "[::ffff:169.254.169.254]", "0xa9fea9fe", "2852039166", "0"])
-def test_an_issuer_that_leads_inside_is_not_asked(client, provider, settings, host, caplog):
+def test_an_internal_issuer_is_not_contacted(client, provider, settings, host, caplog):
     (app,) = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
     app["settings"] = app["settings"] | {"server_url": f"http://{host}"}
-    answer = client.post(f"/accounts/oidc/{provider.name}/")
-    assert answer.status_code == 502
+    response = client.post(f"/accounts/oidc/{provider.name}/")
+    assert response.status_code == 502
     assert "not an allowed destination" in caplog.text, "refused, and not merely out of reach"
 
 
-def test_a_fresh_proof_is_as_old_as_the_provider_says(client, here, provider, settings):
+def test_the_authentication_time_is_the_providers(client, here, provider, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
     provider.move("ada", "platform")
     come_back(client, provider, "ada")
@@ -250,12 +250,12 @@ def test_a_fresh_proof_is_as_old_as_the_provider_says(client, here, provider, se
     assert client.get("/people/new/").status_code == 200
 
 
-def test_the_local_admin_comes_in_while_the_provider_is_the_usual_way(client, provider):
+def test_passwords_work_beside_single_sign_on(client, provider):
     User.objects.create_superuser("root", password=OURS)
     assert client.post("/accounts/login/", {"login": "root", "password": OURS}).status_code == 302
 
 
-def test_without_a_provider_there_is_no_such_way(client, here):
+def test_without_a_provider_single_sign_on_is_off(client, here):
     assert not django_settings.SOCIALACCOUNT_PROVIDERS
     assert "Sign in with" not in client.get("/accounts/login/").text.replace("Sign in with a", "")
     assert client.get("/accounts/oidc/anything/").status_code == 404
@@ -264,13 +264,13 @@ def test_without_a_provider_there_is_no_such_way(client, here):
 @pytest.mark.parametrize(
     "url", ["http://id.example.com", "ftp://id.example.com", "id.example.com", "https://", "http://10.0.0.1"]
 )
-def test_an_issuer_that_anybody_on_the_way_could_be_stops_the_start(url):
+def test_an_issuer_without_tls_stops_the_start(url):
     with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_ISSUER"):
         sign_in.issuer_of(url)
 
 
 @pytest.mark.parametrize("word", ["platform", "=admin", "platform=king", "platform="])
-def test_a_mapping_that_says_nothing_stops_the_start(word):
+def test_an_invalid_group_mapping_stops_the_start(word):
     with pytest.raises(ImproperlyConfigured, match="WARMPATH_OIDC_GROUP_ROLES"):
         sign_in.group_roles([word])
 

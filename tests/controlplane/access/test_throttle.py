@@ -1,4 +1,4 @@
-"""Guessing passwords: held back by name and address, without telling who exists."""
+"""Limits on guessing passwords, by name and by address, without revealing users."""
 
 import threading
 import time
@@ -33,15 +33,15 @@ def fail(times, name="ada", address="192.0.2.1"):
     return [sign_in(name, f"wrong {number}", address) for number in range(times)][-1]
 
 
-def test_after_five_failures_the_right_password_does_not_help_either(ada, settings):
+def test_five_failures_lock_the_sign_in(ada, settings):
     fail(settings.SIGN_IN_FAILURES)
-    answer = sign_in("ada", PASSWORD)
-    assert answer.status_code == 200
-    assert LOCKED in answer.text
+    response = sign_in("ada", PASSWORD)
+    assert response.status_code == 200
+    assert LOCKED in response.text
     assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302, "from elsewhere they come in"
 
 
-def test_four_failures_and_another_spelling_of_the_name_are_one_count(ada, settings):
+def test_spellings_of_a_name_share_a_count(ada, settings):
     fail(settings.SIGN_IN_FAILURES - 1)
     assert LOCKED not in sign_in("ADA ", "wrong").text
     assert LOCKED in sign_in("ada", PASSWORD).text
@@ -54,14 +54,14 @@ def test_a_lock_ends_by_itself(ada, settings, time_machine):
     assert sign_in("ada", PASSWORD).status_code == 302
 
 
-def test_signing_in_now_and_then_does_not_start_the_count_anew(ada, settings):
+def test_a_success_does_not_reset_the_count(ada, settings):
     fail(settings.SIGN_IN_FAILURES - 1)
     assert sign_in("ada", PASSWORD).status_code == 302
     fail(1)
     assert LOCKED in sign_in("ada", PASSWORD).text
 
 
-def test_an_address_that_tries_many_names_is_held_back_as_a_whole(ada, settings):
+def test_an_address_is_limited_over_all_names(ada, settings):
     settings.ACCOUNT_RATE_LIMITS = {"login_failed": "6/900s/ip,5/900s/key"}
     for number in range(6):
         sign_in(f"nobody-{number}", "wrong")
@@ -69,7 +69,7 @@ def test_an_address_that_tries_many_names_is_held_back_as_a_whole(ada, settings)
     assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302
 
 
-def test_nobody_learns_who_exists(ada, settings):
+def test_responses_do_not_reveal_whether_a_user_exists(ada, settings):
     known, unknown = fail(1, "ada"), fail(1, "nobody")
     assert without_token(known).replace("ada", "nobody") == without_token(unknown)
     known, unknown = fail(settings.SIGN_IN_FAILURES, "ada"), fail(settings.SIGN_IN_FAILURES, "nobody")
@@ -77,9 +77,9 @@ def test_nobody_learns_who_exists(ada, settings):
     assert without_token(known).replace("ada", "nobody") == without_token(unknown)
 
 
-def without_token(answer):
-    assert answer.status_code == 200
-    return answer.text.replace(str(answer.context["csrf_token"]), "")
+def without_token(response):
+    assert response.status_code == 200
+    return response.text.replace(str(response.context["csrf_token"]), "")
 
 
 @alone
@@ -100,7 +100,7 @@ def test_an_unknown_name_takes_as_long_as_a_wrong_password(ada, settings):
     assert 0.75 < unknown / known < 1.33
 
 
-def test_a_lockout_is_noted_once_and_an_admin_lifts_it(ada, client, here, person_with, settings):
+def test_a_lockout_is_audited_once_and_lifted_by_an_admin(ada, client, here, person_with, settings):
     fail(settings.SIGN_IN_FAILURES + 3)
     assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1
     assert Event.objects.filter(kind="sign_in_locked").count() == 1
@@ -115,7 +115,7 @@ def test_a_lockout_is_noted_once_and_an_admin_lifts_it(ada, client, here, person
     assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 2
 
 
-def test_the_command_line_lifts_a_lock_too(ada, settings, capsys):
+def test_a_command_lifts_a_lock(ada, settings, capsys):
     fail(settings.SIGN_IN_FAILURES + 1)
     call_command("unlock_sign_in", "ada")
     assert "locks lifted: 1" in capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_the_command_line_lifts_a_lock_too(ada, settings, capsys):
         call_command("unlock_sign_in", "eve")
 
 
-def test_no_attack_fills_the_audit_log_and_none_puts_a_typed_password_into_it(ada, monkeypatch):
+def test_attacks_do_not_fill_the_audit_log(ada, monkeypatch):
     monkeypatch.setattr(sign_ins, "MAX_FAILURES_PER_HOUR", 5)
     for number in range(9):
         sign_in("hunter2hunter2", "x", f"192.0.2.{number}")
@@ -133,7 +133,7 @@ def test_no_attack_fills_the_audit_log_and_none_puts_a_typed_password_into_it(ad
     assert not refused.filter(summary__contains="hunter2").exists()
 
 
-def test_a_lock_names_nobody_who_does_not_exist(settings):
+def test_unknown_names_get_no_lock_entry(settings):
     fail(settings.SIGN_IN_FAILURES + 2, "hunter2hunter2")
     assert not SignInLock.objects.exists()
     assert AuditEntry.objects.filter(summary__endswith="too many failures.").count() == 1
@@ -141,7 +141,7 @@ def test_a_lock_names_nobody_who_does_not_exist(settings):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_failures_side_by_side_are_all_counted(settings):
+def test_concurrent_failures_are_all_counted(settings):
     add_person("ada", password=PASSWORD)
     answers, together = [], threading.Barrier(8)
 
@@ -155,12 +155,12 @@ def test_failures_side_by_side_are_all_counted(settings):
         thread.start()
     for thread in threads:
         thread.join(30)
-    looked_at = [answer for answer in answers if LOCKED not in answer.text]
+    looked_at = [response for response in answers if LOCKED not in response.text]
     assert len(answers) == 8
     assert len(looked_at) <= settings.SIGN_IN_FAILURES
 
 
-def test_a_name_that_is_guessed_from_many_addresses_is_held_back_for_strangers_alone(ada, settings):
+def test_a_distributed_attack_locks_unknown_devices_only(ada, settings):
     settings.ACCOUNT_RATE_LIMITS = settings.ACCOUNT_RATE_LIMITS | {"login_failed_name": "6/900s/key"}
     own = Client()
     assert sign_in("ada", PASSWORD, "198.51.100.1", own).status_code == 302
@@ -176,7 +176,7 @@ def test_a_name_that_is_guessed_from_many_addresses_is_held_back_for_strangers_a
     assert sign_in("ada", PASSWORD, "203.0.113.99").status_code == 302
 
 
-def test_a_known_browser_is_held_back_after_five_failures_too_and_a_new_password_makes_it_a_stranger(ada, settings):
+def test_known_devices_are_limited_and_forgotten_with_the_password(ada, settings):
     settings.ACCOUNT_RATE_LIMITS = settings.ACCOUNT_RATE_LIMITS | {"login_failed_name": "1/900s/key"}
     own = Client()
     assert sign_in("ada", PASSWORD, "198.51.100.1", own).status_code == 302

@@ -1,4 +1,4 @@
-"""Client keys and what holds for all routers, from REST to what routers read."""
+"""Client keys and fleet settings, from REST to the routers' configuration."""
 
 import hashlib
 import logging
@@ -36,7 +36,7 @@ def asked_for(pool):
 # --- a key's life -------------------------------------------------------------------------------------------
 
 
-def test_a_key_lives_from_making_to_revoking(api, chat, asked_for):
+def test_a_client_key_can_be_created_changed_and_revoked(api, chat, asked_for):
     body = {"project": "default", "name": "agents", "groups": ["chat"], "requests_per_s": 5, "burst": 20}
     made = api.post(KEYS, body, format="json")
     assert (made.status_code, made.data["full_name"], made["Cache-Control"]) == (
@@ -63,8 +63,8 @@ def test_a_key_lives_from_making_to_revoking(api, chat, asked_for):
     assert api.get(KEYS, {"revoked": "false"}).data["count"] == 1
 
 
-def test_a_keys_end_reaches_routers_once_and_for_all(api, chat, asked_for):
-    """They refuse it by their own clocks: nothing is pushed when the moment comes."""
+def test_the_expiry_of_a_key_is_part_of_the_configuration(api, chat, asked_for):
+    """Routers reject an expired key by their own clocks: nothing is pushed at that time."""
     ends = "2090-03-04T12:00:00Z"
     made = api.post(KEYS, {"project": "default", "name": "agents", "expires_at": ends}, format="json")
     assert (made.status_code, made.data["expires_at"]) == (201, ends)
@@ -77,7 +77,7 @@ def test_a_keys_end_reaches_routers_once_and_for_all(api, chat, asked_for):
     assert b"expires_at" not in snapshot_document(ConfigSnapshot.objects.first())  # as routers before it read it
 
 
-def test_a_keys_text_and_digest_are_nowhere_but_in_the_answer_that_made_it(api, chat, asked_for, caplog):
+def test_the_text_and_digest_of_a_key_appear_only_in_the_response_that_created_it(api, chat, asked_for, caplog):
     caplog.set_level(logging.DEBUG)
     headers = {"Idempotency-Key": "once"}
     made = api.post(KEYS, {"project": "default", "name": "agents"}, format="json", headers=headers)
@@ -104,17 +104,15 @@ def test_a_keys_text_and_digest_are_nowhere_but_in_the_answer_that_made_it(api, 
     ],
 )
 @pytest.mark.parametrize("needs_key", [False, True])
-def test_a_key_that_routers_would_refuse_is_refused_whether_keys_are_asked_for_or_not(
-    api, chat, body, pointer, needs_key
-):
+def test_an_invalid_key_is_rejected_whether_or_not_keys_are_required(api, chat, body, pointer, needs_key):
     update_pool(chat.pool, models=["llama"])
     update_fleet_settings(needs_key=needs_key)
-    answer = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
-    assert (answer.status_code, [fault["pointer"] for fault in answer.data["errors"]]) == (422, [pointer])
+    response = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
+    assert (response.status_code, [fault["pointer"] for fault in response.data["errors"]]) == (422, [pointer])
     assert not ClientKey.objects.exists()
 
 
-def test_a_name_belongs_to_one_key_of_a_project(api, pool):
+def test_key_names_are_unique_within_a_project(api, pool):
     other = create_project("other")
     create_client_key(other, "agents")
     for status in (201, 409):
@@ -124,7 +122,7 @@ def test_a_name_belongs_to_one_key_of_a_project(api, pool):
 # --- projects -----------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_good_for_its_own_projects_models_and_tenants_alone(db):
+def test_a_key_permits_only_the_models_and_tenants_of_its_project(db):
     keys = {}
     for name in ("red", "blue"):
         project = create_project(name)
@@ -138,16 +136,16 @@ def test_a_key_is_good_for_its_own_projects_models_and_tenants_alone(db):
     assert (told["red.agents"].tenant, told["blue.agents"].tenant) == ("red.one", "blue.one")
 
 
-def test_a_key_names_only_its_own_projects_models_and_groups(api, chat):
+def test_a_key_cannot_name_models_or_groups_of_another_project(api, chat):
     update_pool(chat.pool, models=["llama"])
     other = create_pool("other", project=create_project("other"), models=["qwen"])
     create_task_group(other, "batch")
     for body, pointer in (({"groups": ["batch"]}, "#/groups/0"), ({"models": ["qwen"]}, "#/models/0")):
-        answer = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
-        assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
+        response = api.post(KEYS, {"project": "default", "name": "agents", **body}, format="json")
+        assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, pointer)
 
 
-def test_what_a_key_names_and_is_there_no_longer_is_left_out_and_is_in_nobodys_way(chat, asked_for):
+def test_removed_groups_are_left_out_of_keys(chat, asked_for):
     batch = create_task_group(chat.pool, "batch")
     create_client_key(chat.pool.project, "both", groups=["batch", "chat"])
     create_client_key(chat.pool.project, "one", groups=["batch"])
@@ -159,7 +157,7 @@ def test_what_a_key_names_and_is_there_no_longer_is_left_out_and_is_in_nobodys_w
 # --- groups that are found by keys --------------------------------------------------------------------------
 
 
-def test_a_group_is_found_by_keys_of_its_project_while_they_are_let_in(chat):
+def test_a_group_matches_api_keys_while_keys_are_required(chat):
     key, _ = create_client_key(chat.pool.project, "agents")
     update_task_group(chat, match={"api_keys": ["agents"], "api_key_prefixes": ["team-"]})
     update_fleet_settings(needs_key=True)
@@ -173,16 +171,16 @@ def test_a_group_is_found_by_keys_of_its_project_while_they_are_let_in(chat):
     assert running().pools[0].groups[0].match.api_keys == ()
 
 
-def test_a_group_claims_no_key_that_is_not_its_projects(api, chat):
+def test_a_group_cannot_match_a_key_of_another_project(api, chat):
     create_client_key(create_project("other"), "agents")
-    answer = api.patch(f"/api/v1/task-groups/{chat.pk}", {"match": {"api_keys": ["agents"]}}, format="json")
-    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/match/api_keys/0")
+    response = api.patch(f"/api/v1/task-groups/{chat.pk}", {"match": {"api_keys": ["agents"]}}, format="json")
+    assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, "#/match/api_keys/0")
 
 
 # --- what holds for all routers -----------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_for_and_nothing_is_limited_until_somebody_says_so(api, pool):
+def test_no_key_is_required_and_no_limit_is_set_by_default(api, pool):
     create_client_key(pool.project, "agents")
     before = newest_snapshot().number
     assert api.get(FLEET).data == {"needs_key": False, "limits": None, "etag": api.get(FLEET)["ETag"]}
@@ -192,19 +190,19 @@ def test_nothing_is_asked_for_and_nothing_is_limited_until_somebody_says_so(api,
     assert newest_snapshot().number == before
 
 
-def test_limits_reach_the_routers_and_are_taken_back(api, pool):
+def test_fleet_limits_reach_the_routers_and_can_be_reset(api, pool):
     before = newest_snapshot().sha256
     limits = {"max_in_flight": 100, "max_connections_per_address": 8, "retry_ratio": 0.0}
     limits |= {"retry_on": ["connect", "timeout"], "response_timeout_s": 60.0}
-    answer = api.patch(FLEET, {"limits": limits}, format="json")
-    assert answer.data["limits"] == answer.data["limits"] | limits
+    response = api.patch(FLEET, {"limits": limits}, format="json")
+    assert response.data["limits"] == response.data["limits"] | limits
     assert (running().limits.max_in_flight, running().limits.retries) == (100, 2)
     assert (running().limits.retry_on, running().limits.response_timeout_s) == (("connect", "timeout"), 60.0)
     assert api.patch(FLEET, {"limits": None}, format="json").data["limits"] is None
     assert newest_snapshot().sha256 == before
 
 
-def test_letting_only_keys_in_is_one_configuration_and_one_event(api, pool):
+def test_requiring_keys_creates_one_configuration_and_one_event(api, pool):
     before = newest_snapshot().number
     for _ in range(2):
         assert api.patch(FLEET, {"needs_key": True}, format="json").data["needs_key"] is True
@@ -225,7 +223,7 @@ def test_letting_only_keys_in_is_one_configuration_and_one_event(api, pool):
         ({"needs_key": None}, "#/needs_key"),
     ],
 )
-def test_limits_that_routers_would_refuse_are_refused(api, pool, body, pointer):
-    answer = api.patch(FLEET, body, format="json")
-    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
+def test_invalid_limits_are_rejected(api, pool, body, pointer):
+    response = api.patch(FLEET, body, format="json")
+    assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, pointer)
     assert running().limits == schema.Limits()

@@ -32,17 +32,17 @@ def test_configurations_are_listed_newest_first_and_shown_whole_without_secrets(
     assert whole.data["document"]["hash_secret"] == "***"
 
 
-def test_two_are_compared_by_what_they_do(api, history):
+def test_two_configurations_are_compared_by_their_effects(api, history):
     first, second = (row.number for row in history)
 
-    answer = api.get(f"{ROOT}/compare?from={first}&to={second}").data
+    response = api.get(f"{ROOT}/compare?from={first}&to={second}").data
 
-    assert [effect["kind"] for effect in answer["effects"]] == ["replica_joined"]
+    assert [effect["kind"] for effect in response["effects"]] == ["replica_joined"]
     assert api.get(f"{ROOT}/compare?from={second}&to={second}").data["effects"] == []
     assert api.get(f"{ROOT}/compare?from={first}&to=99").status_code == 422
 
 
-def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, history):
+def test_an_undecryptable_configuration_is_compared_without_secrets(api, history):
     first, second = history
     copy = ConfigSnapshot.objects.get(pk=second.pk)
     torn = ConfigSnapshot.objects.create(
@@ -52,9 +52,9 @@ def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, 
         number=51, sha256="0" * 64, document={"pools": 7}, encrypted=encrypt(b"{}"), reason="an odd one"
     )
 
-    answer = api.get(f"{ROOT}/compare?from={first.number}&to={torn.number}")
+    response = api.get(f"{ROOT}/compare?from={first.number}&to={torn.number}")
 
-    assert [effect["kind"] for effect in answer.data["effects"] if effect["kind"] != "hash_secret"] == [
+    assert [effect["kind"] for effect in response.data["effects"] if effect["kind"] != "hash_secret"] == [
         "replica_joined"
     ]
     refused = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
@@ -62,7 +62,7 @@ def test_a_configuration_whose_seal_is_broken_is_compared_as_people_see_it(api, 
     assert "Configuration 51 was written by a release whose format this release cannot read" in refused.data["detail"]
 
 
-def test_a_router_that_is_gone_for_good_is_removed(api, pool):
+def test_a_lost_router_can_be_removed(api, pool):
     router = announce(name="router-1", boot="b", admin_url="http://10.0.1.1:8081")
     assert api.delete("/api/v1/routers/router-1").status_code == 409
     Router.objects.filter(pk=router.pk).update(last_seen_at=timezone.now() - timedelta(minutes=5))

@@ -1,4 +1,4 @@
-"""The contract of the REST API: what breaks clients is told apart from additions, and deprecations are announced."""
+"""The contract of the REST API: breaking changes, compatible additions and deprecations."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The REST API against its own OpenAPI document, with requests that are made from it, right and wrong ones."""
+"""Responses conform to the OpenAPI document, for generated valid and invalid requests."""
 
 import json
 
@@ -35,17 +35,17 @@ _inner = get_wsgi_application()
 
 
 def application(environ, start_response):
-    """The application; what a request did is undone, so that each begins with the same rows."""
+    """The application, with each request rolled back, so that all start with the same rows."""
     with transaction.atomic():
-        answer = _inner(environ, start_response)
+        response = _inner(environ, start_response)
         transaction.set_rollback(True)
-    return answer
+    return response
 
 
 api.app = application
 
 
-# A stream does not end; tests/controlplane/api/test_feed.py has it.
+# A stream does not end; tests/controlplane/api/test_event_stream.py has it.
 OPERATIONS = sorted(
     f"{method.upper()} {path}"
     for path, methods in DOCUMENT["paths"].items()
@@ -56,7 +56,7 @@ OPERATIONS = sorted(
 
 @schemathesis.hook
 def map_query(_context, query):
-    """Waiting for events is tested elsewhere."""
+    """Shorten long polls, which other tests cover."""
     if query and isinstance(query.get("wait"), int | float):
         query["wait"] = min(query["wait"], 0.1)
     return query
@@ -64,7 +64,7 @@ def map_query(_context, query):
 
 @pytest.fixture
 def script(db, operator):
-    """What somebody who may do everything sends; there is one of everything. Requests keep the test's transaction."""
+    """Headers of an admin, with one object of every kind. Requests run in the test's transaction."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     furnished("here", 1)
@@ -75,7 +75,7 @@ def script(db, operator):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_operation_does_what_the_document_says(operation, script):
+def test_responses_conform_to_the_document(operation, script):
     method, path = operation.split()
     described = api[path][method]
     right, wrong = (described.as_strategy(generation_mode=mode) for mode in GenerationMode)

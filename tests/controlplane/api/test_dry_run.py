@@ -1,4 +1,4 @@
-"""``?dry_run=true``: everything is checked and shown, and nothing at all is changed, told or woken."""
+"""``?dry_run=true`` validates and describes a change, and changes, announces and wakes nothing."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}, "reason": "warmer"}
 
-# An address and a body that work, for every method of every address that changes something. {…} are of ``made``.
+# A path and a valid body for every changing operation. {…} are keys of ``made``.
 EXAMPLES = {
     ("api:config", "PUT"): ("config", {"format": 1, "pools": [{"name": "here-pool", "description": "new"}]}),
     ("api:project-list", "POST"): ("projects", {"name": "new"}),
@@ -99,7 +99,7 @@ EXAMPLES = {
 }
 
 
-def test_every_write_of_the_rule_table_has_an_example_below():
+def test_every_changing_route_has_an_example():
     writes = {
         (route, method)
         for route, rule in RULES.items()
@@ -113,7 +113,7 @@ def test_every_write_of_the_rule_table_has_an_example_below():
 
 @pytest.fixture
 def made(db, operator):
-    """One of everything; a token that is not the script's own."""
+    """One object of every kind, and a token that is not the script's."""
     here = furnished("here", 1)
     bare = furnished("bare", 2)
     for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.source, bare.replica):
@@ -137,7 +137,7 @@ def made(db, operator):
 
 @pytest.fixture
 def script(operator, made):
-    """A client with a token whose use is noted already."""
+    """A client with a token whose use is recorded already."""
     _, text = create_token(operator, name="test", scopes=["admin"])
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
@@ -173,7 +173,7 @@ def filled(value, made):
 
 
 @pytest.mark.parametrize(("route", "method"), sorted(EXAMPLES))
-def test_a_rehearsal_shows_what_would_be_and_changes_nothing(script, made, broker, route, method):
+def test_a_dry_run_describes_the_change_and_changes_nothing(script, made, broker, route, method):
     path, body = filled(EXAMPLES[route, method][0], made), filled(EXAMPLES[route, method][1], made)
     if (route, method) == ("api:project-detail", "DELETE"):
         made["bare"].pool.delete()
@@ -193,7 +193,7 @@ def test_a_rehearsal_shows_what_would_be_and_changes_nothing(script, made, broke
     assert everything() != before, "the example itself changes nothing, and so would prove nothing"
 
 
-def test_a_plan_says_what_changes_for_routers_and_for_people(script):
+def test_a_dry_run_shows_changes_configuration_and_events(script):
     plan = script.patch(f"{ROOT}replicas/here-replica?dry_run=true", {"weight": 2}).json()
     change = {"before": 1.0, "after": 2.0}
     assert {**change, "pointer": "#/weight"} in plan["changes"]
@@ -209,7 +209,7 @@ def test_a_plan_says_what_changes_for_routers_and_for_people(script):
     assert quiet["effect"]["events"]
 
 
-def test_a_rehearsed_token_or_channel_shows_no_secret(script):
+def test_a_dry_run_shows_no_new_secret(script):
     for path, body, field in (
         ("tokens", {"name": "ci", "scopes": ["read"]}, "token"),
         ("channels", {"name": "c", "config": {"url": "https://hooks.example/x"}}, "secret"),
@@ -229,11 +229,11 @@ def test_a_rehearsed_token_or_channel_shows_no_secret(script):
         ("replicas/here-replica?dry_run=true", {"wieght": 2}, 422),
     ],
 )
-def test_what_would_be_refused_is_refused_in_rehearsal_too(script, path, body, status):
+def test_a_dry_run_rejects_what_the_change_rejects(script, path, body, status):
     assert script.patch(f"{ROOT}{path}", body).status_code == status
 
 
-def test_a_rehearsal_is_of_a_version_too_and_may_be_turned_off(script):
+def test_a_dry_run_checks_if_match(script):
     stale = {"If-Match": '"stale"'}
     assert script.patch(f"{ROOT}pools/here-pool?dry_run=true", {"description": "x"}, headers=stale).status_code == 412
     done = script.patch(f"{ROOT}pools/here-pool?dry_run=false", {"description": "x"})

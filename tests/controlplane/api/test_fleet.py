@@ -5,7 +5,7 @@ from controlplane.models import ConfigSnapshot, Event, Router
 pytestmark = pytest.mark.django_db
 
 
-def test_a_replica_lives_from_adding_to_removing(api, pool):
+def test_a_replica_can_be_added_changed_drained_and_removed(api, pool):
     made = api.post("/api/v1/replicas", {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000/"})
     assert (made.status_code, made.data["url"], made.data["block_tokens"]) == (201, "http://10.0.0.1:8000", None)
 
@@ -30,18 +30,18 @@ def test_a_replica_lives_from_adding_to_removing(api, pool):
         ({"name": "r1", "url": "http://10.0.0.1:8000", "pool": "other"}, "#/pool"),
     ],
 )
-def test_a_replica_that_routers_would_refuse_is_refused_where_it_is_wrong(api, pool, body, pointer):
-    answer = api.post("/api/v1/replicas", {"pool": "default", **body})
-    assert answer.status_code == 422
-    assert [fault["pointer"] for fault in answer.data["errors"]] == [pointer]
+def test_an_invalid_replica_is_rejected_with_a_pointer(api, pool, body, pointer):
+    response = api.post("/api/v1/replicas", {"pool": "default", **body})
+    assert response.status_code == 422
+    assert [fault["pointer"] for fault in response.data["errors"]] == [pointer]
 
 
-def test_a_name_and_an_address_belong_to_one_replica(api, replica):
+def test_replica_names_and_urls_are_unique(api, replica):
     for body in ({"name": "r1", "url": "http://10.0.0.2:8000"}, {"name": "r2", "url": replica.url + "/"}):
         assert api.post("/api/v1/replicas", {"pool": "default", **body}).status_code == 409
 
 
-def test_a_pool_lives_from_creating_to_removing(api, db):
+def test_a_pool_can_be_created_changed_and_removed(api, db):
     assert api.post("/api/v1/pools", {"name": "big", "models": ["qwen", "qwen"]}).data["models"] == ["qwen"]
     assert api.post("/api/v1/pools", {"name": "big"}).status_code == 409
     assert api.patch("/api/v1/pools/big", {"description": "H200s"}).data["description"] == "H200s"
@@ -50,19 +50,19 @@ def test_a_pool_lives_from_creating_to_removing(api, db):
 
 
 @pytest.mark.parametrize("adapters", [7, "lora", {"name": "lora"}, [7], None, True])
-def test_what_is_no_list_of_adapters_is_refused_where_it_stands(api, pool, adapters):
-    answer = api.post("/api/v1/pools", {"name": "big", "models": ["qwen"], "adapters": adapters})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"].startswith("#/adapters")
+def test_invalid_adapters_are_rejected_with_a_pointer(api, pool, adapters):
+    response = api.post("/api/v1/pools", {"name": "big", "models": ["qwen"], "adapters": adapters})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"].startswith("#/adapters")
 
 
 def test_a_model_belongs_to_one_pool(api, pool):
-    answer = api.post("/api/v1/pools", {"name": "second"})
-    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/models")
+    response = api.post("/api/v1/pools", {"name": "second"})
+    assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, "#/models")
     assert api.get("/api/v1/pools").data["count"] == 1
 
 
-def test_a_task_group_names_a_subset_of_its_pool(api, replica):
+def test_a_task_group_can_be_limited_to_replicas_of_its_pool(api, replica):
     made = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat", "replicas": ["r1"]})
     assert made.data["replicas"] == ["r1"]
     assert api.delete("/api/v1/replicas/r1").status_code == 409  # the subset would widen to all
@@ -70,7 +70,7 @@ def test_a_task_group_names_a_subset_of_its_pool(api, replica):
     assert api.delete(f"/api/v1/task-groups/{made.data['id']}").status_code == 204
 
 
-def test_lists_are_narrowed_by_what_they_show(api, replica):
+def test_lists_can_be_filtered(api, replica):
     api.post("/api/v1/replicas/r1/state", {"state": "disabled"})
     count = {state: api.get("/api/v1/replicas", {"state": state}).data["count"] for state in ("active", "disabled")}
     assert count == {"active": 0, "disabled": 1}
@@ -92,14 +92,14 @@ def router_api(client):
     return post
 
 
-def test_a_router_that_announces_itself_is_listed_with_what_it_should_run(router_api, api, pool):
+def test_an_announced_router_is_listed_with_its_desired_configuration(router_api, api, pool):
     desired = ConfigSnapshot.objects.first().number
     assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired, "events_taken": 0}
     listed = api.get("/api/v1/routers/router-1").data
     assert (listed["desired_number"], listed["running_number"], listed["in_sync"]) == (desired, None, False)
 
 
-def test_a_router_tells_how_far_the_replicas_are_that_it_warms_up(router_api, api, pool):
+def test_a_router_reports_warm_up_progress(router_api, api, pool):
     progress = {"gpu-7": {"prefixes_done": 1, "prefixes": 9, "tokens_done": 800, "tokens": 9000}}
     assert router_api(ANNOUNCEMENT | {"warming": progress}).status_code == 200
     assert api.get("/api/v1/routers/router-1").data["warming"] == progress
@@ -107,8 +107,8 @@ def test_a_router_tells_how_far_the_replicas_are_that_it_warms_up(router_api, ap
     assert api.get("/api/v1/routers/router-1").data["warming"] == {}
 
 
-def test_what_a_newer_router_tells_besides_is_passed_over(router_api, api, pool):
-    """Routers may be upgraded before the control plane, and are not taken for lost meanwhile."""
+def test_unknown_fields_of_a_newer_router_are_ignored(router_api, api, pool):
+    """Routers may be upgraded before the control plane."""
     signature = {"state": "verified", "key": "0123456789abcdef", "expires_at": 1_900_000_000, "chain": ["x"]}
     newer = {"mood": "good", "nested": {"a": [1]}, "signature": signature}
     assert router_api(ANNOUNCEMENT | newer).status_code == 200
@@ -118,18 +118,18 @@ def test_what_a_newer_router_tells_besides_is_passed_over(router_api, api, pool)
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "router-token-for-test", "r\xf6uter"])
-def test_only_the_routers_token_announces(router_api, token, db):
+def test_announcing_needs_the_routers_token(router_api, token, db):
     assert router_api(ANNOUNCEMENT, token=token).status_code == 401
     assert not Router.objects.exists()
 
 
-def test_a_persons_token_does_not_announce_and_a_routers_token_does_nothing_else(api, client, db):
+def test_user_tokens_and_router_tokens_are_not_interchangeable(api, client, db):
     assert api.post("/api/v1/routers/announce", ANNOUNCEMENT).status_code == 401
     headers = {"Authorization": "Bearer router-token-for-tests"}
     assert client.get("/api/v1/routers", headers=headers).status_code == 401
 
 
-def test_without_a_shared_token_nobody_is_a_router(router_api, settings, db):
+def test_without_a_configured_token_no_router_can_announce(router_api, settings, db):
     settings.ROUTER_ADMIN_TOKEN = ""
     for token in ("", "anything"):
         assert router_api(ANNOUNCEMENT, token=token).status_code == 401
@@ -149,8 +149,8 @@ def test_without_a_shared_token_nobody_is_a_router(router_api, settings, db):
         ({"warming": {"gpu-7": {"prefixes": 1}}}, "#/warming/gpu-7/prefixes_done"),
     ],
 )
-def test_a_malformed_announcement_is_refused(router_api, change, pointer, db):
-    answer = router_api(ANNOUNCEMENT | change)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"] == pointer
+def test_an_invalid_announcement_is_rejected(router_api, change, pointer, db):
+    response = router_api(ANNOUNCEMENT | change)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == pointer
     assert not Router.objects.exists()

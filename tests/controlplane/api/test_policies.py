@@ -4,7 +4,7 @@ pytestmark = pytest.mark.django_db
 PREFIX_HASH = {"strategy": "prefix_hash", "load_factor": 1.5}
 
 
-def test_an_operator_edits_compares_and_publishes(api, pool):
+def test_a_policy_is_drafted_compared_and_published(api, pool):
     saved = api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH, "reason": "warmer", "based_on": 1})
     assert (saved.status_code, saved.data["state"], saved.data["author"]) == (200, "draft", "olga")
 
@@ -23,19 +23,19 @@ def test_an_operator_edits_compares_and_publishes(api, pool):
     assert [revision["state"] for revision in api.get("/api/v1/revisions").data["results"]] == ["live", "retired"]
 
 
-def test_a_setting_out_of_range_is_refused_where_it_stands(api, pool):
-    answer = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "load_factor": 0}})
-    assert (answer.status_code, answer["Content-Type"]) == (422, "application/problem+json")
-    assert answer.data["errors"][0]["pointer"] == "#/settings/load_factor"
+def test_a_setting_out_of_range_is_rejected_with_a_pointer(api, pool):
+    response = api.put("/api/v1/policies/default/draft", {"settings": {"strategy": "prefix_hash", "load_factor": 0}})
+    assert (response.status_code, response["Content-Type"]) == (422, "application/problem+json")
+    assert response.data["errors"][0]["pointer"] == "#/settings/load_factor"
 
 
 def test_publishing_what_was_edited_since_is_a_conflict(api, pool):
     api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
-    answer = api.post("/api/v1/policies/default/publish", {"digest": "0" * 64})
-    assert answer.status_code == 409
+    response = api.post("/api/v1/policies/default/publish", {"digest": "0" * 64})
+    assert response.status_code == 409
 
 
-def test_without_a_draft_there_is_nothing_to_publish_compare_or_discard(api, pool):
+def test_publishing_comparing_and_discarding_need_a_draft(api, pool):
     assert api.post("/api/v1/policies/default/publish").status_code == 409
     assert api.get("/api/v1/policies/default/diff").status_code == 409
     assert api.delete("/api/v1/policies/default/draft").status_code == 409
@@ -47,7 +47,7 @@ def test_a_draft_is_discarded(api, pool):
     assert api.get("/api/v1/policies/default").data["draft"] is None
 
 
-def test_a_group_gets_a_policy_of_its_own_and_loses_it(api, pool):
+def test_a_task_group_policy_can_be_created_and_removed(api, pool):
     group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
     made = api.post("/api/v1/policies", {"group": group["id"]})
     assert (made.status_code, made.data["name"], made.data["live"]) == (201, "default.chat", None)
@@ -56,7 +56,7 @@ def test_a_group_gets_a_policy_of_its_own_and_loses_it(api, pool):
     assert api.delete("/api/v1/policies/default").status_code == 409
 
 
-def test_the_catalogue_says_what_can_be_set(api):
+def test_the_catalogue_lists_strategies_and_settings(api):
     strategies = {info["name"]: info for info in api.get("/api/v1/strategies").data["strategies"]}
     assert {"round_robin", "prefix_hash"} <= set(strategies)
     load_factor = strategies["prefix_hash"]["settings"][0]
@@ -64,7 +64,7 @@ def test_the_catalogue_says_what_can_be_set(api):
     assert all(info["help"] and all(s["help"] for s in info["settings"]) for info in strategies.values())
 
 
-def test_a_diff_says_what_it_does_and_for_whom(api, pool):
+def test_a_diff_shows_effects(api, pool):
     for number in range(4):
         api.post("/api/v1/replicas", {"pool": "default", "name": f"r{number}", "url": f"http://10.0.0.{number + 1}:80"})
     api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
@@ -78,7 +78,7 @@ def test_a_diff_says_what_it_does_and_for_whom(api, pool):
     assert diff["warnings"] == []
 
 
-def test_a_diff_says_what_to_look_at_first(api, pool):
+def test_a_diff_shows_warnings(api, pool):
     api.put("/api/v1/policies/default/draft", {"settings": PREFIX_HASH})
 
     (warning,) = api.get("/api/v1/policies/default/diff").data["warnings"]
@@ -99,34 +99,34 @@ def test_any_two_revisions_of_a_policy_are_compared(api, pool):
     newer = publish(api, strategy="prefix_hash", load_factor=3)
     publish(api, strategy="random")
 
-    answer = api.get(f"/api/v1/revisions/compare?from={older}&to={newer}").data
+    response = api.get(f"/api/v1/revisions/compare?from={older}&to={newer}").data
 
-    assert (answer["before"], answer["after"]) == (2, 3)
-    assert [change["field"] for change in answer["changes"]] == ["load_factor"]
-    assert [effect["impact"] for effect in answer["effects"]] == ["steer"]
+    assert (response["before"], response["after"]) == (2, 3)
+    assert [change["field"] for change in response["changes"]] == ["load_factor"]
+    assert [effect["impact"] for effect in response["effects"]] == ["steer"]
     assert api.get(f"/api/v1/revisions/compare?from={older}&to={older}").data["effects"] == []
 
 
-def test_revisions_of_two_policies_are_no_comparison(api, pool):
+def test_revisions_of_two_policies_cannot_be_compared(api, pool):
     group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
     api.post("/api/v1/policies", {"group": group["id"]})
     api.put("/api/v1/policies/default.chat/draft", {"settings": PREFIX_HASH})
     mine, other = (row["id"] for row in api.get("/api/v1/revisions").data["results"])
 
-    answer = api.get(f"/api/v1/revisions/compare?from={mine}&to={other}")
+    response = api.get(f"/api/v1/revisions/compare?from={mine}&to={other}")
 
-    assert answer.status_code == 422
-    assert answer.data["errors"][0]["pointer"] == "#/to"
+    assert response.status_code == 422
+    assert response.data["errors"][0]["pointer"] == "#/to"
     assert api.get(f"/api/v1/revisions/compare?from={mine}").status_code == 422
     assert api.get(f"/api/v1/revisions/compare?from={mine}&to=999999").status_code == 422
 
 
-def test_an_earlier_revision_comes_back_as_a_new_one(api, pool):
+def test_reverting_publishes_a_new_revision(api, pool):
     publish(api, strategy="prefix_hash")
 
-    answer = api.post("/api/v1/policies/default/revert", {"revision": 1, "reason": "slow", "live": 2})
+    response = api.post("/api/v1/policies/default/revert", {"revision": 1, "reason": "slow", "live": 2})
 
-    assert (answer.status_code, answer.data["revision"]) == (202, 3)
+    assert (response.status_code, response.data["revision"]) == (202, 3)
     live = api.get("/api/v1/policies/default").data["live"]
     assert (live["settings"], live["reason"]) == ({"strategy": "round_robin"}, "Back to revision 1: slow")
     assert api.post("/api/v1/policies/default/revert", {"revision": 1}).status_code == 409

@@ -1,4 +1,4 @@
-"""The session that the API's README shows, executed as it stands."""
+"""The session in the API's README works."""
 
 import os
 import re

@@ -32,25 +32,25 @@ def client_of(django_user_model):
     return make
 
 
-def test_the_body_of_old_publishes_all_at_once(api, policy):
-    answer = publish(api, policy)
-    assert answer.status_code == 202
-    shown = answer.json()
+def test_publishing_without_a_plan_is_all_at_once(api, policy):
+    response = publish(api, policy)
+    assert response.status_code == 202
+    shown = response.json()
     assert (shown["plan"], shown["stages"], shown["guard"], shown["state"]) == ("all_at_once", [], None, "pending")
     assert api.get("/api/v1/policies/default").json()["live"]["number"] == 2
 
 
-def test_a_plan_is_answered_stage_by_stage_with_the_guard_on(api, policy):
-    answer = publish(api, policy, plan="by_share")
-    shown = answer.json()
-    assert answer.status_code == 202, shown
+def test_a_plan_becomes_stages_with_the_guard_on(api, policy):
+    response = publish(api, policy, plan="by_share")
+    shown = response.json()
+    assert response.status_code == 202, shown
     assert [stage["share"] for stage in shown["stages"]] == [0.05, 0.25, 1.0]
     assert shown["guard"]["max_hit_rate_drop"] == 0.05
     policy_shown = api.get("/api/v1/policies/default").json()
     assert (policy_shown["live"]["number"], policy_shown["trial"]["number"]) == (1, 2)
 
 
-def test_stages_and_limits_of_ones_own(api, policy):
+def test_stages_and_guard_limits_can_be_set(api, policy):
     start_routers("router-1")
     stages = [{"share": 0.5, "routers": ["router-1"], "observe_s": 30}]
     shown = publish(api, policy, stages=stages, guard={"max_load_skew": None}).json()
@@ -73,10 +73,10 @@ def test_stages_and_limits_of_ones_own(api, policy):
         ({"guard": {}}, "#/guard"),
     ],
 )
-def test_what_cannot_be_is_refused_where_it_stands_and_the_draft_stays(api, policy, body, pointer):
-    answer = publish(api, policy, **body)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"] == pointer
+def test_an_invalid_plan_is_rejected_with_a_pointer(api, policy, body, pointer):
+    response = publish(api, policy, **body)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == pointer
     assert policy.draft() is not None
 
 
@@ -93,11 +93,7 @@ def test_a_rollout_shows_its_steps_and_every_router(api, policy):
     assert [step["move"] for step in shown["steps"]] == ["publish", "begin", "hold"]
     assert shown["steps"][-1]["evidence"][0]["router"] == "router-2"
     told = {router["name"]: (router["progress"], router["on_trial"]) for router in shown["routers"]}
-    assert told == {
-        "router-1": ("acknowledged", True),
-        "router-2": ("refused", False),
-        "router-3": ("pending", False),
-    }
+    assert told == {"router-1": ("acknowledged", True), "router-2": ("refused", False), "router-3": ("pending", False)}
     assert third.name in told
 
 
@@ -113,7 +109,7 @@ def test_readings_are_shown_with_their_limits(api, policy):
     assert shown["etag"].partition(".")[0] == tag.partition(".")[0], "what is observed is in nobody's way"
 
 
-def test_each_move_is_an_action_with_a_reason(api, policy, operator):
+def test_each_transition_is_an_action_with_a_reason(api, policy, operator):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)
@@ -124,21 +120,21 @@ def test_each_move_is_an_action_with_a_reason(api, policy, operator):
         ("promote", "progressing"),
         ("abort", "aborted"),
     ):
-        answer = api.post(f"{ROLLOUTS}/{rollout.pk}/{move}", {"reason": f"because of {move}"}, format="json")
-        assert (answer.status_code, answer.json()["state"]) == (200, state), move
-        step = answer.json()["steps"][-1]
+        response = api.post(f"{ROLLOUTS}/{rollout.pk}/{move}", {"reason": f"because of {move}"}, format="json")
+        assert (response.status_code, response.json()["state"]) == (200, state), move
+        step = response.json()["steps"][-1]
         assert (step["move"], step["by"], step["reason"]) == (move, "olga", f"because of {move}")
     assert api.post(f"{ROLLOUTS}/{rollout.pk}/abort").status_code == 409
     assert api.post(f"{ROLLOUTS}/99999/abort").status_code == 404
 
 
-def test_a_move_can_be_rehearsed(api, policy):
+def test_a_transition_has_a_dry_run(api, policy):
     rollout = publish_stages(policy)
     plan = api.post(f"{ROLLOUTS}/{rollout.pk}/abort?dry_run=true").json()
     assert (plan["result"]["state"], Rollout.objects.get().state) == ("aborted", "pending")
 
 
-def test_operators_make_things_safe_and_approvers_let_them_go_on(policy, client_of):
+def test_operators_pause_and_abort_and_approvers_resume_and_promote(policy, client_of):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)
@@ -153,19 +149,19 @@ def test_operators_make_things_safe_and_approvers_let_them_go_on(policy, client_
     assert client_of(Role.VIEWER).post(f"{path}/abort").status_code == 403
 
 
-def test_who_published_does_not_approve(api, policy, client_of):
+def test_a_publisher_cannot_approve_their_own_rollout(api, policy, client_of):
     api.patch("/api/v1/projects/default", {"needs_approval": True}, format="json")
     shown = publish(api, policy).json()
     assert (shown["state"], shown["snapshot"]) == ("awaiting_approval", None)
     path = f"{ROLLOUTS}/{shown['id']}/approve"
     own = api.post(path)
     assert (own.status_code, "somebody else" in own.json()["detail"]) == (403, True)
-    answer = client_of(Role.APPROVER).post(path, {"reason": "read it"}, format="json")
-    assert (answer.status_code, answer.json()["approved_by"]) == (200, "some-approver")
+    response = client_of(Role.APPROVER).post(path, {"reason": "read it"}, format="json")
+    assert (response.status_code, response.json()["approved_by"]) == (200, "some-approver")
     assert policy.live().number == 2
 
 
-def test_lists_are_narrowed_by_policy_pool_and_state(api, policy):
+def test_rollouts_can_be_filtered(api, policy):
     first = publish_stages(policy)
     second = publish_stages(policy, settings=FORMER, guard={})
     verdict(second, "breached", BREACH)

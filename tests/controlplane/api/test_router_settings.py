@@ -1,4 +1,4 @@
-"""What routers can be told of pools, replicas and task groups, from REST to the bytes that they run."""
+"""Settings of pools, replicas and task groups, from REST to the routers' configuration."""
 
 import logging
 from ipaddress import ip_network
@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.egress import fleet_rules
 from controlplane.errors import InvalidError
-from controlplane.models import AuditEntry, ConfigSnapshot, Event, IdempotencyRecord, Pool, Replica, Role
+from controlplane.models import AuditEntry, ConfigSnapshot, Event, IdempotencyRecord, Replica, Role
 from controlplane.push.snapshot import build_config
 from controlplane.services.access.people import set_role
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
@@ -63,40 +63,40 @@ def group(pool, replica):
 
 
 @pytest.mark.parametrize(("field", "value", "unset"), POOL_SETTINGS)
-def test_a_pools_setting_reaches_the_routers_and_is_taken_back(api, pool, field, value, unset):
+def test_a_pool_setting_reaches_the_routers_and_can_be_reset(api, pool, field, value, unset):
     before = newest_snapshot().sha256
-    answer = api.patch("/api/v1/pools/default", {field: value}, format="json")
-    assert answer.status_code == 200
-    assert answer.data[field] == said(running(), field)
-    assert answer.data[field] == (answer.data[field] | value if isinstance(value, dict) else value)
-    assert api.get("/api/v1/pools/default").data[field] == answer.data[field]
+    response = api.patch("/api/v1/pools/default", {field: value}, format="json")
+    assert response.status_code == 200
+    assert response.data[field] == said(running(), field)
+    assert response.data[field] == (response.data[field] | value if isinstance(value, dict) else value)
+    assert api.get("/api/v1/pools/default").data[field] == response.data[field]
 
     assert api.patch("/api/v1/pools/default", {field: unset}, format="json").data[field] == unset
     assert newest_snapshot().sha256 == before
 
 
 @pytest.mark.parametrize(("field", "value", "unset"), GROUP_SETTINGS)
-def test_a_groups_setting_reaches_the_routers_and_is_taken_back(api, group, field, value, unset):
+def test_a_task_group_setting_reaches_the_routers_and_can_be_reset(api, group, field, value, unset):
     before, path = newest_snapshot().sha256, f"/api/v1/task-groups/{group.pk}"
-    answer = api.patch(path, {field: value}, format="json")
-    assert answer.status_code == 200, answer.data
-    assert answer.data[field] == said(running().groups[0], field)
-    assert answer.data[field] == (answer.data[field] | value if isinstance(value, dict) else value)
+    response = api.patch(path, {field: value}, format="json")
+    assert response.status_code == 200, response.data
+    assert response.data[field] == said(running().groups[0], field)
+    assert response.data[field] == (response.data[field] | value if isinstance(value, dict) else value)
 
     assert api.patch(path, {field: unset}, format="json").data[field] == unset
     assert newest_snapshot().sha256 == before
 
 
 @pytest.mark.parametrize(("field", "value", "unset"), REPLICA_SETTINGS)
-def test_a_replicas_setting_reaches_the_routers_and_is_taken_back(api, replica, field, value, unset):
+def test_a_replica_setting_reaches_the_routers_and_can_be_reset(api, replica, field, value, unset):
     before = newest_snapshot().sha256
-    answer = api.patch("/api/v1/replicas/r1", {field: value}, format="json")
-    assert answer.data[field] == value == said(running().replicas[0], field)
+    response = api.patch("/api/v1/replicas/r1", {field: value}, format="json")
+    assert response.data[field] == value == said(running().replicas[0], field)
     assert api.patch("/api/v1/replicas/r1", {field: unset}, format="json").data[field] == unset
     assert newest_snapshot().sha256 == before
 
 
-def test_everything_can_be_said_when_an_object_is_made(api, db):
+def test_all_settings_can_be_set_on_creation(api, db):
     settings = {field: value for field, value, _ in POOL_SETTINGS}
     names = {
         "aliases": [{"name": "gpt", "model": "llama"}],
@@ -111,11 +111,11 @@ def test_everything_can_be_said_when_an_object_is_made(api, db):
     assert (running().replicas[0].adapters, running().groups[0].priority) == (("law",), 7)
 
 
-def test_what_a_group_is_expected_to_be_is_kept_and_is_not_the_routers_business(api, group):
+def test_objectives_of_a_group_do_not_change_the_configuration(api, group):
     before = newest_snapshot().number
     facts = {"expected_tier1": "0123456789abcdef", "hit_rate_objective": 0.6, "owner": "agents"}
-    answer = api.patch(f"/api/v1/task-groups/{group.pk}", facts, format="json")
-    assert {name: answer.data[name] for name in facts} == facts
+    response = api.patch(f"/api/v1/task-groups/{group.pk}", facts, format="json")
+    assert {name: response.data[name] for name in facts} == facts
     assert newest_snapshot().number == before
     assert Event.objects.first().detail["after"]["hit_rate_objective"] == 0.6
 
@@ -123,7 +123,7 @@ def test_what_a_group_is_expected_to_be_is_kept_and_is_not_the_routers_business(
 # --- what an upgrade leaves as it is ------------------------------------------------------------------------
 
 
-def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, replica, settings):
+def test_unset_settings_leave_the_configuration_unchanged(pool, replica, settings):
     create_task_group(pool, "chat", replicas=[replica])
     secret = "ab" * 32
     policy = schema.PolicyConfig(name="default", revision=1, settings=schema.RoundRobinSettings())
@@ -168,15 +168,15 @@ def test_rows_without_any_of_it_give_the_bytes_that_they_gave_before(pool, repli
         ("task-groups/GROUP", {"hit_rate_objective": 60}, "#/hit_rate_objective"),
     ],
 )
-def test_what_routers_would_refuse_is_refused_where_it_is_wrong(api, group, path, body, pointer):
+def test_invalid_settings_are_rejected_with_a_pointer(api, group, path, body, pointer):
     create_task_group(group.pool, "agents", match={"session_prefixes": ["taken-"]})
     before = newest_snapshot().number
-    answer = api.patch(f"/api/v1/{path.replace('GROUP', str(group.pk))}", body, format="json")
-    assert (answer.status_code, [fault["pointer"] for fault in answer.data["errors"]]) == (422, [pointer])
+    response = api.patch(f"/api/v1/{path.replace('GROUP', str(group.pk))}", body, format="json")
+    assert (response.status_code, [fault["pointer"] for fault in response.data["errors"]]) == (422, [pointer])
     assert newest_snapshot().number == before
 
 
-def test_what_is_still_relied_on_stays(api, pool, replica):
+def test_names_in_use_cannot_be_removed(api, pool, replica):
     names = {"models": ["llama"], "adapters": [{"name": "law", "model": "llama"}]}
     api.patch("/api/v1/pools/default", names, format="json")
     api.patch("/api/v1/replicas/r1", {"adapters": ["law"]}, format="json")
@@ -185,15 +185,15 @@ def test_what_is_still_relied_on_stays(api, pool, replica):
         ({"adapters": []}, "#/adapters", "replica r1"),
         ({"models": ["qwen"], "adapters": [{"name": "law", "model": "qwen"}]}, "#/models", "task group chat"),
     ):
-        answer = api.patch("/api/v1/pools/default", change, format="json")
-        assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, pointer)
-        assert who in answer.data["errors"][0]["detail"]
+        response = api.patch("/api/v1/pools/default", change, format="json")
+        assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, pointer)
+        assert who in response.data["errors"][0]["detail"]
 
 
 # --- labels -------------------------------------------------------------------------------------------------
 
 
-def test_replicas_are_found_by_their_labels(api, pool):
+def test_replicas_can_be_filtered_by_labels(api, pool):
     for name, labels in (("a", {"zone": "z1", "gpu": "h200"}), ("b", {"zone": "z2", "gpu": "h200"}), ("c", {})):
         add_replica(pool, name=name, url=f"http://{name}:8000", labels=labels)
 
@@ -210,13 +210,13 @@ def test_replicas_are_found_by_their_labels(api, pool):
 # --- an engine's key ----------------------------------------------------------------------------------------
 
 
-def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica, caplog):
+def test_an_engine_api_key_reaches_the_routers_and_is_never_shown(api, replica, caplog):
     caplog.set_level(logging.DEBUG)
     headers = {"Idempotency-Key": "once"}
-    answer = api.patch("/api/v1/replicas/r1?dry_run=true", {"api_key": CANARY}, format="json")
-    seen = [answer.content.decode()]
-    answer = api.patch("/api/v1/replicas/r1", {"api_key": CANARY}, format="json", headers=headers)
-    assert answer.data["api_key_set_at"] is not None
+    response = api.patch("/api/v1/replicas/r1?dry_run=true", {"api_key": CANARY}, format="json")
+    seen = [response.content.decode()]
+    response = api.patch("/api/v1/replicas/r1", {"api_key": CANARY}, format="json", headers=headers)
+    assert response.data["api_key_set_at"] is not None
     assert running().replicas[0].api_key == CANARY
 
     api.patch("/api/v1/replicas/r1", {"api_key": CANARY + " "}, format="json")  # refused, and not repeated
@@ -226,13 +226,13 @@ def test_an_engines_key_reaches_the_routers_and_is_never_to_be_seen(api, replica
     seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
     seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values(), *Replica.objects.values())]
     seen += [bytes(row).decode("latin-1") for row in Replica.objects.values_list("api_key_encrypted", flat=True)]
-    assert not [text for text in (*seen, answer.content.decode(), caplog.text) if CANARY in text]
+    assert not [text for text in (*seen, response.content.decode(), caplog.text) if CANARY in text]
 
 
-def test_a_key_that_is_replaced_or_taken_away_is_a_change_and_the_same_again_is_none(api, replica):
+def test_setting_the_same_api_key_again_changes_nothing(api, replica):
     def change(key):
-        answer = api.patch("/api/v1/replicas/r1", {"api_key": key}, format="json")
-        return answer.data["api_key_set_at"], newest_snapshot().number, Event.objects.count()
+        response = api.patch("/api/v1/replicas/r1", {"api_key": key}, format="json")
+        return response.data["api_key_set_at"], newest_snapshot().number, Event.objects.count()
 
     first = change("one")
     assert change("one") == first
@@ -247,9 +247,7 @@ def test_a_key_that_is_replaced_or_taken_away_is_a_change_and_the_same_again_is_
 
 
 @pytest.mark.parametrize("body", [{"models": ["llama"]}, {"aliases": [{"name": "llama", "model": "mine"}]}])
-def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_the_asker_cannot_see(
-    client, django_user_model, body
-):
+def test_a_model_conflict_does_not_reveal_an_invisible_pool(client, django_user_model, body):
     mine, secret = create_project("mine"), create_project("secret")
     create_pool("confidential", project=secret, models=["llama"])
     pool = create_pool("open", project=mine, models=["mine"])
@@ -258,9 +256,9 @@ def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_
     client.force_login(person)
 
     def refusal():
-        answer = client.patch("/api/v1/pools/open", body, "application/json", headers={"If-Match": "*"})
-        assert answer.status_code == 422
-        return answer.content.decode()
+        response = client.patch("/api/v1/pools/open", body, "application/json", headers={"If-Match": "*"})
+        assert response.status_code == 422
+        return response.content.decode()
 
     assert "already served by another pool" in refusal()
     assert "confidential" not in refusal()
@@ -270,13 +268,7 @@ def test_a_model_that_another_pool_serves_is_refused_without_naming_a_pool_that_
     assert pool.models == ["mine"]
 
 
-def test_two_pools_for_any_model_are_refused_in_the_same_way(api, pool):
-    answer = api.post("/api/v1/pools", {"name": "second"}, format="json")
-    assert (answer.status_code, answer.data["errors"][0]["pointer"]) == (422, "#/models")
-    assert Pool.objects.count() == 1
-
-
-def test_a_bundle_that_is_refused_for_another_projects_pool_does_not_name_it_either(db, django_user_model):
+def test_a_model_conflict_in_a_bundle_does_not_reveal_an_invisible_pool(db, django_user_model):
     mine, secret = create_project("mine"), create_project("secret")
     create_pool("confidential", project=secret, models=["llama"])
     pool = create_pool("open", project=mine, models=["mine"])
@@ -287,7 +279,7 @@ def test_a_bundle_that_is_refused_for_another_projects_pool_does_not_name_it_eit
     assert "confidential" not in str(refusal.value)
 
 
-def test_a_fleet_of_which_everything_is_said_is_exported_and_applied_without_a_change(api, group):
+def test_a_fully_configured_fleet_round_trips_through_a_bundle(api, group):
     for path, settings in (
         ("pools/default", POOL_SETTINGS),
         ("replicas/r1", REPLICA_SETTINGS),
@@ -317,8 +309,8 @@ def test_the_document_describes_settings_as_the_schema_does(api, db):
     assert "api_key" not in components["Replica"]["properties"]
 
 
-def test_routers_are_told_where_replicas_may_be(pool, replica, settings):
-    """The networks of ``WARMPATH_FLEET_NETWORKS``, and what the control plane itself connects to never."""
+def test_the_configuration_has_the_allowed_networks(pool, replica, settings):
+    """Routers and the control plane allow the same addresses."""
     settings.FLEET_NETWORKS = tuple(map(ip_network, ("10.0.0.0/8", "fc00::/7")))
     networks = build_config("ab" * 32).replica_networks
     assert networks.allowed == ("10.0.0.0/8", "fc00::/7")

@@ -1,4 +1,4 @@
-"""A second pool: what it means for clients that name no model."""
+"""Warnings for clients that name no model when a second pool is created."""
 
 import pytest
 
@@ -9,12 +9,12 @@ REFUSED = "Requests that name no model are rejected"
 
 
 def added(api, **body):
-    answer = api.post("/api/v1/pools", {"name": "second"} | body, format="json")
-    assert answer.status_code == 201, answer.content
-    return " ".join(answer.data["warnings"])
+    response = api.post("/api/v1/pools", {"name": "second"} | body, format="json")
+    assert response.status_code == 201, response.content
+    return " ".join(response.data["warnings"])
 
 
-def test_the_first_pool_warns_of_nothing(api):
+def test_the_first_pool_has_no_warning(api):
     assert added(api, models=["a"]) == ""
 
 

@@ -1,4 +1,4 @@
-"""The command line, talking to a real site."""
+"""The command line against a running site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controlplane.services.access.tokens import create_token
 
 @dataclass
 class Done:
-    """What a command did."""
+    """The result of a command."""
 
     status: int
     out: str

@@ -1,4 +1,4 @@
-"""Looking at the fleet, and applying documents."""
+"""Showing the fleet, and applying documents."""
 
 import pytest
 import yaml
@@ -26,7 +26,7 @@ def changed(path, change):
     path.write_text(yaml.safe_dump(bundle))
 
 
-def test_lists_are_tables_for_people_and_whole_for_scripts(warmpath, replica):
+def test_lists_are_tables_or_json(warmpath, replica):
     add_replica(replica.pool, name="r2", url="http://10.0.0.2:8000")
     table = warmpath("get", "replicas").out
     assert [line.split()[0] for line in table.splitlines()] == ["name", "r1", "r2"]
@@ -37,7 +37,7 @@ def test_lists_are_tables_for_people_and_whole_for_scripts(warmpath, replica):
     assert len(warmpath("--json", "get", "replicas", "--limit", "1").json) == 1
 
 
-def test_a_plan_says_what_would_be_done_and_does_nothing(warmpath, document):
+def test_a_plan_shows_actions_and_changes_nothing(warmpath, document):
     assert warmpath("plan", str(document), "--exit-code").status == 0
     changed(document, lambda pool: pool["replicas"][0].update(weight=3))
     planned = warmpath("plan", str(document), "--exit-code")
@@ -46,7 +46,7 @@ def test_a_plan_says_what_would_be_done_and_does_nothing(warmpath, document):
     assert Replica.objects.get().weight == 1.0
 
 
-def test_applying_asks_first_and_does_what_was_planned(warmpath, document):
+def test_applying_asks_for_confirmation(warmpath, document):
     changed(document, lambda pool: pool.update(description="H200s"))
     refused = warmpath("apply", str(document), typed="n\n")
     assert (refused.status, Pool.objects.get().description) == (1, "")
@@ -55,7 +55,7 @@ def test_applying_asks_first_and_does_what_was_planned(warmpath, document):
     assert "Nothing to do" in warmpath("apply", str(document)).out
 
 
-def test_what_changed_since_the_plan_is_not_run_over(warmpath, document, monkeypatch):
+def test_a_change_since_the_plan_is_rejected(warmpath, document, monkeypatch):
     changed(document, lambda pool: pool["replicas"][0].update(weight=3))
     asked = []
 
@@ -69,7 +69,7 @@ def test_what_changed_since_the_plan_is_not_run_over(warmpath, document, monkeyp
     assert "412" in late.err
 
 
-def test_policies_are_drafted_where_that_is_asked_for(warmpath, document, policy):
+def test_a_document_can_draft_policies(warmpath, document, policy):
     changed(document, lambda pool: pool.update(policy={"strategy": "prefix_hash"}))
     assert "change  draft  default" in warmpath("plan", str(document), "--draft").out
     assert policy.draft() is None
@@ -77,7 +77,7 @@ def test_policies_are_drafted_where_that_is_asked_for(warmpath, document, policy
     assert (policy.live().strategy, policy.draft().strategy) == ("round_robin", "prefix_hash")
 
 
-def test_pruning_is_asked_for(warmpath, document):
+def test_pruning_is_an_option(warmpath, document):
     create_pool("other", models=["llama"])
     assert "Nothing to do" in warmpath("plan", str(document)).out
     assert "remove  pool  other" in warmpath("plan", str(document), "--prune").out
@@ -93,7 +93,7 @@ def test_pruning_is_asked_for(warmpath, document):
         (1, "format: 1\npools: [{name: default, colour: red}]\n", "#/pools/0/colour: There is no such field."),
     ],
 )
-def test_a_document_that_is_none_is_refused_with_the_place(warmpath, replica, tmp_path, status, written, told):
+def test_an_invalid_document_is_rejected_with_its_place(warmpath, replica, tmp_path, status, written, told):
     path = tmp_path / "fleet.yaml"
     path.write_text(written)
     done = warmpath("plan", str(path))
@@ -101,17 +101,17 @@ def test_a_document_that_is_none_is_refused_with_the_place(warmpath, replica, tm
     assert told in done.err
 
 
-def test_a_document_comes_from_the_standard_input_too(warmpath, document):
+def test_a_document_can_come_from_standard_input(warmpath, document):
     assert "Nothing to do" in warmpath("plan", "-", typed=document.read_text()).out
 
 
-def test_an_export_is_json_where_it_is_asked_for(warmpath, replica, tmp_path):
+def test_an_export_can_be_json(warmpath, replica, tmp_path):
     warmpath("export", str(tmp_path / "fleet.json"))
     assert (tmp_path / "fleet.json").read_text() == warmpath("--json", "export").out
     assert yaml.safe_load(warmpath("export").out) == warmpath("--json", "export").json
 
 
-def test_names_from_the_site_cannot_speak_to_the_terminal(warmpath, pool):
+def test_terminal_control_characters_are_removed(warmpath, pool):
     update_pool(pool, description="\x1b[31m[bold]red[/bold]\x1b[2J")
     shown = warmpath("get", "pools").out
     assert "\x1b" not in shown

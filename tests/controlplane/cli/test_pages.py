@@ -1,4 +1,4 @@
-"""Lists that come page by page: every request goes to the site that somebody signed in to."""
+"""Paged lists are read from the configured site only."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from controlplane.cli.rest import Rest, Site
 
 @contextmanager
 def listing(following=""):
-    """A server of two pages; ``following`` is whom the first one names for the second. Its address, and what came."""
+    """A server with a list of two pages; ``following`` is the host of the second. Its URL and the requests."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def listing(following=""):
         thread.join(timeout=10)
 
 
-def test_a_token_goes_to_no_site_that_an_answer_names():
+def test_a_token_is_not_sent_to_a_site_that_a_response_names():
     with listing() as (elsewhere, stolen), listing(elsewhere) as (own, asked):
         rest = Rest(Site(own, "wp_secret"), retry_for_s=5)
         try:

@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_draft_takes_the_settings_in_force_with_some_replaced(warmpath, policy):
+def test_a_draft_replaces_some_active_settings(warmpath, policy):
     assert warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=1.5").status == 0
     assert policy.draft().settings["load_factor"] == 1.5
     assert "load_factor" in warmpath("diff", "default").out
@@ -16,14 +16,14 @@ def test_a_draft_takes_the_settings_in_force_with_some_replaced(warmpath, policy
     assert (policy.draft().settings["load_factor"], policy.draft().settings["min_bound"]) == (1.5, 9)
 
 
-def test_a_setting_that_routers_would_refuse_is_named(warmpath, policy):
+def test_an_invalid_setting_is_named(warmpath, policy):
     done = warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=0")
     assert done.status == 1
     assert "#/settings/load_factor" in done.err
     assert warmpath("draft", "default", "-s", "load_factor").status == 2
 
 
-def test_going_back_takes_the_policys_name(warmpath, policy):
+def test_reverting_asks_for_the_policy_name(warmpath, policy):
     warmpath("draft", "default", "-s", "strategy=random")
     warmpath("publish", "default", "--reason", "a try", "--no-wait")
     assert warmpath("revert", "default", "1", "--no-wait", typed="wrong\n").status == 1

@@ -1,4 +1,4 @@
-"""The session that the command line's README shows, executed as it stands."""
+"""The session in the command line's README works."""
 
 import os
 import re

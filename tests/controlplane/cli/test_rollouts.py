@@ -1,4 +1,4 @@
-"""Publishing by stages, and stepping in, from the command line."""
+"""Publishing by stages and controlling rollouts from the command line."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def draft(warmpath, policy):
 
 @pytest.fixture
 def router(draft):
-    """A router that runs whatever is newest when it is called."""
+    """A router that acknowledges the newest configuration when it is called."""
     joined = announce(name="router-1", boot="b", version="1", admin_url="http://127.0.0.1:9")
 
     def acknowledge():
@@ -35,7 +35,7 @@ def tried(warmpath):
     return str(warmpath("--json", *asked).json["id"])
 
 
-def test_a_revision_is_tried_paused_promoted_and_followed_to_its_end(warmpath, router, policy):
+def test_a_canary_is_paused_resumed_promoted_and_watched(warmpath, router, policy):
     number = tried(warmpath)
     router()
     shown = warmpath("rollout", "show", number).out
@@ -51,7 +51,7 @@ def test_a_revision_is_tried_paused_promoted_and_followed_to_its_end(warmpath, r
     assert ended.err == "default r2: complete; stage 3 of 3; 1 of 1 routers run it\n"
 
 
-def test_a_trial_that_is_aborted_ends_with_a_status_of_its_own(warmpath, router, policy):
+def test_an_aborted_rollout_exits_with_4(warmpath, router, policy):
     number = tried(warmpath)
     assert warmpath("rollout", "abort", number, "--reason", "it looks bad").status == 0
     assert warmpath("rollout", "watch", number).status == 4
@@ -61,12 +61,12 @@ def test_a_trial_that_is_aborted_ends_with_a_status_of_its_own(warmpath, router,
     assert [row["state"] for row in warmpath("--json", "rollout", "list", "--policy", "default").json] == ["aborted"]
 
 
-def test_following_ends_at_the_deadline(warmpath, router):
+def test_watching_ends_at_the_deadline(warmpath, router):
     number = tried(warmpath)
     assert warmpath("rollout", "watch", number, "--for", "0").status == 4
 
 
-def test_stages_and_limits_of_ones_own_are_said_on_the_command_line(warmpath, draft, tmp_path):
+def test_stages_and_guard_limits_are_options(warmpath, draft, tmp_path):
     (tmp_path / "stages.yaml").write_text("- {share: 0.1, observe_s: 60}\n")
     stages = ("--stages", str(tmp_path / "stages.yaml"))
     limits = ("--guard", "max_hit_rate_drop=0.1", "--guard", "max_load_skew=null")
@@ -79,6 +79,6 @@ def test_stages_and_limits_of_ones_own_are_said_on_the_command_line(warmpath, dr
     assert warmpath("publish", "default", "--reason", "x", *stages).status == 2
 
 
-def test_nothing_judges_a_rollout_that_is_to_have_no_guard(warmpath, draft):
+def test_the_guard_can_be_switched_off(warmpath, draft):
     done = warmpath("--json", "publish", "default", "--reason", "x", "--plan", "by_share", "--no-guard", "--no-wait")
     assert done.json["guard"] is None

@@ -1,4 +1,4 @@
-"""A request with a key may be sent again: what it did is done once, what it answered is answered again."""
+"""Idempotency keys: a repeated request is performed once and its response replayed."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ KEY = {"Idempotency-Key": "deploy-17"}
 POOL = {"name": "big", "models": ["qwen"]}
 
 
-def test_the_same_request_again_gets_the_same_answer_and_does_nothing(api):
+def test_a_repeated_request_replays_the_response(api):
     first = api.post(f"{ROOT}pools", POOL, headers=KEY)
     again = api.post(f"{ROOT}pools", dict(reversed(POOL.items())), headers={"Idempotency-Key": '"deploy-17"'})
     assert (first.status_code, again.status_code, again.json()) == (201, 201, first.json())
@@ -28,7 +28,7 @@ def test_the_same_request_again_gets_the_same_answer_and_does_nothing(api):
     assert Pool.objects.count() == 1
 
 
-def test_a_key_names_one_request_for_a_day(api):
+def test_an_idempotency_key_identifies_one_request_for_a_day(api):
     api.post(f"{ROOT}pools", POOL, headers=KEY)
     for path, body in (("pools", {"name": "other"}), ("projects", POOL)):
         other = api.post(f"{ROOT}{path}", body, headers=KEY)
@@ -37,19 +37,19 @@ def test_a_key_names_one_request_for_a_day(api):
         assert api.post(f"{ROOT}pools", {"name": "other", "models": ["m"]}, headers=KEY).status_code == 201
 
 
-def test_everybody_has_keys_of_their_own(api, client_with):
+def test_idempotency_keys_belong_to_their_token(api, client_with):
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
     assert client_with("admin").post(f"{ROOT}pools", POOL, headers=KEY).status_code == 409  # the name is taken
 
 
-def test_a_refusal_changed_nothing_and_is_not_kept(api, pool):
+def test_errors_are_not_stored(api, pool):
     replica = {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000", "weight": 0}
     assert api.post(f"{ROOT}replicas", replica, headers=KEY).status_code == 422
     assert not IdempotencyRecord.objects.exists()
     assert api.post(f"{ROOT}replicas", {**replica, "weight": 1}, headers=KEY).status_code == 201
 
 
-def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeypatch):
+def test_a_failure_leaves_neither_change_nor_record(api, monkeypatch):
     def fail(*_args, **_options):
         raise RuntimeError
 
@@ -60,7 +60,7 @@ def test_what_breaks_in_the_middle_leaves_neither_change_nor_answer(api, monkeyp
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
 
 
-def test_a_secret_that_is_shown_once_can_be_asked_for_again_but_is_not_stored_in_clear(api):
+def test_a_replayed_secret_is_stored_encrypted(api):
     wanted = {"name": "ci", "scopes": ["read"]}
     text = api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"]
     assert api.post(f"{ROOT}tokens", wanted, headers=KEY).json()["token"] == text
@@ -72,12 +72,12 @@ def test_a_secret_that_is_shown_once_can_be_asked_for_again_but_is_not_stored_in
 
 
 @pytest.mark.parametrize("key", ["", '""', "x" * 256, "tab\there", "ä"])
-def test_a_key_of_no_use_is_refused(api, key):
+def test_an_invalid_idempotency_key_is_rejected(api, key):
     assert api.post(f"{ROOT}pools", POOL, headers={"Idempotency-Key": key}).status_code == 400
     assert not Pool.objects.exists()
 
 
-def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monkeypatch):
+def test_records_expire_and_their_number_is_limited(api, monkeypatch):
     monkeypatch.setattr(idempotency, "MAX_KEYS", 1)
     assert api.post(f"{ROOT}pools", POOL, headers=KEY).status_code == 201
     full = api.post(f"{ROOT}pools", {"name": "more", "models": ["m"]}, headers={"Idempotency-Key": "other"})
@@ -88,7 +88,7 @@ def test_old_answers_are_swept_and_nobody_keeps_more_than_their_share(api, monke
 
 
 @pytest.mark.django_db(transaction=True)
-def test_while_the_first_is_at_work_the_second_is_told_so(operator):
+def test_a_concurrent_repeat_is_a_conflict(operator):
     token, text = create_token(operator, name="test", scopes=["admin"])
     script = APIClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
@@ -106,7 +106,7 @@ def test_while_the_first_is_at_work_the_second_is_told_so(operator):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_at_once_one_does_it(operator):
+def test_of_many_concurrent_repeats_one_is_performed(operator):
     _, text = create_token(operator, name="test", scopes=["admin"])
 
     def send():

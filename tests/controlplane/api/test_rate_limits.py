@@ -1,4 +1,4 @@
-"""Limits: each token its own, strangers by address, and nobody refused by a counter that is away."""
+"""Rate limits by token and by address; an unavailable counter limits nobody."""
 
 import json
 import time
@@ -20,7 +20,7 @@ NOON = 1_900_000_020.0 - 1_900_000_020.0 % 60  # the beginning of a minute
 
 @pytest.fixture
 def counted(valkey, settings):
-    """Limits of three requests a minute, counted on a real server that has counted nothing yet."""
+    """A limit of three requests a minute, counted on an empty Valkey server."""
     settings.CELERY_BROKER_URL = valkey
     settings.API_RATE = settings.API_RATE_UNAUTHENTICATED = 3
     with rates.connect(valkey) as server:
@@ -35,7 +35,7 @@ def clock():
         yield clock
 
 
-def test_each_token_has_so_many_requests_a_minute(counted, clock, client_with, pool):
+def test_each_token_has_its_own_rate_limit(counted, clock, client_with, pool):
     one, other = client_with("read"), client_with("read")
     left = [one.get(POOLS)["RateLimit-Remaining"] for _ in range(3)]
     clock.shift(20)
@@ -50,14 +50,14 @@ def test_each_token_has_so_many_requests_a_minute(counted, clock, client_with, p
     assert one.get(POOLS).status_code == 200
 
 
-def test_one_request_too_many_changes_nothing(counted, clock, client_with, pool):
+def test_a_request_above_the_limit_changes_nothing(counted, clock, client_with, pool):
     script = client_with("write")
     answers = [script.patch(f"{POOLS}/default", {"description": str(n)}, headers={"If-Match": "*"}) for n in range(4)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert [response.status_code for response in answers] == [200, 200, 200, 429]
     assert Pool.objects.get().description == "2"
 
 
-def test_strangers_and_those_who_fail_to_sign_in_share_the_limit_of_their_address(counted, clock):
+def test_unauthenticated_requests_are_limited_by_address(counted, clock):
     def ask(address, text=None):
         headers = {"Authorization": f"Bearer {text}"} if text else {}
         return APIClient(REMOTE_ADDR=address).get(POOLS, headers=headers).status_code
@@ -68,7 +68,7 @@ def test_strangers_and_those_who_fail_to_sign_in_share_the_limit_of_their_addres
     assert ask("2001:db8:0:1::1") == 401
 
 
-def test_what_is_counted_ends_by_itself(counted, clock, client_with, pool):
+def test_counters_expire(counted, clock, client_with, pool):
     for scope in ("read", "write"):
         client_with(scope).get(POOLS)
     names = counted.keys("warmpath:rate:*")
@@ -76,11 +76,11 @@ def test_what_is_counted_ends_by_itself(counted, clock, client_with, pool):
     assert all(0 < counted.ttl(name) <= 120 for name in names)
 
 
-def test_a_limit_of_nothing_is_no_limit(counted, settings, client_with, pool):
+def test_a_limit_of_zero_is_unlimited(counted, settings, client_with, pool):
     settings.API_RATE = 0
     script = client_with("read")
     answers = [script.get(POOLS) for _ in range(5)]
-    assert {answer.status_code for answer in answers} == {200}
+    assert {response.status_code for response in answers} == {200}
     assert not answers[0].has_header("RateLimit-Limit")
 
 
@@ -88,11 +88,11 @@ def test_routers_are_not_counted(counted, client):
     told = {"name": "router-1", "boot": "b1", "admin_url": "http://127.0.0.1:8081"}
     headers = {"Authorization": "Bearer router-token-for-tests"}
     for _ in range(5):
-        answer = client.post("/api/v1/routers/announce", json.dumps(told), "application/json", headers=headers)
-        assert answer.status_code == 200
+        response = client.post("/api/v1/routers/announce", json.dumps(told), "application/json", headers=headers)
+        assert response.status_code == 200
 
 
-def test_while_the_counter_is_away_nobody_is_refused_and_nobody_waits_for_it(settings, client_with, pool, caplog):
+def test_an_unavailable_counter_neither_rejects_nor_delays_requests(settings, client_with, pool, caplog):
     settings.API_RATE = 1
     with silent() as port:
         settings.CELERY_BROKER_URL = f"redis://127.0.0.1:{port}/0"
@@ -102,7 +102,7 @@ def test_while_the_counter_is_away_nobody_is_refused_and_nobody_waits_for_it(set
     assert caplog.text.count("rate_limits_suspended") == 1
 
 
-def test_a_counter_that_is_back_counts_again(counted, client_with, pool, monkeypatch):
+def test_counting_resumes_when_the_counter_recovers(counted, client_with, pool, monkeypatch):
     counter, script = rates.counter(), client_with("read")
     with monkeypatch.context() as broken:
         broken.setattr(counter, "_server", redis.Redis(port=1, retry=None))

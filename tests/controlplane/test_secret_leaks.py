@@ -1,4 +1,4 @@
-"""Secrets given through every door are found nowhere: in no table, no log line, no page, no answer, no export."""
+"""Secrets sent through any interface appear in no table, log line, page, response or export."""
 
 import base64
 import logging
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def said(caplog):
-    """Everything that is logged with ``WARMPATH_LOG_LEVEL=DEBUG``; what has a level of its own in LOGGING keeps it."""
+    """Everything that is logged with ``WARMPATH_LOG_LEVEL=DEBUG``."""
     caplog.set_level(logging.DEBUG)
     return caplog
 
 
 @pytest.fixture
 def planted(operator, pool, said):
-    """(the secrets, what was answered) of a morning's work, refusals among it."""
+    """(secrets, responses) of many requests, rejected ones among them."""
     answers = []
     person, rest = Client(raise_request_exception=False), APIClient(raise_request_exception=False)
     person.force_login(operator)
@@ -80,7 +80,7 @@ def planted(operator, pool, said):
 
 
 def spellings(secret):
-    """As somebody might keep it thinking that it is no longer it."""
+    """Encodings of a secret that are as good as the secret."""
     raw = secret.encode()
     inner = [base64.b64encode(b"\0" * pad + raw)[4 if pad else 0 : -4].decode() for pad in range(3)]
     return {secret, raw.hex(), urlencode({"": secret})[1:], secret[::-1], *inner}
@@ -90,7 +90,7 @@ def found_in(text, secrets):
     return [secret for secret in secrets for spelling in spellings(secret) if spelling in text]
 
 
-def test_no_table_tells_a_secret(planted):
+def test_no_table_has_a_plain_secret(planted):
     secrets, _ = planted
     with connection.cursor() as cursor:
         cursor.execute("select tablename from pg_tables where schemaname = 'public' order by 1")
@@ -106,7 +106,7 @@ def test_no_table_tells_a_secret(planted):
     assert rows > 50
 
 
-def test_no_log_line_tells_a_secret(planted, said):
+def test_no_log_line_has_a_secret(planted, said):
     secrets, _ = planted
     records = said.get_records("setup")
     lines = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in records)
@@ -114,11 +114,11 @@ def test_no_log_line_tells_a_secret(planted, said):
     assert found_in(lines, secrets) == []
 
 
-def test_no_answer_tells_a_secret(planted):
+def test_no_response_has_a_secret(planted):
     secrets, answers = planted
-    for answer in answers:
-        body = b"".join(answer.streaming_content) if answer.streaming else answer.content
+    for response in answers:
+        body = b"".join(response.streaming_content) if response.streaming else response.content
         # Somebody who typed a name wrongly gets back what they typed; nobody else does.
         told = found_in(body.decode(), secrets - {WRONG})
-        assert told == [], answer.request["PATH_INFO"]
-    assert {answer.status_code for answer in answers} >= {200, 201, 302, 422}
+        assert told == [], response.request["PATH_INFO"]
+    assert {response.status_code for response in answers} >= {200, 201, 302, 422}

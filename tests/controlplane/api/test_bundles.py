@@ -53,19 +53,19 @@ def put(api, bundle, **query):
     )
 
 
-def done(answer):
+def done(response):
     """The actions as short lines."""
-    assert answer.status_code == 200, answer.data
-    return [f"{one['op']} {one['kind']} {one['name']}" for one in answer.data["actions"]]
+    assert response.status_code == 200, response.data
+    return [f"{one['op']} {one['kind']} {one['name']}" for one in response.data["actions"]]
 
 
-def test_what_was_exported_changes_nothing_when_it_is_applied(api, exported):
+def test_applying_an_export_changes_nothing(api, exported):
     before = (ConfigSnapshot.objects.count(), Event.objects.count())
     assert done(put(api, exported, prune="true")) == []
     assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
-def test_an_export_is_the_same_bytes_each_time_and_says_everything_by_name(api, exported):
+def test_exports_are_reproducible_and_ordered_by_name(api, exported):
     assert api.get(CONFIG).content == api.get(CONFIG).content
     (pool,) = exported["pools"]
     assert [one["name"] for one in pool["replicas"]] == ["r1", "r2"]
@@ -77,7 +77,7 @@ def test_an_export_is_the_same_bytes_each_time_and_says_everything_by_name(api, 
     assert pool["policy"]["strategy"] == "round_robin"
 
 
-def test_a_fleet_is_rebuilt_from_its_export(api, exported):
+def test_an_export_restores_the_fleet(api, exported):
     wiped = done(put(api, {"format": 1, "pools": []}, prune="true"))
     assert wiped[-1] == "remove pool default"
     assert Pool.objects.count() == Replica.objects.count() == TaskGroup.objects.count() == 0
@@ -88,7 +88,7 @@ def test_a_fleet_is_rebuilt_from_its_export(api, exported):
     assert again == exported
 
 
-def test_every_kind_of_change_is_made_in_one_configuration_and_told(api, exported):
+def test_all_changes_of_a_bundle_make_one_configuration_and_are_reported(api, exported):
     bundle = copy.deepcopy(exported)
     pool = bundle["pools"][0]
     pool["description"] = "H200s"
@@ -98,52 +98,52 @@ def test_every_kind_of_change_is_made_in_one_configuration_and_told(api, exporte
     pool["groups"][1]["replicas"] = ["r3"]  # made by the same bundle
     before = ConfigSnapshot.objects.count()
 
-    answer = put(api, bundle)
+    response = put(api, bundle)
 
-    assert done(answer) == [
+    assert done(response) == [
         "change pool default",
         "change replica r1",
         "change replica r2",
         "create replica r3",
         "change task group chat",
     ]
-    assert list(answer.data["actions"][1]["changes"]) == [{"field": "weight", "before": 1.0, "after": 3.0}]
-    assert list(answer.data["actions"][2]["changes"]) == [{"field": "state", "before": "active", "after": "draining"}]
+    assert list(response.data["actions"][1]["changes"]) == [{"field": "weight", "before": 1.0, "after": 3.0}]
+    assert list(response.data["actions"][2]["changes"]) == [{"field": "state", "before": "active", "after": "draining"}]
     assert ConfigSnapshot.objects.count() == before + 1
     assert done(put(api, bundle)) == []
 
 
-def test_policies_are_published_with_the_reason_and_those_in_force_are_left_alone(api, exported, policy):
+def test_policies_are_published_with_the_reason_unless_they_are_active(api, exported, policy):
     bundle = {**copy.deepcopy(exported), "reason": "shared prompts"}
     bundle["pools"][0]["policy"] = {"strategy": "prefix_hash"}
     bundle["pools"][0]["groups"][0]["policy"] = {"strategy": "random"}
 
-    answer = put(api, bundle)
+    response = put(api, bundle)
 
-    assert done(answer) == ["change policy default", "create policy default.agents"]
+    assert done(response) == ["change policy default", "create policy default.agents"]
     assert (policy.live().strategy, policy.live().reason) == ("prefix_hash", "shared prompts")
-    assert [one["policy"] for one in answer.data["rollouts"]] == ["default", "default.agents"]
+    assert [one["policy"] for one in response.data["rollouts"]] == ["default", "default.agents"]
     assert done(put(api, bundle)) == []
 
     bundle["pools"][0]["groups"][0]["policy"] = None
     assert done(put(api, bundle)) == ["remove policy default.agents"]
 
 
-def test_what_is_left_out_is_left_alone(api, exported, fleet):
+def test_missing_fields_and_lists_stay_unchanged(api, exported, fleet):
     set_replica_state(fleet.replicas.get(name="r2"), "draining")
     assert done(put(api, {"format": 1, "pools": [{"name": "default", "replicas": [{"name": "r1"}]}]})) == []
     assert done(put(api, {"format": 1, "pools": []})) == []
     assert Replica.objects.get(name="r2").state == "draining"
 
 
-def test_pruning_removes_what_a_given_list_does_not_name_and_nothing_else(api, exported):
+def test_pruning_removes_only_what_a_given_list_does_not_name(api, exported):
     bundle = {"format": 1, "pools": [{"name": "default", "groups": [{"name": "chat"}]}]}
     assert done(put(api, bundle)) == []
     assert done(put(api, bundle, prune="true")) == ["remove task group agents"]
     assert Replica.objects.count() == 2
 
 
-def test_a_name_may_move_from_one_pool_to_another_in_one_bundle(api, db):
+def test_two_pools_can_swap_models_in_one_bundle(api, db):
     create_pool("a", models=["qwen"])
     create_pool("b", models=["llama"])
     bundle = {"format": 1, "pools": [{"name": "a", "models": ["llama"]}, {"name": "b", "models": ["qwen"]}]}
@@ -161,7 +161,7 @@ def followed(fleet):
     return fleet
 
 
-def test_sources_are_a_part_of_the_fleet_and_what_follows_them_is_theirs(api, followed):
+def test_sources_are_exported_and_discovered_replicas_are_not(api, followed):
     exported = json.loads(api.get(CONFIG).content)
     (pool,) = exported["pools"]
     assert [(one["name"], one["kind"], one["interval_s"]) for one in pool["sources"]] == [
@@ -179,20 +179,20 @@ def test_sources_are_a_part_of_the_fleet_and_what_follows_them_is_theirs(api, fo
         pool["sources"][1] | {"interval_s": 10},
         {"name": "file", "kind": "dns", "settings": {"host": "x.test"}},
     ]
-    answer = put(api, exported, prune="true")
-    assert done(answer) == [
+    response = put(api, exported, prune="true")
+    assert done(response) == [
         "change replica source pods",
         "create replica source file",
         "remove replica source cluster",
     ]
-    assert list(answer.data["actions"][0]["changes"]) == [{"field": "interval_s", "before": 30.0, "after": 10.0}]
+    assert list(response.data["actions"][0]["changes"]) == [{"field": "interval_s", "before": 30.0, "after": 10.0}]
     assert done(put(api, {"format": 1, "pools": []}, prune="true"))[-1] == "remove pool default"
     assert not ReplicaSource.objects.exists()
     rebuilt = [one for one in done(put(api, exported)) if "source" in one]
     assert rebuilt == ["create replica source pods", "create replica source file"]
 
 
-def test_policies_are_drafted_where_somebody_else_is_to_publish_them(client_with, fleet, policy, django_user_model):
+def test_a_bundle_can_draft_policies(client_with, fleet, policy, django_user_model):
     editor, olga = client_with("write"), django_user_model.objects.get()
     django_user_model.objects.create_superuser("root")
     django_user_model.objects.filter(pk=olga.pk).update(is_superuser=False)
@@ -203,11 +203,11 @@ def test_policies_are_drafted_where_somebody_else_is_to_publish_them(client_with
     assert put(editor, bundle).status_code == 403, "publishing takes an approver"
     planned = put(editor, bundle, draft="true", dry_run="true").data["result"]
     assert policy.draft() is None
-    answer = put(editor, {**bundle, "reason": "from the repository"}, draft="true")
+    response = put(editor, {**bundle, "reason": "from the repository"}, draft="true")
 
-    assert done(answer) == ["change draft default", "create draft default.chat"]
-    assert list(answer.data["actions"]) == list(planned["actions"])
-    assert answer.data["rollouts"] == []
+    assert done(response) == ["change draft default", "create draft default.chat"]
+    assert list(response.data["actions"]) == list(planned["actions"])
+    assert response.data["rollouts"] == []
     assert (policy.live().strategy, policy.draft().strategy) == ("round_robin", "prefix_hash")
     assert policy.draft().reason == "from the repository"
     assert done(put(editor, bundle, draft="true")) == [], "it is drafted already"
@@ -243,33 +243,33 @@ def of_default(**said):
         (of_default(groups=[{"name": "chat", "policy": {"strategy": "fast"}}]), "#/pools/0/groups/0/policy/strategy"),
     ],
 )
-def test_what_is_wrong_is_named_where_it_stands_and_nothing_is_done(api, fleet, bundle, pointer):
+def test_an_invalid_bundle_is_rejected_with_a_pointer(api, fleet, bundle, pointer):
     before = (ConfigSnapshot.objects.count(), Event.objects.count())
-    answer = put(api, bundle)
-    assert answer.status_code == 422, answer.data
-    assert answer.data["errors"][0]["pointer"] == pointer
+    response = put(api, bundle)
+    assert response.status_code == 422, response.data
+    assert response.data["errors"][0]["pointer"] == pointer
     assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
-def test_one_wrong_object_undoes_all_before_it(api, exported):
+def test_one_invalid_object_rolls_back_the_whole_bundle(api, exported):
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["description"] = "changed"
     bundle["pools"].append({"name": "late", "replicas": [{"name": "r9", "url": "ftp://10.0.0.9"}]})
-    answer = put(api, bundle)
-    assert answer.status_code == 422
-    assert answer.data["errors"][0]["pointer"] == "#/pools/1/replicas/0/url"
+    response = put(api, bundle)
+    assert response.status_code == 422
+    assert response.data["errors"][0]["pointer"] == "#/pools/1/replicas/0/url"
     assert Pool.objects.get().description == ""
 
 
-def test_what_routers_would_refuse_of_the_whole_is_refused_once_at_the_end(api, db):
+def test_a_bundle_that_makes_an_invalid_configuration_is_rejected(api, db):
     create_pool("a", models=["qwen"])
     bundle = {"format": 1, "pools": [{"name": "b", "models": ["qwen"]}]}
-    answer = put(api, bundle)
-    assert answer.status_code == 422
+    response = put(api, bundle)
+    assert response.status_code == 422
     assert not Pool.objects.filter(name="b").exists()
 
 
-def test_a_draft_that_somebody_else_is_writing_is_not_overwritten(api, exported, policy):
+def test_a_different_draft_is_a_conflict(api, exported, policy):
     save_draft(policy, {"strategy": "random"})
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["policy"] = {"strategy": "prefix_hash"}
@@ -277,7 +277,7 @@ def test_a_draft_that_somebody_else_is_writing_is_not_overwritten(api, exported,
     assert policy.draft().strategy == "random"
 
 
-def test_a_bundle_may_do_only_what_its_sender_may_do_one_by_one(client_with, fleet, exported, django_user_model):
+def test_each_action_of_a_bundle_needs_its_own_role(client_with, fleet, exported, django_user_model):
     editor = client_with("write")
     person = fleet.project
     olga = django_user_model.objects.get()
@@ -304,7 +304,7 @@ def test_a_bundle_may_do_only_what_its_sender_may_do_one_by_one(client_with, fle
     assert editor.get(CONFIG).status_code == 200
 
 
-def test_what_lies_in_another_project_is_neither_exported_nor_pruned(client_with, exported, django_user_model):
+def test_other_projects_are_neither_exported_nor_pruned(client_with, exported, django_user_model):
     create_pool("theirs", project=create_project("theirs"), models=["theirs"])
     olga = django_user_model.objects.get()
     olga.is_superuser = False
@@ -318,7 +318,7 @@ def test_what_lies_in_another_project_is_neither_exported_nor_pruned(client_with
     assert [pool.name for pool in Pool.objects.all()] == ["theirs"]
 
 
-def test_an_export_costs_the_same_number_of_queries_whatever_the_fleet(api, fleet, django_assert_num_queries):
+def test_an_export_takes_a_fixed_number_of_queries(api, fleet, django_assert_num_queries):
     api.get(CONFIG)
     with CaptureQueriesContext(connection) as small:
         api.get(CONFIG)
@@ -329,7 +329,7 @@ def test_an_export_costs_the_same_number_of_queries_whatever_the_fleet(api, flee
         api.get(CONFIG)
 
 
-def test_applying_names_the_fleet_that_was_looked_at(api, exported):
+def test_applying_a_bundle_needs_the_current_etag(api, exported):
     looked_at = api.get(CONFIG)["ETag"]
     assert api.get(CONFIG, headers={"If-None-Match": looked_at}).status_code == 304
     assert APIClient.generic(api, "PUT", CONFIG, json.dumps(exported), "application/json").status_code == 428
@@ -340,17 +340,8 @@ def test_applying_names_the_fleet_that_was_looked_at(api, exported):
     assert late.data["etag"] == api.get(CONFIG)["ETag"]
 
 
-def test_a_plan_is_the_application_undone(api, exported):
-    before = (ConfigSnapshot.objects.count(), Event.objects.count())
-    bundle = of_default(replicas=[{"name": "r1", "weight": 4}], policy={"strategy": "random"})
-    planned = put(api, bundle, dry_run="true")
-    assert [one["name"] for one in planned.data["result"]["actions"]] == ["r1", "default"]
-    assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
-    assert list(put(api, bundle).data["actions"]) == list(planned.data["result"]["actions"])
-
-
 @pytest.mark.django_db(transaction=True)
-def test_a_change_that_came_in_between_is_not_run_over(api, exported, monkeypatch):
+def test_a_concurrent_change_is_a_conflict(api, exported, monkeypatch):
     """Another connection changes a replica after the bundle's version was compared."""
     walked = _Application.pool
 
@@ -368,7 +359,7 @@ def test_a_change_that_came_in_between_is_not_run_over(api, exported, monkeypatc
 
     late.done = False
     monkeypatch.setattr(_Application, "pool", late)
-    answer = put(api, of_default(description="mine", replicas=[{"name": "r1", "weight": 4}]))
-    assert answer.status_code == 409
+    response = put(api, of_default(description="mine", replicas=[{"name": "r1", "weight": 4}]))
+    assert response.status_code == 409
     assert [(one.name, one.weight) for one in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
     assert Pool.objects.get().description == ""

@@ -1,4 +1,4 @@
-"""No lost update: every object says which version it is, and every change says which version it is of."""
+"""Entity tags and ``If-Match`` prevent lost updates."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ DRAFT = {"settings": {"strategy": "prefix_hash"}}
 
 @pytest.fixture
 def script(operator):
-    """A client that sends nothing but what the test says."""
+    """A client that sends no If-Match by itself."""
     _, text = create_token(operator, name="test", scopes=["admin"])
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
@@ -43,7 +43,7 @@ def tag(client, path):
         ("post", "policies/default/publish", {}),
     ],
 )
-def test_a_change_says_which_version_it_is_of(script, replica, method, path, body):
+def test_a_change_needs_the_current_version_in_if_match(script, replica, method, path, body):
     if "draft" not in path or method == "delete":
         script.put(f"{ROOT}policies/default/draft", DRAFT, headers={"If-Match": "*"})
     before = Event.objects.count()
@@ -57,7 +57,7 @@ def test_a_change_says_which_version_it_is_of(script, replica, method, path, bod
 
 
 @pytest.mark.django_db
-def test_who_was_overtaken_is_shown_what_it_is_now_and_may_go_on_from_there(script, pool):
+def test_a_412_shows_the_present_object_and_its_etag(script, pool):
     seen = tag(script, "pools/default")
     assert script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": seen}).status_code == 200
     refused = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": seen})
@@ -70,8 +70,8 @@ def test_who_was_overtaken_is_shown_what_it_is_now_and_may_go_on_from_there(scri
 
 
 @pytest.mark.django_db
-def test_all_that_others_did_since_is_shown_against_the_version_that_one_had(script, replica):
-    """Three changes of it, with others of its neighbours between them; and nothing where nobody knows."""
+def test_a_412_shows_what_others_changed_meanwhile(script, replica):
+    """After three changes of each object, mixed with changes of others; null for an unknown version."""
     group = script.post(f"{ROOT}task-groups", {"pool": "default", "name": "agents"}).data
     paths = {
         "replicas/r1": {"weight": 9},
@@ -101,7 +101,7 @@ def test_all_that_others_did_since_is_shown_against_the_version_that_one_had(scr
 
 
 @pytest.mark.django_db
-def test_one_tag_leads_through_draft_and_publication(script, policy):
+def test_draft_and_publication_return_the_next_etag(script, policy):
     saved = script.put(f"{ROOT}policies/default/draft", DRAFT, headers={"If-Match": tag(script, "policies/default")})
     assert saved["ETag"] == tag(script, "policies/default")
     published = script.post(f"{ROOT}policies/default/publish", {}, headers={"If-Match": saved["ETag"]})
@@ -116,7 +116,7 @@ def test_lists_carry_the_tag_of_each_object(script, replica):
 
 
 @pytest.mark.django_db
-def test_what_is_already_known_is_not_sent_again(script, pool):
+def test_if_none_match_returns_304(script, pool):
     for path in ("pools/default", "pools", "policies/default"):
         known = script.get(f"{ROOT}{path}", headers={"If-None-Match": f'"other", W/{tag(script, path)}'})
         assert (known.status_code, known.content, known["ETag"]) == (304, b"", tag(script, path)), path
@@ -126,7 +126,7 @@ def test_what_is_already_known_is_not_sent_again(script, pool):
 
 
 @pytest.mark.django_db
-def test_what_is_merely_observed_is_in_nobodys_way_but_is_news(script, replica):
+def test_an_observed_value_changes_the_etag_but_rejects_no_edit(script, replica):
     seen = tag(script, "replicas/r1")
     record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
     assert script.get(f"{ROOT}replicas/r1", headers={"If-None-Match": seen}).status_code == 200
@@ -135,7 +135,7 @@ def test_what_is_merely_observed_is_in_nobodys_way_but_is_news(script, replica):
 
 
 @pytest.mark.django_db
-def test_a_secret_shown_once_is_no_part_of_the_tag(script, operator):
+def test_a_new_secret_is_not_part_of_the_etag(script, operator):
     made = script.post(f"{ROOT}tokens", {"name": "ci", "scopes": ["read"]})
     assert made["Location"] == f"{ROOT}tokens/{made.data['id']}"
     assert made["ETag"] == tag(script, f"tokens/{made.data['id']}")
@@ -147,7 +147,7 @@ def test_a_secret_shown_once_is_no_part_of_the_tag(script, operator):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_fifty_editors_who_looked_at_one_version_one_changes_it(operator, replica):
+def test_of_fifty_concurrent_edits_of_a_version_one_succeeds(operator, replica):
     _, text = create_token(operator, name="test", scopes=["write"])
     script = APIClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
@@ -157,8 +157,8 @@ def test_of_fifty_editors_who_looked_at_one_version_one_changes_it(operator, rep
         try:
             client = APIClient()
             client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-            answer = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": seen})
-            return number, answer.status_code, json.loads(answer.content)
+            response = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": seen})
+            return number, response.status_code, json.loads(response.content)
         finally:
             connection.close()
 

@@ -1,4 +1,4 @@
-"""Which site, and which token."""
+"""The site and token of a command."""
 
 import stat
 
@@ -17,7 +17,7 @@ def unsigned(warmpath, monkeypatch):
     return warmpath
 
 
-def test_a_token_is_tried_then_kept_for_its_owner_alone_and_forgotten(unsigned, live_server, token, pool):
+def test_login_checks_and_stores_a_token_and_logout_deletes_it(unsigned, live_server, token, pool):
     assert unsigned("get", "pools").status == 2
     done = unsigned("login", live_server.url, "--token-stdin", typed=f"{token}\n")
     assert (done.status, token in done.out + done.err) == (0, False)
@@ -28,13 +28,13 @@ def test_a_token_is_tried_then_kept_for_its_owner_alone_and_forgotten(unsigned, 
     assert unsigned("get", "pools").status == 2
 
 
-def test_a_wrong_token_is_not_kept(unsigned, live_server):
+def test_an_invalid_token_is_not_stored(unsigned, live_server):
     done = unsigned("login", live_server.url, "--token-stdin", typed="wp_0000000000000000.nonsense\n")
     assert done.status == 1
     assert not rest.credentials_path().exists()
 
 
-def test_a_kept_token_is_sent_to_its_own_site_alone(unsigned, live_server, token):
+def test_a_stored_token_is_sent_to_its_own_site_only(unsigned, live_server, token):
     unsigned("login", live_server.url, "--token-stdin", typed=f"{token}\n")
     done = unsigned("--url", "http://127.0.0.1:9", "get", "pools")
     assert done.status == 2
@@ -42,17 +42,17 @@ def test_a_kept_token_is_sent_to_its_own_site_alone(unsigned, live_server, token
 
 
 @pytest.mark.parametrize("url", ["ftp://site", "site", "https://", "https://site/?a=b"])
-def test_what_is_no_site_is_not_talked_to(unsigned, url):
+def test_an_invalid_url_is_rejected(unsigned, url):
     assert unsigned("login", url, "--token-stdin", typed="x\n").status == 2
 
 
-def test_a_site_that_is_away_is_said_to_be_without_the_token(warmpath, monkeypatch, unused_tcp_port, token):
+def test_an_unavailable_site_is_reported_without_the_token(warmpath, monkeypatch, unused_tcp_port, token):
     monkeypatch.setattr(rest, "RETRY_FOR_S", 0.0)
     done = warmpath("--url", f"http://127.0.0.1:{unused_tcp_port}", "get", "pools")
     assert (done.status, "does not respond" in done.err, token in done.err) == (1, True, False)
 
 
-def test_a_refusal_says_what_was_refused_and_under_which_request(warmpath, pool):
+def test_errors_show_status_and_request_id(warmpath, pool):
     done = warmpath("get", "pools", "nowhere")
     assert done.status == 1
     assert "status 404, request " in done.err

@@ -1,4 +1,4 @@
-"""What several queries read belongs to one moment, whatever is committed in between."""
+"""Several queries of one export or page read one snapshot of the database."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @contextmanager
 def committed_before(table: str, work: Callable[[], object]) -> Iterator[None]:
-    """Somebody else's change is committed right before a table is asked for."""
+    """Commit another connection's change right before a table is queried."""
     waiting = [work]
 
     def before(execute, sql, params, many, context):
@@ -32,21 +32,21 @@ def committed_before(table: str, work: Callable[[], object]) -> Iterator[None]:
     assert not waiting
 
 
-def test_a_pool_that_is_removed_while_it_is_exported_is_whole_in_the_bundle(pool, admin_user):
+def test_an_export_is_consistent_with_a_concurrent_removal(pool, admin_user):
     whole = export_bundle(roles_of(admin_user))
     with committed_before("controlplane_routingpolicy", lambda: remove_pool(pool)):
         assert export_bundle(roles_of(admin_user)) == whole
     assert export_bundle(roles_of(admin_user))["pools"] == []
 
 
-def test_a_pool_that_is_removed_while_policies_are_listed_is_no_error(pool, admin_user):
+def test_a_list_tolerates_a_concurrent_removal(pool, admin_user):
     client = Client()
     client.force_login(admin_user)
     with committed_before("controlplane_routingpolicy", lambda: remove_pool(pool)):
         assert "default" in client.get("/policies/").content.decode()
 
 
-def test_nothing_is_written_in_such_a_moment_and_anything_after_it(pool):
+def test_repeatable_read_is_read_only(pool):
     with pytest.raises(DatabaseError, match="read-only"), repeatable_read():
         create_pool("other", models=["m"])
     create_pool("other", models=["m"])

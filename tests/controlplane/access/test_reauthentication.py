@@ -1,4 +1,4 @@
-"""Sessions: how long they last, and what asks for a fresh proof of who is there."""
+"""Lifetime of sessions, re-authentication, cookies and framing."""
 
 import pytest
 from django.test import Client
@@ -23,7 +23,7 @@ def admin(client, here, person_with, time_machine):
     return person
 
 
-def test_what_cannot_be_undone_asks_again_after_a_quarter_of_an_hour(client, admin, here, time_machine):
+def test_irreversible_pages_need_an_authentication_of_the_last_15_minutes(client, admin, here, time_machine):
     time_machine.move_to("2026-11-21T12:14:59Z", tick=False)
     assert client.get(f"/fleet/pools/{here.pool.pk}/remove/").status_code == 200
     time_machine.move_to("2026-11-21T12:15:00Z", tick=False)
@@ -37,28 +37,28 @@ def test_what_cannot_be_undone_asks_again_after_a_quarter_of_an_hour(client, adm
     assert client.get(back["Location"]).status_code == 200
 
 
-def test_a_form_that_comes_too_late_leads_back_to_its_page(client, admin, here, person_with, time_machine):
+def test_reauthentication_returns_to_the_page_of_the_form(client, admin, here, person_with, time_machine):
     someone = person_with("viewer")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
     page = f"/people/{someone.pk}/"
     sent = client.post(f"{page}role/", {"role": "admin"}, HTTP_REFERER=f"http://testserver{page}")
     assert not RoleAssignment.objects.filter(user=someone, role=Role.ADMIN).exists()
-    answer = client.post(sent["Location"], {"password": PASSWORD}, follow=True)
-    assert answer.request["PATH_INFO"] == page
-    assert "submit the form once more" in answer.text
+    response = client.post(sent["Location"], {"password": PASSWORD}, follow=True)
+    assert response.request["PATH_INFO"] == page
+    assert "submit the form once more" in response.text
     client.post(f"{page}role/", {"role": "admin"})
     assert RoleAssignment.objects.filter(user=someone, role=Role.ADMIN).exists()
 
 
-def test_a_referrer_of_another_site_is_not_gone_back_to(client, admin, time_machine):
+def test_reauthentication_never_redirects_to_another_site(client, admin, time_machine):
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
     sent = client.post("/tokens/", {"name": "x"}, HTTP_REFERER="http://evil.example/tokens/")
     assert sent["Location"] == "/accounts/confirm/?next=%2F"
-    answer = client.post("/accounts/confirm/?next=//evil.example/", {"password": PASSWORD})
-    assert answer["Location"] == "/"
+    response = client.post("/accounts/confirm/?next=//evil.example/", {"password": PASSWORD})
+    assert response["Location"] == "/"
 
 
-def test_every_such_route_refuses_a_stale_session(client, admin, here, time_machine):
+def test_every_confirmed_route_rejects_a_stale_session(client, admin, here, time_machine):
     from django.urls import NoReverseMatch, reverse
 
     key, _ = create_client_key(here.project, "agents")
@@ -86,17 +86,17 @@ def test_every_such_route_refuses_a_stale_session(client, admin, here, time_mach
                 address = reverse(route, kwargs=kwargs)
             except NoReverseMatch:
                 continue
-            answer = getattr(rest if "api:" in route else client, method.lower())(address)
-            refused = answer.status_code == 403 if "api:" in route else answer.status_code == 302
-            assert refused, (route, method, answer.status_code)
-            assert "confirm" in (answer.get("Location") or answer.text), (route, method)
+            response = getattr(rest if "api:" in route else client, method.lower())(address)
+            refused = response.status_code == 403 if "api:" in route else response.status_code == 302
+            assert refused, (route, method, response.status_code)
+            assert "confirm" in (response.get("Location") or response.text), (route, method)
             break
         else:
             pytest.fail(f"no address of {route}")
     assert Pool.objects.filter(pk=here.pool.pk).exists()
 
 
-def test_a_script_proves_itself_with_each_request(admin, here, time_machine):
+def test_tokens_need_no_reauthentication(admin, here, time_machine):
     _, text = create_token(admin, name="x", scopes=[Scope.ADMIN])
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
     script = APIClient()
@@ -105,7 +105,7 @@ def test_a_script_proves_itself_with_each_request(admin, here, time_machine):
     assert script.delete("/api/v1/projects/short", headers={"If-Match": "*"}).status_code == 204
 
 
-def test_a_session_ends_twelve_hours_after_the_last_request_of_a_person(client, admin, time_machine):
+def test_a_session_ends_twelve_hours_after_its_last_request(client, admin, time_machine):
     time_machine.move_to("2026-11-21T23:59Z", tick=False)
     assert client.get("/fleet/").status_code == 200
     time_machine.move_to("2026-11-22T11:58Z", tick=False)
@@ -114,7 +114,7 @@ def test_a_session_ends_twelve_hours_after_the_last_request_of_a_person(client, 
     assert client.get("/fleet/").status_code == 302
 
 
-def test_a_page_that_refreshes_itself_keeps_nobody_signed_in(client, admin, time_machine):
+def test_automatic_refreshes_do_not_prolong_a_session(client, admin, time_machine):
     for hour in range(13, 24):
         time_machine.move_to(f"2026-11-21T{hour}:00Z", tick=False)
         assert client.get("/live/", headers={"HX-Request": "true"}).status_code == 200
@@ -122,7 +122,7 @@ def test_a_page_that_refreshes_itself_keeps_nobody_signed_in(client, admin, time
     assert client.get("/fleet/").status_code == 302
 
 
-def test_signing_in_makes_a_new_session_and_changes_the_token_of_forms(here, person_with):
+def test_signing_in_replaces_the_session_and_the_csrf_token(here, person_with):
     client = Client()
     person = person_with("viewer")
     client.get("/accounts/login/")
@@ -136,7 +136,7 @@ def test_signing_in_makes_a_new_session_and_changes_the_token_of_forms(here, per
     assert client.cookies["csrftoken"].value != token
 
 
-def test_cookies_are_kept_from_scripts_and_other_sites(here, person_with):
+def test_session_cookies_are_http_only_and_same_site(here, person_with):
     client, person = Client(), person_with("viewer")
     client.post("/accounts/login/", {"login": person.username, "password": PASSWORD})
     cookie = client.cookies["sessionid"]
@@ -147,10 +147,10 @@ EVERYWHERE = ["/accounts/login/", "/accounts/confirm/", "/fleet/", "/healthz", "
 
 
 @pytest.mark.parametrize("path", EVERYWHERE)
-def test_nobody_puts_a_page_of_ours_into_theirs(client, admin, path):
-    answer = client.get(path)
-    policy = answer["Content-Security-Policy"]
+def test_every_page_forbids_framing_and_inline_scripts(client, admin, path):
+    response = client.get(path)
+    policy = response["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'self';")  # no object, and nothing inline
     assert "base-uri 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    assert answer["X-Frame-Options"] == "DENY"
+    assert response["X-Frame-Options"] == "DENY"

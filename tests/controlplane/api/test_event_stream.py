@@ -1,4 +1,4 @@
-"""Following events: none lost, none twice, none that one may not see, and no longer than one may."""
+"""Long polls and event streams: each visible event exactly once, while the client has access."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ def in_a_thread(work):
 # --- the long poll ------------------------------------------------------------------------------------------
 
 
-def test_what_follows_an_event_comes_oldest_first_page_by_page(script, pool):
+def test_events_after_an_id_are_listed_oldest_first(script, pool):
     last = newest()
     noted = [note(f"number {number}").pk for number in range(5)]
     first = script.get(EVENTS, {"after": last, "limit": 3}).json()
@@ -74,28 +74,28 @@ def test_what_follows_an_event_comes_oldest_first_page_by_page(script, pool):
     assert script.get(EVENTS, {"after": second["last"]}).json() == {"results": [], "last": noted[-1]}
 
 
-def test_who_waits_is_answered_as_soon_as_there_is_something(script, pool):
+def test_a_long_poll_returns_as_soon_as_there_is_an_event(script, pool):
     last, begun = newest(), time.monotonic()
-    answer = in_a_thread(lambda: script.get(EVENTS, {"after": last, "wait": 30, "kind": "replica_down"}).json())
+    response = in_a_thread(lambda: script.get(EVENTS, {"after": last, "wait": 30, "kind": "replica_down"}).json())
     update_pool(pool, description="not what was asked for")
     wanted = note("this is")
-    assert [one["id"] for one in answer.result(timeout=20)["results"]] == [wanted.pk]
+    assert [one["id"] for one in response.result(timeout=20)["results"]] == [wanted.pk]
     assert time.monotonic() - begun < 15
 
 
-def test_who_waits_in_vain_is_told_so_in_time(script, pool):
+def test_a_long_poll_returns_nothing_after_its_wait(script, pool):
     begun = time.monotonic()
     assert script.get(EVENTS, {"after": newest(), "wait": 0.6}).json()["results"] == []
     assert 0.5 < time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("query", [{"wait": 5}, {"after": "7", "wait": -1}, {"after": "7", "wait": 61}])
-def test_waiting_for_what_cannot_be_is_refused(script, query):
+def test_invalid_waits_are_rejected(script, query):
     assert script.get(EVENTS, query).status_code == 422
 
 
-def test_an_event_that_is_committed_late_is_not_passed_over(script, pool):
-    """Its id is given out before, its commit comes after that of a later one."""
+def test_an_event_that_is_committed_late_is_not_skipped(script, pool):
+    """Its id is lower than that of an event which is committed earlier."""
     last, written, go_on = newest(), threading.Event(), threading.Event()
 
     def slow():
@@ -118,7 +118,7 @@ def test_an_event_that_is_committed_late_is_not_passed_over(script, pool):
     assert script.get(EVENTS, {"after": shown["last"]}).json()["results"] == []
 
 
-def test_of_many_writers_at_once_a_follower_sees_every_event_once(script, pool):
+def test_with_concurrent_writers_every_event_is_returned_once(script, pool):
     last, done = newest(), threading.Event()
 
     def write(number):
@@ -145,7 +145,7 @@ def test_of_many_writers_at_once_a_follower_sees_every_event_once(script, pool):
     assert set(seen) == set(Event.objects.filter(pk__gt=last).values_list("pk", flat=True))
 
 
-def test_one_who_waits_sees_their_projects_alone(django_user_model, pool):
+def test_a_long_poll_returns_only_visible_events(django_user_model, pool):
     theirs = create_pool("theirs", project=create_project("theirs"), models=["m"])
     person = django_user_model.objects.create_user("vera")
     set_role(person, Role.VIEWER, pool.project)
@@ -158,7 +158,7 @@ def test_one_who_waits_sees_their_projects_alone(django_user_model, pool):
     assert [one["id"] for one in client.get(EVENTS, {"after": last}).json()["results"]] == [mine.pk]
 
 
-def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
+def test_the_number_of_waiting_clients_is_limited(script, pool, monkeypatch):
     monkeypatch.setattr(event_stream, "_slots", threading.BoundedSemaphore(1))
     event_stream.acquire_slot()
     for path in (f"{EVENTS}?after={newest()}&wait=30", f"{EVENTS}/stream"):
@@ -168,7 +168,7 @@ def test_seats_for_those_who_wait_are_counted(script, pool, monkeypatch):
     assert script.get(EVENTS, {"after": newest()}).status_code == 200  # who does not wait needs none
 
 
-def test_events_restored_from_another_database_come_first(pool):
+def test_restored_events_sort_before_new_ones(pool):
     Event.objects.update(xact=2**60)
     fresh = note("fresh")
     assert events.reset_foreign_events() > 0
@@ -176,7 +176,7 @@ def test_events_restored_from_another_database_come_first(pool):
     assert events.reset_foreign_events() == 0
 
 
-# --- the stream, from both kinds of server ---------------------------------------------------------------------
+# --- the stream ---------------------------------------------------------------------
 
 
 def free_port():
@@ -212,20 +212,14 @@ def answers(url):
     return False
 
 
-@pytest.fixture(params=["asgi", "wsgi"])
-def site(request):
-    """The address of the application behind either kind of server."""
-    return str(request.getfixturevalue({"asgi": "asgi_server", "wsgi": "live_server"}[request.param]))
-
-
 @contextlib.contextmanager
-def stream(site, text, **options):
+def stream(url, text, **options):
     headers = {"Authorization": f"Bearer {text}", "Accept": "text/event-stream", **options.pop("headers", {})}
     with (
-        httpx.Client(base_url=site, headers=headers, timeout=20, trust_env=False) as client,
-        client.stream("GET", f"{EVENTS}/stream", **options) as answer,
+        httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client,
+        client.stream("GET", f"{EVENTS}/stream", **options) as response,
     ):
-        yield answer
+        yield response
 
 
 def told(lines):
@@ -240,23 +234,23 @@ def told(lines):
             event = {}
 
 
-def test_events_arrive_as_they_happen_and_are_taken_up_where_one_was_cut_off(site, token, pool):
-    with stream(site, token[1]) as answer:
-        assert answer.headers["content-type"] == "text/event-stream"
-        lines = answer.iter_lines()
+def test_a_stream_delivers_events_and_resumes_after_the_last_id(asgi_server, token, pool):
+    with stream(asgi_server, token[1]) as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        lines = response.iter_lines()
         assert next(lines) == "retry: 2000"
         noted = [note(f"number {number}").pk for number in range(3)]
         seen = list(islice(told(lines), 3))
     assert [number for number, *_ in seen] == noted
     assert seen[0][1:] == ("replica_down", {**seen[0][2], "summary": "number 0"})
     missed = note("while away").pk
-    with stream(site, token[1], headers={"Last-Event-ID": str(noted[1])}) as answer:
-        assert [number for number, *_ in islice(told(answer.iter_lines()), 2)] == [noted[2], missed]
+    with stream(asgi_server, token[1], headers={"Last-Event-ID": str(noted[1])}) as response:
+        assert [number for number, *_ in islice(told(response.iter_lines()), 2)] == [noted[2], missed]
 
 
-def test_a_stream_ends_with_the_token_and_shows_nothing_that_comes_after(site, token, pool):
-    with stream(site, token[1]) as answer:
-        lines = answer.iter_lines()
+def test_a_stream_ends_when_its_token_is_revoked(asgi_server, token, pool):
+    with stream(asgi_server, token[1]) as response:
+        lines = response.iter_lines()
         next(lines)
         note("before")
         assert next(told(lines))[2]["summary"] == "before"
@@ -265,10 +259,10 @@ def test_a_stream_ends_with_the_token_and_shows_nothing_that_comes_after(site, t
         assert list(told(lines)) == []
 
 
-def test_a_stream_ends_with_its_person_even_if_nothing_happens(site, token, operator, pool, django_user_model):
+def test_a_stream_ends_when_its_user_is_disabled(asgi_server, token, operator, pool, django_user_model):
     django_user_model.objects.create_superuser("root")
-    with stream(site, token[1]) as answer:
-        lines = answer.iter_lines()
+    with stream(asgi_server, token[1]) as response:
+        lines = response.iter_lines()
         next(lines)
         set_active(operator, False)
         begun = time.monotonic()
@@ -276,28 +270,28 @@ def test_a_stream_ends_with_its_person_even_if_nothing_happens(site, token, oper
         assert time.monotonic() - begun < 19
 
 
-def test_a_stream_is_narrowed_as_the_list_is(site, token, pool):
-    with stream(site, token[1], params={"kind": "pool_changed"}) as answer:
-        lines = answer.iter_lines()
+def test_a_stream_takes_the_filters_of_the_list(asgi_server, token, pool):
+    with stream(asgi_server, token[1], params={"kind": "pool_changed"}) as response:
+        lines = response.iter_lines()
         next(lines)
         note("something else")
         update_pool(pool, description="news")
         assert next(told(lines))[1] == "pool_changed"
-    with stream(site, token[1], params={"kind": "nonsense"}) as answer:
-        assert answer.status_code == 422
-        assert answer.headers["content-type"] == "application/problem+json"
+    with stream(asgi_server, token[1], params={"kind": "nonsense"}) as response:
+        assert response.status_code == 422
+        assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_who_goes_away_leaves_their_seat(asgi_server, token, pool):
+def test_a_disconnected_client_releases_its_slot(asgi_server, token, pool):
     for _ in range(event_stream.MAX_WAITERS + 8):
-        with stream(asgi_server, token[1]) as answer:
-            assert answer.status_code == 200
-            next(answer.iter_lines())
+        with stream(asgi_server, token[1]) as response:
+            assert response.status_code == 200
+            next(response.iter_lines())
 
 
-def test_nobody_streams_without_signing_in(script, pool):
-    answer = APIClient().get(f"{EVENTS}/stream", headers={"Accept": "text/event-stream"})
-    assert (answer.status_code, answer["Content-Type"]) == (401, "application/problem+json")
+def test_a_stream_needs_authentication_and_a_valid_id(script, pool):
+    response = APIClient().get(f"{EVENTS}/stream", headers={"Accept": "text/event-stream"})
+    assert (response.status_code, response["Content-Type"]) == (401, "application/problem+json")
     assert script.get(f"{EVENTS}/stream", {"after": "yesterday"}).status_code == 422
 
 
