@@ -1,4 +1,4 @@
-"""Command line over environment over defaults."""
+"""Settings of ``serve``: command line over environment over defaults."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_the_environment_is_read_and_the_command_line_wins(tmp_path: Path) -> No
     assert settings.admin_tls == TlsFiles("/tls/admin.pem", "/tls/admin.key")
 
 
-def test_workers_are_refused_where_they_cannot_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_rejected_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.memfd_create")
     assert read_settings(["--config", "c", "--workers", "1"], {}).workers == 1
     with pytest.raises(SettingsError, match="--workers: more than one needs Linux"):
         read_settings(["--config", "c", "--workers", "2"], {})
 
 
-def test_a_switch_that_is_off_is_off() -> None:
+def test_reuse_port_can_be_off() -> None:
     assert not read_settings(["--config", "c"], {"WARMPATH_ROUTER_REUSE_PORT": "0"}).reuse_port
 
 
@@ -83,7 +83,7 @@ def test_a_switch_that_is_off_is_off() -> None:
         (["--config", "c", "--admin-tls-key", "k.pem"], {}, "--admin-tls-cert"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(arguments: list[str], environ: dict[str, str], says: str) -> None:
+def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         read_settings(arguments, environ)
 

@@ -1,4 +1,4 @@
-"""A stand-in replica as a process of its own, and a plain HTTP client for it."""
+"""A stand-in replica in its own process, and an HTTP client for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEADLINE_S = 20.0
 
 @dataclass
 class Answer:
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     headers: dict[str, str]
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass
 class ReplicaProcess:
-    """Where it listens, and the process behind."""
+    """A running replica."""
 
     port: int
     process: subprocess.Popen[str]
@@ -97,7 +97,7 @@ class ReplicaProcess:
 
 @contextmanager
 def replica_process(*arguments: str, model: str = "tiny", **headers: str) -> Iterator[ReplicaProcess]:
-    """Start a replica on a free port, and end it."""
+    """A replica on a free port until the block ends."""
     command = [sys.executable, "-m", "routing.standin.server", "--port", "0", "--model", model, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -25,7 +25,7 @@ from routing.standin.metrics import Family, label_text, number, render
         (math.inf, "+Inf"),
     ],
 )
-def test_numbers_are_written_as_prometheus_client_writes_them(value: float, text: str) -> None:
+def test_numbers_are_formatted_as_by_prometheus_client(value: float, text: str) -> None:
     assert number(value) == text
 
 

@@ -1,4 +1,4 @@
-"""What the stand-in makes of a body: a request, or a refusal in vLLM's shape, whatever the body says."""
+"""The stand-in reads any body as a request or rejects it as vLLM does; tokens, ids and text of a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.standin.errors import ApiError
-from routing.standin.requests import GenerationRequest, read_chat, read_completion
+from routing.standin.requests import (
+    GenerationRequest,
+    PseudoWords,
+    block_keys,
+    count_tokens,
+    decode,
+    encode,
+    prompt_of_ids,
+    read_chat,
+    read_completion,
+    render_chat,
+    token_ids,
+)
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 NAMES = st.sampled_from(["role", "content", "type", "text", "include_usage"])
@@ -29,13 +41,13 @@ def read(how: Callable[..., GenerationRequest], body: dict[str, Any], *more: Any
 
 
 @given(messages=MESSAGES | VALUES, others=OTHERS)
-def test_any_chat_is_read_or_refused(messages: Any, others: dict[str, Any]) -> None:
+def test_any_chat_body_is_read_or_rejected(messages: Any, others: dict[str, Any]) -> None:
     ask = read(read_chat, {"messages": messages, **others}, True)
     assert ask.status in {400, 404} if isinstance(ask, ApiError) else len(ask.prompts) == 1
 
 
 @given(prompt=st.just("x") | VALUES, others=OTHERS)
-def test_any_completion_is_read_or_refused(prompt: Any, others: dict[str, Any]) -> None:
+def test_any_completion_body_is_read_or_rejected(prompt: Any, others: dict[str, Any]) -> None:
     ask = read(read_completion, {"prompt": prompt, **others})
     assert ask.status in {400, 404} if isinstance(ask, ApiError) else ask.prompts
 
@@ -43,6 +55,40 @@ def test_any_completion_is_read_or_refused(prompt: Any, others: dict[str, Any]) 
 @pytest.mark.parametrize(
     "body", [{"stop": 5}, {"stop": ["a", 5]}, {"stream": True, "stream_options": ["include_usage"]}]
 )
-def test_a_field_of_another_type_is_named(body: dict[str, Any]) -> None:
+def test_an_error_names_the_field_of_a_wrong_type(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match=list(body)[-1]):
         read_completion({"prompt": "x", **body}, "tiny", 1000)
+
+
+ENGLISH = "A replica that has lost a prefix computes it again, which takes as long as the first time. "
+CODE = "def _of(self, at: int) -> list[int]:\n    return [self._rows[at][0] for _ in range(8)]\n"
+GREEK = "Ένα αντίγραφο που έχασε ένα πρόθεμα το υπολογίζει ξανά. "
+
+
+@pytest.mark.parametrize(("text", "least", "most"), [(ENGLISH, 2.6, 3.2), (CODE, 1.5, 2.3), (GREEK, 1.6, 2.0)])
+def test_bytes_per_token_depend_on_the_text(text: str, least: float, most: float) -> None:
+    data = (20 * text).encode()
+
+    assert least <= len(data) / count_tokens(encode(data)) <= most
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_tokens_and_ids_of_a_prompt_decode_to_its_text(text: str) -> None:
+    prompt = encode(text.encode())
+
+    assert b"".join(decode(prompt)).decode() == text
+    assert prompt_of_ids(token_ids(prompt)) == prompt
+    assert len(token_ids(prompt)) == count_tokens(prompt)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), st.integers(1, 60))
+def test_the_next_turn_starts_with_the_tokens_of_the_previous_prompt_and_output(text: str, tokens: int) -> None:
+    messages = [{"role": "user", "content": text}]
+    prompt = encode(render_chat(messages))
+    response = "".join(PseudoWords(1).tokens(prompt, tokens))
+    following = [*messages, {"role": "assistant", "content": response}, {"role": "user", "content": "go on"}]
+
+    whole = prompt + response.encode()
+    assert count_tokens(whole) == count_tokens(prompt) + tokens
+    assert encode(render_chat(following)).startswith(whole)
+    assert block_keys(encode(render_chat(following)), 8)[: count_tokens(whole) // 8] == block_keys(whole, 8)

@@ -1,4 +1,4 @@
-"""The stand-in replica as a running server: streams, faults, clients that vanish, and its end."""
+"""The stand-in replica as a running server: streams, faults, disconnecting clients, shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> h
 
 
 @alone
-def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(replica: ReplicaProcess) -> None:
+def test_the_headers_of_a_stream_come_at_once_and_its_first_event_after_prefill(replica: ReplicaProcess) -> None:
     connection = open_stream(replica, "word " * 5000)  # 6,250 tokens: 0.8 s of prefill
     started_s = time.perf_counter()
 
@@ -56,7 +56,7 @@ def test_the_head_of_a_stream_comes_at_once_and_its_first_event_after_prefill(re
 
 
 @alone
-def test_a_cached_prompt_is_answered_without_its_prefill(replica: ReplicaProcess) -> None:
+def test_a_cached_prompt_needs_no_prefill(replica: ReplicaProcess) -> None:
     begun_s = time.perf_counter()
     replica.chat("word " * 5000, max_tokens=1)
     again_s = time.perf_counter()
@@ -67,7 +67,7 @@ def test_a_cached_prompt_is_answered_without_its_prefill(replica: ReplicaProcess
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
 
 
-def test_the_next_turn_finds_the_answer_of_the_turn_before_in_the_cache(replica: ReplicaProcess) -> None:
+def test_the_next_turn_finds_the_previous_output_in_the_cache(replica: ReplicaProcess) -> None:
     first = replica.chat("a question of odd length", max_tokens=200).json
     answer = first["choices"][0]["message"]["content"]
     messages = [
@@ -82,12 +82,12 @@ def test_the_next_turn_finds_the_answer_of_the_turn_before_in_the_cache(replica:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == whole_turn // 16 * 16
 
 
-def test_the_same_prompt_is_answered_alike_by_every_replica(replica: ReplicaProcess) -> None:
+def test_replicas_with_the_same_seed_generate_the_same_output(replica: ReplicaProcess) -> None:
     with replica_process() as other:
         assert other.chat("hello", max_tokens=9).json["choices"] == replica.chat("hello", max_tokens=9).json["choices"]
 
 
-def test_the_tokenizer_counts_what_usage_counts(replica: ReplicaProcess) -> None:
+def test_tokenize_and_usage_count_the_same_tokens(replica: ReplicaProcess) -> None:
     messages = [{"role": "system", "content": "short"}, {"role": "user", "content": "grüße, 世界"}]
     counted = replica.send("POST", "/tokenize", {"messages": messages}).json
     usage = replica.send("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json["usage"]
@@ -107,7 +107,7 @@ def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] == (usage["prompt_tokens"] - 1) // 16 * 16
 
 
-def test_tenants_with_different_salts_share_nothing(replica: ReplicaProcess) -> None:
+def test_prompts_with_different_salts_share_no_blocks(replica: ReplicaProcess) -> None:
     long = "shared opening " * 30
     replica.chat(long, cache_salt="a")
 
@@ -119,7 +119,7 @@ def test_tenants_with_different_salts_share_nothing(replica: ReplicaProcess) -> 
     assert cached[1] == 0
 
 
-def test_a_stop_string_ends_an_answer_before_it(replica: ReplicaProcess) -> None:
+def test_output_ends_before_a_stop_string(replica: ReplicaProcess) -> None:
     whole = replica.chat("say something", max_tokens=20).json["choices"][0]["message"]["content"]
     stop = whole[30:34]
 
@@ -129,7 +129,7 @@ def test_a_stop_string_ends_an_answer_before_it(replica: ReplicaProcess) -> None
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
-def test_a_stream_says_what_the_whole_answer_says(replica: ReplicaProcess) -> None:
+def test_a_stream_has_the_text_of_the_whole_response(replica: ReplicaProcess) -> None:
     whole = replica.chat("hello", max_tokens=30).json["choices"][0]["message"]["content"]
 
     events = replica.chat("hello", max_tokens=30, stream=True).events
@@ -138,7 +138,7 @@ def test_a_stream_says_what_the_whole_answer_says(replica: ReplicaProcess) -> No
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == whole
 
 
-def test_an_answer_stops_by_itself_unless_told_not_to(replica: ReplicaProcess) -> None:
+def test_output_stops_by_itself_unless_eos_is_ignored(replica: ReplicaProcess) -> None:
     replica.fault(kind="slow", factor=0.05)  # that is faster
 
     own, forced = (replica.chat("and so on", max_tokens=900, ignore_eos=ignore).json for ignore in (False, True))
@@ -148,7 +148,7 @@ def test_an_answer_stops_by_itself_unless_told_not_to(replica: ReplicaProcess) -
     assert own["usage"]["completion_tokens"] < forced["usage"]["completion_tokens"] == 900
 
 
-def test_a_client_that_vanishes_frees_the_engine_and_is_counted_nowhere(replica: ReplicaProcess) -> None:
+def test_the_request_of_a_disconnected_client_is_aborted_and_not_counted(replica: ReplicaProcess) -> None:
     before = replica.metric("vllm:e2e_request_latency_seconds_count")
     connection = open_stream(replica, "word", max_tokens=5000)
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 1, "the request to run")
@@ -161,7 +161,7 @@ def test_a_client_that_vanishes_frees_the_engine_and_is_counted_nowhere(replica:
     assert replica.send("GET", "/load").json == {"server_load": 0}
 
 
-def test_a_client_that_vanishes_during_prefill_is_noticed_too(replica: ReplicaProcess) -> None:
+def test_a_client_that_disconnects_during_prefill_is_noticed(replica: ReplicaProcess) -> None:
     connection = open_stream(replica, "word " * 40_000)  # 6 s of prefill
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 1, "the request to run")
 
@@ -171,7 +171,7 @@ def test_a_client_that_vanishes_during_prefill_is_noticed_too(replica: ReplicaPr
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_clients_that_left_while_the_process_stood_still_cause_no_error(
+def test_clients_that_disconnect_while_the_process_is_stopped_cause_no_error(
     capfd: pytest.CaptureFixture[str], *, stream: bool
 ) -> None:
     body = {"messages": [{"role": "user", "content": "word"}], "max_tokens": 4, "stream": stream}
@@ -193,7 +193,7 @@ def test_clients_that_left_while_the_process_stood_still_cause_no_error(
 # --- faults ------------------------------------------------------------------------------------------
 
 
-def test_a_hung_engine_sends_heads_and_nothing_else_and_its_gauges_go_stale(replica: ReplicaProcess) -> None:
+def test_a_hung_engine_sends_headers_only_and_its_gauges_go_stale(replica: ReplicaProcess) -> None:
     assert replica.fault(kind="hang").json == {"kind": "hang"}
     connection = open_stream(replica, "hello")
     response = connection.getresponse()
@@ -209,7 +209,7 @@ def test_a_hung_engine_sends_heads_and_nothing_else_and_its_gauges_go_stale(repl
     connection.close()
 
 
-def test_a_slow_engine_takes_its_factor_longer(replica: ReplicaProcess) -> None:
+def test_a_slow_engine_takes_longer_by_its_factor(replica: ReplicaProcess) -> None:
     replica.fault(kind="slow", factor=8)
     started_s = time.perf_counter()
 
@@ -218,7 +218,7 @@ def test_a_slow_engine_takes_its_factor_longer(replica: ReplicaProcess) -> None:
     assert time.perf_counter() - started_s > 10 * 0.010 * 8
 
 
-def test_a_crash_tears_a_stream_after_so_many_events(replica: ReplicaProcess) -> None:
+def test_a_crash_aborts_a_stream_after_the_configured_events(replica: ReplicaProcess) -> None:
     replica.fault(kind="crash_after_chunks", chunks=3)
     connection = open_stream(replica, "hello", max_tokens=50)
     response = connection.getresponse()
@@ -232,14 +232,14 @@ def test_a_crash_tears_a_stream_after_so_many_events(replica: ReplicaProcess) ->
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
 
 
-def test_a_crash_tears_a_plain_answer(replica: ReplicaProcess) -> None:
+def test_a_crash_aborts_a_response_that_is_not_streamed(replica: ReplicaProcess) -> None:
     replica.fault(kind="crash_after_chunks", chunks=0)
 
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         replica.chat("hello")
 
 
-def test_a_crashed_engine_leaves_an_error_inside_a_stream_that_ends_well(replica: ReplicaProcess) -> None:
+def test_a_crashed_engine_sends_an_error_event_and_done(replica: ReplicaProcess) -> None:
     replica.fault(kind="crash_after_chunks", chunks=2, how="engine")
 
     events = replica.chat("hello", max_tokens=50, stream=True).events
@@ -255,7 +255,7 @@ def test_a_crashed_engine_leaves_an_error_inside_a_stream_that_ends_well(replica
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refusing_answers_with_the_status_asked_for(replica: ReplicaProcess, status: int) -> None:
+def test_the_refuse_fault_responds_with_its_status(replica: ReplicaProcess, status: int) -> None:
     replica.fault(kind="refuse", status=status)
 
     answers = [replica.chat("hello"), replica.chat("hello", stream=True)]
@@ -269,7 +269,7 @@ def test_refusing_answers_with_the_status_asked_for(replica: ReplicaProcess, sta
     "fault",
     [{}, {"kind": "melt"}, {"kind": "slow", "factor": 0}, {"kind": "refuse", "status": 200}, {"kind": "hang", "x": 1}],
 )
-def test_a_fault_nobody_knows_is_refused_and_changes_nothing(replica: ReplicaProcess, fault: dict[str, object]) -> None:
+def test_an_invalid_fault_is_rejected_and_changes_nothing(replica: ReplicaProcess, fault: dict[str, object]) -> None:
     assert replica.send("POST", "/standin/fault", fault).status == 400
     assert replica.send("GET", "/standin/fault").json == {"kind": "none"}
 
@@ -285,13 +285,13 @@ def test_a_fault_nobody_knows_is_refused_and_changes_nothing(replica: ReplicaPro
     ],
     ids=["digits", "utf8", "number", "list", "deep"],
 )
-def test_a_body_that_no_engine_could_read_is_the_clients_fault(replica: ReplicaProcess, odd: bytes) -> None:
+def test_an_unreadable_body_is_a_400(replica: ReplicaProcess, odd: bytes) -> None:
     body = b'{"messages":[{"role":"user","content":"x"}],' + odd + b"}"
     answer = replica.send("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     assert (answer.status, answer.json["error"]["code"]) == (400, 400)
 
 
-def test_a_prompt_that_is_no_conversation_and_a_level_that_is_none_are_the_clients_fault(
+def test_invalid_messages_and_an_invalid_sleep_level_are_a_400(
     replica: ReplicaProcess,
 ) -> None:
     assert replica.send("POST", "/tokenize", {"messages": [7]}).status == 400
@@ -322,7 +322,7 @@ def test_sigterm_ends_running_requests_with_abort_and_then_the_process() -> None
     assert plain[0]["choices"][0]["finish_reason"] == "abort"  # type: ignore[index]
 
 
-def test_a_port_that_is_taken_is_said_and_ends_the_start() -> None:
+def test_a_port_in_use_ends_the_start_with_a_message() -> None:
     with (
         replica_process() as replica,
         pytest.raises(AssertionError, match="did not start"),
@@ -332,7 +332,7 @@ def test_a_port_that_is_taken_is_said_and_ends_the_start() -> None:
 
 
 @alone
-def test_the_metrics_page_is_made_in_a_few_milliseconds(replica: ReplicaProcess) -> None:
+def test_the_metrics_page_takes_a_few_milliseconds(replica: ReplicaProcess) -> None:
     replica.send("GET", "/metrics")
     before_s = replica.metric("process_cpu_seconds_total")
 

@@ -1,4 +1,4 @@
-"""Replicas for routers that run in processes of their own."""
+"""Replicas for routers that run in their own processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router as an operator starts it, with its workers, and load that notices every lost connection."""
+"""Starts routers as processes, and load that notices every lost connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Process:
             self._arrived.notify_all()
 
     async def line(self, part: str, count: int = 1) -> str:
-        """Wait for the log line that has this in it; the last of so many."""
+        """Wait for ``count`` log lines that contain ``part``; the last of them."""
         try:
             async with asyncio.timeout(DEADLINE_S), self._arrived:
                 await self._arrived.wait_for(lambda: self._has_ended or self._count(part) >= count)
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def workers(self) -> list[int]:
-        """Process ids of the workers, which end before they vanish from here."""
+        """Process ids of the workers; an exited one stays until its parent reaps it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(child) for child in children]
 
@@ -102,7 +102,7 @@ class Process:
 
 @asynccontextmanager
 async def serving(*what: Any, **options: Any) -> AsyncIterator[Process]:
-    """A router that is ready, until the block ends; what it takes is what ``begun`` takes."""
+    """A ready router until the block ends; arguments as of ``begun``."""
     async with begun(*what, **options) as running:
         await running.ready()
         yield running
@@ -120,7 +120,7 @@ async def begun(
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[Process]:
-    """A router with these options that starts; None: this process's environment, and its folder."""
+    """A starting router with these options; ``environment`` and ``cwd`` default to this process's."""
     source = ["--control-plane=http://127.0.0.1:9"]
     if config is not None:
         file = folder / f"{name}.json"
@@ -143,14 +143,14 @@ async def begun(
 
 
 def worker_of(answer: Response) -> str:
-    """Which worker answered: the ids that it gives to requests begin with its own."""
+    """The worker that responded, by the prefix of its request ids."""
     return answer.headers["x-request-id"].partition("-")[0]
 
 
 class Load:
-    """Clients that count what became of their requests.
+    """Clients that count the outcomes of their requests.
 
-    They open a connection for each, or keep one for as long as the router does not say that it closes it.
+    They open a connection for each request, or keep one until the router closes it.
     """
 
     def __init__(self, router: Process, clients: int = 4, *, keep: bool = False) -> None:
@@ -171,7 +171,7 @@ class Load:
                 self.outcomes[type(error).__name__] += 1
 
     async def _ask(self, client: RawClient) -> None:
-        """One request, or as many as the connection takes."""
+        """One request, or as many as the connection allows."""
         while not self._is_over:
             await client.send(post(CHAT))
             answer = await client.read_response()

@@ -1,4 +1,4 @@
-"""What is asked between a parent and its worker, and what comes back where there is no answer."""
+"""Calls between a parent and a worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from routing.workers.messages import CallRejectedError, Channel, ChannelClosedError
 
 
-async def test_a_channel_says_why_there_is_no_answer() -> None:
+async def test_a_channel_returns_results_and_reports_rejections_errors_timeouts_and_closing() -> None:
     async def answer(question: str, content: Any) -> Any:
         if question == "decline":
             raise CallRejectedError(reason="because", path="$")

@@ -1,4 +1,4 @@
-"""A limit is that of the router, however many workers it has."""
+"""Limits hold for all workers of a router together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ async def ask(router: Process, headers: list[bytes] | None = None) -> tuple[int,
     return answer.status, worker_of(answer)
 
 
-async def test_one_runs_at_a_time_in_all_workers_and_each_has_its_turn(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_max_running_one_lets_one_request_run_in_all_workers_and_each_worker_gets_its_turn(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
     script = replica.script = Counting(0.01)
     limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
     async with serving(tmp_path, config([replica], concurrency=limit), f"--workers={WORKERS}") as router:
@@ -55,7 +57,7 @@ async def test_one_runs_at_a_time_in_all_workers_and_each_has_its_turn(replica: 
     assert len({worker for _, worker in seen}) == WORKERS
 
 
-async def test_a_killed_worker_gives_back_its_place(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_a_killed_workers_permit_is_released(replica: FakeReplica, tmp_path: Path) -> None:
     script = replica.script = Counting(3600.0)
     limit = ConcurrencyConfig(max_running=1, max_waiting=1000, max_wait_s=30)
     async with serving(tmp_path, config([replica], concurrency=limit), "--workers=3") as router:
@@ -88,7 +90,7 @@ def holder(router: Process, replica: FakeReplica) -> int:
     raise AssertionError("no worker has it")
 
 
-async def test_a_keys_rate_is_the_routers_and_not_each_workers(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_the_rate_of_an_api_key_holds_for_all_workers_together(replica: FakeReplica, tmp_path: Path) -> None:
     replica.script = Counting(0.0)
     rate, burst, seconds = 40.0, 10, 3.0
     key = api_key(requests_per_s=rate, burst=burst)
@@ -132,7 +134,7 @@ def left(grant: Grant) -> int:
     return grant.tokens.available(monotonic())
 
 
-def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
+def test_tokens_counted_by_one_worker_are_spent_for_all() -> None:
     board = SharedBoard.create(3)
     one, other, third = grants(3, tokens_per_min=600, board=board)
     one.charge_prompt(400)
@@ -141,7 +143,7 @@ def test_tokens_that_one_worker_counts_are_gone_for_all() -> None:
     assert [left(grant) // 10 for grant in (one, other, third)] == [10, 10, 10]
 
 
-def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_and_only_once() -> None:
+def test_a_changed_rate_continues_from_the_level_of_the_previous_one_once() -> None:
     board = SharedBoard.create(2)
     before = grants(2, tokens_per_min=600, board=board)
     before[0].charge_prompt(590)
@@ -155,7 +157,7 @@ def test_another_rate_goes_on_from_the_level_of_the_one_before_in_each_worker_an
     assert [left(grant) for grant in after] == [0, 0]
 
 
-def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_runs_there() -> None:
+def test_a_queue_keeps_its_slot_while_configured_and_frees_it_when_no_request_runs_there() -> None:
     board = SharedBoard.create(2)
     limit = ConcurrencyConfig(max_running=1)
     slots = assign_queues(config([], concurrency=limit), {}, board.limits)
@@ -168,7 +170,7 @@ def test_a_slot_is_kept_while_its_name_is_configured_and_given_up_when_nobody_ru
     assert assign_queues(config([], concurrency=limit), {}, board.limits) == {"chat/": 0}
 
 
-def test_who_comes_first_elsewhere_goes_first_unless_its_worker_stands_still() -> None:
+def test_the_first_request_in_order_gets_the_permit_unless_its_worker_has_stopped() -> None:
     board = SharedBoard.create(2)
     here, there = (WorkerPermits(board.limits, 0, row) for row in range(2))
     WorkerLimits(board.limits, 1).tick()
@@ -190,7 +192,7 @@ def _take_and_give(fd: int, row: int, rounds: int) -> None:
 
 
 @pytest.mark.plain_python(reason="It starts processes of the plain interpreter.")
-def test_processes_that_take_places_at_once_never_take_more_than_there_are() -> None:
+def test_concurrent_processes_never_hold_more_permits_than_the_limit() -> None:
     board = SharedBoard.create(4)
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_take_and_give, args=(board.fd, row, 3000)) for row in range(4)]

@@ -1,4 +1,4 @@
-"""Each worker chooses by what all of them have in flight."""
+"""Each worker places requests by the loads of all workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pair:
         return [(book.load(name).running, book.load(name).waiting_tokens) for name in (A, B)]
 
 
-async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_exchange_of_loads_continues_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
     pair, calls = Pair(), iter(range(1000))
     exchange = SharedLoads._write
@@ -63,7 +63,7 @@ async def test_an_exchange_that_fails_is_not_the_last_one(monkeypatch: pytest.Mo
         shared.stop()
 
 
-async def test_what_one_has_in_flight_the_other_sees() -> None:
+async def test_a_worker_sees_the_loads_of_the_other() -> None:
     pair = Pair()
     one, other = (router.balancer.loads for router in pair.routers)
     first, second = one.dispatch(A, 0), other.dispatch(A, 100)
@@ -82,7 +82,7 @@ async def test_what_one_has_in_flight_the_other_sees() -> None:
     assert pair.seen(0) == pair.seen(1) == [(0, 0), (1, 0)]
 
 
-async def test_a_dead_workers_row_counts_no_more() -> None:
+async def test_the_cleared_row_of_a_dead_worker_counts_no_load() -> None:
     pair = Pair()
     pair.routers[1].balancer.loads.dispatch(A, 7)
     pair.exchange()
@@ -92,7 +92,7 @@ async def test_a_dead_workers_row_counts_no_more() -> None:
     assert pair.seen(0) == [(0, 0), (0, 0)]
 
 
-async def test_replicas_may_change_columns_and_leave() -> None:
+async def test_loads_are_right_when_targets_change_columns_or_leave() -> None:
     pair = Pair()
     tickets = [router.balancer.loads.dispatch(name, 0) for router in pair.routers for name in (A, B)]
     pair.exchange()
@@ -107,7 +107,7 @@ async def test_replicas_may_change_columns_and_leave() -> None:
     assert all(pair.board.is_free(column) for column in range(8))
 
 
-def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> None:
+def test_a_column_is_kept_and_not_reassigned_while_it_has_a_load() -> None:
     board = SharedBoard.create(2)
     columns = assign_columns(["a", "b"], {}, board)
     assert columns == {"a": 0, "b": 1}
@@ -118,7 +118,7 @@ def test_a_column_is_kept_and_goes_to_nobody_else_while_anything_is_in_it() -> N
     assert assign_columns(["b", "c"], columns, board) == {"b": 1, "c": 0}
 
 
-def test_replicas_beyond_the_board_have_no_column() -> None:
+def test_targets_beyond_the_board_have_no_column() -> None:
     names = [f"replica-{number}" for number in range(COLUMNS + 5)]
     assert len(assign_columns(names, {}, SharedBoard.create(1))) == COLUMNS
 
@@ -133,7 +133,7 @@ async def both_know(router: Process, count: int) -> None:
     await router.until(know, f"both workers to know of {count} requests")
 
 
-async def test_two_workers_spread_a_hot_prefix_by_the_load_of_both(four: list[FakeReplica], tmp_path: Path) -> None:
+async def test_two_workers_spread_a_hot_prefix_by_their_common_load(four: list[FakeReplica], tmp_path: Path) -> None:
     held = Held()
     for replica in four:
         replica.script = held
@@ -155,7 +155,7 @@ async def test_two_workers_spread_a_hot_prefix_by_the_load_of_both(four: list[Fa
         held.go.set()
 
 
-async def test_the_limit_of_requests_in_flight_is_of_all_workers(four: list[FakeReplica], tmp_path: Path) -> None:
+async def test_max_in_flight_holds_for_all_workers_together(four: list[FakeReplica], tmp_path: Path) -> None:
     held = Held()
     four[0].script = held
     few = config(four[:1], limits=Limits(max_in_flight=6))

@@ -1,4 +1,4 @@
-"""A signal at any moment of a router's life is heeded, and none of them ends it in disorder."""
+"""Signals at any time are handled, and none makes a router exit uncleanly."""
 
 from __future__ import annotations
 
@@ -41,18 +41,7 @@ def hang_up(router: Process) -> None:
 
 
 @WORKERS
-async def test_where_there_is_nothing_to_read_anew_a_hangup_changes_nothing(
-    workers: int, replica: FakeReplica, tmp_path: Path
-) -> None:
-    async with serving(tmp_path, config([replica]), f"--workers={workers}") as router:
-        router.process.send_signal(signal.SIGHUP)
-        await router.line("nothing_to_reload" if workers == 1 else "workers_replaced")
-        assert (await router.chat()).status == 200
-        assert await router.end() == 0
-
-
-@WORKERS
-async def test_hangups_from_the_first_moment_on_do_not_keep_a_router_from_starting(
+async def test_a_router_starts_although_it_gets_sighups_from_the_beginning(
     workers: int, replica: FakeReplica, tmp_path: Path
 ) -> None:
     async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
@@ -69,7 +58,7 @@ async def test_hangups_from_the_first_moment_on_do_not_keep_a_router_from_starti
 
 @STOPS
 @WORKERS
-async def test_who_is_to_stop_before_it_serves_ends_in_good_order(
+async def test_a_router_that_is_stopped_before_it_serves_exits_cleanly(
     workers: int, stop: signal.Signals, replica: FakeReplica, tmp_path: Path
 ) -> None:
     async with begun(tmp_path, config([replica]), f"--workers={workers}") as router:
@@ -84,7 +73,7 @@ def is_there(pid: int) -> bool:
 
 
 @STOPS
-async def test_who_is_to_stop_while_its_workers_start_leaves_none_behind(
+async def test_a_router_that_is_stopped_while_its_workers_start_leaves_none_behind(
     stop: signal.Signals, replica: FakeReplica, tmp_path: Path
 ) -> None:
     async with begun(tmp_path, config([replica]), "--workers=2") as router:
@@ -104,7 +93,7 @@ async def test_who_is_to_stop_while_its_workers_start_leaves_none_behind(
 
 
 @WORKERS
-async def test_hangups_do_not_disturb_the_end(workers: int, replica: FakeReplica, tmp_path: Path) -> None:
+async def test_sighups_do_not_disturb_the_shutdown(workers: int, replica: FakeReplica, tmp_path: Path) -> None:
     replica.script = halting
     limits = Limits(drain_timeout_s=60)
     async with (
@@ -125,9 +114,7 @@ async def test_hangups_do_not_disturb_the_end(workers: int, replica: FakeReplica
         assert await ended == 0
 
 
-async def test_a_hangup_while_workers_are_replaced_replaces_them_once_more(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_sighup_while_workers_are_replaced_replaces_them_again(replica: FakeReplica, tmp_path: Path) -> None:
     """Those that were replaced already have read the files of before it."""
     async with serving(tmp_path, config([replica]), "--workers=2") as router:
         router.process.send_signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""The supervisor itself, with real workers, where a test must reach into its clock or its messages."""
+"""The supervisor with real workers, for tests that change its timeouts or calls."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.001, POLL_S * POLL_SHARE, 0.05, 0.09])
-def test_polling_takes_its_share_of_the_time_and_no_more(took_s: float) -> None:
+def test_polling_takes_at_most_its_share_of_the_time(took_s: float) -> None:
     assert took_s <= POLL_SHARE * pause_after(took_s)
     assert pause_after(took_s) == POLL_S or took_s > POLL_S * POLL_SHARE
 
 
-def test_a_worker_that_is_silent_is_found_out_in_seconds_and_killed_within_a_minute() -> None:
+def test_a_silent_worker_is_detected_in_seconds_and_killed_within_about_a_minute() -> None:
     assert POLL_TIMEOUT_S + POLL_S < 5
     assert MAX_MISSED_POLLS * (POLL_TIMEOUT_S + POLL_S) < MAX_MISSED_POLLS * (POLL_TIMEOUT_S + MAX_POLL_S) < 70
     assert pause_after(60.0) == MAX_POLL_S
@@ -76,7 +76,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.workers.process.POLL_TIMEOUT_S", 2.0)
 
 
-async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answers(
+async def test_another_worker_accepts_for_a_silent_one_until_that_responds(
     replica: FakeReplica, tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
@@ -103,7 +103,7 @@ async def test_another_worker_accepts_beside_one_that_is_silent_until_that_answe
     assert caplog.text.count("worker_silent") == caplog.text.count("worker_responds") == 1
 
 
-async def test_what_becomes_of_replicas_is_noticed_without_further_polls_of_workers(
+async def test_replica_events_need_no_additional_polls_of_workers(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.workers.process.POLL_S", 3600.0)
@@ -139,7 +139,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_replaced(
         await until(lambda: len(supervisor.ready) == 2, "its successor")
 
 
-async def test_the_port_closes_though_a_worker_does_not_answer(tmp_path: Path) -> None:
+async def test_the_port_of_a_draining_router_closes_although_a_worker_does_not_respond(tmp_path: Path) -> None:
     """R11: no new request after a second, whoever hangs."""
     async with supervised(tmp_path, None) as supervisor:
         port = supervisor._sockets[0][0].getsockname()[1]
@@ -156,7 +156,7 @@ async def test_the_port_closes_though_a_worker_does_not_answer(tmp_path: Path) -
         draining.cancel()
 
 
-async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
+async def test_a_configuration_that_one_worker_rejects_is_activated_in_none(
     four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
@@ -179,7 +179,7 @@ async def test_one_workers_refusal_leaves_all_with_the_old_configuration(
         assert {row["name"] for worker in supervisor.processes for row in worker.replica_rows} == {"replica-2"}
 
 
-async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_it(
+async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_with_the_new_configuration(
     four: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, dump_snapshot(config(four[:1]), 1).document) as supervisor:
@@ -200,7 +200,7 @@ async def test_a_worker_that_dies_before_it_commits_is_replaced_by_one_that_has_
         assert [row["name"] for worker in supervisor.ready for row in worker.replica_rows] == ["replica-1"] * 2
 
 
-async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
+async def test_without_a_worker_a_configuration_is_to_be_retried_and_not_rejected(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = dump_snapshot(config([replica]), 1).document
@@ -223,7 +223,7 @@ async def test_with_no_worker_a_configuration_waits_and_is_not_refused(
         assert (await view.apply_config(document)).snapshot.revision == 1
 
 
-async def test_a_configuration_that_comes_while_workers_start_is_taken_after_that_of_the_start(
+async def test_a_configuration_pushed_while_workers_start_is_activated_after_the_initial_one(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.workers.multiprocess.WORKERS_TIMEOUT_S", DEADLINE_S)
@@ -237,7 +237,7 @@ async def test_a_configuration_that_comes_while_workers_start_is_taken_after_tha
         await supervisor.close()
 
 
-async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
+async def test_a_worker_that_does_not_respond_causes_no_rejection(
     replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with supervised(tmp_path, None) as supervisor:
@@ -248,9 +248,7 @@ async def test_a_worker_that_does_not_answer_is_no_fault_of_the_configuration(
         assert supervisor.store.last_nack is None
 
 
-async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
-    replica: FakeReplica, tmp_path: Path
-) -> None:
+async def test_a_late_worker_activates_the_latest_configuration(replica: FakeReplica, tmp_path: Path) -> None:
     """What it was asked first takes long to prepare, and nobody waits for that any more."""
     configs = [ReplicaConfig(f"r{number}", "http://127.0.0.1:1") for number in range(2000)]
     small = config([replica])
@@ -264,7 +262,7 @@ async def test_a_worker_that_was_late_puts_the_latest_configuration_into_force(
         assert [row["name"] for row in worker.replica_rows] == [replica.name]
 
 
-async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_poll_and_no_successor(
+async def test_polling_and_replacement_continue_after_an_internal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("routing.http.tasks.FIRST_PAUSE_S", 0.001)
@@ -303,7 +301,7 @@ async def test_a_mistake_while_one_worker_is_polled_or_let_go_costs_no_later_pol
     assert failed == ["poll", "add_exited", "share"]
 
 
-async def test_of_many_workers_only_some_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_two_workers_per_core_start_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty-four that share a core would all be late."""
     begin, starting, most = WorkerProcess.wait_until_started, 0, 0
 
@@ -325,7 +323,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_rows_and_channels_do_not_run_out(tmp_path: Path) -> None:
+async def test_rows_and_file_descriptors_are_released(tmp_path: Path) -> None:
     async with supervised(tmp_path, None) as supervisor:
         before = open_files()
         for restarts in range(1, 7):
@@ -363,7 +361,7 @@ async def test_a_successor_that_dies_before_it_accepts_has_one_successor(
         assert len(started) == 2
 
 
-async def test_a_successor_that_dies_while_a_configuration_is_taken_has_one_too(tmp_path: Path) -> None:
+async def test_a_successor_that_dies_during_a_configuration_change_has_one_successor(tmp_path: Path) -> None:
     """It waits for the end of that, and where nothing comes of it there is nothing to ask it."""
     async with supervised(tmp_path, None) as supervisor:
         known = set(supervisor.processes)

@@ -1,4 +1,4 @@
-"""A certificate that was renewed is seen by clients after a SIGHUP, of however many processes."""
+"""TLS with one and with several processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def serials(router: Process, authority: Authority) -> set[int]:
 
 
 @pytest.mark.parametrize(("workers", "line"), [(1, "certificate_loaded"), (2, "workers_replaced")])
-async def test_every_process_takes_a_renewed_certificate(
+async def test_every_process_uses_a_renewed_certificate_after_sighup(
     workers: int, line: str, replica: FakeReplica, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
@@ -43,7 +43,7 @@ async def test_every_process_takes_a_renewed_certificate(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_replicas_are_checked_by_every_process(workers: int, tmp_path: Path) -> None:
+async def test_every_process_verifies_the_certificates_of_replicas(workers: int, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     replica = FakeReplica("secure")
     replica.tls = authority.issue("replica").server()

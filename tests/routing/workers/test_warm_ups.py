@@ -1,4 +1,4 @@
-"""Several workers warm a replica up together: each opening once, and figures of all."""
+"""Several workers warm a replica up together: each prefix once, and metrics of all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def three() -> AsyncIterator[list[FakeReplica]]:
         yield replicas
 
 
-async def test_workers_share_the_openings_among_them(three: list[FakeReplica], tmp_path: Path) -> None:
+async def test_workers_divide_the_prefixes_of_a_warm_up(three: list[FakeReplica], tmp_path: Path) -> None:
     *known, new = three
     async with serving(tmp_path, with_warm_up(known), "--workers=2") as router:
         for _ in range(TURNS):
@@ -47,14 +47,14 @@ async def test_workers_share_the_openings_among_them(three: list[FakeReplica], t
     assert set(system_prompts(warmed)) == {prefix_text(number) for number in own}
 
 
-def test_progress_is_the_sum_of_workers_that_warm() -> None:
+def test_warm_up_progress_is_summed_over_workers() -> None:
     def row(**fields: object) -> dict[str, object]:
         base = {"pool": "p", "name": "a", "health": "up", "breaker": "closed", "ranks": [], "share": 1.0}
         return {**base, "running": 0, "waiting_tokens": 0, "connections": 0, "last_ok_at": None, **fields}
 
     one = {"prefixes_done": 1, "prefixes": 3, "tokens_done": 100, "tokens": 300}
     two = {"prefixes_done": 0, "prefixes": 2, "tokens_done": 0, "tokens": 500}
-    both = merged_rows([[row(with_warm_up=one)], [row(with_warm_up=two)], [row(with_warm_up=None)]])[0]["warming"]
+    both = merged_rows([[row(warming=one)], [row(warming=two)], [row(warming=None)]])[0]["warming"]
 
     assert both == {"prefixes_done": 1, "prefixes": 5, "tokens_done": 100, "tokens": 800}
-    assert merged_rows([[row(with_warm_up=None)], [row(with_warm_up=None)]])[0]["warming"] is None
+    assert merged_rows([[row(warming=None)], [row(warming=None)]])[0]["warming"] is None

@@ -1,4 +1,4 @@
-"""A trial over several workers: one answer to who is tried, and one sum."""
+"""A canary with several workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.routing.workers.harness import serving
 PROMPTS, TURNS = 6, 8
 
 
-async def test_all_workers_try_the_same_prefixes_and_their_figures_add_up(replica: FakeReplica, tmp_path: Path) -> None:
+async def test_all_workers_send_the_same_prefixes_to_the_canary_and_their_metrics_add_up(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
     replica.script = streaming(sse("[DONE]"))  # TTFT is of streamed responses
     async with serving(tmp_path, with_canary([replica], 0.5, routers=("tested",)), "--workers=2") as router:
         answers = {n: [await router.chat(body(n)) for _ in range(TURNS)] for n in range(PROMPTS)}
