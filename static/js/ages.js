@@ -1,4 +1,4 @@
-// <time data-ago> says how long ago it was; the full time stays in its title.
+// Shows how long ago each <time data-ago> was; its title has the full time.
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
 export function ago(seconds) {

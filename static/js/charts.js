@@ -1,5 +1,5 @@
-// A chart: fetches its figure, draws it with Plotly.react, and keeps what the reader did to it (zoom, hidden lines,
-// the table: they stand in the URL) over every refresh. A chart that is zoomed or under the pointer is not redrawn.
+// Fetches and draws a chart with Plotly.react. Zoom, hidden lines and the open table are kept in the URL and survive a
+// refresh. A chart that is zoomed or under the pointer is not refreshed.
 import { legend } from "./legend.js";
 import { themed } from "./plot-theme.js";
 import { table } from "./series-table.js";
@@ -18,9 +18,9 @@ export class Chart {
     this.every = Number(section.dataset.every);
     this.slug = section.dataset.chart;
     this.hidden = hidden(this.slug);
-    this.answer = null; // the figure as the server told it, in UTC
-    this.figure = null; // the same in the reader's zone
-    this.range = null; // what the reader zoomed to, in UTC
+    this.response = null; // the figure from the server, in UTC
+    this.figure = null; // the same in the reader's time zone
+    this.range = null; // the zoomed range, in UTC
     this.zoomed = () => {};
     this.listen();
   }
@@ -50,11 +50,11 @@ export class Chart {
     if (this.loading || (this.figure && (this.pointed || this.range || !this.near()))) return;
     this.loading = true;
     try {
-      const answer = await fetch(this.section.dataset.src, { headers: { Accept: "application/json" } });
-      if (answer.redirected) return location.reload();
-      if (!answer.ok) return this.failed(`the server answered with status ${answer.status}`);
-      this.answer = await answer.json();
-      this.toldAt = Date.now();
+      const response = await fetch(this.section.dataset.src, { headers: { Accept: "application/json" } });
+      if (response.redirected) return location.reload();
+      if (!response.ok) return this.failed(`the server responded with status ${response.status}`);
+      this.response = await response.json();
+      this.loadedAt = Date.now();
       await this.rezone();
       this.stale("");
     } catch (error) {
@@ -65,13 +65,13 @@ export class Chart {
     }
   }
 
-  // The figure on the wall clock of the reader's zone: one clock for the whole chart, that of its end.
+  // Converts the figure to the reader's time zone, with the UTC offset at the end of the chart.
   async rezone() {
-    if (!this.answer) return;
-    const end = instant(this.answer.layout.xaxis.range[1]);
+    if (!this.response) return;
+    const end = instant(this.response.layout.xaxis.range[1]);
     this.offset = offset(end);
     this.zone = zoneName(end);
-    this.figure = onClock(this.answer, (at) => this.toClock(at));
+    this.figure = onClock(this.response, (at) => this.toClock(at));
     await this.draw();
   }
 
@@ -83,13 +83,13 @@ export class Chart {
     return this.offset ? stamp(instant(at) - this.offset) : at;
   }
 
-  // Whether it is on the screen, or nearly: what nobody looks at is not asked for again.
+  // Whether the chart is visible or close to it; others are not refreshed.
   near() {
     const { top, bottom } = this.section.getBoundingClientRect();
     return bottom > -200 && top < innerHeight + 200;
   }
 
-  // Its panel grew or shrank: a neighbour's legend came, the window was resized.
+  // Redraws the chart if the size of its panel changed.
   fit() {
     const drawn = this.plot._fullLayout;
     if (drawn && (drawn.width !== this.plot.clientWidth || drawn.height !== this.plot.clientHeight)) this.draw();
@@ -110,16 +110,16 @@ export class Chart {
     this.part("notes").textContent = meta.notes.join(" ");
     await window.Plotly.react(this.plot, shown, drawn, CONFIG);
     if (first) this.plot.on("plotly_relayout", (change) => this.relayouted(change));
-    this.note(meta.empty ? `Nothing to draw: ${meta.empty}.` : "");
+    this.note(meta.empty ? `No data: ${meta.empty}.` : "");
     this.plot.setAttribute("aria-label", meta.sentence);
     this.fillTable();
   }
 
-  // The others go on: each chart says for itself what it could not do.
+  // Shows why this chart could not be loaded; other charts are not affected.
   failed(why) {
-    const next = this.every ? "The next try is in a moment." : "Reload the page to try again.";
-    if (this.figure) this.stale(`Not fresh: ${why}. Shown is what was told at ${told(this.toldAt, "second")}. ${next}`);
-    else this.note(`This chart's figures could not be fetched: ${why}. ${next}`);
+    const next = this.every ? "It is tried again shortly." : "Reload the page to try again.";
+    if (this.figure) this.stale(`Not up to date: ${why}. The chart shows data from ${told(this.loadedAt, "second")}. ${next}`);
+    else this.note(`The chart could not be loaded: ${why}. ${next}`);
   }
 
   stale(text) {
@@ -155,14 +155,14 @@ export class Chart {
     this.range = range;
     this.part("zoom-out").hidden = this.part("zoom-use").hidden = !range;
     if (!this.figure) return;
-    this.settled = true; // our own change, not the reader's
+    this.settled = true; // do not handle this change as one of the reader
     await window.Plotly.relayout(this.plot, { "xaxis.range": range?.map((at) => this.toClock(at)) ?? [...this.figure.layout.xaxis.range] });
     this.settled = false;
     if (!range) this.load();
   }
 
   middle() {
-    const [from, to] = (this.range ?? this.answer.layout.xaxis.range).map(instant);
+    const [from, to] = (this.range ?? this.response.layout.xaxis.range).map(instant);
     const quarter = (to - from) / 4;
     return [stamp(from + quarter), stamp(to - quarter)];
   }
@@ -193,7 +193,7 @@ export class Chart {
   }
 }
 
-// A figure with another time wherever it has one.
+// Converts all times of a figure.
 function onClock({ data, layout, meta }, clock) {
   const moved = (one, names) => ({ ...one, ...Object.fromEntries(names.filter((name) => name in one).map((name) => [name, clock(one[name])])) });
   return {

@@ -1,4 +1,4 @@
-// Copying: what goes to the clipboard, and buttons that copy the field that they name (data-copy).
+// Buttons that copy a field to the clipboard (data-copy: its id).
 export function startCopying() {
   for (const button of document.querySelectorAll("button[data-copy]")) {
     const field = document.getElementById(button.dataset.copy);
@@ -10,7 +10,7 @@ export function startCopying() {
   }
 }
 
-// Whether it is there now: without HTTPS, and where the reader forbids it, there is no clipboard.
+// Whether the text was copied. There is no clipboard without HTTPS or permission.
 export async function put(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,5 +1,5 @@
 // Keys: ? help, / search, g + letter to a page, p pause, t z undo a zoom, t c and t v copy and paste the time range. None
-// of them while somebody types.
+// of them applies while the user types.
 const TOGETHER_MS = 1500;
 const PAIRS = { tz: "zoomundo", tc: "rangecopy", tv: "rangepaste" };
 

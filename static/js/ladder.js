@@ -1,4 +1,4 @@
-// The ladder's charts, drawn from the figures that the server builds; drawn anew when the theme changes.
+// Draws the charts of the hit-rate breakdown, and redraws them when the theme changes.
 import { themed } from "./plot-theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false, showTips: false };

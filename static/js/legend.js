@@ -1,4 +1,4 @@
-// A chart's legend as buttons: each with its line's colour and dash, pressed while its line shows.
+// A chart's legend: one button per line with its colour and dash, pressed while the line is visible.
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "7 3 2 3" };
 

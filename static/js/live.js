@@ -1,14 +1,15 @@
-// Live parts of a page: an element with data-refresh="seconds" asks htmx for itself again by the event its hx-trigger
-// names ("refresh", or "refresh-fast" for 1 s). Nothing is asked while the tab is hidden or somebody paused, nor for a table under the pointer; charts
-// listen for "tick" on document, once a second. When the server or the session is gone, the marker says so and what is shown stays.
+// Refreshes the live parts of a page: an element with data-refresh="seconds" receives the event of its hx-trigger
+// ("refresh", or "refresh-fast" for 1 s), and htmx requests it again. Nothing is refreshed while the tab is hidden or
+// updates are paused, and no table under the pointer. Charts listen for "tick" on document, once a second. If the server
+// is unreachable, the marker shows that and the page stays as it is.
 const STATES = {
   live: "Live",
   paused: "Paused",
   fixed: "Fixed range",
-  error: "Cannot reach the control plane: shown is the last answer. Routers serve on.",
+  error: "Control plane unreachable; the page is not up to date. Routers continue to serve.",
 };
 
-// A table under the pointer is being read, or about to be clicked: it stays as it is until the pointer leaves.
+// A table under the pointer is being read or clicked, so it is not replaced until the pointer leaves it.
 const POINTED = ":is(table, .events):hover";
 
 let paused = false;

@@ -1,5 +1,4 @@
-// What every page has: theme, zone of times, keys, search, ages that stay fresh, live parts,
-// buttons that copy.
+// Starts what every page has: theme, time zone, keys, search, ages, live parts and copy buttons.
 import { startAges } from "./ages.js";
 import { startCopying } from "./copying.js";
 import { startKeys } from "./keys.js";

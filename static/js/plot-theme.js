@@ -1,4 +1,4 @@
-// The page's colours for Plotly: lines bring their own, everything else follows the theme.
+// Applies the page's theme colours to a Plotly figure; lines have their own colours.
 const LETTER_PX = 6.5;
 
 function colour(name) {

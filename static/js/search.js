@@ -1,4 +1,4 @@
-// Search on "/": what is called so, as a list of links that arrow keys walk through. Without scripts it is a page.
+// The search dialog, opened by "/": a list of links to select with arrow keys. Without scripts, search is a page.
 const WAIT_MS = 120;
 
 export function startSearch() {
@@ -22,7 +22,7 @@ export function startSearch() {
   });
   form.addEventListener("submit", (event) => {
     const first = list.querySelector("a");
-    if (!first || asked !== input.value) return; // the page answers
+    if (!first || asked !== input.value) return; // submit to the search page
     event.preventDefault();
     location.assign(first.href);
   });
@@ -42,9 +42,9 @@ export function startSearch() {
       const { found } = await answer.json();
       asked = text;
       list.replaceChildren(...found.map(entry));
-      help.textContent = found.length ? `${found.length} found. Arrow keys choose, Enter goes there.` : text ? "Nothing is called so." : "";
+      help.textContent = found.length ? `${found.length} results. Arrow keys select, Enter opens.` : text ? "No results." : "";
     } catch {
-      help.textContent = "The search cannot be reached.";
+      help.textContent = "Search is unavailable.";
     }
   }
 }

@@ -1,4 +1,4 @@
-// The table behind a chart: the newest step first, a column for each line drawn.
+// The data of a chart as a table: one column per line, the newest step first.
 const ROWS = 120;
 const FORMS = {
   ratio: (value) => `${(value * 100).toFixed(1)} %`,

@@ -1,5 +1,5 @@
-// Light, dark, or the system's. A cookie holds the choice, so that the server writes it into <html> and nothing flashes.
-// Whoever draws by themselves (charts) listens for "themechange" on window.
+// The theme: light, dark or the system's. It is stored in a cookie, so that the server can render <html> with it and the
+// page does not flash. Charts listen for "themechange" on window.
 const YEAR_S = 31536000;
 
 export function startTheme() {

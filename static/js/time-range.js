@@ -1,5 +1,5 @@
-// The page's time range by keys: t c copies it, t v goes to the one that was copied, here or in another tab. The clipboard
-// holds {"from", "to"} as JSON; where it cannot be read, the copy that this browser keeps is used.
+// Keyboard shortcuts for the time range: t c copies it, t v opens a copied one, also from another tab. The clipboard holds
+// {"from", "to"} as JSON; if it cannot be read, the copy in local storage is used.
 import { put, say } from "./copying.js";
 import { instant, stamp, zoom } from "./view-state.js";
 import { choice } from "./zone.js";
@@ -21,7 +21,7 @@ export function startTimeRange() {
   form.addEventListener("submit", () => (form.elements.view.value = view().pathname + view().search));
 }
 
-// As it is now, zoom and all, on the reader's clock.
+// The URL of the current view, with zoom and time zone.
 function view() {
   const url = new URL(location.href);
   url.searchParams.set("tz", choice());

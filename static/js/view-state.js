@@ -1,5 +1,5 @@
-// What the reader did to the charts, kept in the URL: the zoom, hidden lines, open tables. A zoom is a step of the
-// browser's history, so that back undoes it; the rest changes the present step.
+// Stores zoom, hidden lines and open tables of charts in the URL. A zoom adds an entry to the browser's history, so that
+// back undoes it; the others replace the current entry.
 const params = () => new URL(location.href).searchParams;
 
 export const zoom = () => {

@@ -1,6 +1,5 @@
-// Times in UTC, or in the zone of this machine, as the reader chose; each says which. The server writes UTC, addresses hold
-// UTC. The choice is kept in this browser; ?tz=utc or ?tz=local of a link goes before it. Whoever draws times listens
-// for "zonechange" on window.
+// Shows times in UTC or in the local time zone, as selected. The server and URLs use UTC. The selection is stored in the
+// browser; ?tz=utc or ?tz=local in a link overrides it. Charts listen for "zonechange" on window.
 const KEPT = "warmpath-zone";
 const FORMS = {
   day: { day: "2-digit", month: "short", year: "numeric" },

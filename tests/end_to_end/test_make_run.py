@@ -139,7 +139,7 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     page.get_by_role("link", name="default").first.click()
     page.locator("a.choice", has_text=re.compile("prefix.hash", re.IGNORECASE)).click()
     page.get_by_role("button", name="Save draft and review").click()
-    page.get_by_label("Why").fill("keep shared prompts warm")
+    page.get_by_label("Reason").fill("keep shared prompts warm")
     page.get_by_role("button", name=re.compile("Publish revision")).click()
     expect(page.locator("#rollout")).to_contain_text("router-1")
     stack.until(lambda: revision_running(rest)[1], 20, "the router to acknowledge")
@@ -165,16 +165,16 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     page.locator("[data-edit]").click()
     page.locator("a.choice[href='?strategy=random']").click()
     page.get_by_role("button", name="Save draft and review").click()
-    page.get_by_label("Why").fill("whoever is free may take it")
+    page.get_by_label("Reason").fill("whoever is free may take it")
     page.get_by_label("By share").check()
-    page.get_by_text("Stages and guard, for all but at once").click()
+    page.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
         page.locator(f"[name$='{name}']").fill(value)
     page.get_by_role("button", name=re.compile("Publish revision")).click()
     expect(page.get_by_role("status").first).to_be_visible()
     rollout = rest.get("rollouts", params={"policy": "default"}).json()["results"][0]  # the newest
     page.goto(f"/rollouts/{rollout['id']}/")
-    expect(page.get_by_role("heading", name="On trial: 50 % of prefixes")).to_be_visible()
+    expect(page.get_by_role("heading", name="Canary: 50 % of prefixes")).to_be_visible()
 
     # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
     stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
@@ -183,8 +183,8 @@ def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_g
     assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
     assert any(reading["verdict"] == "breached" for reading in ended["steps"][-1]["evidence"])
     assert rest.get("policies/default").json()["live"]["settings"]["strategy"] == "prefix_hash"
-    expect(page.get_by_text("The guard took it back:")).to_be_visible()
-    expect(page.locator("table").first).to_contain_text("breached")
+    expect(page.get_by_text("Rolled back automatically:")).to_be_visible()
+    expect(page.locator("table").first).to_contain_text("failed")
 
 
 def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their_cold_return(stack, rest, page):

@@ -43,9 +43,9 @@ def test_the_scripts_of_the_first_load_stay_within_their_budget(site, full):
 
 
 def test_a_chart_says_in_a_sentence_what_it_shows(page):
-    chart = page.get_by_role("img", name="Hit rate by replica")
+    chart = page.get_by_role("img", name="Hit rate and reachable")
 
-    expect(chart).to_have_accessible_name(re.compile(r"^Hit rate by replica, .* UTC. Last values: gpu-"))
+    expect(chart).to_have_accessible_name(re.compile(r"^Hit rate and reachable hit rate, .* UTC. Latest values: Hit rate"))
 
 
 def test_zooming_one_chart_zooms_all_and_can_be_undone(page):
@@ -62,13 +62,15 @@ def test_zooming_one_chart_zooms_all_and_can_be_undone(page):
 def test_a_zoom_becomes_the_pages_range(page):
     chart = page.locator("[data-chart=hit-rate]")
     chart.get_by_role("button", name="Zoom in").click()
-    chart.get_by_role("button", name="Show this range").click()
+    chart.get_by_role("button", name="Use this range").click()
 
     page.wait_for_url("**from=*")
     expect(page.get_by_text("Fixed range")).to_be_visible()
 
 
 def test_the_legend_hides_a_line(page):
+    page.goto("/?by=replica")
+    wait_for_charts(page)
     button = page.locator("[data-chart=hit-rate]").get_by_role("button", name="gpu-3")
     button.click()
 
@@ -83,7 +85,7 @@ def test_the_table_behind_a_chart_opens_in_place(page):
     chart = page.locator("[data-chart=hit-rate]")
     chart.get_by_role("button", name="Show as table").click()
 
-    expect(chart.get_by_role("columnheader", name="gpu-1")).to_be_visible()
+    expect(chart.get_by_role("columnheader", name="Hit rate")).to_be_visible()
 
 
 def test_the_theme_is_kept_and_charts_follow_it(page):
@@ -126,4 +128,4 @@ def test_without_scripts_tables_are_there_and_charts_lead_to_theirs(site, full):
 
     expect(page.get_by_role("rowheader", name="gpu-1")).to_be_visible()
     page.locator("[data-chart=hit-rate]").get_by_role("link", name="Show as table").click()
-    expect(page.get_by_role("columnheader", name="gpu-8")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Hit rate")).to_be_visible()

@@ -157,20 +157,20 @@ def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_
     page, clicks = site.open(), 0
     full.alerts.update(causes=[CAUSE])
     page.goto(f"/alerts/{full.alerts.get().pk}/")  # where the link of a message leads
-    expect(page.get_by_role("heading", name="Why, the likeliest first")).to_be_visible()  # the cause has a name at once
+    expect(page.get_by_role("heading", name="Probable causes, most likely first")).to_be_visible()  # the cause has a name at once
     expect(page.locator(".causes li").first).to_contain_text("changes at byte 412")
     expect(page.locator(".causes li").first).to_contain_text("Move the date")
 
     page.get_by_role("link", name="Pool chat at that time").click()
     clicks += 1
     expect(page.get_by_role("heading", name="Pool chat")).to_be_visible()
-    expect(page.locator("#events")).to_contain_text("Policy chat revision 2")  # the change, when, by whom
+    expect(page.locator("#events")).to_contain_text("revision 2")  # the change, when, by whom
     expect(page.locator("#in-force")).to_contain_text("chat r2")
     page.locator("#replicas").get_by_role("link", name="gpu-8").click()  # the one whose strip turned cold
     clicks += 1
     expect(page.locator("#events")).to_contain_text("gpu-8 restarted")
     page.go_back()
-    page.locator("#in-force").get_by_role("link", name="Change it").click()
+    page.locator("#in-force").get_by_role("link", name="Policy").click()
     clicks += 1
 
     expect(page.get_by_role("heading", name="chat")).to_be_visible()

@@ -38,7 +38,7 @@ def test_users_see_only_their_own_sessions(here, person_with):
 
     page = laptop.get("/sessions/").text
 
-    assert page.count("this one") == 1
+    assert page.count("this session") == 1
     assert "Firefox" in page
     assert "203.0.113.9" in page
     assert "&lt;b&gt;curl&lt;/b&gt;" in page, "what a browser calls itself is text of others"
@@ -55,10 +55,10 @@ def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
     laptop, phone, desk, kiosk = (sign_in(olga, name) for name in ("laptop", "phone", "desk", "kiosk"))
 
     response = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
-    assert "That session has ended." in response.text
+    assert "The session has ended." in response.text
     assert [is_in(one) for one in (laptop, phone, desk, kiosk)] == [True, False, True, True]
     response = laptop.post("/sessions/end-others/", follow=True)
-    assert "2 other sessions ended. This one goes on." in response.text
+    assert "2 other sessions ended. This session continues." in response.text
     assert [is_in(one) for one in (laptop, desk, kiosk)] == [True, False, False]
     own = sessions_of(olga).get()
     assert laptop.post(f"/sessions/{own.pk}/end/")["Location"] == "/accounts/login/"
@@ -79,7 +79,7 @@ def test_an_admin_ends_all_sessions_of_a_user(here, person_with):
     olga, admin = person_with("editor"), person_with("admin", everywhere=True)
     laptop, phone, desk = sign_in(olga, "laptop"), sign_in(olga, "phone"), sign_in(admin)
     page = desk.get(f"/people/{olga.pk}/").text
-    assert "Signed in in 2 browsers" in page
+    assert "2 active sessions" in page
     assert "2 sessions of" in desk.post(f"/people/{olga.pk}/sessions/end/", follow=True).text
     assert [is_in(one) for one in (laptop, phone, desk)] == [False, False, True]
     assert ended() == [(admin.username, f"2 sessions of {olga.username} ended.")]
