@@ -70,10 +70,10 @@ def test_an_alert_is_taken_and_silenced(site, full, complaints):
     tab_to(page, "Acknowledge")
     page.keyboard.press("Enter")
     expect(page.get_by_text("Acknowledged by olga")).to_be_visible()
-    tab_to(page, "Silence it")
+    tab_to(page, "Silence")
     page.keyboard.press("Enter")
     page.wait_for_url("**/silences/new/**")
-    tab_to(page, "Why")
+    tab_to(page, "Reason")
     page.keyboard.type("a replica is being added")
     tab_to(page, "Show matching alerts")
     page.keyboard.press("Enter")
@@ -100,7 +100,7 @@ def test_no_page_keeps_the_focus_and_each_stop_shows_it(site, full, width):
         drawn(page)
         hold_still(page)
         names = tabs_to_the_end(page)
-        assert names[0] == "Skip to the content"
+        assert names[0] == "Skip to main content"
         assert len(names) > 25
 
 
