@@ -45,7 +45,9 @@ def test_the_scripts_of_the_first_load_stay_within_their_budget(site, full):
 def test_a_chart_says_in_a_sentence_what_it_shows(page):
     chart = page.get_by_role("img", name="Hit rate and reachable")
 
-    expect(chart).to_have_accessible_name(re.compile(r"^Hit rate and reachable hit rate, .* UTC. Latest values: Hit rate"))
+    expect(chart).to_have_accessible_name(
+        re.compile(r"^Hit rate and reachable hit rate, .* UTC. Latest values: Hit rate")
+    )
 
 
 def test_zooming_one_chart_zooms_all_and_can_be_undone(page):

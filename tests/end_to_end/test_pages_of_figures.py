@@ -157,7 +157,9 @@ def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_
     page, clicks = site.open(), 0
     full.alerts.update(causes=[CAUSE])
     page.goto(f"/alerts/{full.alerts.get().pk}/")  # where the link of a message leads
-    expect(page.get_by_role("heading", name="Probable causes, most likely first")).to_be_visible()  # the cause has a name at once
+    expect(
+        page.get_by_role("heading", name="Probable causes, most likely first")
+    ).to_be_visible()  # the cause has a name at once
     expect(page.locator(".causes li").first).to_contain_text("changes at byte 412")
     expect(page.locator(".causes li").first).to_contain_text("Move the date")
 

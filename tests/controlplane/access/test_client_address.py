@@ -60,7 +60,7 @@ def test_a_proxy_without_client_addresses_is_logged_once(behind_proxy, caplog):
 
 def test_the_audit_page_warns_about_hidden_addresses(behind_proxy, client, operator):
     client.force_login(operator)
-    warning = b"Addresses below may be the proxy"
+    warning = b"The addresses below may be the proxy"
     named = HTTPS | {"X-Forwarded-For": "198.51.100.4"}
     assert warning not in client.get("/audit/", headers=named).content
     assert warning in client.get("/audit/", headers=HTTPS).content

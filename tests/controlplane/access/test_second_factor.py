@@ -94,7 +94,7 @@ def test_a_recovery_code_works_once_and_codes_are_shown_once(signed_in, ada):
     for expected in (302, 200):
         client, _ = password_step(ada)
         assert client.post("/accounts/login/code/", {"code": codes[0]}).status_code == expected
-    assert "9 recovery codes are left" in signed_in.get("/accounts/second-factor/").text
+    assert "9 unused recovery codes" in signed_in.get("/accounts/second-factor/").text
     made = signed_in.post("/accounts/second-factor/recovery-codes/new/", follow=True).text
     assert not set(re.findall(r"<code>(\d{8})</code>", made)) & set(codes)
 
@@ -132,7 +132,7 @@ def test_an_admin_resets_a_second_factor(signed_in, ada, client, here, person_wi
     set_up(signed_in)
     admin = Client()
     admin.force_login(person_with("admin", everywhere=True))
-    assert "Reset the second factor" in admin.get(f"/people/{ada.pk}/").text
+    assert "Reset second factor" in admin.get(f"/people/{ada.pk}/").text
     admin.post(f"/people/{ada.pk}/second-factor/")
     _, response = password_step(ada)
     assert response["Location"] == "/events/"

@@ -130,7 +130,7 @@ def test_a_connected_account_is_identified_by_its_subject(client, here, provider
     ours = add_person("grace", password=OURS)
     set_role(ours, Role.VIEWER, None)
     client.force_login(ours)
-    assert "Connect your account here" in client.get("/accounts/second-factor/").text
+    assert "Connect your account to" in client.get("/accounts/second-factor/").text
     come_back(client, provider, "ada", process="connect")
     assert SocialAccount.objects.get().user == ours
     stranger = Client()
@@ -155,7 +155,7 @@ def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
     provider.move("ada", "readers")
     come_back(client, provider, "ada")
     response = client.post("/accounts/single-sign-on/disconnect/", follow=True)
-    assert "You have no password here" in response.text
+    assert "Your account has no password" in response.text
     assert SocialAccount.objects.exists()
 
 
@@ -165,7 +165,7 @@ def test_a_single_sign_on_user_cannot_set_a_password(client, here, provider, set
     assert "Change password" not in client.get("/fleet/").text
     response = client.get("/accounts/password/change/", follow=True)
     assert response.status_code == 200
-    assert "You have no password here" in response.text
+    assert "Your account has no password" in response.text
     settings.SOCIALACCOUNT_PROVIDERS = {}
     session = client.session
     session["authenticated_at"] = 0
