@@ -155,7 +155,7 @@ def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
     provider.move("ada", "readers")
     come_back(client, provider, "ada")
     response = client.post("/accounts/single-sign-on/disconnect/", follow=True)
-    assert "Your account has no password" in response.text
+    assert "You have no password here" in response.text
     assert SocialAccount.objects.exists()
 
 
