@@ -79,6 +79,19 @@ def test_the_oldest_prompt_is_evicted_first_from_its_end() -> None:
     assert cached_blocks(residency, [2] * 8, A) == [4]
 
 
+def test_a_roll_back_counts_blocks_that_were_evicted_since() -> None:
+    residency = residency_of(capacity=12)
+    residency.insert(A, chain([1] * 4), 1.0)
+    record = residency.insert(A, chain([1] * 4 + [2] * 8), 2.0)
+    residency.insert(A, chain([3] * 4), 3.0)  # evicts the last 4 of the 8 new blocks
+    assert cached_blocks(residency, [1] * 4 + [2] * 8, A) == [8]
+
+    record.roll_back()
+
+    assert cached_blocks(residency, [1] * 4 + [2] * 8, A) == [4]
+    assert cached_blocks(residency, [3] * 4, A) == [4]
+
+
 def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
     residency = residency_of(capacity=8)
     residency.insert(A, chain([1] * 40), 1.0)
