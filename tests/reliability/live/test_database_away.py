@@ -47,7 +47,7 @@ def test_pages_and_rest_respond_with_503_during_an_outage_and_recover(stand, res
         wait_until(lambda: polling.addresses(503) >= {*PAGES, *ENDPOINTS}, 90, "each address to respond with 503")
         assert httpx.get(f"{stand.url}/healthz", trust_env=False).status_code == 200
         not_ready = httpx.get(f"{stand.url}/readyz", timeout=20, trust_env=False)
-        assert (not_ready.status_code, not_ready.json()["reason"]) == (503, "the database does not answer")
+        assert (not_ready.status_code, not_ready.json()["reason"]) == (503, "the database does not respond")
         stand.restart_postgres()
         until_api_recovers(rest)
         stand.until_ticks_resume(RECOVERS_S)
