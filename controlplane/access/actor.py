@@ -1,4 +1,4 @@
-"""The roles of whoever sent a request, and the project that each row belongs to."""
+"""The roles of the client that sent a request, and the project that each row belongs to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Actor:
         return frozenset(key for key, role in self.roles.items() if key is not None and role.covers(needed))
 
 
-NOBODY = Actor({})
+WITHOUT_ROLES = Actor({})
 
 
 def actor_of(request: HttpRequest, token: ApiToken | None = None) -> Actor:
@@ -73,7 +73,7 @@ def current_actor(user: User | AnonymousUser | None, token: ApiToken | None) -> 
 def roles_of(user: User | AnonymousUser | None) -> Actor:
     """The roles of a person. A superuser, created at the command line, is admin of all projects."""
     if not isinstance(user, User) or not user.is_active:
-        return NOBODY
+        return WITHOUT_ROLES
     if user.is_superuser:
         return Actor({None: Role.ADMIN})
     roles: dict[int | None, Role] = {}

@@ -1,4 +1,4 @@
-"""The rule table: the role that each route needs, by method. A route that is not in the table is open to nobody.
+"""The rule table: the role that each route needs, by method. Any other route is denied.
 
 A role counts in the project of the object that a URL names. A URL that names no object needs the role in any project,
 and its view shows and accepts only rows of projects where the role suffices. An object of a project in which the actor
@@ -313,7 +313,7 @@ MODEL_OF_URL_PARAMETER: Mapping[str, tuple[str, str]] = {
 
 
 def needed_role(route: str, method: str) -> Role | None:
-    """The role that a method of a route needs; None where nobody may use it."""
+    """The role that a method of a route needs; None if it is denied to all."""
     rule = RULES.get(route)
     return rule.roles.get("GET" if method in {"HEAD", "OPTIONS"} else method) if rule else None
 

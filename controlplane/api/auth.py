@@ -93,13 +93,13 @@ class IsRouter(BasePermission):
 
 
 def actor(request: Request) -> Actor:
-    """The roles of whoever sent the request, bounded by the token's scopes."""
+    """The roles of the client that sent the request, bounded by the token's scopes."""
     token = request.auth if isinstance(request.auth, ApiToken) else None
     return actor_of(request._request, token)  # noqa: SLF001 - Django's middleware caches the actor there
 
 
 def role_needed(request: Request) -> Role | None:
-    """The role that the rule table requires for this route and method; None where nobody may use it."""
+    """The role that the rule table requires for this route and method; None if it is denied to all."""
     return needed_role(route_of(request), request.method or "")
 
 

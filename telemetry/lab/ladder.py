@@ -179,7 +179,7 @@ MIN_SHOWN_POINTS = 0.5  # percentage points; smaller losses are not listed
 class LossText(NamedTuple):
     """Texts for one loss."""
 
-    name: str  # in a sentence: "9 lost to ..."
+    name: str  # in a sentence: "9 points lost to ..."
     label: str  # on a chart
     about: str
     advice: str
@@ -246,25 +246,25 @@ def actionable_losses(losses: Sequence[Loss]) -> list[Loss]:
 
 
 def summary(ladder: Ladder) -> str:
-    """The ladder in one sentence, such as: Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading."""
+    """One sentence, such as: Hit rate 52 % of 71 % reachable: 9 points lost to capacity, 6 to spreading."""
     reachable, delivered = ladder.ratio(ladder.reachable), ladder.ratio(ladder.delivered)
     if reachable is None:
         return "No requests in this range."
-    top = f"Of {points(reachable)} points reachable"
+    top = f"{points(reachable)} % reachable"
     if delivered is None:
         replayed = ladder.ratio(ladder.predicted)
         if replayed is None:
-            return f"{top}, the delivered part is unknown: no response reports its cached tokens."
-        got = f"{top} you should get {points(replayed)} (predicted; no response reports its cached tokens)"
+            return f"Hit rate unknown of {top}: no response reports its cached tokens."
+        got = f"Predicted hit rate {points(replayed)} % of {top} (no response reports its cached tokens)"
     else:
-        got = f"{top} you get {points(delivered)}"
+        got = f"Hit rate {points(delivered)} % of {top}"
     if ladder.reason:
         return f"{got}; the causes of the rest are unknown."
     losses = actionable_losses(ladder.losses())
     if not losses:
         return f"{got}: no significant loss."
     parts = [f"{points(loss.ratio)} to {LOSS_TEXTS[loss.key].name}" for loss in losses]
-    return f"{got}: {', '.join(parts).replace(' to ', ' lost to ', 1)}."
+    return f"{got}: {', '.join(parts).replace(' to ', ' points lost to ', 1)}."
 
 
 def caveats(ladder: Ladder) -> list[str]:

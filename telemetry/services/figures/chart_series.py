@@ -222,7 +222,7 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> list[S
     edge = groups.edge_up_to(objective_s, merged.values())
     points = {start: _point_within(part, edge) for start, part in merged.items()}
     line = line_of(f"within {objective_s:g} s ({clock})", window, points)
-    notes = [f"Counted at a bucket's edge, {edge:.3g} s."] if edge is not None else []
+    notes = [f"Requests within {edge:.3g} s, the nearest histogram bucket, are counted."] if edge is not None else []
     note = " ".join(filter(None, [*notes, _coverage_note(subject, window, clock, merged)]))
     return [Series(line.label, line.points, line.states, line.band, note)]
 

@@ -35,7 +35,7 @@ def logged_once(stand: Stand) -> Iterator[None]:
     """The worker logs one line for the start and one for the end of an outage, and no traceback."""
     start = len(stand.worker.lines)
     yield
-    soon(lambda: stand.worker.log_lines("the database is back", since=start), 10, "the worker's log line")
+    soon(lambda: stand.worker.log_lines("the database is available again", since=start), 10, "the worker's log line")
     assert len(stand.worker.log_lines("the database is unavailable", since=start)) == 1
     assert stand.worker.log_lines("Traceback|Error:", since=start) == []
 

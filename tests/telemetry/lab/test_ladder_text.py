@@ -13,12 +13,15 @@ def ladder(*terms: float | None, **known: object) -> Ladder:
 @pytest.mark.parametrize(
     ("terms", "beginning"),
     [
-        ((71, 62, 62, 56, 52, 52), "Of 71 points reachable you get 52: 9 lost to capacity, 6 to spreading, 4 to place"),
-        ((71, 71, 71, 71, 71, 60), "Of 71 points reachable you get 60: 11 lost to stale caches."),
-        ((71, 71, 71, 71, 71, 71), "Of 71 points reachable you get 71: no significant loss."),
-        ((71, 60, 60, 60, 50, None), "Of 71 points reachable you should get 50 (predicted"),
-        ((71, None, None, None, None, 50), "Of 71 points reachable you get 50; the causes of the rest are unknown."),
-        ((71, None, None, None, None, None), "Of 71 points reachable, the delivered part is unknown"),
+        (
+            (71, 62, 62, 56, 52, 52),
+            "Hit rate 52 % of 71 % reachable: 9 points lost to capacity, 6 to spreading, 4 to place",
+        ),
+        ((71, 71, 71, 71, 71, 60), "Hit rate 60 % of 71 % reachable: 11 points lost to stale caches."),
+        ((71, 71, 71, 71, 71, 71), "Hit rate 71 % of 71 % reachable: no significant loss."),
+        ((71, 60, 60, 60, 50, None), "Predicted hit rate 50 % of 71 % reachable (no"),
+        ((71, None, None, None, None, 50), "Hit rate 50 % of 71 % reachable; the causes of the rest are unknown."),
+        ((71, None, None, None, None, None), "Hit rate unknown of 71 % reachable"),
     ],
 )
 def test_a_ladder_in_a_sentence(terms, beginning):

@@ -31,7 +31,7 @@ def replayed(visitor, noon, pool, room):  # noqa: F811
 def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_queries):
     with django_assert_max_num_queries(16):
         page = replayed.get("/ladder/?range=15m").content.decode()
-    assert "points reachable you get 50" in page
+    assert "Hit rate 50 % of" in page
     assert "lost" in page.split("</h2>")[0]
     for words in ("Placement", "New prompts", "/policies/", "900 requests", "g0", "Doubling the cache"):
         assert words in page, words
