@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from routing.balancing.strategies.registry import STRATEGIES
 from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
-from tests.benchmarks import agreement, ladder, predictions, quality
+from tests.benchmarks import agreement, files, ladder, predictions, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import decisions, replicas, scrape
+from tests.compiled.package import named_modules
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
 
@@ -38,6 +40,16 @@ def test_options_are_for_one_benchmark_alone(capsys: pytest.CaptureFixture[str])
     assert main(["decision", "--trace", "x"]) == 2
     assert main(["quality", "decision", "--trace", "x"]) == 2
     assert "quality" in capsys.readouterr().err
+
+
+def test_a_request_a_push_and_a_scrape_pass_through_few_files_and_a_request_through_native_ones_only() -> None:
+    """A module of the request path that is not compiled would slow the compiled router unnoticed."""
+    paths = uvloop.run(files.paths())
+    counts = {name: len(set(path.files)) for name, path in paths.items()}
+
+    assert {name: count for name, count in counts.items() if count > files.LIMITS[name]} == {}
+    assert counts["request"] > 10
+    assert {f"routing/{name}" for name in paths["request"].files} <= {str(path) for path in named_modules()}
 
 
 def test_what_is_timed_has_a_core_of_its_own_with_all_its_threads_while_it_is_timed() -> None:
