@@ -40,14 +40,14 @@ def test_a_router_with_the_key_takes_what_is_pushed_and_says_that_it_is_verified
     assert "verified" in client.get("/routers/").text
 
 
-def test_another_key_is_refused_with_both_named_until_the_router_accepts_it(router, settings, client, admin_user):
+def test_a_router_rejects_another_key_until_it_is_configured(router, settings, client, admin_user):
     settings.CONFIG_SIGNING_KEY = "a key that no router was told of " * 2
     router.announce()
     reconcile_routers()
     assert router.revision is None
     assert known().last_nack["path"] == "$.signature.key"
     client.force_login(admin_user)
-    assert f"It refuses ours: it is signed with {signing_key_id()}" in client.get("/routers/").text
+    assert f"signature: it is signed with {signing_key_id()}" in client.get("/routers/").text
 
     settings.CONFIG_SIGNING_KEY = ""
     Router.objects.update(push_after=None)
@@ -86,7 +86,7 @@ def test_when_the_key_changes_routers_that_accept_both_are_signed_anew(pool, tmp
         assert known().signature_key == signing_key_id() != before
 
 
-def test_a_router_without_keys_runs_what_it_is_sent_and_the_page_says_that_nobody_looked(
+def test_a_router_without_keys_applies_configurations_and_the_page_shows_unchecked(
     pool, tmp_path, settings, client, admin_user
 ):
     with fleet(tmp_path, 1, settings.ROUTER_ADMIN_TOKEN) as (router,):
@@ -98,7 +98,7 @@ def test_a_router_without_keys_runs_what_it_is_sent_and_the_page_says_that_nobod
         reconcile_routers()
         assert known().last_ack_at == pushed  # nothing to renew
     client.force_login(admin_user)
-    assert "WARMPATH_ROUTER_CONFIG_KEYS, which manage.py config_key prints" in client.get("/routers/").text
+    assert "WARMPATH_ROUTER_CONFIG_KEYS to the keys that manage.py config_key prints" in client.get("/routers/").text
 
 
 def test_a_document_from_yesterdays_wire_moves_no_router(router, pool):

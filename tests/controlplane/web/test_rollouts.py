@@ -226,11 +226,11 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
     ("move", "said", "after"),
     [
         ("pause", "keeps its current share until somebody resumes", "paused"),
-        ("promote", "Next step: 25 % of the prefix space.", "progressing"),
+        ("promote", "Next step: 25 % of prefixes.", "progressing"),
         ("abort", "The active revision places all requests again", "aborted"),
     ],
 )
-def test_a_button_says_first_what_will_happen(visitor, policy, move, said, after):
+def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, move, said, after):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)
@@ -244,7 +244,7 @@ def test_a_button_says_first_what_will_happen(visitor, policy, move, said, after
     assert (step.move, step.by.username, step.reason) == (move, "olga", "because")
 
 
-def test_a_move_that_came_too_late_changes_nothing(visitor, policy):
+def test_a_late_transition_changes_nothing(visitor, policy):
     rollout = publish_stages(policy)
     visitor.post(f"/rollouts/{rollout.pk}/abort/", {"reason": ""})
     answer = visitor.post(f"/rollouts/{rollout.pk}/promote/", {"reason": ""}, follow=True)
