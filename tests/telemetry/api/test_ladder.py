@@ -29,7 +29,7 @@ def test_terms_losses_groups_and_curve(api, fleet, url, django_assert_max_num_qu
     assert [term["term"] for term in ladder["terms"]] == [
         *("reachable", "capacity", "split", "best", "predicted", "delivered"),
     ]
-    assert ladder["sentence"].startswith("Of ")
+    assert ladder["sentence"].startswith("Hit rate ")
     assert ladder["requests"] == 900 == sum(one["requests"] for one in body["groups"])
     lost = sum(loss["tokens"] for loss in ladder["losses"])
     assert lost + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)
