@@ -5,15 +5,25 @@ from hypothesis import strategies as st
 
 from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
-from routing.balancing.load_tracker import LoadTracker
+from routing.balancing.load_tracker import Load, LoadTracker
 from routing.balancing.strategies.hashing import Tiered
 from routing.schema import TieredSettings
-from routing.types import Reason
+from routing.types import Reason, TargetId
 from tests.routing.building import FixedKeys, names
 
 WEIGHTS = dict.fromkeys(names(8), 1.0)
 RING = HashRing(WEIGHTS)
 hashes = st.integers(0, 2**64 - 1)
+
+
+class CountedLookups(dict[TargetId, Load]):
+    """Loads that count how often a replica is looked for."""
+
+    count = 0
+
+    def __contains__(self, target: object) -> bool:
+        self.count += 1
+        return super().__contains__(target)
 
 
 def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
@@ -41,6 +51,16 @@ def test_if_all_replicas_of_a_prefix_are_full_the_next_in_ring_order_follows(ope
 
     assert (choice.target, choice.reason) == (preferred_replicas[3], Reason.SPILL)
     assert set(choice.skipped) == set(preferred_replicas[:3])
+
+
+def test_only_the_first_replicas_in_ring_order_are_looked_at() -> None:
+    weights = dict.fromkeys(names(500), 1.0)
+    candidates = Candidates(weights, LoadTracker())
+    candidates.loads = lookups = CountedLookups(candidates.loads)
+    strategy = Tiered(HashRing(weights), TieredSettings(replicas=3))
+    strategy.choose(FixedKeys(tier1=1, tier2=2), candidates)
+
+    assert lookups.count <= 5
 
 
 @given(opening=hashes, conversation=hashes)
