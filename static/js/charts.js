@@ -4,7 +4,7 @@ import { legend } from "./legend.js";
 import { themed } from "./plot-theme.js";
 import { table } from "./series-table.js";
 import { hidden, instant, keepHidden, keepTable, stamp, tables } from "./view-state.js";
-import { offset, told, zoneName } from "./zone.js";
+import { offset, formatTime, zoneName } from "./zone.js";
 
 const CONFIG = { displayModeBar: false, responsive: false, scrollZoom: false, doubleClick: false, showTips: false };
 const SETTLED_MS = 150;
@@ -118,7 +118,7 @@ export class Chart {
   // Shows why this chart could not be loaded; other charts are not affected.
   failed(why) {
     const next = this.every ? "It is tried again shortly." : "Reload the page to try again.";
-    if (this.figure) this.stale(`Not up to date: ${why}. The chart shows data from ${told(this.loadedAt, "second")}. ${next}`);
+    if (this.figure) this.stale(`Not up to date: ${why}. The chart shows data from ${formatTime(this.loadedAt, "second")}. ${next}`);
     else this.note(`The chart could not be loaded: ${why}. ${next}`);
   }
 
@@ -195,15 +195,15 @@ export class Chart {
 
 // Converts all times of a figure.
 function onClock({ data, layout, meta }, clock) {
-  const moved = (one, names) => ({ ...one, ...Object.fromEntries(names.filter((name) => name in one).map((name) => [name, clock(one[name])])) });
+  const moved = (item, names) => ({ ...item, ...Object.fromEntries(names.filter((name) => name in item).map((name) => [name, clock(item[name])])) });
   return {
     meta,
     data: data.map((trace) => ({ ...moved(trace, ["x0"]), ...(trace.x && { x: trace.x.map((at) => at && clock(at)) }) })),
     layout: {
       ...layout,
       xaxis: { ...layout.xaxis, range: layout.xaxis.range.map(clock) },
-      shapes: (layout.shapes ?? []).map((one) => moved(one, ["x0", "x1"])),
-      annotations: (layout.annotations ?? []).map((one) => moved(one, ["x"])),
+      shapes: (layout.shapes ?? []).map((item) => moved(item, ["x0", "x1"])),
+      annotations: (layout.annotations ?? []).map((item) => moved(item, ["x"])),
     },
   };
 }

@@ -5,13 +5,13 @@ export function startCopying() {
     button.hidden = false;
     button.addEventListener("click", async () => {
       field.select();
-      say(button, (await put(field.value)) ? "Copied" : "Press Ctrl+C");
+      say(button, (await writeClipboard(field.value)) ? "Copied" : "Press Ctrl+C");
     });
   }
 }
 
 // Whether the text was copied. There is no clipboard without HTTPS or permission.
-export async function put(text) {
+export async function writeClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

@@ -3,9 +3,9 @@ const SVG = "http://www.w3.org/2000/svg";
 const DASHES = { solid: "", dash: "6 4", dot: "2 3", dashdot: "7 3 2 3" };
 
 export function legend(place, traces, hidden, toggle) {
-  const wanted = traces.map((trace) => `${trace.name}\n${trace.line.color}\n${trace.line.dash ?? ""}`).join("\n\n");
-  if (place.dataset.shown !== wanted) {
-    place.dataset.shown = wanted;
+  const lines = traces.map((trace) => `${trace.name}\n${trace.line.color}\n${trace.line.dash ?? ""}`).join("\n\n");
+  if (place.dataset.shown !== lines) {
+    place.dataset.shown = lines;
     place.replaceChildren(...traces.map((trace) => item(trace, toggle)));
   }
   for (const button of place.querySelectorAll("button")) {

@@ -1,4 +1,4 @@
-// A page of figures: its charts, drawn from what the server builds, zoomed together.
+// The charts of a page with figures. The server builds the figures; a zoom applies to all charts.
 import { Chart } from "./charts.js";
 import { startTimeRange } from "./time-range.js";
 import { keepZoom, zoom, zooms } from "./view-state.js";
@@ -6,7 +6,7 @@ import { keepZoom, zoom, zooms } from "./view-state.js";
 const charts = [...document.querySelectorAll("[data-chart]")].map((section) => new Chart(section));
 const each = (act) => charts.forEach(act);
 
-// One zoom for all: the question is always what else happened at that time. Each is a step that "back" undoes.
+// A zoom applies to all charts, because the reader looks for what else changed at that time. "Back" undoes it.
 const show = (range) => each((chart) => chart.zoom(range));
 each((chart) => {
   chart.range = zoom();
@@ -25,7 +25,7 @@ document.addEventListener("zoomundo", () => {
 window.addEventListener("themechange", () => each((chart) => chart.draw()));
 window.addEventListener("zonechange", () => each((chart) => chart.rezone()));
 
-// Links that change one thing of this page keep the rest of what the reader did to it.
+// Links that change one parameter of this page keep hidden lines, open tables and the time zone.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='?']");
   if (!link) return;

@@ -10,22 +10,22 @@ function colour(name) {
   return value;
 }
 
-// Labels of marks, as many as fit beside each other, to the left of their mark where the right has no room.
+// Shows as many labels of marks as fit side by side; a label without room on the right goes to the left of its mark.
 function apart(layout, width) {
   const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
   let free = -Infinity;
-  return (layout.annotations ?? []).flatMap((one) => {
-    const length = one.text.length * LETTER_PX;
-    const at = ((Date.parse(one.x) - from) / (to - from)) * width;
+  return (layout.annotations ?? []).flatMap((label) => {
+    const length = label.text.length * LETTER_PX;
+    const at = ((Date.parse(label.x) - from) / (to - from)) * width;
     const left = at + length > width;
     const start = left ? at - length : at;
     if (start < free) return [];
     free = start + length + LETTER_PX;
-    return [{ ...one, xanchor: left ? "right" : "left" }];
+    return [{ ...label, xanchor: left ? "right" : "left" }];
   });
 }
 
-// The clock of a chart's times, at the left edge, where the label of a time at the axes' corner does not reach.
+// The name of the chart's time zone, at the left edge, clear of the axis labels.
 const clock = (zone, color, margin) => ({ text: zone, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", xshift: -margin, yshift: -4, showarrow: false, font: { size: 10, color } });
 
 export function themed(layout, width, zone = "") {
@@ -39,6 +39,6 @@ export function themed(layout, width, zone = "") {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...apart(layout, width).map((one) => ({ ...one, font: { ...one.font, color: strong } })), ...(zone ? [clock(zone, ink, layout.margin.l)] : [])],
+    annotations: [...apart(layout, width).map((label) => ({ ...label, font: { ...label.font, color: strong } })), ...(zone ? [clock(zone, ink, layout.margin.l)] : [])],
   };
 }

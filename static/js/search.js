@@ -6,7 +6,7 @@ export function startSearch() {
   if (!dialog) return;
   const input = dialog.querySelector("input"), list = dialog.querySelector("ul"), help = dialog.querySelector("[role=status]");
   const form = dialog.querySelector("form");
-  let timer = 0, asked = "";
+  let timer = 0, requested = "";
 
   const open = (event) => {
     event?.preventDefault();
@@ -18,11 +18,11 @@ export function startSearch() {
 
   input.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(look, WAIT_MS);
+    timer = setTimeout(search, WAIT_MS);
   });
   form.addEventListener("submit", (event) => {
     const first = list.querySelector("a");
-    if (!first || asked !== input.value) return; // submit to the search page
+    if (!first || requested !== input.value) return; // submit to the search page
     event.preventDefault();
     location.assign(first.href);
   });
@@ -34,13 +34,13 @@ export function startSearch() {
     stops[Math.min(Math.max(stops.indexOf(document.activeElement) + step, 0), stops.length - 1)].focus();
   });
 
-  async function look() {
+  async function search() {
     const text = input.value;
     try {
-      const answer = await fetch(`${form.action}?format=json&q=${encodeURIComponent(text)}`);
-      if (!answer.ok || text !== input.value) return;
-      const { found } = await answer.json();
-      asked = text;
+      const response = await fetch(`${form.action}?format=json&q=${encodeURIComponent(text)}`);
+      if (!response.ok || text !== input.value) return;
+      const { found } = await response.json();
+      requested = text;
       list.replaceChildren(...found.map(entry));
       help.textContent = found.length ? `${found.length} results. Arrow keys select, Enter opens.` : text ? "No results." : "";
     } catch {

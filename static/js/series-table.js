@@ -26,7 +26,7 @@ export function table({ data, meta }, zone) {
   return wrap;
 }
 
-// Plotly's way to write evenly spaced times: a start and a step in milliseconds.
+// Expands Plotly's notation for evenly spaced times: a start and a step in milliseconds.
 function times(line) {
   const start = line ? Date.parse(`${line.x0}Z`) : 0;
   return (line?.y ?? []).map((_, step) => new Date(start + step * line.dx).toISOString());

@@ -1,10 +1,10 @@
 // Keyboard shortcuts for the time range: t c copies it, t v opens a copied one, also from another tab. The clipboard holds
 // {"from", "to"} as JSON; if it cannot be read, the copy in local storage is used.
-import { put, say } from "./copying.js";
+import { writeClipboard, say } from "./copying.js";
 import { instant, stamp, zoom } from "./view-state.js";
 import { choice } from "./zone.js";
 
-const KEPT = "warmpath-range";
+const STORAGE_KEY = "warmpath-range";
 
 export function startTimeRange() {
   const bar = document.querySelector("[data-range-from]");
@@ -14,15 +14,15 @@ export function startTimeRange() {
   const button = bar.querySelector("[data-copy-link]");
   button.hidden = false;
   button.addEventListener("click", async () => {
-    await put(view().href);
+    await writeClipboard(viewUrl().href);
     say(button, "Copied");
   });
   const form = bar.querySelector("[data-short-link]");
-  form.addEventListener("submit", () => (form.elements.view.value = view().pathname + view().search));
+  form.addEventListener("submit", () => (form.elements.view.value = viewUrl().pathname + viewUrl().search));
 }
 
 // The URL of the current view, with zoom and time zone.
-function view() {
+function viewUrl() {
   const url = new URL(location.href);
   url.searchParams.set("tz", choice());
   return url;
@@ -31,13 +31,13 @@ function view() {
 async function copyRange(bar) {
   const [from, to] = zoom() ?? [bar.dataset.rangeFrom, bar.dataset.rangeTo];
   const text = JSON.stringify({ from: `${stamp(instant(from))}Z`, to: `${stamp(instant(to))}Z` });
-  localStorage.setItem(KEPT, text);
-  await put(text);
+  localStorage.setItem(STORAGE_KEY, text);
+  await writeClipboard(text);
   say(bar.querySelector("[data-copy-link]"), "Range copied");
 }
 
 async function pasteRange() {
-  const range = parsed(await taken()) ?? parsed(localStorage.getItem(KEPT));
+  const range = parsed(await readClipboard()) ?? parsed(localStorage.getItem(STORAGE_KEY));
   if (!range) return;
   const url = new URL(location.href);
   for (const name of ["range", "zoom"]) url.searchParams.delete(name);
@@ -55,7 +55,7 @@ function parsed(text) {
   }
 }
 
-async function taken() {
+async function readClipboard() {
   try {
     return await navigator.clipboard.readText();
   } catch {

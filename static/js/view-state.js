@@ -6,7 +6,7 @@ export const zoom = () => {
   const [from, to] = (params().get("zoom") ?? "").split("~");
   return from && to && instant(from) < instant(to) ? [stamp(instant(from)), stamp(instant(to))] : null;
 };
-export const hidden = (slug) => new Set(params().getAll("hide").filter((one) => one.startsWith(`${slug}:`)).map((one) => one.slice(slug.length + 1)));
+export const hidden = (slug) => new Set(params().getAll("hide").filter((entry) => entry.startsWith(`${slug}:`)).map((entry) => entry.slice(slug.length + 1)));
 export const tables = () => new Set(params().getAll("table"));
 
 export function keepZoom(range) {
@@ -17,7 +17,7 @@ export function keepZoom(range) {
 }
 
 export function keepHidden(slug, names) {
-  const others = params().getAll("hide").filter((one) => !one.startsWith(`${slug}:`));
+  const others = params().getAll("hide").filter((entry) => !entry.startsWith(`${slug}:`));
   replace("hide", [...others, ...[...names].map((name) => `${slug}:${name}`)]);
 }
 
@@ -28,7 +28,7 @@ export function keepTable(slug, open) {
   replace("table", [...now]);
 }
 
-// Steps of this page's history that are zooms: how many there are to go back.
+// Number of zooms in this page's history, that is, how often "back" undoes one.
 export const zooms = () => history.state?.zooms ?? 0;
 
 function replace(name, values) {

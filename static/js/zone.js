@@ -1,6 +1,6 @@
 // Shows times in UTC or in the local time zone, as selected. The server and URLs use UTC. The selection is stored in the
 // browser; ?tz=utc or ?tz=local in a link overrides it. Charts listen for "zonechange" on window.
-const KEPT = "warmpath-zone";
+const STORAGE_KEY = "warmpath-zone";
 const FORMS = {
   day: { day: "2-digit", month: "short", year: "numeric" },
   minute: { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit" },
@@ -9,28 +9,28 @@ const FORMS = {
   full: { day: "2-digit", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" },
 };
 
-const asked = () => new URL(location.href).searchParams.get("tz");
-export const choice = () => ["utc", "local"].find((one) => one === asked()) ?? (localStorage.getItem(KEPT) === "local" ? "local" : "utc");
-const zone = () => (choice() === "utc" ? "UTC" : undefined); // Intl's word for this machine's own is none
+const requested = () => new URL(location.href).searchParams.get("tz");
+export const choice = () => ["utc", "local"].find((zone) => zone === requested()) ?? (localStorage.getItem(STORAGE_KEY) === "local" ? "local" : "utc");
+const zone = () => (choice() === "utc" ? "UTC" : undefined); // undefined is the local zone
 
-// What the zone is called at a time: "UTC", "GMT+2".
+// Name of the zone at a time: "UTC", "GMT+2".
 export function zoneName(at = Date.now()) {
   if (choice() === "utc") return "UTC";
   const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "shortOffset" }).formatToParts(at);
   return parts.find((part) => part.type === "timeZoneName").value;
 }
 
-// Milliseconds to add to a time for its wall clock.
+// UTC offset at a time, in milliseconds.
 export const offset = (at) => (choice() === "utc" ? 0 : -new Date(at).getTimezoneOffset() * 60000);
 
-export function told(at, form) {
+export function formatTime(at, form) {
   const text = new Intl.DateTimeFormat("en-GB", { ...FORMS[form], hourCycle: "h23", timeZone: zone() }).format(at);
   return `${text.replace(",", "")} ${zoneName(at)}`;
 }
 
-export function retell(root = document) {
+export function formatTimes(root = document) {
   for (const element of root.querySelectorAll("time[data-at], time[data-ago]")) {
-    const text = told(Date.parse(element.dateTime), element.dataset.at ?? "full");
+    const text = formatTime(Date.parse(element.dateTime), element.dataset.at ?? "full");
     if (element.dataset.at && element.textContent !== text) element.textContent = text;
     element.title = text;
   }
@@ -40,23 +40,23 @@ export function startZone() {
   const group = document.querySelector("[data-zones]");
   if (!group) return;
   group.hidden = false;
-  document.querySelector("[data-zone-told]").hidden = true;
+  document.querySelector("[data-zone-fixed]").hidden = true;
   group.addEventListener("click", (event) => {
-    const wanted = event.target.closest("[data-zone]")?.dataset.zone;
-    if (wanted) choose(wanted, group);
+    const selected = event.target.closest("[data-zone]")?.dataset.zone;
+    if (selected) choose(selected, group);
   });
   show(group);
-  retell();
-  document.addEventListener("htmx:after:swap", () => retell());
+  formatTimes();
+  document.addEventListener("htmx:after:swap", () => formatTimes());
 }
 
-function choose(wanted, group) {
-  localStorage.setItem(KEPT, wanted);
+function choose(selected, group) {
+  localStorage.setItem(STORAGE_KEY, selected);
   const url = new URL(location.href);
   url.searchParams.delete("tz");
   history.replaceState(history.state, "", url);
   show(group);
-  retell();
+  formatTimes();
   window.dispatchEvent(new Event("zonechange"));
 }
 

@@ -206,7 +206,8 @@ def delivery_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 def delivery(request: HttpRequest, notification_id: UUID) -> HttpResponse:
     """One notification: its content, and every attempt with the receiver's response."""
-    return render_live(request, "telemetry/delivery.html", {"one": get_object_or_404(deliveries(), pk=notification_id)})
+    notification = get_object_or_404(deliveries(), pk=notification_id)
+    return render_live(request, "telemetry/delivery.html", {"notification": notification})
 
 
 @require_POST
