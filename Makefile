@@ -15,11 +15,11 @@ check:  ## format, lint, types, imports, migrations, documentation
 bench:  ## benchmarks, as tables
 	@$(PYTHON) deploy/bootstrap.py bench
 
-bench-soak: ## goals that need time or numbers, judged; python -m tests.benchmarks soak --full takes the goals' own figures
+bench-soak: ## long benchmarks, compared with their limits; python -m tests.benchmarks soak --full runs them at full length
 	@$(PYTHON) deploy/bootstrap.py bench soak
 
-compile: ## the router as native code: a wheel in dist/ for its hosts, and the same in .compiled/ (takes a C compiler)
+compile: ## the router as native code: a wheel in dist/, and the same in .compiled/ (needs a C compiler)
 	@$(PYTHON) deploy/bootstrap.py compile
 
-lock:   ## compile requirements/*.txt anew from pyproject.toml
+lock:   ## rewrite requirements/*.txt from pyproject.toml
 	@$(PYTHON) deploy/bootstrap.py lock
