@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Set up everything a fresh machine needs, then run one of the project's commands.
+"""Installs what a command of the project needs on a fresh machine, then runs the command.
 
-Only the standard library, here and beside: these files run before anything is installed, as root or not.
+The files of this folder use only the standard library: they run before anything is installed, as root or not.
 
     python3 deploy/bootstrap.py run | test | check | bench | compile | lock | sync
 
-Theory of operation. Three things are made, each skipped when its stamp says that it is current:
+Theory of operation. There are three installations, each skipped if its stamp file is current:
 
 1. ``.uv``      the uv installer, from a hash-locked requirement; ``pip install --target`` needs neither
-                root nor a virtual environment, and is exempt from PEP 668;
+                root nor a virtual environment, and PEP 668 does not apply to it;
 2. ``.venv``    the environment, synced to a hash-locked list (``base`` for run, ``dev`` for the rest);
-3. a browser    for ``test`` only: one on PATH, else Debian's package (installed as root, unpacked beside
-                the project otherwise), else Playwright's own download.
+3. a browser    for ``test`` only: one on PATH, else Debian's package (installed as root, otherwise unpacked
+                below ``.programs``), else Playwright's own download.
 
-``compile`` makes a fourth, ``.compiled``: the router as native code, see ``compiled.py``.
+``compile`` builds ``.compiled``, the router as native code; see ``compiled.py``.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from compiled import NotHereError, compile_router
+from compiled import CannotCompileError, compile_router
 from environment import PYTHON, ROOT, UV, install, install_uv
 from programs import browser, with_programs
 
 OLDEST = (3, 11)
-NOT_HERE = 3  # the exit status of ``compile`` where this machine lacks what it takes
-# Servers that others run, as Debian packages them: program -> package.
+CANNOT_COMPILE = 3  # exit status of ``compile`` on a machine without compiler or packages
+# Programs that tests and benchmarks start, by the Debian package that contains them.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
 TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager")} | {"promtool": "prometheus"}
 
-# Four processes at least: two of them mostly wait, for the live stack and for servers that are away. What each is
-# given: tests/side_by_side.py.
+# At least four processes: two of them mostly wait, for the live stack and for stopped servers. tests/side_by_side.py
+# distributes the tests.
 SIDE_BY_SIDE = ["-n", str(max(4, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 COMPILE = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "-q"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the named command; its exit status is ours."""
+    """Run the named command and return its exit status."""
     commands = {"run": run, "test": test, "check": check, "bench": bench}
     commands |= {"compile": compile_, "lock": lock, "sync": sync}
     if not arguments or arguments[0] not in commands:
@@ -65,18 +65,18 @@ def main(arguments: Sequence[str]) -> int:
 def run(arguments: list[str]) -> int:
     """Start the whole stack and stay in the foreground."""
     install("base")
-    # exec, so that a Ctrl-C or a TERM reaches the supervisor itself and nothing lingers in between.
+    # exec: Ctrl-C and SIGTERM reach the supervisor directly, and no parent process remains.
     os.execv(PYTHON, [str(PYTHON), "manage.py", "demo", *arguments])
 
 
 def test(arguments: list[str]) -> int:
-    """Run every test, in several processes; arguments go to pytest, and ``-n 0`` among them makes it one process."""
+    """Run all tests in several processes; arguments go to pytest (``-n 0`` runs in one process)."""
     install("dev")
     if not arguments:
-        with contextlib.suppress(NotHereError):  # a test says so
-            compile_router()  # first: beside the tests it takes three times as long, and several wait for it
+        with contextlib.suppress(CannotCompileError):  # tests/compiled reports it
+            compile_router()  # first: while tests run, compiling takes three times as long, and several tests need it
     environment = dict(os.environ)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of the many programs that tests start compiles it all
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every program that a test starts compiles all modules
     environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
@@ -84,7 +84,7 @@ def test(arguments: list[str]) -> int:
 
 
 def check(_arguments: list[str]) -> int:
-    """Run every static check, all of them even when one fails."""
+    """Run all static checks, even if one fails."""
     install("dev")
     return subprocess.call([PYTHON, "deploy/checks.py"])
 
@@ -99,20 +99,20 @@ def compile_(_arguments: list[str]) -> int:
     """Compile the router into a wheel in ``dist`` and into ``.compiled``."""
     try:
         compile_router()
-    except NotHereError as error:
+    except CannotCompileError as error:
         print(f"The router cannot be compiled here: {error}", file=sys.stderr)
-        return NOT_HERE
+        return CANNOT_COMPILE
     return 0
 
 
 def sync(arguments: list[str]) -> int:
-    """Only set up the environment."""
+    """Only install the packages."""
     install(arguments[0] if arguments else "dev")
     return 0
 
 
 def lock(_arguments: list[str]) -> int:
-    """Compile the locks anew from pyproject.toml. They hold versions and hashes, never an address."""
+    """Write the lock files from pyproject.toml. They contain versions and hashes, and no URL."""
     install_uv()
     everything = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded"]
     compile_lock("base", *everything)

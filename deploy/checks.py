@@ -1,4 +1,4 @@
-"""Every static check of the project, side by side; what fails is printed whole."""
+"""Runs all static checks of the project in parallel and prints the full output of those that fail."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 BIN = Path(sys.executable).parent
 MANAGE = [sys.executable, "manage.py"]
-# Values that satisfy production's rules, for a check that reads settings and connects to nothing.
+# Values that satisfy the rules of production settings. The check only reads settings; it connects to nothing.
 PRODUCTION = {
     "DJANGO_SETTINGS_MODULE": "controlplane.settings.production",
     "WARMPATH_SECRET_KEY": "checked-at-build-time-0123456789-abcdefghijklmnopqrstuvwxyz",
@@ -34,22 +34,22 @@ CHECKS: dict[str, tuple[list[str | Path], dict[str, str]]] = {
 
 
 def main() -> int:
-    """Run all; 0 if all pass."""
+    """Run all checks; 0 if all pass."""
     with ThreadPoolExecutor(max_workers=2) as threads:
         outcomes = list(threads.map(run, CHECKS))
     return 0 if all(outcomes) else 1
 
 
 def run(name: str) -> bool:
-    """Run one check and say how it went."""
+    """Run one check and print its result."""
     command, environment = CHECKS[name]
-    begun = time.monotonic()
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-    verdict = "ok" if done.returncode == 0 else "FAILED"
-    print(f"  {name:<12}{verdict:<8}{time.monotonic() - begun:5.1f} s", flush=True)
-    if done.returncode:
-        print(done.stdout + done.stderr, flush=True)
-    return done.returncode == 0
+    started_at = time.monotonic()
+    process = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    result = "ok" if process.returncode == 0 else "FAILED"
+    print(f"  {name:<12}{result:<8}{time.monotonic() - started_at:5.1f} s", flush=True)
+    if process.returncode:
+        print(process.stdout + process.stderr, flush=True)
+    return process.returncode == 0
 
 
 if __name__ == "__main__":

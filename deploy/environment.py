@@ -1,4 +1,4 @@
-"""The environment that commands run in: uv, and packages synced to a hash-locked list. Only the standard library."""
+"""Installs uv, and virtual environments that match a hash-locked list. Only the standard library."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOCKS = ROOT / "requirements"
 
 
 def install(lock_name: str, venv: Path = VENV) -> None:
-    """Bring an environment to exactly the named lock, unless it stands there already."""
-    wanted = LOCKS / f"{lock_name}.txt"
+    """Install exactly the packages of a lock file into an environment, unless it is up to date."""
+    lock_file = LOCKS / f"{lock_name}.txt"
     stamp = venv / "installed"
-    if stamp.exists() and stamp.read_text() in acceptable(lock_name):
+    if stamp.exists() and stamp.read_text() in valid_stamps(lock_name):
         return
-    with alone():
+    with exclusive():
         install_uv()
         with step(f"Installing the {lock_name} packages into {venv.relative_to(ROOT)}"):
             quiet_env = {**uv_environment(), "UV_PYTHON_DOWNLOADS": "never"}
@@ -35,64 +35,64 @@ def install(lock_name: str, venv: Path = VENV) -> None:
             )
             python = venv / "bin" / "python"
             subprocess.check_call(
-                [UV, "pip", "sync", "-q", "--require-hashes", "--compile-bytecode", "--python", python, wanted],
+                [UV, "pip", "sync", "-q", "--require-hashes", "--compile-bytecode", "--python", python, lock_file],
                 env=quiet_env,
             )
-        stamp.write_text(digest(wanted))
+        stamp.write_text(digest(lock_file))
 
 
 def uv_environment() -> dict[str, str]:
-    """Trust the certificates that the system trusts, where it has any: a company's own among them."""
-    system_has_some = Path("/etc/ssl/certs/ca-certificates.crt").exists()
-    return {**({"UV_SYSTEM_CERTS": "1"} if system_has_some else {}), **os.environ}
+    """Environment in which uv trusts the system's certificates if there are any, for example those of a company."""
+    has_system_certificates = Path("/etc/ssl/certs/ca-certificates.crt").exists()
+    return {**({"UV_SYSTEM_CERTS": "1"} if has_system_certificates else {}), **os.environ}
 
 
-def acceptable(lock_name: str) -> set[str]:
-    """Stamps that will do: ``dev`` holds every pin of ``base``, so ``run`` after ``test`` installs nothing."""
+def valid_stamps(lock_name: str) -> set[str]:
+    """Valid stamps: ``dev`` contains every pin of ``base``, so ``run`` after ``test`` installs nothing."""
     names = {"base": ("base", "dev")}.get(lock_name, (lock_name,))
     return {digest(LOCKS / f"{name}.txt") for name in names}
 
 
 def digest(lock_file: Path) -> str:
-    """Digest of a lock and of the Python it is installed for."""
+    """Digest of a lock file and of the Python version."""
     return hashlib.sha256(lock_file.read_bytes() + sys.version.encode()).hexdigest()
 
 
 def install_uv() -> None:
-    wanted = LOCKS / "uv.txt"
+    lock_file = LOCKS / "uv.txt"
     stamp = UV_HOME / "installed"
-    if stamp.exists() and stamp.read_text() == digest(wanted):
+    if stamp.exists() and stamp.read_text() == digest(lock_file):
         return
     with step("Fetching the uv installer"):
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--root-user-action=ignore"]
-        subprocess.check_call([*pip, "--upgrade", "--target", UV_HOME, "--require-hashes", "-r", wanted])
-    stamp.write_text(digest(wanted))
+        subprocess.check_call([*pip, "--upgrade", "--target", UV_HOME, "--require-hashes", "-r", lock_file])
+    stamp.write_text(digest(lock_file))
 
 
-# --- saying what happens -----------------------------------------------------------------------------
+# --- output and locking -----------------------------------------------------------------------------
 
 
-def quietly(command: list[str], environment: dict[str, str] | None = None, folder: Path = ROOT) -> None:
-    """Run a command, and show what it printed only when it fails."""
-    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env=environment, cwd=folder, check=False, **captured)
-    if done.returncode:
-        print(done.stdout, file=sys.stderr)
-        raise subprocess.CalledProcessError(done.returncode, command)
+def run_quietly(command: list[str], environment: dict[str, str] | None = None, folder: Path = ROOT) -> None:
+    """Run a command; print its output only if it fails."""
+    capture = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.run(command, env=environment, cwd=folder, check=False, **capture)
+    if process.returncode:
+        print(process.stdout, file=sys.stderr)
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 @contextlib.contextmanager
-def step(what: str) -> Iterator[None]:
-    """Say what is being done, and how long it took."""
-    print(f"  {what} ...", flush=True)
-    begun = time.monotonic()
+def step(name: str) -> Iterator[None]:
+    """Print the name of a step, and its duration at the end."""
+    print(f"  {name} ...", flush=True)
+    started_at = time.monotonic()
     yield
-    print(f"  {what}: {time.monotonic() - begun:.1f} s", flush=True)
+    print(f"  {name}: {time.monotonic() - started_at:.1f} s", flush=True)
 
 
 @contextlib.contextmanager
-def alone(lock: Path = ROOT / ".bootstrap.lock") -> Iterator[None]:
-    """Keep two set-ups of one checkout from working at once."""
+def exclusive(lock: Path = ROOT / ".bootstrap.lock") -> Iterator[None]:
+    """Hold a file lock, so that two set-ups of one checkout do not run at once."""
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

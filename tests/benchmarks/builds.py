@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from routing.admin.api import is_compiled
-from tests.compiled.package import ROOT, NotHereError, compile_router, environment
+from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
 
 
 @cache
@@ -18,7 +18,7 @@ def compiled_environment() -> dict[str, str] | None:
     """
     try:
         compile_router()
-    except NotHereError as error:
+    except CannotCompileError as error:
         print(error, flush=True)
         return None
     return environment()

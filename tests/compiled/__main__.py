@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tests.compiled.package import ROOT, NotHereError, compile_router, environment
+from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
 
 PARTS = ("prompt", "limits", "balancing", "health", "proxy", "workers", "replay")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     """Compile, then exec pytest; print why if the router cannot be compiled."""
     try:
         compile_router()
-    except NotHereError as error:
+    except CannotCompileError as error:
         sys.exit(str(error))
     command = [sys.executable, "-m", "pytest", "-p", "tests.compiled.plugin", "-p", "no:cacheprovider"]
     command += ["-o", "django_find_project=false"]  # or the folder of manage.py, and of the plain router, comes first

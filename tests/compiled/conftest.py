@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.compiled.package import NotHereError, compile_router
+from tests.compiled.package import CannotCompileError, compile_router
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +12,7 @@ def compiled() -> None:
     """Skip without a C compiler; fail if REQUIRE_PROGRAMS is set."""
     try:
         compile_router()
-    except NotHereError as error:
+    except CannotCompileError as error:
         if os.environ.get("REQUIRE_PROGRAMS"):
             pytest.fail(f"{error} (REQUIRE_PROGRAMS is set)")
         pytest.skip(str(error))

@@ -13,19 +13,19 @@ from pathspec import GitIgnoreSpec
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / ".compiled"
 DIST = ROOT / "dist"
-NOT_HERE = 3  # what `bootstrap.py compile` ends with where the machine lacks what it takes
+CANNOT_COMPILE = 3  # exit status of `bootstrap.py compile` on a machine without compiler or packages
 
 
-class NotHereError(Exception):
+class CannotCompileError(Exception):
     """The router cannot be compiled on this machine; the message says why."""
 
 
 def compile_router() -> None:
-    """Compile unless it is up to date; NotHereError if that is impossible."""
+    """Compile unless it is up to date; CannotCompileError if that is impossible."""
     command = [sys.executable, "deploy/bootstrap.py", "compile"]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode == NOT_HERE:
-        raise NotHereError(done.stderr.strip().splitlines()[-1])
+    if done.returncode == CANNOT_COMPILE:
+        raise CannotCompileError(done.stderr.strip().splitlines()[-1])
     if done.returncode:
         raise RuntimeError(done.stderr)
 

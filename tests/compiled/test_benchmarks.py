@@ -8,7 +8,7 @@ import pytest
 from routing.schema import LowestCostSettings
 from tests.benchmarks import builds
 from tests.benchmarks.router import our_router
-from tests.compiled.package import ROOT, NotHereError, environment, runs_compiled
+from tests.compiled.package import ROOT, CannotCompileError, environment, runs_compiled
 
 QUICK = "from tests.benchmarks import __main__, path; path.ROUNDS = 2; __main__.main(['path'])"
 
@@ -33,11 +33,11 @@ def test_a_router_that_is_measured_is_the_one_that_its_row_names(tmp_path, compi
 
 def test_where_nothing_can_be_compiled_a_line_says_why(monkeypatch, capsys):
     def refuse() -> None:
-        raise NotHereError("The router cannot be compiled here: it takes a C compiler.")
+        raise CannotCompileError("The router cannot be compiled here: it needs a C compiler.")
 
     monkeypatch.setattr(builds, "compile_router", refuse)
     builds.compiled_environment.cache_clear()
     builds.again_compiled("path", ())
     builds.compiled_environment.cache_clear()
 
-    assert capsys.readouterr().out == "The router cannot be compiled here: it takes a C compiler.\n"
+    assert capsys.readouterr().out == "The router cannot be compiled here: it needs a C compiler.\n"
