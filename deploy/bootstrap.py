@@ -30,7 +30,7 @@ from programs import browser, with_programs
 
 OLDEST = (3, 11)
 CANNOT_COMPILE = 3  # exit status of ``compile`` on a machine without compiler or packages
-# Programs that tests and benchmarks start, by the Debian package that contains them.
+# Programs that tests and benchmarks start, each with the Debian package that contains it.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
 TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager")} | {"promtool": "prometheus"}
 

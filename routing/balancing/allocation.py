@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from heapq import nlargest
+from itertools import filterfalse
 from typing import Final, Generic, TypeVar
 
 from xxhash import xxh3_64_intdigest
@@ -239,7 +240,7 @@ class GroupShares:
         targets = replicas.eligible_targets(own, candidates)
         missing = len(own) - len(targets)
         if missing:
-            others = (name for name in self._ring_orders[group] if name not in own)
+            others = filterfalse(own.__contains__, self._ring_orders[group])
             targets += replicas.eligible_targets(others, candidates, missing)
         return [target for of_replica in targets for target in of_replica]
 

@@ -270,7 +270,7 @@ def preferred_among(
 
     if count is None:
         return [target for target in targets if target in all_targets and is_usable(target)]
-    first = islice(filter(is_usable, route.replicas.ring.walk(prefix)), count)  # lazy in the compiled build too
+    first = islice(filter(is_usable, route.replicas.ring.walk(prefix)), count)
     return [target for target in first if target in targets]
 
 

@@ -16,7 +16,6 @@ Ring orders do not change: only the load that the replica accepts grows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Final, NamedTuple
 
 from routing.balancing.candidates import Candidates
@@ -219,8 +218,13 @@ class GroupReplicas:
         self, replicas: Iterable[ReplicaId], candidates: Candidates, limit: int | None = None
     ) -> list[list[TargetId]]:
         """The targets among candidates, for each of the first ``limit`` replicas that have any."""
-        by_replica = ([name for name in self.targets_of_replica(replica) if name in candidates] for replica in replicas)
-        return list(islice((targets for targets in by_replica if targets), limit))
+        eligible: list[list[TargetId]] = []
+        for replica in replicas:
+            if len(eligible) == limit:
+                break
+            if targets := [name for name in self.targets_of_replica(replica) if name in candidates]:
+                eligible.append(targets)
+        return eligible
 
     def has_adapter(self, name: TargetId, adapter: str, health: HealthRegistry) -> bool:
         """Whether a target has an adapter: by its replica's configuration, else by what the replica reported."""

@@ -163,7 +163,7 @@ class PopularPrefixes:
         """If prompts exceed the memory limit, drop the least valuable until a tenth is free."""
         if self._bytes <= self._max_bytes:
             return
-        stored = (prefix for prefix in self._prefixes.values() if prefix.prompt)
+        stored = [prefix for prefix in self._prefixes.values() if prefix.prompt]
         by_value = sorted(stored, key=lambda prefix: prefix.value, reverse=True)
         while by_value and self._bytes > 0.9 * self._max_bytes:
             self._drop_prompt(by_value.pop())

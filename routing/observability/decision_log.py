@@ -265,8 +265,9 @@ class Page:
     dropped: int  # records before these that are no longer available
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each record in the format of the admin port."""
-        return (record.as_json(seq, self.ratio) for seq, record in enumerate(self.records, self.start))
+        """Each record in the format of the admin port, computed lazily."""
+        for seq, record in enumerate(self.records, self.start):
+            yield record.as_json(seq, self.ratio)
 
     def as_json(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The whole page with its ``rows``."""

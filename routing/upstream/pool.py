@@ -183,7 +183,7 @@ class ConnectionPool:
 
         O(connections).
         """
-        waiting = (it for it in self._open if it.waiting is not None and it.sent_at >= since)
+        waiting = [it for it in self._open if it.waiting is not None and it.sent_at >= since]
         return sorted(waiting, key=lambda upstream: upstream.sent_at)
 
     def silences(self, now: float, since: float = 0.0) -> list[float]:

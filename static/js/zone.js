@@ -10,7 +10,7 @@ const FORMS = {
 };
 
 const requested = () => new URL(location.href).searchParams.get("tz");
-export const choice = () => ["utc", "local"].find((zone) => zone === requested()) ?? (localStorage.getItem(STORAGE_KEY) === "local" ? "local" : "utc");
+export const choice = () => ["utc", "local"].find((name) => name === requested()) ?? (localStorage.getItem(STORAGE_KEY) === "local" ? "local" : "utc");
 const zone = () => (choice() === "utc" ? "UTC" : undefined); // undefined is the local zone
 
 // Name of the zone at a time: "UTC", "GMT+2".

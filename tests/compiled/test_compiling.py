@@ -70,6 +70,29 @@ def test_what_is_compiled_calls_errors_of_two_kinds_by_two_names():
     assert found == []
 
 
+def test_what_is_compiled_expects_no_generator_expression_to_be_lazy():
+    """mypyc compiles a generator expression as a list."""
+    eager = [
+        f"{module}:{node.lineno}: {ast.unparse(expression)}"
+        for module in named_modules()
+        for node in ast.walk(ast.parse((ROOT / module).read_text()))
+        if (expression := expected_lazy(node)) is not None
+    ]
+    assert eager == []
+
+
+def expected_lazy(node: ast.AST) -> ast.GeneratorExp | None:
+    """The generator expression that a statement binds or returns, or that is passed to ``islice``."""
+    match node:
+        case ast.Assign(targets=[ast.Name()], value=ast.GeneratorExp() as expression):
+            return expression
+        case ast.Return(value=ast.GeneratorExp() as expression):
+            return expression
+        case ast.Call(func=ast.Name(id="islice"), args=[ast.GeneratorExp() as expression, *_]):
+            return expression
+    return None
+
+
 def caught_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, set[str]]:
     """Names bound by a function's ``except`` clauses, with their error types."""
     caught: dict[str, set[str]] = {}

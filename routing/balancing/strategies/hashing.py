@@ -67,7 +67,7 @@ class Tiered(_BoundedHashing):
         return bounded_choice(order, candidates, self.load_factor, self.min_bound)
 
     def _order(self, prefix: PrefixHash, conversation: PrefixHash | None, candidates: Candidates) -> Iterator[TargetId]:
-        ring_order = filter(candidates.loads.__contains__, self.ring.walk(prefix))  # lazy in the compiled build too
+        ring_order = filter(candidates.loads.__contains__, self.ring.walk(prefix))
         group = list(islice(ring_order, self._replicas))
         if conversation is not None:
             group.sort(key=lambda name: xxh3_64_intdigest(name.encode(), conversation), reverse=True)
