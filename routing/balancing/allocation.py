@@ -2,22 +2,22 @@
 
 Shares. Instead of reducing every count with every request, the weight of a request grows: after ``half_life`` requests
 it has doubled. A share is a key's weight divided by the total. When weights become large, all are scaled down together.
-At most ``2 * MAX_KEYS`` keys are counted; then only the ``MAX_KEYS`` heaviest remain. A key with a share above 1 /
+At most ``2 * MAX_KEYS`` keys are counted; then only the ``MAX_KEYS`` most frequent remain. A key with a share above 1 /
 ``MAX_KEYS`` is never dropped, and a dropped key is counted anew.
 
 Allocation. A share of the requests needs the same share of the replicas. The number of replicas changes only if the
 share is clearly above or below it, because every change leaves prefixes without cache. Each key has a ring order of the
 replicas and in turn picks the first replica that the fewest others have picked, until it has enough. So the sets of
 keys are disjoint as long as there are enough replicas. A number stands for that many replicas of mean weight: a key
-that reaches the weight earlier stops, and a key that has the number but not the weight gets replicas that nobody has. A
+that reaches the weight earlier stops, and a key that has the number but not the weight gets replicas without owner. A
 key that grows picks one more, and one that shrinks loses its last pick; larger keys exchange a quarter of a replica on
 average when all sizes change together. Everything follows from sizes and names, so routers with the same shares agree.
 
-Group shares. A pool's requests are counted by task group, and its own requests as one more group. Every ``REVIEW``
-requests the sizes are reviewed. A group with hardly any traffic has no replicas of its own: it is a guest at the first
-replica of its ring order. Sets consist of configured, active replicas. While one of them is down or excluded, the next
-available replica in the group's ring order replaces it, and no other set changes. So no group is without a replica
-while any is up.
+Group shares. A pool's requests are counted by task group, and its own requests as one more group. Every
+``REVIEW_REQUESTS`` requests the sizes are reviewed. A group with hardly any traffic has no replicas of its own: it is a
+guest at the first replica of its ring order. Sets consist of configured, active replicas. While one of them is down or
+excluded, the next available replica in the group's ring order replaces it, and no other set changes. So no group is
+without a replica while any is up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from routing.schema import AutoReplicas, PoolConfig, ReplicaState
 from routing.types import NameT, ReplicaId, TargetId
 
 MAX_KEYS: Final = 256
-_LARGE: Final = 1e100
+_MAX_WEIGHT: Final = 1e100
 
 
 class Shares:
@@ -63,43 +63,43 @@ class Shares:
         self._weight *= self._growth
         if len(weights) > 2 * MAX_KEYS:
             self._weights = dict(nlargest(MAX_KEYS, weights.items(), key=lambda item: item[1]))
-        if self._weight > _LARGE:
+        if self._weight > _MAX_WEIGHT:
             unit, self._weight = self._weight, 1.0
             self._total /= unit
             self._weights = {key: weight / unit for key, weight in self._weights.items()}
 
     def carry_over(self, before: Shares) -> None:
-        """Continue with the counts of another, whatever its half-life."""
+        """Continue with the counts of ``before``, whose half-life may differ."""
         self._weights, self._total, self._weight = dict(before._weights), before._total, before._weight
 
     def share(self, key: int) -> float:
         """A key's share, 0 to 1; 0 if it is not counted, because it is unknown or rare."""
         return self._weights.get(key, 0.0) / self._total if self._total else 0.0
 
-    def above(self, ratio: float) -> list[tuple[int, float]]:
+    def frequent_keys(self, min_share: float) -> list[tuple[int, float]]:
         """Keys with at least this share (0 to 1), and their shares, the largest first."""
-        least = max(ratio * self._total, self._total / MAX_KEYS)
-        heavy = [(key, weight / self._total) for key, weight in self._weights.items() if weight >= least]
-        return sorted(heavy, key=lambda item: (-item[1], item[0]))
+        min_weight = max(min_share * self._total, self._total / MAX_KEYS)
+        frequent = [(key, weight / self._total) for key, weight in self._weights.items() if weight >= min_weight]
+        return sorted(frequent, key=lambda item: (-item[1], item[0]))
 
 
 # Most of a fraction is rounded down: allocated keys get hits, while the remaining traffic needs most of the prefill.
-GAIN: Final = 0.75  # replicas by which a share must exceed its number to gain one
-LOSE: Final = 0.5  # replicas by which it must fall below its number to lose one
-MIN_SHARE: Final = 0.1  # replicas' worth of traffic below which a key needs none of its own
+GAIN_MARGIN: Final = 0.75  # replicas by which a share must exceed the current number for one more
+LOSS_MARGIN: Final = 0.5  # replicas by which a share must fall below the current number for one less
+MIN_SHARE: Final = 0.1  # in replicas' worth of traffic; a key with less needs no replica of its own
 
-K = TypeVar("K", bound=Hashable)
-
-
-def next_size(before: int, share: float) -> int:
-    """Number of replicas for a ``share`` in replicas' worth of traffic, with ``before`` (0: none) now; at least 1."""
-    if before and before - LOSE <= share < before + GAIN:
-        return before
-    return max(1, int(share + 1 - GAIN))
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-def trim_sizes(sizes: Mapping[K, int], floors: Mapping[K, int], replicas: int) -> dict[K, int]:
-    """Reduce the largest sizes until all fit, but none below its floor, nor below 1 if it has any."""
+def next_size(current: int, share: float) -> int:
+    """Number of replicas for a ``share`` in replicas' worth of traffic, at least 1. ``current``: the number so far."""
+    if current and current - LOSS_MARGIN <= share < current + GAIN_MARGIN:
+        return current
+    return max(1, int(share + 1 - GAIN_MARGIN))
+
+
+def trim_sizes(sizes: Mapping[KeyT, int], floors: Mapping[KeyT, int], replicas: int) -> dict[KeyT, int]:
+    """Reduce the largest sizes until their sum is at most ``replicas``; none below its floor, or to 0."""
     trimmed = dict(sizes)
     excess = sum(trimmed.values()) - replicas
     while excess > 0:
@@ -114,76 +114,80 @@ def trim_sizes(sizes: Mapping[K, int], floors: Mapping[K, int], replicas: int) -
 
 
 def allocate(
-    sizes: Mapping[K, int],
-    ring_orders: Mapping[K, Sequence[NameT]],
+    sizes: Mapping[KeyT, int],
+    ring_orders: Mapping[KeyT, Sequence[NameT]],
     weights: Mapping[NameT, float],
     owners: Mapping[NameT, int],
-) -> dict[K, list[NameT]]:
+) -> dict[KeyT, list[NameT]]:
     """The replicas of each key in the order of picking; sizes count replicas of mean weight. O(keys * replicas).
 
     ``owners`` counts existing owners of each replica; replicas with fewer owners are picked first.
     """
-    mean = sum(weights.values()) / max(1, len(weights))
-    targets = {key: size * mean * (1 - 1e-9) for key, size in sizes.items()}
-    counts = {replica: owners.get(replica, 0) for replica in weights}
-    picks = {key: _Picks(ring_orders[key], counts, weights) for key, size in sizes.items() if size}
-    open_keys = list(picks)
-    while open_keys:
-        for key in open_keys:
+    mean_weight = sum(weights.values()) / max(1, len(weights))
+    targets = {key: size * mean_weight * (1 - 1e-9) for key, size in sizes.items()}
+    owner_counts = {replica: owners.get(replica, 0) for replica in weights}
+    picks = {key: _Picks(ring_orders[key], owner_counts, weights) for key, size in sizes.items() if size}
+    keys_to_serve = list(picks)
+    while keys_to_serve:
+        for key in keys_to_serve:
             picks[key].pick()
-        open_keys = [
+        keys_to_serve = [
             key
-            for key in open_keys
+            for key in keys_to_serve
             if picks[key].weight < targets[key] and min(sizes[key], len(weights)) > len(picks[key].chosen)
         ]
-    open_keys = [key for key, own in picks.items() if own.weight < targets[key]]  # they picked replicas of low weight
-    while open_keys:
-        open_keys = [key for key in open_keys if picks[key].pick(unowned=True) and picks[key].weight < targets[key]]
-    return {key: list(own.chosen) for key, own in picks.items()}
+    keys_to_serve = [key for key, picked in picks.items() if picked.weight < targets[key]]  # light replicas
+    while keys_to_serve:
+        keys_to_serve = [
+            key for key in keys_to_serve if picks[key].pick(unowned=True) and picks[key].weight < targets[key]
+        ]
+    return {key: list(picked.chosen) for key, picked in picks.items()}
 
 
 class _Picks(Generic[NameT]):
     """The replicas that one key has picked."""
 
-    __slots__ = ("_at", "_counts", "_level", "_order", "_weights", "chosen", "weight")
+    __slots__ = ("_max_owners", "_next_index", "_owner_counts", "_ring_order", "_weights", "chosen", "weight")
 
-    def __init__(self, order: Sequence[NameT], counts: dict[NameT, int], weights: Mapping[NameT, float]) -> None:
+    def __init__(self, order: Sequence[NameT], owner_counts: dict[NameT, int], weights: Mapping[NameT, float]) -> None:
         self.chosen: dict[NameT, None] = {}  # in the order of picking
         self.weight = 0.0
-        self._order = order
+        self._ring_order = order
         self._weights = weights
-        self._counts = counts
-        self._level = 0  # owners of the replicas that are picked now; counts only grow, so no replica is revisited
-        self._at = 0
+        self._owner_counts = owner_counts
+        self._max_owners = 0  # owners of the replicas that are picked now; counts only grow, so no replica is revisited
+        self._next_index = 0
 
     def pick(self, *, unowned: bool = False) -> bool:
-        """Pick the first replica in order with the fewest owners; there is one.
+        """Pick the first replica in ring order with the fewest owners; at least one replica must be left.
 
-        ``unowned``: only one without owners; False if there is none.
+        ``unowned``: pick only a replica without owners; False if there is none.
         """
-        while not (unowned and self._level):
-            while self._at < len(self._order):
-                replica = self._order[self._at]
-                self._at += 1
-                if self._counts[replica] <= self._level and replica not in self.chosen:
-                    self._counts[replica] += 1
+        while not (unowned and self._max_owners):
+            while self._next_index < len(self._ring_order):
+                replica = self._ring_order[self._next_index]
+                self._next_index += 1
+                if self._owner_counts[replica] <= self._max_owners and replica not in self.chosen:
+                    self._owner_counts[replica] += 1
                     self.chosen[replica] = None
                     self.weight += self._weights[replica]
                     return True
-            self._at, self._level = 0, self._level + 1
+            self._next_index, self._max_owners = 0, self._max_owners + 1
         return False
 
 
-REVIEW: Final = 64  # requests between two reviews; equal shares at the start count as this many requests
-OWN: Final = ""  # the pool's own requests
-_UNBOUND: Final = AutoReplicas()
+REVIEW_REQUESTS: Final = 64  # requests between two reviews; equal shares at the start count as this many requests
+NO_GROUP: Final = ""  # stands for the pool's own requests
+_NO_BOUNDS: Final = AutoReplicas()
 
 
 class GroupShares:
     """The replicas of each task group of a pool with ``auto_replicas``, and of the pool's own requests."""
 
     def __init__(self, pool: PoolConfig, hasher: PrefixHasher) -> None:
-        bounds = {OWN: _UNBOUND} | {group.name: group.auto_replicas for group in pool.groups if group.auto_replicas}
+        bounds = {NO_GROUP: _NO_BOUNDS} | {
+            group.name: group.auto_replicas for group in pool.groups if group.auto_replicas
+        }
         self._bounds = dict(sorted(bounds.items()))  # sorted, so that the configuration's order does not matter
         active = [replica for replica in pool.replicas if replica.state is ReplicaState.ACTIVE]
         self._weights = {ReplicaId(replica.name): replica.capacity for replica in active}
@@ -192,11 +196,11 @@ class GroupShares:
         self._owners = Counter(ReplicaId(name) for group in pool.groups for name in group.replicas or ())
         self._shares = Shares(pool.share_half_life)
         self._requests = 0
-        self._sizes: dict[str, int] = {}  # by share; 0 for a guest
-        self._trimmed_sizes: dict[str, int] = {}  # what fits
-        self._sets: dict[str, Sequence[ReplicaId]] = {}
-        self._cache: dict[tuple[str, str], tuple[Candidates, Candidates]] = {}  # pool's and group's, by group, adapter
-        for _ in range(-(-REVIEW // len(self._bounds))):
+        self._sizes: dict[str, int] = {}  # number of replicas by share; 0 for a guest
+        self._trimmed_sizes: dict[str, int] = {}  # reduced to the number of replicas
+        self._replicas_by_group: dict[str, Sequence[ReplicaId]] = {}
+        self._cache: dict[tuple[str, str], tuple[Candidates, Candidates]] = {}  # of pool and group, by group, adapter
+        for _ in range(-(-REVIEW_REQUESTS // len(self._bounds))):
             for name in self._bounds:
                 self._shares.count(_key(name))
         self._review()
@@ -205,7 +209,7 @@ class GroupShares:
         """Count a request of a group, with or without ``auto_replicas``, or of the pool's own."""
         self._shares.count(_key(group))
         self._requests += 1
-        if not self._requests % REVIEW:
+        if not self._requests % REVIEW_REQUESTS:
             self._review()
 
     def share(self, group: str) -> float:
@@ -213,8 +217,8 @@ class GroupShares:
         return self._shares.share(_key(group))
 
     def replicas(self, group: str) -> Sequence[ReplicaId]:
-        """A group's set; a smaller set would keep the first ones."""
-        return self._sets[group]
+        """A group's set, in the order of picking: a smaller set would keep the first replicas."""
+        return self._replicas_by_group[group]
 
     def carry_over(self, before: GroupShares) -> None:
         """Continue with the traffic and the sizes of the configuration before."""
@@ -222,30 +226,38 @@ class GroupShares:
         self._sizes = {name: before._sizes[name] for name in self._bounds if name in before._sizes}
         self._review()
 
-    def candidates(self, group: str, replicas: GroupReplicas, of_pool: Candidates, adapter: str = "") -> Candidates:
+    def candidates(
+        self, group: str, replicas: GroupReplicas, pool_candidates: Candidates, adapter: str = ""
+    ) -> Candidates:
         """The pool's candidates that a group may use now; at least one, if there is any."""
         cached = self._cache.get((group, adapter))
-        if cached is None or cached[0] is not of_pool:
-            of_group = of_pool.subset(self._targets(group, replicas, of_pool))
-            cached = self._cache[group, adapter] = of_pool, of_group
+        if cached is None or cached[0] is not pool_candidates:
+            group_candidates = pool_candidates.subset(self._targets(group, replicas, pool_candidates))
+            cached = self._cache[group, adapter] = pool_candidates, group_candidates
         return cached[1]
 
-    def untried(self, group: str, replicas: GroupReplicas, untried: Candidates, unfiltered: Candidates) -> Candidates:
-        """The same for a request that failed at some of ``unfiltered``, so that ``untried`` are left."""
+    def untried_candidates(
+        self, group: str, replicas: GroupReplicas, untried: Candidates, unfiltered: Candidates
+    ) -> Candidates:
+        """The candidates that a group may use for a retry.
+
+        ``untried``: the pool's candidates without those at which the request failed; ``unfiltered``: the group's with
+        those.
+        """
         return untried.subset(self._targets(group, replicas, untried), unfiltered)
 
     def _targets(self, group: str, replicas: GroupReplicas, candidates: Candidates) -> list[TargetId]:
         """The targets of a group's set among candidates, with replacements for missing replicas."""
-        own = self._sets[group]
-        targets = replicas.eligible_targets(own, candidates)
-        missing = len(own) - len(targets)
+        assigned = self._replicas_by_group[group]
+        targets = replicas.eligible_targets(assigned, candidates)
+        missing = len(assigned) - len(targets)
         if missing:
-            others = filterfalse(own.__contains__, self._ring_orders[group])
-            targets += replicas.eligible_targets(others, candidates, missing)
-        return [target for of_replica in targets for target in of_replica]
+            replacements = filterfalse(assigned.__contains__, self._ring_orders[group])
+            targets += replicas.eligible_targets(replacements, candidates, missing)
+        return [target for replica_targets in targets for target in replica_targets]
 
     def _review(self) -> None:
-        """Compute sizes, and allocate anew if any has changed."""
+        """Compute the sizes, and allocate the replicas again if a size has changed."""
         replicas = len(self._weights)
         self._sizes = {name: self._size(name, replicas) for name in self._bounds}
         floors = {name: bounds.reserved for name, bounds in self._bounds.items()}
@@ -254,14 +266,14 @@ class GroupShares:
             return
         self._trimmed_sizes = trimmed
         sets = allocate(trimmed, self._ring_orders, self._weights, self._owners) if replicas else {}
-        self._sets = {name: sets.get(name) or order[:1] for name, order in self._ring_orders.items()}
+        self._replicas_by_group = {name: sets.get(name) or order[:1] for name, order in self._ring_orders.items()}
         self._cache = {}
 
     def _size(self, name: str, replicas: int) -> int:
         """Number of replicas for a group's share, within its bounds; 0 for hardly any traffic."""
-        before, bounds = self._sizes.get(name, 0), self._bounds[name]
+        current, bounds = self._sizes.get(name, 0), self._bounds[name]
         share = self.share(name) * replicas
-        size = next_size(before, share) if share >= (MIN_SHARE / 2 if before else MIN_SHARE) else 0
+        size = next_size(current, share) if share >= (MIN_SHARE / 2 if current else MIN_SHARE) else 0
         return max(bounds.reserved, size if bounds.max is None else min(size, bounds.max))
 
 

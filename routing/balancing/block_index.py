@@ -40,7 +40,7 @@ ALL_BITS: Final = -1  # a mask with every bit
 
 
 class BlockRun:
-    """Consecutive blocks that always occurred together, and the replicas that have them."""
+    """Consecutive blocks that always occurred together, and the replicas that have them cached."""
 
     __slots__ = ("hashes", "last", "length", "mask")
 
@@ -51,7 +51,7 @@ class BlockRun:
         self.mask = mask
 
     @classmethod
-    def of(cls, hashes: Chain, mask: int) -> BlockRun:
+    def of_hashes(cls, hashes: Chain, mask: int) -> BlockRun:
         """A run of these blocks, at least one."""
         return BlockRun(hashes, hashes[-1], len(hashes), mask)
 
@@ -106,7 +106,7 @@ class BlockIndex:
         while at < end:
             run = by_first.get(chain[at])
             if run is None:
-                run = by_first[chain[at]] = BlockRun.of(chain[at : at + self._max_run_blocks], 0)
+                run = by_first[chain[at]] = BlockRun.of_hashes(chain[at : at + self._max_run_blocks], 0)
             elif at + run.length > end or chain[at + run.length - 1] != run.last:
                 head = self._split(run, _shared_blocks(run.hashes, chain, at))
                 on_split(head, run)
@@ -115,7 +115,7 @@ class BlockIndex:
             at += run.length
         return path
 
-    def starting_with(self, key: int) -> BlockRun | None:
+    def run_starting_with(self, key: int) -> BlockRun | None:
         """The run with this first hash; None if no replica has one."""
         return self._by_first.get(key)
 
@@ -134,7 +134,7 @@ class BlockIndex:
     def _split(self, run: BlockRun, length: int) -> BlockRun:
         """Split a run's first blocks off into a new run with the same replicas, which is returned."""
         self._walked_chain = None
-        head = BlockRun.of(run.hashes[:length], run.mask)
+        head = BlockRun.of_hashes(run.hashes[:length], run.mask)
         run.hashes = run.hashes[length:]
         run.length -= length
         self._by_first[head.hashes[0]] = head
@@ -160,7 +160,7 @@ MAX_BRANCHES: Final = 4096  # in each of two generations
 MAX_BRANCH_BLOCKS: Final = 1.5  # that prompts share after the block where they diverge, with the template's tokens
 MAX_DENSITY_RATIO: Final = 0.5  # by which a prefix may have more tokens than estimated, as a share of the estimate
 
-_TAIL: Final = 0x9E37_79B9_7F4A_7C15  # makes a tail's key different from its chain's last hash
+_TAIL_KEY_MASK: Final = 0x9E37_79B9_7F4A_7C15  # makes a tail's key different from its chain's last hash
 
 
 class Tail(BlockRun):
@@ -180,10 +180,10 @@ class TailReuse:
         self.ratio = 0.0
         self._samples = 0
 
-    def learn(self, found_ratio: float) -> None:
-        """Add the share of a tail that one turn found; clipped to 0 to 1."""
+    def learn(self, cached_ratio: float) -> None:
+        """Add the share of a tail that was cached for the next turn; clipped to 0 to 1."""
         self._samples = min(self._samples + 1, MAX_SAMPLES)
-        self.ratio += (min(max(found_ratio, 0.0), 1.0) - self.ratio) / self._samples
+        self.ratio += (min(max(cached_ratio, 0.0), 1.0) - self.ratio) / self._samples
 
 
 class Branches:
@@ -193,13 +193,13 @@ class Branches:
         self._tokens: dict[int, int] = {}  # by the hash of the block
         self._older_tokens: dict[int, int] = {}  # the previous generation
 
-    def learn(self, hash_: int, found_tokens: float, expected_tokens: int, block_tokens: int) -> None:
-        """Record that ``found_tokens`` more (or fewer) than the ``expected_tokens`` up to a block were cached.
+    def learn(self, hash_: int, extra_tokens: float, expected_tokens: int, block_tokens: int) -> None:
+        """Record that ``extra_tokens`` more (or fewer) than the ``expected_tokens`` up to a block were cached.
 
-        Many more are ignored: they are from a longer prefix that was assumed to be evicted.
+        Large values are ignored: they come from a longer prefix that was assumed to be evicted.
         """
-        if found_tokens <= MAX_BRANCH_BLOCKS * block_tokens + MAX_DENSITY_RATIO * expected_tokens:
-            self._tokens[hash_] = int(found_tokens)
+        if extra_tokens <= MAX_BRANCH_BLOCKS * block_tokens + MAX_DENSITY_RATIO * expected_tokens:
+            self._tokens[hash_] = int(extra_tokens)
             if len(self._tokens) >= MAX_BRANCHES:
                 self._older_tokens, self._tokens = self._tokens, {}
 
@@ -211,7 +211,7 @@ class Branches:
 
 def tail_key(chain: Chain, blocks: int) -> int:
     """The first hash of the tail of a prompt whose chain has ``blocks`` (>= 1)."""
-    return chain[blocks - 1] ^ _TAIL
+    return chain[blocks - 1] ^ _TAIL_KEY_MASK
 
 
 def tail_tokens(run: BlockRun) -> int:
@@ -250,9 +250,9 @@ class ReplicaBlocks:
         self.uses: OrderedDict[Use, None] = OrderedDict()  # the oldest first, each with at least one run
         self.uses_tails = False  # set by the first response that reports its generated tokens
         self.misses = 0  # wrong predictions in a row
-        self.suspect_s = 0.0  # latest earlier use of the blocks that were missed
+        self.missed_used_s = 0.0  # latest earlier use of the blocks that were missed
 
-    def stale_s(self, now_s: float) -> float:
+    def stale_before_s(self, now_s: float) -> float:
         """Blocks last used before this time are closer to eviction than to their last use; -inf if not full."""
         if self.blocks < FULL_RATIO * self.capacity or not self.uses:
             return -inf
@@ -331,11 +331,11 @@ class ReplicaBlockTables:
         self._index = index
         self.by_target: dict[TargetId, ReplicaBlocks] = {}  # read-only for others
         self._by_number: list[ReplicaBlocks | None] = []
-        self._free: list[int] = []  # numbers of removed replicas
+        self._free_numbers: list[int] = []  # numbers of removed replicas
         self._turn = 0
         self.capacity = 0  # of all, in blocks
 
-    def of_mask(self, mask: int) -> list[ReplicaBlocks]:
+    def replicas_of_mask(self, mask: int) -> list[ReplicaBlocks]:
         """The replicas with these bits. 0.2 us each; 100 us for most of a thousand."""
         if 4 * mask.bit_count() > len(self._by_number):
             return [replica for replica in self._by_number if replica and replica.bit & mask]
@@ -347,14 +347,14 @@ class ReplicaBlockTables:
             mask ^= bit
         return replicas
 
-    def next(self) -> ReplicaBlocks | None:
-        """Each replica in turn; None for a removed one. There must be a replica."""
+    def next_in_turn(self) -> ReplicaBlocks | None:
+        """The next replica in turn; None for a removed one. There must be a replica."""
         self._turn = turn = (self._turn + 1) % len(self._by_number)
         return self._by_number[turn]
 
     def expire(self, used_s: float) -> None:
         """At the next replica in turn, evict what was last used before this time."""
-        replica = self.next()
+        replica = self.next_in_turn()
         if replica is not None:
             while replica.uses and replica.oldest_s < used_s:
                 replica.evict()
@@ -366,10 +366,10 @@ class ReplicaBlockTables:
         """
         replica = self.by_target.get(target)
         if replica is None:
-            if not self._free:
-                self._free.append(len(self._by_number))
+            if not self._free_numbers:
+                self._free_numbers.append(len(self._by_number))
                 self._by_number.append(None)
-            number = self._free.pop()
+            number = self._free_numbers.pop()
             replica = ReplicaBlocks(target, 1 << number, self._index, block_tokens)
             self.by_target[target] = self._by_number[number] = replica
         replica.capacity_tokens = tokens
@@ -390,4 +390,4 @@ class ReplicaBlockTables:
             self.capacity -= replica.capacity
             number = replica.bit.bit_length() - 1
             self._by_number[number] = None
-            self._free.append(number)
+            self._free_numbers.append(number)

@@ -11,10 +11,10 @@ prefill at most ``EXCESS_TOKENS`` more for each request in excess. Popular prefi
 their share of the traffic needs, at the cost of one prefill each, and a prefix that is longer spreads later.
 
 Order by load. Loads change with every request, so sums and order follow the load tracker's journal: an update costs the
-changes since the last query, at most O(replicas), and nothing is computed where nobody asks. The least loaded replica
-is the head of a heap whose outdated entries are dropped when they surface. Among equals the replica whose load changed
-longest ago is first, initially in an order hashed with the seed. With a fixed order, the routers of an idle fleet would
-all choose the same replica, and a replica that quickly fails would attract all requests.
+changes since the last query, at most O(replicas), and nothing is computed without a query. The least loaded replica is
+the head of a heap whose outdated entries are dropped when they reach the top. Among equals the replica whose load
+changed longest ago is first, initially in an order hashed with the seed. With a fixed order, the routers of an idle
+fleet would all choose the same replica, and a replica that quickly fails would attract all requests.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Choice:
 
 
 class Candidate(NamedTuple):
-    """An eligible target, with what its cost is computed from."""
+    """An eligible target, with the values that its cost is computed from."""
 
     target: TargetId
     load: Load
     weight: float
     bit: int  # in the residency's masks; 0 if the residency does not know it
-    share: float = 1.0  # of its weight that it has; less during slow start
+    share: float = 1.0  # of its full weight; below 1 during slow start
 
 
 def work_of(candidate: Candidate) -> float:
@@ -69,15 +69,23 @@ def work_of(candidate: Candidate) -> float:
     return (load.waiting_tokens + REQUEST_TOKENS * load.running) / candidate.weight
 
 
-FAIR_RATIO: Final = 1.15  # to the fair share of recent requests
-MIN_EXCESS: Final = 8.0  # requests that may be chance, or one conversation
+FAIR_RATIO: Final = 1.15  # times its fair share: what a replica may have of recent requests
+MIN_EXCESS: Final = 8.0  # requests above that, which may be chance or one conversation
 EXCESS_TOKENS: Final = 600.0  # tokens to prefill, 0.075 s at 8,000 a second, for yielding one request in excess
 
 
 class RecentShares:
     """Shares of recent requests. The total is recomputed once in as many changes as there are replicas."""
 
-    __slots__ = ("_fair", "_members", "_position", "_request_weight", "_tracker", "_under_share", "_weight")
+    __slots__ = (
+        "_fair_requests",
+        "_mask_without_excess",
+        "_members",
+        "_position",
+        "_request_weight",
+        "_tracker",
+        "_weight",
+    )
 
     def __init__(self, members: Sequence[Candidate], tracker: LoadTracker) -> None:
         self._members = members
@@ -85,8 +93,8 @@ class RecentShares:
         self._tracker = tracker
         self._position: int | None = None  # of the tracker, when the total was computed
         self._request_weight = 0.0  # of the tracker at that time
-        self._fair = 0.0  # requests allowed for a weight of 1, without ``MIN_EXCESS``
-        self._under_share: int | None = None
+        self._fair_requests = 0.0  # requests allowed for a weight of 1, without ``MIN_EXCESS``
+        self._mask_without_excess: int | None = None
 
     def excess(self, member: Candidate) -> float:
         """Recent requests above a member's fair share; negative below it."""
@@ -97,15 +105,15 @@ class RecentShares:
             or tracker.request_weight < self._request_weight
         ):
             self._position, self._request_weight = tracker.position, tracker.request_weight
-            self._fair = FAIR_RATIO * sum([member.load.recent for member in self._members]) / self._weight
-            self._under_share = None
-        return (member.load.recent - self._fair * member.weight) / tracker.request_weight - MIN_EXCESS
+            self._fair_requests = FAIR_RATIO * sum([member.load.recent for member in self._members]) / self._weight
+            self._mask_without_excess = None
+        return (member.load.recent - self._fair_requests * member.weight) / tracker.request_weight - MIN_EXCESS
 
-    def under_share(self) -> int:
-        """The bits of members without excess, by the latest total."""
-        if self._under_share is None:
-            self._under_share = sum([member.bit for member in self._members if self.excess(member) <= 0])
-        return self._under_share
+    def mask_without_excess(self) -> int:
+        """A mask of the members without excess, by the latest total."""
+        if self._mask_without_excess is None:
+            self._mask_without_excess = sum([member.bit for member in self._members if self.excess(member) <= 0])
+        return self._mask_without_excess
 
 
 WORK_CLASSES: Final = 64  # by powers of two of tokens
@@ -120,30 +128,30 @@ class LeastLoadedOrder:
         self._tracker = tracker
         self._seed = seed
         self._position = tracker.position
-        self._counted: dict[TargetId, int] = {}  # each load as included in the sums, by ``_count``
+        self._counted: dict[TargetId, int] = {}  # each load as included in the sums, by ``_encoded_counts``
         self._running = 0
         self._busy = 0
         self._heap: list[tuple[float, int, TargetId]] = []  # (work, stamp, target); empty until first use
         self._current: dict[TargetId, int] = {}  # stamp of each target's valid entry
         self._stamp = 0
         self._by_work = [0] * WORK_CLASSES  # masks of the targets in the heap
-        self._class: dict[TargetId, int] = {}
+        self._work_class: dict[TargetId, int] = {}
         self._recount()
 
     @property
     def running(self) -> int:
-        """Requests that run at all of them together."""
+        """Requests that run at all of these replicas together."""
         self._update()
         return self._running
 
     @property
     def busy_ratio(self) -> float:
-        """Share of them with prompts to prefill, 0 to 1."""
+        """Share of these replicas with prompts to prefill, 0 to 1."""
         self._update()
         return self._busy / len(self._candidates)
 
     def least_loaded(self) -> TargetId:
-        """The replica with the least work; of several, the one whose load changed longest ago."""
+        """The replica with the least work; among equals, the one whose load changed longest ago."""
         self._build_heap()
         heap, current = self._heap, self._current
         while heap[0][1] != current[heap[0][2]]:
@@ -156,7 +164,7 @@ class LeastLoadedOrder:
         return self._by_work
 
     def _build_heap(self) -> None:
-        """Update the heap; a new one begins with equals in an order that differs each time and between routers."""
+        """Update the heap. In a new one, the order of equal entries differs each time and between routers."""
         self._update()
         if not self._heap:
             salt = self._seed + self._stamp
@@ -179,7 +187,7 @@ class LeastLoadedOrder:
             before = counted.get(load.target)
             if before is None:
                 continue
-            now = _count(load)
+            now = _encoded_counts(load)
             if now != before:
                 self._running += now // 2 - before // 2
                 self._busy += now % 2 - before % 2
@@ -189,7 +197,7 @@ class LeastLoadedOrder:
 
     def _recount(self) -> None:
         """Compute the sums from all loads, where there are too many changes to apply."""
-        self._counted = {name: _count(candidate.load) for name, candidate in self._candidates.items()}
+        self._counted = {name: _encoded_counts(candidate.load) for name, candidate in self._candidates.items()}
         self._running = sum(counted // 2 for counted in self._counted.values())
         self._busy = sum(counted % 2 for counted in self._counted.values())
         self._heap = []
@@ -201,20 +209,20 @@ class LeastLoadedOrder:
         candidate = self._candidates[target]
         work = work_of(candidate)
         heappush(self._heap, (work, self._stamp, target))
-        class_ = int(work).bit_length() if work < MAX_WORK else WORK_CLASSES - 1
-        before = self._class.get(target)
-        if class_ != before:
+        work_class = int(work).bit_length() if work < MAX_WORK else WORK_CLASSES - 1
+        before = self._work_class.get(target)
+        if work_class != before:
             if before is not None:
                 self._by_work[before] ^= candidate.bit
-            self._by_work[class_] ^= candidate.bit
-            self._class[target] = class_
+            self._by_work[work_class] ^= candidate.bit
+            self._work_class[target] = work_class
         if len(self._heap) > 4 * len(self._candidates) + 64:
             self._heap = [entry for entry in self._heap if entry[1] == self._current[entry[2]]]
             heapify(self._heap)
 
 
-def _count(load: Load) -> int:
-    """A load's running requests, times two, plus one if prompt tokens wait."""
+def _encoded_counts(load: Load) -> int:
+    """Twice the running requests of a load, plus 1 if prompt tokens wait: both counts in one integer."""
     return 2 * load.running + (load.waiting_tokens > 0)
 
 
@@ -243,7 +251,7 @@ class Candidates:
         self._by_bit: dict[int, Candidate] | None = None
         self._mask: int | None = None
         self._greatest_weight: float | None = None
-        self._is_even: bool | None = None
+        self._has_equal_weights: bool | None = None
         self._order: LeastLoadedOrder | None = None
         self._recent: RecentShares | None = None
 
@@ -261,7 +269,7 @@ class Candidates:
         return self.subset([name for name in self.weights if name not in excluded], self.unfiltered)
 
     def subset(self, names: Collection[TargetId], unfiltered: Candidates | None = None) -> Candidates:
-        """Some of them, in this order. O(names). ``unfiltered``: candidates before a request's failed ones left."""
+        """The candidates with these names, in this order. O(names). ``unfiltered``: the candidates before a retry."""
         weights = {name: self.weights[name] for name in names}
         subset = Candidates(weights, self._tracker, self._seed, self.bits, self._shares)
         subset._unfiltered = unfiltered
@@ -269,14 +277,14 @@ class Candidates:
 
     @property
     def unfiltered(self) -> Candidates:
-        """The candidates before a request's failed replicas were removed; these themselves if none were."""
+        """The candidates before replicas that failed a request were removed; ``self`` if none were removed."""
         return self if self._unfiltered is None else self._unfiltered
 
     def prepare(self) -> Iterator[None]:
         """Compute what would otherwise be computed on first use; yields between the steps."""
         if not self.loads:
             return
-        for compute in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.is_even):
+        for compute in (lambda: self.members, lambda: self.mask, lambda: self.by_name, lambda: self.has_equal_weights):
             compute()
             yield
         self.order.least_loaded()
@@ -334,12 +342,12 @@ class Candidates:
         return weight
 
     @property
-    def is_even(self) -> bool:
-        """Whether all have the same weight."""
-        is_even = self._is_even
-        if is_even is None:
-            is_even = self._is_even = self.greatest_weight == min(self.weights.values())
-        return is_even
+    def has_equal_weights(self) -> bool:
+        """Whether all candidates have the same weight."""
+        has_equal_weights = self._has_equal_weights
+        if has_equal_weights is None:
+            has_equal_weights = self._has_equal_weights = self.greatest_weight == min(self.weights.values())
+        return has_equal_weights
 
     @property
     def recent(self) -> RecentShares:

@@ -30,27 +30,27 @@ from routing.balancing.candidates import Candidates, Choice
 from routing.schema.ring import points_of
 from routing.types import NameT, PrefixHash, Reason, TargetId
 
-LONG_WALK: Final = 16  # replicas after which a walk is cached: the key is hot and its first replicas are full
-LONG_WALKS: Final = 64  # cached walks
+LONG_WALK_REPLICAS: Final = 16  # replicas after which a walk is cached: the key is hot and its first replicas are full
+MAX_LONG_WALKS: Final = 64  # cached walks
 
-PROBES: Final = 3  # positions of a key in ``nearest``
-NEAR: Final = 16  # points examined behind each position
+PROBES: Final = 3  # positions that a key has in ``nearest``
+NEAR_POINTS: Final = 16  # points examined behind each position
 
-ARC_POINTS: Final = 4  # on each arc, about
+ARC_POINTS: Final = 4  # mean number of points on an arc
 
-_HASH: Final = (1 << 64) - 1
+_HASH_MASK: Final = (1 << 64) - 1
 _STRIDE: Final = 0xD1B54A32D192ED03  # odd, with irregular bits, so that the positions of a key are independent
 _INDEX_BITS: Final = 16  # of MAX_ON_RING replicas and ranks (schema/ring.py)
-_INDEX: Final = (1 << _INDEX_BITS) - 1
+_INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 _POSITION_BITS: Final = 62 - _INDEX_BITS  # upper bits of a hash: with an index, what a compiled int can hold
 _DROPPED_BITS: Final = 64 - _POSITION_BITS
-_RING: Final = 1 << _POSITION_BITS
+_RING_SIZE: Final = 1 << _POSITION_BITS
 
 
 class HashRing(Generic[NameT]):
     """A ring of replicas, by name and weight (relative capacity, > 0)."""
 
-    __slots__ = ("_arc_bits", "_first", "_long_walks", "_names", "_points")
+    __slots__ = ("_arc_bits", "_arc_starts", "_long_walks", "_names", "_points")
 
     def __init__(self, weights: Mapping[NameT, float]) -> None:
         self._names = sorted(weights)
@@ -62,9 +62,9 @@ class HashRing(Generic[NameT]):
             for number in range(points[name])
         )
         self._arc_bits = _POSITION_BITS - (len(self._points) // ARC_POINTS).bit_length()
-        self._first = self._first_points()
+        self._arc_starts = self._compute_arc_starts()
 
-    def _first_points(self) -> list[int]:
+    def _compute_arc_starts(self) -> list[int]:
         """For each arc, the index of the first point that is not before it."""
         first: list[int] = []
         bits = self._arc_bits + _INDEX_BITS
@@ -72,7 +72,7 @@ class HashRing(Generic[NameT]):
             missing = (point >> bits) + 1 - len(first)
             if missing > 0:
                 first += [at] * missing
-        return first + [len(self._points)] * ((_RING >> self._arc_bits) - len(first))
+        return first + [len(self._points)] * ((_RING_SIZE >> self._arc_bits) - len(first))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -84,29 +84,29 @@ class HashRing(Generic[NameT]):
         keys. 0.5 us compiled, or 3 us if few of the ring are in ``among`` and far away. Source: Appleton and O'Reilly,
         "Multi-probe consistent hashing", 2015.
         """
-        nearest, least, hash_ = None, _RING, key & _HASH
+        nearest, least_distance, hash_ = None, _RING_SIZE, key & _HASH_MASK
         for _ in range(PROBES):
-            name, distance = self._next(hash_ >> _DROPPED_BITS, among)
-            if distance < least:
-                nearest, least = name, distance
-            hash_ = hash_ * _STRIDE & _HASH
+            name, distance = self._next_owner(hash_ >> _DROPPED_BITS, among)
+            if distance < least_distance:
+                nearest, least_distance = name, distance
+            hash_ = hash_ * _STRIDE & _HASH_MASK
         return nearest
 
-    def _next(self, position: int, among: Container[NameT]) -> tuple[NameT | None, int]:
-        """The first owner in ``among`` of the next ``NEAR`` points, and its distance; None if there is none."""
+    def _next_owner(self, position: int, among: Container[NameT]) -> tuple[NameT | None, int]:
+        """The first owner in ``among`` of the next ``NEAR_POINTS`` points, and its distance; None if there is none."""
         points, names = self._points, self._names
         first = self._point_at(position) - len(points)  # negative: the last point is followed by the first
-        for at in range(first, first + min(NEAR, len(points))):
+        for at in range(first, first + min(NEAR_POINTS, len(points))):
             point = points[at]
-            name = names[point & _INDEX]
+            name = names[point & _INDEX_MASK]
             if name in among:
-                return name, ((point >> _INDEX_BITS) - position) & (_RING - 1)
-        return None, _RING
+                return name, ((point >> _INDEX_BITS) - position) & (_RING_SIZE - 1)
+        return None, _RING_SIZE
 
     def _point_at(self, position: int) -> int:
         """Index of the first point that is not before a position; the number of points after the last one."""
         points, sought = self._points, position << _INDEX_BITS
-        at, end = self._first[position >> self._arc_bits], len(points)
+        at, end = self._arc_starts[position >> self._arc_bits], len(points)
         while at < end and points[at] < sought:
             at += 1
         return at
@@ -121,18 +121,18 @@ class HashRing(Generic[NameT]):
         if not points:
             return
         start = self._point_at(key >> _DROPPED_BITS) % len(points)
-        first = points[start] & _INDEX
+        first = points[start] & _INDEX_MASK
         yield names[first]  # most walks end here
         seen = {first}
         for at in chain(range(start + 1, len(points)), range(start)):
-            index = points[at] & _INDEX
+            index = points[at] & _INDEX_MASK
             if index not in seen:
                 seen.add(index)
                 yield names[index]
                 if len(seen) == len(names):
                     return
-                if len(seen) == LONG_WALK and key not in self._long_walks:
-                    if len(self._long_walks) == LONG_WALKS:
+                if len(seen) == LONG_WALK_REPLICAS and key not in self._long_walks:
+                    if len(self._long_walks) == MAX_LONG_WALKS:
                         del self._long_walks[next(iter(self._long_walks))]
                     self._long_walks[key] = _LongWalk(self._clockwise(key))
 

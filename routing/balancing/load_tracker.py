@@ -57,7 +57,7 @@ FLEET_SAMPLES: Final = 24.0  # weight of the fleet's rate in each replica's own
 MIN_TOKENS: Final = 512  # of a sample's work
 HALF_LIFE: Final = 128  # samples
 CLIP: Final = 2.0
-SLOWEST, FASTEST = 50.0, 5_000_000.0  # tokens/s; rates outside are clock errors
+MIN_RATE, MAX_RATE = 50.0, 5_000_000.0  # tokens/s; a rate outside this range is a clock error
 
 _FADE: Final = 0.5 ** (1 / HALF_LIFE)
 
@@ -65,13 +65,13 @@ _FADE: Final = 0.5 ** (1 / HALF_LIFE)
 class PrefillRate:
     """Prefill rate of one replica; ``fleet`` is the rate of all replicas, the default."""
 
-    __slots__ = ("_fleet", "_mass", "_seconds", "_tokens", "measured", "samples")
+    __slots__ = ("_faded_samples", "_fleet", "_seconds", "_tokens", "measured", "samples")
 
     def __init__(self, fleet: PrefillRate | None = None) -> None:
         self._fleet = fleet
         self.measured: float | None = None  # tokens/s by its own responses; read directly where a property is too slow
         self.samples = 0
-        self._mass = 0.0  # samples, faded
+        self._faded_samples = 0.0  # samples, faded
         self._tokens = 0.0
         self._seconds = 0.0
 
@@ -96,16 +96,16 @@ class PrefillRate:
             expected_s = tokens / self.measured
             if not expected_s / CLIP <= ttft_s <= expected_s * CLIP:
                 ttft_s = min(max(ttft_s, expected_s / CLIP), expected_s * CLIP)
-        if not SLOWEST * ttft_s <= tokens <= FASTEST * ttft_s:
-            ttft_s = min(max(ttft_s, tokens / FASTEST), tokens / SLOWEST)
+        if not MIN_RATE * ttft_s <= tokens <= MAX_RATE * ttft_s:
+            ttft_s = min(max(ttft_s, tokens / MAX_RATE), tokens / MIN_RATE)
         self.samples += 1
-        self._mass = mass = _FADE * self._mass + 1.0
+        self._faded_samples = faded_samples = _FADE * self._faded_samples + 1.0
         self._tokens = total = _FADE * self._tokens + tokens
         self._seconds = total_s = _FADE * self._seconds + ttft_s
         if fleet is None:
             self.measured = total / total_s
         else:
-            prior = FLEET_SAMPLES * total / mass
+            prior = FLEET_SAMPLES * total / faded_samples
             self.measured = (total + prior) / (total_s + prior / (fleet.measured or fleet.tokens_per_s))
 
 
@@ -114,7 +114,7 @@ HALF_LIFE_BYTES: Final = 4_194_304.0  # about a thousand prompts of 4 KiB
 MIN_RATIO_BYTES: Final = 512  # of a sample: a shorter prompt consists mostly of the template's own tokens
 MAX_RATIO_BYTES: Final = 16_384.0  # for which one sample counts
 HYSTERESIS: Final = 0.75  # tokens of a block
-LEAST_TOKENS, MOST_TOKENS = 8, 512  # of a block: 32 bytes a token to two tokens a byte; no tokenizer is outside
+MIN_BLOCK_TOKENS, MAX_BLOCK_TOKENS = 8, 512  # 32 bytes a token to two tokens a byte: covers every tokenizer
 
 _RATIO_FADE: Final = 0.6931471805599453 / HALF_LIFE_BYTES  # ln 2
 
@@ -152,7 +152,7 @@ class TokenRatio:
         self.samples += 1
         learnt = BLOCK_BYTES * self._tokens / self._bytes
         if not -HYSTERESIS <= learnt - self.block_tokens <= HYSTERESIS:
-            self.block_tokens = min(max(round(learnt), LEAST_TOKENS), MOST_TOKENS)
+            self.block_tokens = min(max(round(learnt), MIN_BLOCK_TOKENS), MAX_BLOCK_TOKENS)
 
 
 class TokenRatios:
@@ -161,7 +161,7 @@ class TokenRatios:
     def __init__(self) -> None:
         self._ratios: dict[tuple[str, str], TokenRatio] = {}
 
-    def of(self, pool: str, model: str) -> TokenRatio:
+    def for_model(self, pool: str, model: str) -> TokenRatio:
         """The ratio of a pool's model, which starts with the prior."""
         return self._ratios.setdefault((pool, model), TokenRatio())
 
@@ -180,12 +180,12 @@ def models_of(pool: PoolConfig) -> tuple[str, ...]:
     return (*pool.models, "")
 
 
-JOURNAL_ENTRIES: Final = 4096  # kept at least; a reader that is further behind recounts everything
+JOURNAL_ENTRIES: Final = 4096  # minimum length; a reader that is further behind recounts everything
 MAX_PROGRESS: Final = 0.95  # share of a prompt that an estimate may assume to be prefilled before its first byte
 RECENT_S: Final = 120.0  # half-life of a request in ``recent``
 MAX_WEIGHT: Final = 1e100  # of a new request; above it all counts are scaled down
-MAX_STALE: Final = 64  # entries of requests that are no longer the oldest, besides two for each replica
-MAX_HALVINGS: Final = 1000.0  # what a float's exponent allows
+MAX_STALE_ENTRIES: Final = 64  # entries of requests that are no longer the oldest, besides two for each replica
+MAX_HALVINGS: Final = 1000.0  # the exponent range of a float
 
 Clock = Callable[[], float]  # seconds, never going back
 
@@ -199,9 +199,9 @@ class Load:
     waiting_tokens: int = 0  # estimated uncached prompt tokens of requests without a first byte
     waiting: dict[Ticket, int] = field(default_factory=dict)  # these tokens by request, the oldest first
     oldest: Ticket | None = None  # of the waiting requests
-    oldest_tokens: float = 0.0  # of it, the tokens that an estimate may assume to be prefilled
+    oldest_tokens: float = 0.0  # tokens of the oldest that an estimate may assume to be prefilled
     oldest_since_s: float = 0.0  # when it became the oldest
-    plain: int = 0  # waiting requests whose responses are not streamed
+    plain_waiting: int = 0  # waiting requests whose responses are not streamed
     prefill: PrefillRate = field(default_factory=PrefillRate)
     recent: float = 0.0  # recent requests of this process, multiplied by the tracker's ``request_weight``
     remote_running: int = 0  # part of ``running`` that other processes sent
@@ -210,8 +210,11 @@ class Load:
     def remaining_tokens(self, now_s: float) -> float:
         """``waiting_tokens`` less the estimated progress of the oldest request."""
         prefill = self.prefill
-        done, most = (now_s - self.oldest_since_s) * (prefill.measured or prefill.tokens_per_s), self.oldest_tokens
-        return self.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
+        prefilled, limit = (
+            (now_s - self.oldest_since_s) * (prefill.measured or prefill.tokens_per_s),
+            self.oldest_tokens,
+        )
+        return self.waiting_tokens - (prefilled if prefilled < limit else limit)  # noqa: FURB136 -- min is a call
 
     def update_oldest(self, now_s: float) -> Ticket | None:
         """Determine the oldest waiting request anew."""
@@ -251,22 +254,22 @@ class Ticket:
         self._tracker = tracker
         self.load = load
         self._residency_record = residency_record
-        self.queued_tokens = queued_tokens  # that waited at the replica when this request was sent
+        self.queued_tokens = queued_tokens  # tokens that waited at the replica when this request was sent
         self.running = 1  # until the request is over, then 0
         self._is_prefilled = False
         self.is_plain = is_plain  # its first byte comes with its last token
         self._ratio: TokenRatio | None = None
         self._sample_bytes = 0
 
-    def sample_ratio(self, ratio: TokenRatio, sample_bytes: int) -> None:
-        """Use the response's prompt tokens as a sample of ``ratio``, of ``sample_bytes``; 0: not a usable sample."""
+    def set_ratio_sample(self, ratio: TokenRatio, sample_bytes: int) -> None:
+        """Set the ratio that learns from the response, and the bytes of the prompt; 0 if it is not a usable sample."""
         self._ratio, self._sample_bytes = ratio, sample_bytes
 
-    def first_byte(self) -> None:
-        """The prompt is prefilled: none of its tokens wait any more."""
+    def record_first_byte(self) -> None:
+        """Record that the prompt is prefilled: none of its tokens wait any more."""
         self._is_prefilled = True
         if self._stop_waiting():
-            self._tracker.changed(self.load)
+            self._tracker.record_change(self.load)
 
     def record_response(
         self,
@@ -275,9 +278,9 @@ class Ticket:
         cached_tokens: int | None = None,
         generated_tokens: int | None = None,
     ) -> None:
-        """Learn from a complete response without an error; call it before ``end``. None: the response does not say.
+        """Learn from a complete response without an error; call it before ``end``. None: not reported.
 
-        ``ttft_s`` is of this replica alone, without earlier attempts at others; tokens are the engine's own counts.
+        ``ttft_s`` is the time at this replica, without earlier attempts at others; tokens are the engine's own counts.
         """
         self._is_prefilled = True
         if prompt_tokens is None:
@@ -292,14 +295,14 @@ class Ticket:
             self._residency_record.confirm(prompt_tokens, cached_tokens, generated_tokens)
 
     def end(self) -> None:
-        """The request is over: complete, failed or cancelled."""
+        """Subtract the request from the load: it is complete, failed or cancelled."""
         if self.running:
             if self._residency_record is not None and not self._is_prefilled:
                 self._residency_record.roll_back()
             self._stop_waiting()
             self.running = 0
             self.load.running -= 1
-            self._tracker.changed(self.load)
+            self._tracker.record_change(self.load)
 
     @property
     def waiting_tokens(self) -> int:
@@ -311,20 +314,20 @@ class Ticket:
         load = self.load
         if self not in load.waiting:
             return False
-        if load.plain and self._is_prefilled and load.oldest is not self:
+        if load.plain_waiting and self._is_prefilled and load.oldest is not self:
             earlier = takewhile(lambda ticket: ticket is not self, load.waiting)
             for ticket in [ticket for ticket in earlier if ticket.is_plain]:
-                ticket.drop_tokens()
-        self.drop_tokens()
+                ticket.subtract_waiting_tokens()
+        self.subtract_waiting_tokens()
         if load.oldest not in load.waiting:
             self._tracker.update_oldest(load, self._tracker.clock())
         return True
 
-    def drop_tokens(self) -> None:
+    def subtract_waiting_tokens(self) -> None:
         """Subtract the waiting tokens; the caller updates the oldest request afterwards."""
         load = self.load
         load.waiting_tokens -= load.waiting.pop(self)
-        load.plain -= self.is_plain
+        load.plain_waiting -= self.is_plain
 
 
 class LoadTracker:
@@ -336,8 +339,8 @@ class LoadTracker:
         self._weight_base_s = clock()  # when a request's weight was 1
         self._weight_valid_s = self._weight_base_s  # until when ``request_weight`` is used
         self._prefill = PrefillRate()  # of all replicas together
-        self._due: list[tuple[float, int, Ticket]] = []  # heap: when the oldest plain requests will be prefilled
-        self._due_entries = 0  # ever added; of equal times the earlier entry is first
+        self._prefill_ends: list[tuple[float, int, Ticket]] = []  # heap: estimates for the oldest plain requests
+        self._prefill_end_entries = 0  # ever added; of equal times the earlier entry is first
         self.next_due_s = math.inf  # when ``advance`` has something to do
         self._loads: dict[TargetId, Load] = {}
         self._journal: list[Load] = []
@@ -364,14 +367,14 @@ class LoadTracker:
     ) -> Ticket:
         """Count a request that is about to be sent, with ``uncached_tokens`` (>= 0) to prefill.
 
-        ``is_plain``: its response is not streamed, so no first byte will tell when they are prefilled.
+        ``is_plain``: its response is not streamed, so no first byte shows when its prompt is prefilled.
         """
         load = self.load(target)
         now_s = self.clock()
         queued_tokens = load.remaining_tokens(now_s) if load.waiting_tokens else 0.0
         ticket = Ticket(self, load, residency_record, queued_tokens, is_plain=is_plain)
         load.waiting[ticket] = uncached_tokens
-        load.plain += is_plain
+        load.plain_waiting += is_plain
         if load.oldest is None:
             self.update_oldest(load, now_s)
         load.running += 1
@@ -379,7 +382,7 @@ class LoadTracker:
         if now_s > self._weight_valid_s:
             self._update_weight(now_s)
         load.recent += self.request_weight
-        self.changed(load)
+        self.record_change(load)
         return ticket
 
     def update_oldest(self, load: Load, now_s: float) -> None:
@@ -388,33 +391,36 @@ class LoadTracker:
         if oldest is None or not oldest.is_plain:
             return
         due_s = now_s + load.waiting[oldest] / load.prefill.tokens_per_s
-        self._due_entries += 1
-        heappush(self._due, (due_s, self._due_entries, oldest))
-        if len(self._due) > 2 * len(self._loads) + MAX_STALE:
-            self._due = [entry for entry in self._due if entry[2].load.oldest is entry[2]]
-            heapify(self._due)
-        self.next_due_s = self._due[0][0]
+        self._prefill_end_entries += 1
+        heappush(self._prefill_ends, (due_s, self._prefill_end_entries, oldest))
+        if len(self._prefill_ends) > 2 * len(self._loads) + MAX_STALE_ENTRIES:
+            self._prefill_ends = [entry for entry in self._prefill_ends if entry[2].load.oldest is entry[2]]
+            heapify(self._prefill_ends)
+        self.next_due_s = self._prefill_ends[0][0]
 
     def advance(self, now_s: float) -> None:
-        """Treat plain requests as prefilled whose time has come; call it before a choice, once ``next_due_s`` is."""
-        due = self._due
-        while due and due[0][0] <= now_s:
-            due_s, _, ticket = heappop(due)
+        """Stop counting the prompts of plain requests whose estimated prefill is over.
+
+        Call it before a choice, once ``next_due_s`` has passed.
+        """
+        prefill_ends = self._prefill_ends
+        while prefill_ends and prefill_ends[0][0] <= now_s:
+            due_s, _, ticket = heappop(prefill_ends)
             load = ticket.load
             if load.oldest is ticket:
-                ticket.drop_tokens()
+                ticket.subtract_waiting_tokens()
                 self.update_oldest(load, due_s)
-                self.changed(load)
-                due = self._due
-        self.next_due_s = due[0][0] if due else math.inf
+                self.record_change(load)
+                prefill_ends = self._prefill_ends
+        self.next_due_s = prefill_ends[0][0] if prefill_ends else math.inf
 
     def set_remote_load(self, target: TargetId, running: int, waiting_tokens: int) -> None:
-        """Set what other processes have at a replica: running requests, and waiting tokens."""
+        """Set the running requests and waiting tokens of other processes at a replica."""
         load = self.load(target)
         load.running += running - load.remote_running
         load.waiting_tokens += waiting_tokens - load.remote_tokens
         load.remote_running, load.remote_tokens = running, waiting_tokens
-        self.changed(load)
+        self.record_change(load)
 
     def forget_all_but(self, targets: Iterable[TargetId]) -> None:
         """Drop the loads of all other replicas at which no request runs."""
@@ -448,11 +454,11 @@ class LoadTracker:
     # --- the journal ---------------------------------------------------------------------------------
 
     def changes_since(self, position: int) -> list[Load] | None:
-        """Loads that changed after ``position``, with repetitions; None if the journal no longer reaches back."""
+        """Loads that changed after ``position``, with repetitions; None if the journal starts later."""
         start = position - self._journal_start
         return self._journal[start:] if start >= 0 else None
 
-    def changed(self, load: Load) -> None:
+    def record_change(self, load: Load) -> None:
         """Record that a load changed."""
         journal = self._journal
         journal.append(load)

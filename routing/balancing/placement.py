@@ -5,7 +5,7 @@ routes of each pool and task group (``routes.py``). A router replaces its whole 
 and health are kept outside and carry over. ``decide`` does all that happens to a request before it is sent, and also
 serves ``/admin/explain``, so explanations and placements agree.
 
-``preferred_among`` tells warm-ups which replicas will get a prefix. A strategy that hashes prefixes has one preferred
+``preferred_targets`` tells warm-ups which replicas will get a prefix. A strategy that hashes prefixes has one preferred
 replica or a few for each: for a hot prefix under ``affinity_groups``, as many as it owns. Under a strategy that uses
 the residency, the replica that is sent a prefix becomes its replica, so the ring order divides the prefixes. Under any
 other strategy every replica gets every prefix.
@@ -165,7 +165,7 @@ class CandidateLoads:
 
 
 class CandidateCosts(CandidateLoads):
-    """The same with the values that a strategy compares."""
+    """Loads of candidates, with the values that a strategy compares."""
 
     __slots__ = ("estimates",)
 
@@ -241,23 +241,23 @@ class Decision:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return CandidateLoads(list(loads.values()))
-        return CandidateLoads([loads[name] for name in self._first(limit)])
+        return CandidateLoads([loads[name] for name in self._first_candidates(limit)])
 
     def candidate_costs(self, limit: int | None = None) -> CandidateCosts:
-        """The same candidates with the values that the strategy compares, by current loads."""
-        names = list(self._first(limit))
+        """Current loads of up to ``limit`` candidates, with the values that the strategy compares."""
+        names = list(self._first_candidates(limit))
         loads = self.candidates.loads
         estimates = self.route.strategy.estimate(self.keys, self.candidates, names)
         return CandidateCosts([loads[name] for name in names], estimates)
 
-    def _first(self, limit: int | None) -> Collection[TargetId]:
+    def _first_candidates(self, limit: int | None) -> Collection[TargetId]:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
             return loads.keys()
         return list(dict.fromkeys((self.choice.target, *self.choice.skipped, *islice(loads, limit))))[:limit]
 
 
-def preferred_among(
+def preferred_targets(
     route: Route, prefix: PrefixHash, targets: Collection[TargetId], is_available: Callable[[TargetId], bool]
 ) -> list[TargetId]:
     """The ``targets`` that a prefix prefers, out of all that are available. A short walk of the ring."""
@@ -270,8 +270,8 @@ def preferred_among(
 
     if count is None:
         return [target for target in targets if target in all_targets and is_usable(target)]
-    first = islice(filter(is_usable, route.replicas.ring.walk(prefix)), count)
-    return [target for target in first if target in targets]
+    preferred = islice(filter(is_usable, route.replicas.ring.walk(prefix)), count)
+    return [target for target in preferred if target in targets]
 
 
 def _preferred_count(route: Route, prefix: PrefixHash) -> int | None:
@@ -288,7 +288,7 @@ class _Pool(NamedTuple):
     """One prepared pool."""
 
     find_group: Callable[[ServedModel, PlacementRequest], MatchedGroup]
-    own: Route
+    own: Route  # of requests without a task group
     by_group: dict[str, Route]
     ratios: dict[str, TokenRatio]  # by model; "" is any other
 
@@ -329,9 +329,9 @@ class Placement:
             if builder.shares is not None:
                 self._shares[pool.name] = builder.shares
             by_group = {group.name: builder.route(group) for group in pool.groups}
-            ratios_of_pool = {model: ratios.of(pool.name, model) for model in models_of(pool)}
+            pool_ratios = {model: ratios.for_model(pool.name, model) for model in models_of(pool)}
             own = builder.route(None)
-            self._pools[pool.name] = _Pool(self.matcher.of_pool(pool.name), own, by_group, ratios_of_pool)
+            self._pools[pool.name] = _Pool(self.matcher.group_finder(pool.name), own, by_group, pool_ratios)
 
     def carry_over(self, before: Placement) -> None:
         """Let groups and strategies continue with what they learnt under the configuration before."""
@@ -370,11 +370,11 @@ class Placement:
         if group is not None:
             route = routes[group.name]
         canary = route.canary_route
-        if canary is not None and canary.rule.takes(request, served):
+        if canary is not None and canary.rule.selects(request, served):
             route = canary.route
         candidates = route.replicas.candidates(health, served.adapter)
         if route.follows_traffic or excluded:
-            candidates = _usable(route, candidates, served.adapter, excluded)
+            candidates = _eligible_candidates(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         ratio = ratios.get(served.model) or ratios[""]
@@ -409,11 +409,11 @@ class Placement:
                 and (not adapter or replicas.has_adapter(target, adapter, health))
             )
 
-        return preferred_among(route, prefix, self.targets_by_replica.get(replica, []), is_available)
+        return preferred_targets(route, prefix, self.targets_by_replica.get(replica, []), is_available)
 
-    def could_serve(self, missing: NoReplicaError, replica: str, health: HealthRegistry) -> bool:
+    def could_serve(self, error: NoReplicaError, replica: str, health: HealthRegistry) -> bool:
         """Whether a replica would be eligible for the rejected request if it were not warming up."""
-        replicas, adapter = self._route(missing.pool, missing.group).replicas, missing.adapter
+        replicas, adapter = self._route(error.pool, error.group).replicas, error.adapter
         targets = [target for target in self.targets_by_replica[replica] if target in replicas.targets]
         has_adapter = any(not adapter or replicas.has_adapter(target, adapter, health) for target in targets)
         return has_adapter and health.is_up_after_warm_up(ReplicaId(replica))
@@ -432,13 +432,13 @@ class Placement:
         if not is_retry:
             if route.shares is not None:
                 route.shares.count(route.group)
-            if route.counting is not None:
-                route.counting.count_request(decision.keys)
+            if route.counting_strategy is not None:
+                route.counting_strategy.count_request(decision.keys)
         residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None:
             residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
         ticket = record_dispatch(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
-        ticket.sample_ratio(decision.keys.ratio, decision.keys.sample_bytes)
+        ticket.set_ratio_sample(decision.keys.ratio, decision.keys.sample_bytes)
         return ticket
 
 
@@ -453,14 +453,18 @@ def record_dispatch(
     return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), record, is_plain=is_plain)
 
 
-def _usable(route: Route, unfiltered: Candidates, adapter: str, excluded: Collection[ReplicaId]) -> Candidates:
+def _eligible_candidates(
+    route: Route, unfiltered: Candidates, adapter: str, excluded: Collection[ReplicaId]
+) -> Candidates:
     """The eligible replicas of a route that are in the group's current set and not excluded."""
-    own = unfiltered
+    group_candidates = unfiltered
     if route.follows_traffic and route.shares is not None:
-        own = route.shares.candidates(route.group, route.replicas, unfiltered, adapter)
+        group_candidates = route.shares.candidates(route.group, route.replicas, unfiltered, adapter)
     if not excluded:
-        return own
+        return group_candidates
     failed = [name for replica in excluded for name in route.replicas.targets_of_replica(replica)]
     if route.follows_traffic and route.shares is not None:
-        return route.shares.untried(route.group, route.replicas, unfiltered.without(failed), own)
-    return own.without(failed)
+        return route.shares.untried_candidates(
+            route.group, route.replicas, unfiltered.without(failed), group_candidates
+        )
+    return group_candidates.without(failed)

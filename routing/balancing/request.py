@@ -44,26 +44,28 @@ from routing.types import BodyError, MatchedBy, PrefixHash, UnknownModelError
 
 COMPLETION_TOKENS: Final = 16  # the default of max_tokens at /v1/completions
 
-_CHOICES: Final = ("n", "best_of")
-_LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_LENGTHS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # the names that engines read at each endpoint
+_CHOICE_FIELDS: Final = ("n", "best_of")
+_LENGTH_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LENGTH_FIELDS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # the names that engines read at each endpoint
     ChatBody: ("max_tokens", "max_completion_tokens"),
     CompletionBody: ("max_tokens",),
     EmbeddingBody: (),
     ResponsesBody: ("max_output_tokens",),
 }
-PROMPTS_IN: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
+PROMPT_FIELDS: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
     CompletionBody: ("prompt", "prompt_embeds"),
     EmbeddingBody: ("input",),
 }
-_MEDIA_IN: Final = ("messages", "input", "previous_input_messages")
-_LOGPROBS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
-_remote: Final = re.compile(r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE).fullmatch
+_MEDIA_FIELDS: Final = ("messages", "input", "previous_input_messages")
+_LOGPROB_FIELDS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
+_match_remote_url: Final = re.compile(
+    r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE
+).fullmatch
 
 
 def check_caps(body: ParsedBody, caps: Caps) -> None:
     """Raise BodyError for the first parameter that exceeds its cap; it names the field and the cap."""
-    for cap, fields in ((caps.n, _CHOICES), (caps.max_tokens, _LENGTHS), (caps.logprobs, _LOGPROBS)):
+    for cap, fields in ((caps.n, _CHOICE_FIELDS), (caps.max_tokens, _LENGTH_FIELDS), (caps.logprobs, _LOGPROB_FIELDS)):
         if cap is not None:
             for field in fields:
                 if (value := getattr(body, field)) is not None:
@@ -76,13 +78,13 @@ def check_caps(body: ParsedBody, caps: Caps) -> None:
 
 
 def may_exceed_defaults(body: ParsedBody) -> bool:
-    """Whether a body names a parameter that ``Caps()`` bounds: one of ``_CHOICES``, unrolled for the request path."""
+    """Whether a body names a parameter that ``Caps()`` bounds: ``_CHOICE_FIELDS``, unrolled for the request path."""
     return body.n is not None or body.best_of is not None
 
 
 def length_to_add(body: ParsedBody, cap: int) -> tuple[str, int] | None:
     """The parameter and value that bound a response's length, where the body has none, null or 0 (no limit)."""
-    names = _LENGTHS_READ[type(body)]
+    names = _LENGTH_FIELDS_READ[type(body)]
     if not names or any(getattr(body, name) for name in names):
         return None
     if isinstance(body, CompletionBody):
@@ -99,7 +101,7 @@ def _check_number(field: str, value: Any, cap: int) -> None:
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
     """Check the sum over all fields with prompts; a body with none of them has one prompt elsewhere."""
-    fields = PROMPTS_IN.get(type(body), ())
+    fields = PROMPT_FIELDS.get(type(body), ())
     count = max(1, sum(count_prompts(getattr(body, field)) for field in fields))
     if fields and count > cap:
         raise BodyError(fields[0], f"{count} prompts in one request, at most {cap} here")
@@ -115,21 +117,21 @@ def count_prompts(value: Any) -> int:
 def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
     if isinstance(url, str) and url[:5].lower() == "data:":
         return
-    remote = _remote(url) if isinstance(url, str) else None
-    if remote is None or remote[1].lower().rstrip(".") not in hosts:
+    match = _match_remote_url(url) if isinstance(url, str) else None
+    if match is None or match[1].lower().rstrip(".") not in hosts:
         allowed = f"data: or a host of {', '.join(hosts)}" if hosts else "data:"
         raise BodyError("messages", f"media is loaded from {allowed} only")
 
 
 def media_urls(body: ParsedBody) -> Iterator[Any]:
     """Every URL in a body's messages that the engine may load, whatever the kind of part."""
-    for field in _MEDIA_IN:
+    for field in _MEDIA_FIELDS:
         if isinstance(messages := getattr(body, field, None), list):
             for message in messages:
-                yield from _urls(message.content if isinstance(message, Message) else message)
+                yield from _nested_urls(message.content if isinstance(message, Message) else message)
 
 
-def _urls(value: Any) -> Iterator[Any]:
+def _nested_urls(value: Any) -> Iterator[Any]:
     """The values of keys named ``url`` or ending in ``_url``, at any depth."""
     pending: list[tuple[Any, bool]] = [(value, False)]
     while pending:
@@ -170,7 +172,7 @@ class PlacementRequest:
 
 
 # Parameters that the caps read as numbers.
-_NUMBERS: Final = (
+_NUMBER_FIELDS: Final = (
     "n",
     "best_of",
     "max_tokens",
@@ -186,7 +188,7 @@ _NOT_A_NUMBER: Final = "odd"
 
 
 class BodyReading:
-    """What was read of one request body."""
+    """One request body: its prompt, and the fields that placement and caps need."""
 
     __slots__ = ("body", "is_plain", "layout", "omits_usage", "prompt", "session_key")
 
@@ -210,14 +212,14 @@ def read_body(path: str, data: bytes) -> BodyReading:
 
 def reduce_body(body: ParsedBody) -> ParsedBody:
     """A body of the same endpoint with the same result of caps; at most a few hundred bytes without media."""
-    small = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBERS})
-    for field in PROMPTS_IN.get(type(body), ()):
+    reduced = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBER_FIELDS})
+    for field in PROMPT_FIELDS.get(type(body), ()):
         if count := count_prompts(getattr(body, field)):
-            setattr(small, field, [""] * count)
-    if urls := list(_distinct(media_urls(body))):
+            setattr(reduced, field, [""] * count)
+    if urls := list(_distinct_remote_urls(media_urls(body))):
         messages: Any = [Message(content=[{"url": url} for url in urls])]
-        setattr(small, "messages" if hasattr(small, "messages") else "input", messages)
-    return small
+        setattr(reduced, "messages" if hasattr(reduced, "messages") else "input", messages)
+    return reduced
 
 
 def _reduce_number(value: Any) -> Any:
@@ -226,16 +228,16 @@ def _reduce_number(value: Any) -> Any:
     return value if isinstance(value, int) and value.bit_length() <= 64 else _NOT_A_NUMBER
 
 
-def _distinct(urls: Iterator[Any]) -> Iterator[str]:
-    """Each URL once; data URLs are left out, and all that can only be denied become one."""
+def _distinct_remote_urls(urls: Iterator[Any]) -> Iterator[str]:
+    """Each URL once; data URLs are left out, and all URLs that no host can allow become ``_DENIED_URL``."""
     seen: set[str] = set()
     for url in urls:
         if isinstance(url, str) and url[:5].lower() == "data:":
             continue
-        reduced = url if isinstance(url, str) and len(url) <= _MAX_URL_CHARS else _DENIED_URL
-        if reduced not in seen:
-            seen.add(reduced)
-            yield reduced
+        distinct = url if isinstance(url, str) and len(url) <= _MAX_URL_CHARS else _DENIED_URL
+        if distinct not in seen:
+            seen.add(distinct)
+            yield distinct
 
 
 MAX_UNKNOWN: Final = 256  # cached names that are in no configuration
@@ -255,15 +257,15 @@ class Models:
     """The model names of all pools of a configuration."""
 
     def __init__(self, config: RouterConfig) -> None:
-        self._by_name = {name: served for pool in config.pools for name, served in _names(pool).items()}
-        self._unknown: dict[str, ServedModel] = {}  # other names, in the pool that serves any model
+        self._by_name = {name: served for pool in config.pools for name, served in _served_models(pool).items()}
+        self._unknown: dict[str, ServedModel] = {}  # names in no configuration, served by the pool without a model list
         self._any_model = next((pool for pool in config.pools if not pool.models), None)
         default = config.pools[0] if len(config.pools) == 1 else self._any_model
-        model = default.models[0] if default and default.models else ""  # as vLLM: the first of its served names
+        model = default.models[0] if default and default.models else ""  # like vLLM, the first of its served names
         self._default = None if default is None else ServedModel(default, model, model)
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model with this name, in the pool that serves any model if no other has it; else UnknownModelError.
+        """The model with this name, else the pool that serves any model gets the request; else UnknownModelError.
 
         A request without a model gets the engine's default model if only one pool can be meant.
         """
@@ -284,8 +286,8 @@ class Models:
         return served
 
 
-def _names(pool: PoolConfig) -> dict[str, ServedModel]:
-    """Every name of a pool; aliases come last, because they stand for one of the others."""
+def _served_models(pool: PoolConfig) -> dict[str, ServedModel]:
+    """The models, adapters and aliases of a pool, by name. Aliases come last, because they refer to the others."""
     names = {model: ServedModel(pool, model, model) for model in pool.models}
     names |= {adapter.name: ServedModel(pool, adapter.name, adapter.model, adapter.name) for adapter in pool.adapters}
     aliases = {
@@ -306,8 +308,8 @@ def configured_tier1(pool: PoolConfig, group: TaskGroupConfig | None) -> Tier1 |
 
 def tier1_rule(pool: PoolConfig, group: TaskGroupConfig | None, settings: Settings) -> Tier1:
     """The tier-1 boundary of the group, else of the pool, else of the policy's settings, else the default."""
-    of_policy = settings.tier1 if isinstance(settings, Tier1Settings) else DEFAULT_TIER1
-    return configured_tier1(pool, group) or of_policy
+    policy_tier1 = settings.tier1 if isinstance(settings, Tier1Settings) else DEFAULT_TIER1
+    return configured_tier1(pool, group) or policy_tier1
 
 
 class MatchedGroup(NamedTuple):
@@ -327,7 +329,7 @@ class TaskGroupMatcher:
     def __init__(self, config: RouterConfig, hasher: PrefixHasher) -> None:
         self._by_pool = {pool.name: _PoolGroups(pool, hasher) for pool in config.pools}
 
-    def of_pool(self, pool: str) -> Callable[[ServedModel, PlacementRequest], MatchedGroup]:
+    def group_finder(self, pool: str) -> Callable[[ServedModel, PlacementRequest], MatchedGroup]:
         """The function that finds the task group of a request to this pool."""
         return self._by_pool[pool].find
 
@@ -347,8 +349,12 @@ class _PoolGroups:
         groups = pool.groups
         self._by_name = {group.name: group for group in groups}
         self._by_key = {name: group for group in groups for name in group.match.api_keys}
-        self._by_key_prefix = _Prefixes((prefix, group) for group in groups for prefix in group.match.api_key_prefixes)
-        self._by_session = _Prefixes((prefix, group) for group in groups for prefix in group.match.session_prefixes)
+        self._by_key_prefix = _PrefixMatcher(
+            (prefix, group) for group in groups for prefix in group.match.api_key_prefixes
+        )
+        self._by_session = _PrefixMatcher(
+            (prefix, group) for group in groups for prefix in group.match.session_prefixes
+        )
         self._boundaries = _boundaries(pool)
         self._by_model = {model: group for group in groups for model in group.match.models}
         self._has_rules = any(group.match != _NO_RULES for group in groups)
@@ -358,17 +364,17 @@ class _PoolGroups:
         """The group that the first matching rule names."""
         named = self._by_name.get(request.group) if request.group else None
         if request.key_groups is not None:
-            return self._of_limited_key(named, request.group, request.key_groups)
+            return self._group_of_limited_key(named, request.group, request.key_groups)
         if named is not None:
             return MatchedGroup(named, MatchedBy.HEADER)
-        return self._by_rules(served, request) if self._has_rules else _UNMATCHED
+        return self._match_rules(served, request) if self._has_rules else _UNMATCHED
 
     def tier1_hashes(self, served: ServedModel, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group, the hash of the request's tier-1 prefix at that group's boundary."""
         rules = {group.name: boundary.rule for boundary in self._boundaries for group in boundary.groups}
         return {name: self._tier1(served, request, rule) for name, rule in rules.items()}
 
-    def _of_limited_key(
+    def _group_of_limited_key(
         self, named: TaskGroupConfig | None, header: str | None, groups: tuple[str, ...]
     ) -> MatchedGroup:
         """The group of a request whose API key is limited to ``groups``."""
@@ -377,7 +383,7 @@ class _PoolGroups:
         first = next((self._by_name[name] for name in groups if name in self._by_name), None)
         return _UNMATCHED if first is None else MatchedGroup(first, MatchedBy.API_KEY)
 
-    def _by_rules(self, served: ServedModel, request: PlacementRequest) -> MatchedGroup:
+    def _match_rules(self, served: ServedModel, request: PlacementRequest) -> MatchedGroup:
         if request.key and (group := self._by_key.get(request.key) or self._by_key_prefix.longest(request.key)):
             return MatchedGroup(group, MatchedBy.API_KEY)
         if request.session_key and (group := self._by_session.longest(request.session_key)):
@@ -392,7 +398,7 @@ class _PoolGroups:
         return self._hasher.tier1(request.prompt, served.model, rule, served.adapter)
 
 
-class _Prefixes:
+class _PrefixMatcher:
     """Task groups by a prefix of a text; the longest prefix wins."""
 
     def __init__(self, claims: Iterable[tuple[str, TaskGroupConfig]]) -> None:

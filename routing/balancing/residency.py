@@ -7,9 +7,10 @@ vLLM. A prompt is added when it is dispatched, before it is prefilled, so that o
 only the first request is charged for it. If the request fails before a response, its new blocks are rolled back.
 
 Feedback. A response reports its cached tokens. In an LRU cache that lost a prefix, everything used longer ago is gone
-too, so after ``MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
-last used before those prefixes is evicted here. Predictions that rely on a prompt dispatched in the last ``SETTLED_S``
-are not checked, because its prefill may not be over. Responses also give the lengths of tails and teach their reuse.
+too, so after ``MAX_MISSES`` responses in a row with far fewer cached tokens than predicted, everything that the replica
+last used before those prefixes is evicted here. Predictions that rely on a prompt dispatched in the last
+``MAX_PREFILL_S`` are not checked, because its prefill may not be over. Responses also give the lengths of tails and
+teach their reuse.
 
 ``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
@@ -34,13 +35,13 @@ from routing.balancing.block_index import (
 )
 from routing.types import BLOCK_TOKENS, TargetId
 
-SETTLED_S: Final = 5.0  # after which a dispatched prompt has been prefilled, or never will be
-MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
+MAX_PREFILL_S: Final = 5.0  # a prompt that was dispatched longer ago has been prefilled, or never will be
+MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
 MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked
 MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and teach nothing
 PREFIX_RATIO: Final = 0.9  # of the prefix before a tail that must be cached for the response to tell about the tail
-FOUND_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
+MIN_REPLACED_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
 
 
 class RequestResidency:
@@ -51,10 +52,10 @@ class RequestResidency:
         "_chain",
         "_hit_blocks",
         "_hit_tokens",
+        "_prefix_used_s",
         "_previous_tail",
         "_previous_tail_tokens",
         "_prompt_tokens",
-        "_relies_on_s",
         "_replica",
         "_tail",
         "_tails",
@@ -67,43 +68,44 @@ class RequestResidency:
         chain: Chain,
         hit_blocks: int,
         use: Use,
-        relies_on_s: float,
+        prefix_used_s: float,
         prompt_tokens: int,
         hit_tokens: int,
-        learnt: tuple[TailReuse, Branches],
+        tails_and_branches: tuple[TailReuse, Branches],
         tail: BlockRun | None,
         previous_tail: BlockRun | None,
     ) -> None:
         self._replica = replica
         self._chain = chain
-        self._hit_blocks = hit_blocks  # the others are new at the replica
+        self._hit_blocks = hit_blocks  # all further blocks are new at the replica
         self._use = use
-        self._relies_on_s = relies_on_s  # when the replica last used the cached part of the prompt
-        self._prompt_tokens = prompt_tokens  # estimated, like the next
-        self._hit_tokens = hit_tokens  # of the hit blocks
-        self._tails, self._branches = learnt
+        self._prefix_used_s = prefix_used_s  # when the replica last used the cached part of the prompt
+        self._prompt_tokens = prompt_tokens  # estimated
+        self._hit_tokens = hit_tokens  # of the hit blocks, estimated
+        self._tails, self._branches = tails_and_branches
         self._tail = tail  # its own; None where tails are not used yet
         self._previous_tail = previous_tail  # of the prompt that this one continues, if any
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
-        """Learn from a response; all in the engine's tokens."""
+        """Learn from a response. All arguments are counts by the engine's tokenizer."""
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
-        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._relies_on_s < SETTLED_S:
+        if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
             return
         replica = self._replica
         if cached_tokens >= MISS_RATIO * predicted:
             replica.misses = 0
             return
-        replica.suspect_s = max(replica.suspect_s, self._relies_on_s) if replica.misses else self._relies_on_s
+        used_s = self._prefix_used_s
+        replica.missed_used_s = max(replica.missed_used_s, used_s) if replica.misses else used_s
         replica.misses += 1
-        if replica.misses >= MISSES:
+        if replica.misses >= MAX_MISSES:
             replica.misses = 0
-            replica.evict_until(replica.suspect_s)
+            replica.evict_until(replica.missed_used_s)
 
     def _learn_tails(self, scale: float, cached_tokens: int, generated_tokens: int | None) -> None:
         """Set the length of the prompt's own tail, and learn whether the previous tail was cached."""
@@ -118,13 +120,13 @@ class RequestResidency:
             replica.set_tail_length(tail, round(tail.tokens / block_tokens))
         if not 0 < self._hit_blocks < len(self._chain) or cached_tokens < PREFIX_RATIO * scale * self._hit_tokens:
             return
-        found_tokens, previous = cached_tokens / scale - self._hit_tokens, self._previous_tail
+        extra_tokens, previous = cached_tokens / scale - self._hit_tokens, self._previous_tail
         if previous is None:
             last_hit = self._chain[self._hit_blocks - 1]
-            self._branches.learn(last_hit, found_tokens, self._hit_tokens, replica.block_tokens)
+            self._branches.learn(last_hit, extra_tokens, self._hit_tokens, replica.block_tokens)
         elif self._previous_tail_tokens >= MIN_TAIL_TOKENS:
-            self._tails.learn(found_tokens / self._previous_tail_tokens)
-            if found_tokens > FOUND_RATIO * self._previous_tail_tokens:
+            self._tails.learn(extra_tokens / self._previous_tail_tokens)
+            if extra_tokens > MIN_REPLACED_RATIO * self._previous_tail_tokens:
                 replica.drop(previous)
 
     def roll_back(self) -> None:
@@ -134,11 +136,11 @@ class RequestResidency:
 
 
 class Reuse:
-    """How much of the old blocks of full caches is requested again, over about one turnover of all caches."""
+    """Share of the old blocks of full caches that is requested again, over about one turnover of all caches."""
 
     def __init__(self) -> None:
-        self.ratio = 0.0  # of blocks that were unused for long: the share requested again before eviction
-        self._reused = 0.0  # recent blocks of these
+        self.ratio = 0.0  # share of long unused blocks that are requested again before eviction
+        self._reused = 0.0  # such blocks that were requested again recently
         self._evicted = 0.0  # recent evictions
 
     def count_reused(self, blocks: int) -> None:
@@ -156,7 +158,7 @@ class Reuse:
 
 
 RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
-DEFAULT_TOKENS: Final = 262_144  # capacity until the engine reported its own: 16,384 blocks of 16
+DEFAULT_TOKENS: Final = 262_144  # capacity until the engine has reported one: 16,384 blocks of 16 tokens
 MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, if no two share one
 TTL_S: Final = 1200.0  # since last used
 
@@ -183,8 +185,9 @@ class Match:
         self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # of the residency
-        self.tail_tokens = self.tail_mask = 0  # expected after the longest cached prefix, and the replicas with them
-        self.branch_tokens = 0  # expected there at other replicas with that prefix
+        self.tail_tokens = 0  # expected after the longest cached prefix
+        self.tail_mask = 0  # of the replicas with these
+        self.branch_tokens = 0  # tokens expected after that prefix at its other replicas
 
     @property
     def blocks(self) -> int:
@@ -203,7 +206,7 @@ class Match:
         return 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
-        """The same for a replica with the longest cached prefix; there is one."""
+        """Predicted cached tokens at a replica with the longest cached prefix; a prefix must be cached somewhere."""
         extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
         return min(self.levels[-1][0] * self.block_tokens + extra, prompt_tokens)
 
@@ -268,7 +271,7 @@ class Residency:
         match = Match(chain, levels, self.branches, block_tokens or self.block_tokens, self.reuse.ratio)
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
-            tail = self._index.starting_with(tail_key(chain, blocks))
+            tail = self._index.run_starting_with(tail_key(chain, blocks))
             if tail is not None:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
@@ -283,14 +286,14 @@ class Residency:
         replica = self._replicas.by_target.get(target) or self.add_replica(target)
         path, bit, runs = self._index.path(chain, self._on_split), replica.bit, replica.runs
         new_runs = hit_blocks = 0  # runs that are new at the replica, and blocks before the first of them
-        relies_on_s, stale_s = now_s, replica.stale_s(now_s)
+        prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
         for run in path:
             if run.mask & bit:
-                if (used_s := runs[run].used_s) < stale_s:
+                if (used_s := runs[run].used_s) < stale_before_s:
                     self.reuse.count_reused(run.length)
                 if not new_runs:
                     hit_blocks += run.length
-                    relies_on_s = used_s
+                    prefix_used_s = used_s
             else:
                 run.mask |= bit
                 replica.blocks += run.length
@@ -298,7 +301,7 @@ class Residency:
         tail = previous_tail = None
         if path and replica.uses_tails:
             if 0 < hit_blocks < len(chain):
-                previous_tail = self._index.starting_with(tail_key(chain, hit_blocks))
+                previous_tail = self._index.run_starting_with(tail_key(chain, hit_blocks))
                 if previous_tail is not None and not previous_tail.mask & bit:
                     previous_tail = None
             tail = self._add_tail(replica, tail_key(chain, len(chain)))
@@ -307,14 +310,23 @@ class Residency:
         self._index.entries += new_runs
         self._evict(replica, now_s)
         hit_tokens = hit_blocks * (block_tokens or self.block_tokens)
-        learnt = self.tails, self.branches
+        tails_and_branches = self.tails, self.branches
         return RequestResidency(
-            replica, chain, hit_blocks, use, relies_on_s, prompt_tokens, hit_tokens, learnt, tail, previous_tail
+            replica,
+            chain,
+            hit_blocks,
+            use,
+            prefix_used_s,
+            prompt_tokens,
+            hit_tokens,
+            tails_and_branches,
+            tail,
+            previous_tail,
         )
 
     def _add_tail(self, replica: ReplicaBlocks, key: int) -> BlockRun:
         """Add the tail with this key to a replica."""
-        tail = self._index.starting_with(key)
+        tail = self._index.run_starting_with(key)
         if tail is None:
             tail = Tail(key)
             self._index.add(tail)
@@ -325,7 +337,7 @@ class Residency:
         return tail
 
     def _on_split(self, head: BlockRun, tail: BlockRun) -> None:
-        for replica in self._replicas.of_mask(tail.mask):
+        for replica in self._replicas.replicas_of_mask(tail.mask):
             replica.on_split(head, tail)
 
     def _evict(self, replica: ReplicaBlocks, now_s: float) -> None:
@@ -336,5 +348,5 @@ class Residency:
             self.reuse.count_evicted(excess, self._replicas.capacity)
         self._replicas.expire(now_s - self._ttl_s)
         while self._index.entries > self._max_entries:
-            if (next_replica := self._replicas.next()) and next_replica.runs:
+            if (next_replica := self._replicas.next_in_turn()) and next_replica.runs:
                 next_replica.evict()

@@ -8,7 +8,7 @@ canary gets positions below its share. So all requests of a prefix stay together
 communication, and a prefix stays with the canary when the share grows. Different policies choose different prefixes.
 The tier-1 boundary is the task group's or the pool's, else the default, never the policy's own: otherwise a revision
 that moves the boundary would change which requests it gets. A prompt without a prefix at that boundary uses the default
-one. A request without a prompt has nothing to cache and uses the active revision.
+boundary. A request without a prompt has nothing to cache and uses the active revision.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from routing.balancing.strategies.strategy import Strategy
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
 from routing.schema import Canary, PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
 
-_SPACE: Final = 1 << 64
-_word: Final = struct.Struct("<Q").pack
+_PREFIX_SPACE: Final = 1 << 64
+_pack_word: Final = struct.Struct("<Q").pack
 
 
 class Arm(StrEnum):
@@ -45,7 +45,7 @@ class Arm(StrEnum):
 
 
 class ArmReason(StrEnum):
-    """Why it is that revision."""
+    """Why the active revision or the canary places a request."""
 
     OTHER_ROUTERS = "other_routers"  # the canary is limited to other routers
     OTHER_GROUPS = "other_groups"  # the canary is limited to other task groups
@@ -63,7 +63,7 @@ class CanaryVerdict:
     in_force: int  # the active revision
     on_trial: int  # the canary's revision
     share: float  # of the prefix space that the canary gets
-    place: float | None  # of the request in it, 0 to 1; None without a prompt
+    place: float | None  # position of the request in the prefix space, 0 to 1; None without a prompt
 
 
 class CanaryRule:
@@ -86,7 +86,7 @@ class CanaryRule:
         self._hasher = hasher
         self._tier1 = tier1 or DEFAULT_TIER1
         self._seed = xxh3_64_intdigest(policy.name.encode())
-        self._share_end = int(canary.share * _SPACE)
+        self._share_end = int(canary.share * _PREFIX_SPACE)
         self._excluded_by: ArmReason | None = None
         if canary.routers is not None and router not in canary.routers:
             self._excluded_by = ArmReason.OTHER_ROUTERS
@@ -98,7 +98,7 @@ class CanaryRule:
         """Whether the canary includes this router and group."""
         return self._excluded_by is None
 
-    def takes(self, request: PlacementRequest, served: ServedModel) -> bool:
+    def selects(self, request: PlacementRequest, served: ServedModel) -> bool:
         """Whether the canary places a request, where it applies. 1.5 us for a prefix of 1 KiB."""
         position = self._position(request, served)
         return position is not None and position < self._share_end
@@ -118,7 +118,7 @@ class CanaryRule:
             self._policy.revision,
             self._canary.revision,
             self._canary.share,
-            None if position is None else position / _SPACE,
+            None if position is None else position / _PREFIX_SPACE,
         )
 
     def _position(self, request: PlacementRequest, served: ServedModel) -> int | None:
@@ -127,7 +127,7 @@ class CanaryRule:
         key = tier1(prompt, served.model, self._tier1, served.adapter)
         if key is None and self._tier1 is not DEFAULT_TIER1:
             key = tier1(prompt, served.model, DEFAULT_TIER1, served.adapter)
-        return None if key is None else xxh3_64_intdigest(_word(key), self._seed)
+        return None if key is None else xxh3_64_intdigest(_pack_word(key), self._seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Route:
     group: str  # "" for the pool's own requests
     policy: PolicyConfig  # with the revision that places
     strategy: Strategy
-    counting: AffinityGroups | None  # the strategy, if it counts requests
+    counting_strategy: AffinityGroups | None  # the strategy, if it counts requests
     replicas: GroupReplicas
     tier1: Tier1  # boundary of the tier-1 prefix
     shares: GroupShares | None  # counts the group's requests; None: no group of the pool has ``auto_replicas``
@@ -212,7 +212,7 @@ class RouteBuilder:
         )
 
     def _replicas_of(self, group: TaskGroupConfig | None) -> GroupReplicas:
-        """The replicas of a group or of the whole pool; groups with the same ones share ring and sums."""
+        """The replicas of a group or of the whole pool; groups with the same replicas share the ring and the sums."""
         allowed = None if group is None or group.replicas is None else frozenset(group.replicas)
         configs = [replica for replica in self._pool.replicas if allowed is None or replica.name in allowed]
         names = frozenset(replica.name for replica in configs)

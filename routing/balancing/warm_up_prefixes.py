@@ -26,11 +26,11 @@ import msgspec
 from routing.prompt.canonical import DOCUMENTS, MESSAGE, RENDERING_FIELDS, CanonicalPrompt, without_attribution
 from routing.types import PrefixHash, TargetId
 
-MAX_PREFIXES: Final = 512  # counted at least
+MAX_PREFIXES: Final = 512  # that remain counted after a reduction
 MIN_REQUESTS: Final = 2  # for a prefix until a body is stored
 OVERHEAD_BYTES: Final = 512  # of a prefix besides its body
 MAX_BODY_SHARE: Final = 1 / 8  # of the memory limit, that one body may take
-_LARGE: Final = 1e100
+_MAX_WEIGHT: Final = 1e100
 
 PrefixKey = tuple[str, PrefixHash]  # task group ("" for the pool's own requests), and tier-1 key
 
@@ -42,7 +42,7 @@ class WarmUpPrompt(NamedTuple):
     body: bytes
     tokens: int  # estimated
     blocks: array[int]  # chained hashes of its whole blocks
-    adapter: str = ""  # that a replica must have; "" for none
+    adapter: str = ""  # adapter that a replica must have; "" for none
 
     @property
     def bytes(self) -> int:
@@ -62,13 +62,13 @@ class PrefixSize(Protocol):
 class PopularPrefix:
     """How often a prefix occurs, and its warm-up prompt, once stored."""
 
-    __slots__ = ("prompt", "prompt_wanted_at", "requests", "tokens", "weight")
+    __slots__ = ("prompt", "requests", "store_at_requests", "tokens", "weight")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens  # estimated
         self.weight = 0.0
         self.requests = 0
-        self.prompt_wanted_at = MIN_REQUESTS  # number of requests
+        self.store_at_requests = MIN_REQUESTS  # number of requests at which the prompt is stored
         self.prompt: WarmUpPrompt | None = None
 
     @property
@@ -114,9 +114,9 @@ class PopularPrefixes:
         weight = self._weight(now_s)  # computed first, because it may scale down all weights
         prefix.weight += weight
         prefix.requests += 1
-        if prefix.prompt is not None or prefix.requests < prefix.prompt_wanted_at or prefix.tokens < self._min_tokens:
+        if prefix.prompt is not None or prefix.requests < prefix.store_at_requests or prefix.tokens < self._min_tokens:
             return False
-        prefix.prompt_wanted_at = 2 * prefix.requests
+        prefix.store_at_requests = 2 * prefix.requests
         return True
 
     def store(self, key: PrefixKey, prompt: WarmUpPrompt) -> None:
@@ -146,11 +146,11 @@ class PopularPrefixes:
                 return
 
     def _weight(self, now_s: float) -> float:
-        """Of a request that arrives now."""
+        """The weight of a request that arrives now."""
         if self._weight_base_s is None:
             self._weight_base_s = now_s
         weight: float = 2.0 ** min((now_s - self._weight_base_s) / self._half_life_s, 1000.0)
-        if weight > _LARGE:
+        if weight > _MAX_WEIGHT:
             self._rescale(weight)
             self._weight_base_s, weight = now_s, 1.0
         return weight
@@ -177,17 +177,18 @@ class PopularPrefixes:
     def _drop_prompt(self, prefix: PopularPrefix) -> None:
         if prefix.prompt is not None:
             self._bytes -= prefix.prompt.bytes
-            prefix.prompt, prefix.prompt_wanted_at = None, 2 * prefix.requests
+            prefix.prompt, prefix.store_at_requests = None, 2 * prefix.requests
 
 
-DOT: Final = "."
+PLACEHOLDER: Final = "."
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
-_RETAINED: Final = ("model", "tools", "tool_choice", "cache_salt", *RENDERING_FIELDS)
-_UNSUPPORTED: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")  # they change the start of the prompt
-_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_json: Final = msgspec.json.Encoder()
+_RETAINED_MEMBERS: Final = ("model", "tools", "tool_choice", "cache_salt", *RENDERING_FIELDS)
+# Members that change the start of the prompt.
+_UNSUPPORTED_MEMBERS: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")
+_member_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_json_encoder: Final = msgspec.json.Encoder()
 
 
 def extract_prefix(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bytes | None:
@@ -196,20 +197,20 @@ def extract_prefix(path: str, body: bytes, prompt: CanonicalPrompt, end: int) ->
     ``prompt`` is the canonical prompt of ``body``.
     """
     try:
-        members = _members.decode(body)
+        members = _member_decoder.decode(body)
         prefix = _prefix_members(path, members, prompt, end)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if prefix is None:
         return None
-    retained = {name: members[name] for name in _RETAINED if name in members}
-    return _json.encode(retained | prefix | {"stream": False})
+    retained = {name: members[name] for name in _RETAINED_MEMBERS if name in members}
+    return _json_encoder.encode(retained | prefix | {"stream": False})
 
 
 def _prefix_members(
     path: str, members: dict[str, msgspec.Raw], prompt: CanonicalPrompt, end: int
 ) -> dict[str, Any] | None:
-    if any(name in members for name in _UNSUPPORTED):
+    if any(name in members for name in _UNSUPPORTED_MEMBERS):
         return None
     if path == _CHAT:
         messages = _prefix_messages(_decode(members, "messages"), prompt, end)
@@ -221,8 +222,8 @@ def _prefix_members(
         text = _prefix_prompt(_decode(members, "prompt"), end)
         return {"prompt": text, "max_tokens": 1} if text else None
     if path == _RESPONSES and end == prompt.system_end:
-        whole = {"input": DOT, "max_output_tokens": 1, "store": False}
-        return whole | ({"instructions": members["instructions"]} if "instructions" in members else {})
+        request = {"input": PLACEHOLDER, "max_output_tokens": 1, "store": False}
+        return request | ({"instructions": members["instructions"]} if "instructions" in members else {})
     return None
 
 
@@ -247,8 +248,8 @@ def _prefix_messages(messages: Any, prompt: CanonicalPrompt, end: int) -> list[A
         start = message_end
     if not retained and not prompt.tools_end:
         return None
-    is_users = retained and retained[-1].get("role") == "user"
-    return retained if is_users else [*retained, {"role": "user", "content": DOT}]
+    ends_with_user = retained and retained[-1].get("role") == "user"
+    return retained if ends_with_user else [*retained, {"role": "user", "content": PLACEHOLDER}]
 
 
 def _skip_documents(prompt: CanonicalPrompt, start: int) -> int:

@@ -5,7 +5,7 @@ check uses a connection of its own, because a kept-alive one does not show wheth
 accepts new ones. ``failures`` failed checks in a row make a replica down, ``successes`` passed ones make it up; a
 replica that was never checked counts as up. When requests cannot connect, the task checks at once, though not sooner
 than ``MIN_INTERVAL_S`` after its last check. If that check fails too, all those requests count as one more failure;
-otherwise the cause was brief, such as a full accept queue, and is not counted. A replica that is down gets no requests
+otherwise the cause has passed, such as a full accept queue, and is not counted. A replica that is down gets no requests
 even if all are down: clients get a 503 that names the pool. Checks continue at the same interval.
 
 An overloaded replica may be late with its health check while it still sends responses. A timeout during which the
@@ -46,8 +46,8 @@ from routing.types import ReplicaId
 from routing.upstream.client import fetch, send_request
 from routing.upstream.pool import Address, ConnectionPool
 
-ADAPTERS_EVERY = 5  # health checks between two requests for the adapters
-MAX_MODELS_BYTES = 1 << 20  # of that response; a thousand adapters take a quarter of it
+CHECKS_PER_ADAPTER_READ = 5  # health checks for each read of the loaded adapters
+MAX_MODELS_BYTES = 1 << 20  # of a ``/v1/models`` response; a thousand adapters take a quarter of it
 MIN_INTERVAL_S = 0.1  # between two checks, however many requests fail
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class HealthChecks:
             started_at = time()
             reason = await check_once(target)
             if reason is None:
-                if target.adapters and (number % ADAPTERS_EVERY == 0 or not status.is_up):
+                if target.adapters and (number % CHECKS_PER_ADAPTER_READ == 0 or not status.is_up):
                     await self._read_adapters(target)
                 self._record_success(target)
             elif reason != _timeout_reason(target.check) or self._progress_at(target.name) < started_at:
@@ -209,13 +209,13 @@ class HealthChecks:
 
 
 async def check_once(target: CheckTarget) -> str | None:
-    """Why the check failed, or None if it passed."""
+    """Send one health check: the reason why it failed, or None if it passed."""
     try:
         async with (
             asyncio.timeout(target.check.timeout_s),
             send_request(target.address, target.check.path) as response,
         ):
-            version, code, *_ = (await response.readuntil(b"\r\n")).split(maxsplit=2)  # fewer are a ValueError
+            version, code, *_ = (await response.readuntil(b"\r\n")).split(maxsplit=2)  # ValueError if too short
         status = int(code)
     except TimeoutError:
         return _timeout_reason(target.check)
@@ -244,7 +244,7 @@ class ActiveFleet:
 
 
 class Balancer:
-    """The shared state. ``fleet`` is replaced as a whole with each configuration; None before the first."""
+    """State that all parts of a router share. Each configuration replaces ``fleet``; None before the first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         limits = Limits()
@@ -280,7 +280,7 @@ class Balancer:
 def active_replicas(config: RouterConfig) -> dict[ReplicaId, str]:
     """The URLs of the replicas that may get requests, by name."""
     replicas = (replica for pool in config.pools for replica in pool.replicas)
-    return {ReplicaId(it.name): it.url for it in replicas if it.state is ReplicaState.ACTIVE}
+    return {ReplicaId(replica.name): replica.url for replica in replicas if replica.state is ReplicaState.ACTIVE}
 
 
 def joined_replicas(config: RouterConfig, before: RouterConfig) -> list[ReplicaId]:

@@ -83,7 +83,9 @@ class CircuitBreakers:
         """Apply these settings; breakers of replicas that stay keep their state."""
         self._pools = {}
         for config in pools:
-            names = tuple(ReplicaId(it.name) for it in config.replicas if it.state is ReplicaState.ACTIVE)
+            names = tuple(
+                ReplicaId(replica.name) for replica in config.replicas if replica.state is ReplicaState.ACTIVE
+            )
             pool = _Pool(config.name, config.breaker, names)
             self._pools |= {ReplicaId(replica.name): pool for replica in config.replicas}
         self.ejections = {key: count for key, count in self.ejections.items() if key[1] in self._pools}
@@ -133,7 +135,7 @@ class CircuitBreakers:
         return self._eject(replica, breaker, cause)
 
     def on_request_sent(self, replica: ReplicaId) -> bool:
-        """A request goes to the replica; True if it is a probe, during which no other request goes there."""
+        """Mark a request to a half-open replica as its probe, True if it is one. No other is sent meanwhile."""
         breaker = self.not_closed.get(replica)
         if breaker is None or breaker.state is not State.HALF_OPEN:
             return False
@@ -148,7 +150,7 @@ class CircuitBreakers:
             self.record_failure(replica, reason, was_probe=True)
 
     def record_first_byte(self, replica: ReplicaId) -> bool:
-        """The first byte of a successful response to a probe arrived; True if that ends the probe."""
+        """Record the first byte of a successful response; True if it is a probe's and ends the probe."""
         breaker = self.not_closed.get(replica)
         if breaker is None or not breaker.is_probing or breaker.cause is Cause.SLOW:
             return False
@@ -156,7 +158,7 @@ class CircuitBreakers:
         return True
 
     def record_success(self, replica: ReplicaId, *, was_probe: bool = False) -> None:
-        """A whole response arrived: counted failures are cleared."""
+        """Record a whole response: clears counted failures, and ends the probe of a slow replica."""
         breaker = self.not_closed.get(replica)
         if breaker is None:
             return
@@ -166,13 +168,13 @@ class CircuitBreakers:
             self._record_probe_success(replica, breaker)
 
     def record_cancelled(self, replica: ReplicaId) -> None:
-        """A request ended without evidence about the replica: if it was a probe, another is admitted."""
+        """Record a request that ended without evidence about the replica; if it was a probe, admit another one."""
         breaker = self.not_closed.get(replica)
         if breaker is not None and breaker.is_probing:
             self._admit_probe(replica, breaker)
 
     def on_health_check_passed(self, replica: ReplicaId) -> None:
-        """A replica that was down is up again: an open breaker admits a probe at once."""
+        """Admit a probe at once if the breaker is open, because the replica was down and is up again."""
         breaker = self.not_closed.get(replica)
         if breaker is not None and breaker.state is State.OPEN:
             self._admit_probe(replica, breaker)
@@ -198,12 +200,12 @@ class CircuitBreakers:
         if breaker.state is State.OPEN:
             return False
         pool = self._pools[replica]
-        out = sum(
+        unavailable = sum(
             not self._health.is_up(name) or self.state(name) is not State.CLOSED
             for name in pool.active
             if name != replica
         )
-        return out + 1 <= pool.settings.max_out_ratio * len(pool.active) and self._open(replica, breaker, cause)
+        return unavailable + 1 <= pool.settings.max_out_ratio * len(pool.active) and self._open(replica, breaker, cause)
 
     def _open(self, replica: ReplicaId, breaker: CircuitBreaker, cause: Cause) -> bool:
         breaker.state, breaker.cause = State.OPEN, cause

@@ -1,10 +1,10 @@
 """Finds out whether the engine of a silent replica works, by its ``/metrics`` counters and, in doubt, by a probe.
 
-Theory of operation. vLLM's API server answers ``/metrics`` while the engine behind it hangs, with the values of the
+Theory of operation. vLLM's API server responds to ``/metrics`` while the engine behind it hangs, with the values of the
 engine's last step. Each step changes some of them: a prefill takes KV blocks chunk by chunk and raises
 ``kv_cache_usage_perc``, a decode counts ``generation_tokens``. Values that stay the same while requests are at the
-engine show that it takes no steps. Only values reported by the engine are read; the API server's own change without
-it. Names are those of vLLM 0.10 to 0.33.
+engine show that it takes no steps. Only values reported by the engine are read; the API server's own values change
+without it. Names are those of vLLM 0.10 to 0.33.
 
 ``stall_detection.py`` calls ``check`` while requests wait at a replica that sends no byte. All times are fractions of
 the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, and again after a third while they
@@ -37,7 +37,7 @@ from routing.upstream.pool import Address
 MAX_METRICS_BYTES = 4 << 20  # of one exposition; vLLM 0.32 sends 64 KB
 PROBE_PATH = "/v1/completions"
 MAX_PROBE_BYTES = 64 << 10  # of its response
-TIMEOUT = 2.0  # times stall_s, of a read or a probe
+TIMEOUT_RATIO = 2.0  # times ``stall_s``: time limit of a read or a probe
 MAX_PAUSE_S = 60.0  # between successful probes
 
 _STEP_METRICS = (
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 class NoCounters(Enum):
     """Why there are no counters."""
 
-    NO_RESPONSE = "no_response"  # or not in time
+    NO_RESPONSE = "no_response"  # or it came too late
     ABSENT = "absent"  # from the response: metrics are disabled, or it is another engine
 
 
@@ -90,7 +90,7 @@ async def read_counters(address: Address, timeout_s: float) -> EngineCounters | 
     return parse_counters(text) if status == 200 else NoCounters.ABSENT
 
 
-class Probe(Enum):
+class ProbeResult(Enum):
     """Result of a probe."""
 
     PASSED = "passed"
@@ -98,8 +98,8 @@ class Probe(Enum):
     NO_RESPONSE = "no_response"
 
 
-async def probe_engine(address: Address, model: str | None, timeout_s: float) -> Probe:
-    """Let an engine generate one streamed token, with the replica's own key if it has one. Raises nothing."""
+async def probe_engine(address: Address, model: str | None, timeout_s: float) -> ProbeResult:
+    """Let an engine generate one streamed token, with the replica's API key if it has one. Raises nothing."""
     body = {"prompt": "Hi", "max_tokens": 1, "stream": True} | ({} if model is None else {"model": model})
     try:
         async with asyncio.timeout(timeout_s):
@@ -107,8 +107,8 @@ async def probe_engine(address: Address, model: str | None, timeout_s: float) ->
                 address, PROBE_PATH, json.dumps(body).encode(), max_bytes=MAX_PROBE_BYTES, only_first_byte=True
             )
     except (TimeoutError, OSError, ValueError):
-        return Probe.NO_RESPONSE
-    return Probe.PASSED if status == 200 and data else Probe.REJECTED
+        return ProbeResult.NO_RESPONSE
+    return ProbeResult.PASSED if status == 200 and data else ProbeResult.REJECTED
 
 
 class EngineCheck:
@@ -117,110 +117,112 @@ class EngineCheck:
     def __init__(self, name: str, address: Address) -> None:
         self.name = name
         self.address = address
-        self.model: str | None = None  # of a probe; None: the engine's default
-        self.stall_s = 3.0  # of its pool
+        self.model: str | None = None  # model of a probe; None: the engine's default
+        self.stall_s = 3.0  # setting of its pool
         self.progress_at = 0.0  # when the engine last showed progress; 0: never
         self.has_counters: bool | None = None  # None: unknown
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._latest: EngineCounters | NoCounters | None = None
+        self._latest_counters: EngineCounters | NoCounters | None = None
         self._unchanged_since = 0.0  # first reading with the latest counters
         self._unchanged_until = 0.0  # last reading with them; 0: there was one only
         self._ended_standstill_s: float | None = None
         self._is_reading = False
-        self._unread_since: float | None = None  # when the first read without a response was started
+        self._reads_failing_since: float | None = None  # when the first read without a response was started
         self._next_read_at = 0.0
         self._is_probing = False
-        self._unanswered_since: float | None = None  # when the first probe without a response was sent
+        self._no_response_since: float | None = None  # when the first probe without a response was sent
         self._was_rejected = False
         self._next_probe_at = 0.0
         self._passed_probes = 0  # in a row
-        self._on_probed: list[Callable[[Probe], None]] = []
+        self._probe_callbacks: list[Callable[[ProbeResult], None]] = []
 
     def reset(self) -> None:
         """Clear all state, because clients get bytes."""
-        if self._latest is not None or self._tasks:
+        if self._latest_counters is not None or self._tasks:
             self.close()
-            self._forget()
+            self._forget_counters()
             self._passed_probes, self._next_probe_at = 0, 0.0
 
     def check(self, silent_since: float, now: float) -> None:
         """Read the counters or send a probe if that is due. ``silent_since``: time of the latest progress."""
-        if isinstance(self._latest, EngineCounters) and self._unchanged_since < silent_since:
-            self._forget()  # it was read in an earlier silence
+        if isinstance(self._latest_counters, EngineCounters) and self._unchanged_since < silent_since:
+            self._forget_counters()  # the counters were read in an earlier silence
         silence_s = now - silent_since
         if silence_s > self.stall_s / 3 and not self._is_reading and now >= self._next_read_at:
             self._is_reading = True
-            if self._unread_since is None:
-                self._unread_since = now
+            if self._reads_failing_since is None:
+                self._reads_failing_since = now
             self._start(self._read())
-        is_in_doubt = self._is_standing_still or self._unread_s(now) >= self.stall_s / 3
+        is_in_doubt = self._is_standing_still or self._reads_failing_s(now) >= self.stall_s / 3
         if silence_s > self.stall_s / 2 and is_in_doubt and now >= self._next_probe_at:
             self.probe()
 
     def is_hung(self, silent_since: float, allowed_s: float, now: float) -> bool:
         """Whether the silence exceeds ``allowed_s`` and neither counters nor probe show progress."""
-        if now - silent_since <= allowed_s or not (self._is_standing_still or self._unread_s(now) >= self.stall_s):
+        if now - silent_since <= allowed_s or not (
+            self._is_standing_still or self._reads_failing_s(now) >= self.stall_s
+        ):
             return False
-        if self._unanswered_since is not None:
-            return now - self._unanswered_since >= self.stall_s / 2
-        has_requests = isinstance(self._latest, EngineCounters) and self._latest.requests > 0
+        if self._no_response_since is not None:
+            return now - self._no_response_since >= self.stall_s / 2
+        has_requests = isinstance(self._latest_counters, EngineCounters) and self._latest_counters.requests > 0
         return self._was_rejected and has_requests and self._standstill_s >= self.stall_s / 2
 
     def take_ended_standstill_s(self) -> float | None:
-        """Minimum seconds for which the engine stood still before it continued by itself; None if it did not. Once."""
+        """Minimum seconds for which the engine stood still before it continued by itself. Once, then None."""
         ended_s, self._ended_standstill_s = self._ended_standstill_s, None
         return ended_s
 
-    def probe(self, on_probed: Callable[[Probe], None] | None = None) -> None:
+    def probe(self, on_probed: Callable[[ProbeResult], None] | None = None) -> None:
         """Send a probe unless one is in flight; ``on_probed`` gets the result."""
         if on_probed is not None:
-            self._on_probed.append(on_probed)
+            self._probe_callbacks.append(on_probed)
         if not self._is_probing:
             self._is_probing = True
-            if self._unanswered_since is None:
-                self._unanswered_since = self._loop.time()
+            if self._no_response_since is None:
+                self._no_response_since = self._loop.time()
             self._start(self._probe())
 
     def close(self) -> None:
         """Cancel reads and probes."""
         for task in self._tasks:
             task.cancel()
-        self._on_probed.clear()
+        self._probe_callbacks.clear()
 
-    def _forget(self) -> None:
-        self._latest = self._unanswered_since = self._unread_since = None
+    def _forget_counters(self) -> None:
+        self._latest_counters = self._no_response_since = self._reads_failing_since = None
         self._unchanged_until, self._was_rejected = 0.0, False
 
     @property
     def _is_standing_still(self) -> bool:
         """Whether the latest readings show no progress, or there are no counters."""
-        return self._latest is NoCounters.ABSENT or self._unchanged_until > self._unchanged_since
+        return self._latest_counters is NoCounters.ABSENT or self._unchanged_until > self._unchanged_since
 
     @property
     def _standstill_s(self) -> float:
         return self._unchanged_until - self._unchanged_since if self._unchanged_until else 0.0
 
-    def _unread_s(self, now: float) -> float:
+    def _reads_failing_s(self, now: float) -> float:
         """For how many seconds reads have had no response."""
-        return 0.0 if self._unread_since is None else now - self._unread_since
+        return 0.0 if self._reads_failing_since is None else now - self._reads_failing_since
 
     async def _read(self) -> None:
         started_at = self._loop.time()
         try:
-            reading = await read_counters(self.address, TIMEOUT * self.stall_s)
+            reading = await read_counters(self.address, TIMEOUT_RATIO * self.stall_s)
         finally:
             self._is_reading = False
         if reading is NoCounters.NO_RESPONSE:
             self._next_read_at = self._loop.time() + self.stall_s / 6
             return
-        self._unread_since, self.has_counters = None, reading is not NoCounters.ABSENT
+        self._reads_failing_since, self.has_counters = None, reading is not NoCounters.ABSENT
         has_progress = self._compare(reading, started_at, self._loop.time())
         self._next_read_at = started_at + self.stall_s / (3 if has_progress else 6)
 
     def _compare(self, reading: EngineCounters | NoCounters, started_at: float, now: float) -> bool:
         """Compare a reading with the one before; True if they show progress."""
-        before, self._latest = self._latest, reading
+        before, self._latest_counters = self._latest_counters, reading
         has_progress = False
         if isinstance(before, EngineCounters) and isinstance(reading, EngineCounters):
             if before.lines == reading.lines:
@@ -234,23 +236,23 @@ class EngineCheck:
         return has_progress
 
     async def _probe(self) -> None:
-        result = Probe.NO_RESPONSE
+        result = ProbeResult.NO_RESPONSE
         try:
-            result = await probe_engine(self.address, self.model, TIMEOUT * self.stall_s)
+            result = await probe_engine(self.address, self.model, TIMEOUT_RATIO * self.stall_s)
         finally:
             self._is_probing = False
         now = self._loop.time()
-        if result is Probe.NO_RESPONSE:
+        if result is ProbeResult.NO_RESPONSE:
             self._next_probe_at = now + self.stall_s
         else:
             self._next_probe_at = now + min(MAX_PAUSE_S, self.stall_s * 2**self._passed_probes)
             self._passed_probes = min(self._passed_probes + 1, 10)
-            self._unanswered_since = None
-        if result is Probe.PASSED:
+            self._no_response_since = None
+        if result is ProbeResult.PASSED:
             self.progress_at = now
-            self._forget()  # the probe itself moved the counters
-        self._was_rejected = result is Probe.REJECTED
-        callbacks, self._on_probed = self._on_probed, []
+            self._forget_counters()  # the probe itself moved the counters
+        self._was_rejected = result is ProbeResult.REJECTED
+        callbacks, self._probe_callbacks = self._probe_callbacks, []
         for on_probed in callbacks:
             on_probed(result)
 

@@ -5,8 +5,9 @@ reads what connections record anyway: a stream's deadline moves with every byte 
 Detection therefore costs a request nothing. A response that is not streamed has no byte until it is complete: if one
 waits and nothing else comes, ``engine_probe.py`` finds out whether the engine makes progress. ``slowness.py`` has the
 limits for silence and slowness. Then the circuit breaker decides, and waiting requests are retried as far as the retry
-rules allow; those that must stay are retried with a later tick, when the retry budget has refilled. A half-open
-breaker is judged by its probes alone. A response timeout counts against a replica only if its engine shows no progress.
+rules allow; those that may not be retried yet are retried at a later check, when the retry budget has refilled. For a
+half-open breaker only its probes count. A response timeout counts against a replica only if its engine shows no
+progress.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from routing.health.circuit_breaker import Cause, State
-from routing.health.engine_probe import EngineCheck, Probe
+from routing.health.engine_probe import EngineCheck, ProbeResult
 from routing.health.slowness import (
     UNMEASURED_RATE,
     Observation,
     Slowness,
     TypicalSilence,
-    observation,
+    observe_streams,
     prefill_allowance_s,
 )
 from routing.log import event
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRIED_CAUSES = {Cause.STALLED, Cause.SLOW}  # for which waiting requests are retried elsewhere
-BRIEF_S = 0.5  # shorter silences are not recorded as typical
+MIN_RECORDED_S = 0.5  # shorter silences are not recorded as typical
 DEFAULT_STALL_S = 3.0  # for engine checks if ``stall_s`` is null, which ejects no replica
 
 
@@ -67,7 +68,7 @@ class StallDetector:
         pools = fleet.config.pools
         self._typical = {pool.name: self._typical.get(pool.name) or TypicalSilence() for pool in pools}
         self._slowness = {pool.name: self._slowness.get(pool.name) or Slowness() for pool in pools}
-        self._silences = {name: it for name, it in self._silences.items() if name in fleet.connection_pools}
+        self._silences = {name: silence for name, silence in self._silences.items() if name in fleet.connection_pools}
         self._configure_checks(fleet)
         for pool in pools:
             for replica in pool.replicas:
@@ -89,9 +90,9 @@ class StallDetector:
             else:
                 check.probe(partial(self._on_probed, replica))
 
-    def _on_probed(self, replica: str, probe: Probe) -> None:
-        """Count a timed-out response once a probe of its engine has failed, too."""
-        if probe is not Probe.PASSED:
+    def _on_probed(self, replica: str, probe: ProbeResult) -> None:
+        """Count a timed-out response if the probe of its engine failed too."""
+        if probe is not ProbeResult.PASSED:
             self._balancer.record_failure(replica, Failure.TIMEOUT, was_probe=False)
 
     def close(self) -> None:
@@ -151,15 +152,15 @@ class StallDetector:
         progress: float,
         now: float,
     ) -> str | None:
-        """Why a replica hangs by the streams that wait there; None if it does not. Bytes and engine steps count."""
-        oldest = next((it for it in waiting if it.waiting and it.waiting.is_stream()), None)
+        """The reason if the streams that wait at a replica show that it hangs, else None. Engine steps are progress."""
+        oldest = next((upstream for upstream in waiting if upstream.waiting and upstream.waiting.is_stream()), None)
         if oldest is None or oldest.waiting is None:
             return None
         since = max(progress, oldest.sent_at, self._checks[name].progress_at)
         self._silences[name] = Silence(since, now - since)
         tokens, rate = oldest.waiting.waiting_tokens, _rate(self._loads(name))
-        is_over = now - since > self._typical[pool.name].allowed_s(stall_s, tokens, rate, now)
-        return f"no byte for {now - since:.1f} s" if is_over else None
+        is_too_long = now - since > self._typical[pool.name].allowed_s(stall_s, tokens, rate, now)
+        return f"no byte for {now - since:.1f} s" if is_too_long else None
 
     def _allowed_s(self, pool: PoolConfig, check: EngineCheck, oldest: Listener, now: float) -> float:
         """Seconds for which an engine may stand still while ``oldest`` waits there."""
@@ -174,22 +175,26 @@ class StallDetector:
         """Record a silence that has ended with a byte, and an engine's standstill that has ended by itself."""
         silence = self._silences.pop(connections.name, None)
         standstill_s = self._checks[connections.name].take_ended_standstill_s()
-        if silence is not None and connections.progress_at > silence.since and silence.lasted_s > BRIEF_S:
+        if silence is not None and connections.progress_at > silence.since and silence.lasted_s > MIN_RECORDED_S:
             self._typical[pool.name].record(silence.lasted_s, now)
-        if standstill_s is not None and standstill_s > BRIEF_S:
+        if standstill_s is not None and standstill_s > MIN_RECORDED_S:
             self._typical[pool.name].record(standstill_s, now)
 
     def _check_slowness(
         self, pool: PoolConfig, connection_pools: dict[str, ConnectionPool], stall_s: float, now: float
     ) -> None:
         """Compare the replicas of a pool with each other."""
-        weights = {ReplicaId(it.name): it.capacity for it in pool.replicas if it.state is ReplicaState.ACTIVE}
+        weights = {
+            ReplicaId(replica.name): replica.capacity
+            for replica in pool.replicas
+            if replica.state is ReplicaState.ACTIVE
+        }
         if len(weights) < 2:
             return
         observations = {
-            name: seen
+            name: observed
             for name in weights
-            if (seen := self._observe(name, connection_pools[name], stall_s, now)) is not None
+            if (observed := self._observe(name, connection_pools[name], stall_s, now)) is not None
         }
         slow = self._slowness[pool.name].evaluate(
             observations,
@@ -209,7 +214,7 @@ class StallDetector:
         loads, ended_s, is_probed = self._loads(name), now - connections.last_end_at, state is State.HALF_OPEN
         since = balancer.breakers.half_open_since_s(name)
         if not any(load.running for load in loads):
-            return observation((), (), ended_s=ended_s, is_probed=is_probed)
+            return observe_streams((), (), ended_s=ended_s, is_probed=is_probed)
         rate = _rate(loads)
         lates_s = [
             now - upstream.sent_at - prefill_allowance_s(listener.queued_tokens, rate)
@@ -218,7 +223,7 @@ class StallDetector:
         ]
         prefill_s = prefill_allowance_s(max(load.waiting_tokens for load in loads), rate)
         silences_s = connections.silences(now, since)
-        return observation(lates_s, silences_s, prefill_s, ended_s=ended_s, is_probed=is_probed)
+        return observe_streams(lates_s, silences_s, prefill_s, ended_s=ended_s, is_probed=is_probed)
 
     def _eject(self, connections: ConnectionPool, reason: str, cause: Cause) -> None:
         if self._balancer.breakers.record_stall(ReplicaId(connections.name), reason, cause):
@@ -231,7 +236,7 @@ class StallDetector:
 
 def _rate(loads: list[Load]) -> float:
     """Measured prefill rate of a replica in tokens/s, that of its slowest rank."""
-    return min((it.prefill.tokens_per_s for it in loads if it.prefill.is_measured), default=UNMEASURED_RATE)
+    return min((load.prefill.tokens_per_s for load in loads if load.prefill.is_measured), default=UNMEASURED_RATE)
 
 
 def _retry_waiting(connections: ConnectionPool) -> None:

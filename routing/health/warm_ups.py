@@ -3,7 +3,7 @@
 If no pool has ``warm_up``, a request costs one attribute access here. With several workers each sends its part of the
 prefixes, with its part of the token budget, the concurrency and the memory.
 
-Theory of operation. A joining replica is kept back from clients' requests. Once its health check passes, it is sent the
+Theory of operation. A joining replica gets no clients' requests. Once its health check passes, it is sent the
 prefixes that it will own, the most valuable first, a few at a time; when all have ended, successfully or not, it takes
 traffic with a slow start. The time limit, ``MAX_FAILURES`` failed requests in a row, or a client's request that no
 other replica can serve end the warm-up early. If the replica goes down meanwhile, its warm-up starts anew when it is
@@ -36,9 +36,9 @@ from routing.schema import PoolConfig, ReplicaState
 from routing.types import BLOCK_BYTES, NoReplicaError, ReplicaId, TargetId
 
 MAX_FAILURES = 3  # requests that fail in a row, after which no more are sent
-MAX_ERROR_BYTES = 4096  # of an error response that are read for its reason
+MAX_ERROR_BYTES = 4096  # of an error response that are read, for the reason
 BAD_REQUEST = 400
-NO_PRIORITIES = b"riority scheduling"  # in the 400 of a vLLM that schedules by arrival
+PRIORITY_REJECTED_TEXT = b"riority scheduling"  # in the 400 of a vLLM that schedules by arrival
 
 if TYPE_CHECKING:
     from routing.balancing.placement import Decision
@@ -57,7 +57,7 @@ class Ending(StrEnum):
 
     COMPLETE = "complete"  # everything was sent
     TIME_LIMIT = "time_limit"
-    FAILING = "failing"  # its requests fail
+    FAILING = "failing"  # ``MAX_FAILURES`` of its requests failed in a row
     NEEDED = "needed"  # no other replica could serve a request
     WITHDRAWN = "withdrawn"  # the replica went down, left, or is no longer to take traffic or to warm up
 
@@ -104,7 +104,7 @@ class ReplicaWarmUp:
         elif now >= self._until:
             self._warm_ups.end(self, Ending.TIME_LIMIT)
         elif is_up and self._pending is None:
-            self._pending = deque(self._warm_ups.chosen(self))
+            self._pending = deque(self._warm_ups.prompts_for(self))
             self.progress.prefixes = len(self._pending)
             self.progress.tokens = sum(prompt.tokens for prompt, _ in self._pending)
             self._send_more()
@@ -126,11 +126,11 @@ class ReplicaWarmUp:
         else:
             self._send_more()
 
-    def abandon(self) -> None:
-        """Send nothing more, and abort the requests in flight."""
+    def abort(self) -> None:
+        """Stop sending, and abort the requests in flight."""
         self._pending = deque()
         for call in list(self._calls):
-            call.abandon()
+            call.abort()
         self._calls.clear()
 
     def _send_more(self) -> None:
@@ -181,7 +181,7 @@ class WarmUpCall:
         self._is_over = False
 
     def start(self, connections: ConnectionPool, limits: Limits) -> None:
-        """Send it, on a kept-alive connection or a new one."""
+        """Send the request on a kept-alive connection or a new one."""
         self._connections, self._limits = connections, limits
         upstream = connections.take_idle()
         if upstream is None:
@@ -189,8 +189,8 @@ class WarmUpCall:
         else:
             self._send(upstream)
 
-    def abandon(self) -> None:
-        """Abort it without a result, so that the replica stops."""
+    def abort(self) -> None:
+        """Abort the request without a result, so that the replica stops computing."""
         self._is_over = True
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
@@ -198,8 +198,8 @@ class WarmUpCall:
 
     @property
     def lacks_priorities(self) -> bool:
-        """Whether the request had a priority and the engine rejected it for that."""
-        return self._with_priority and NO_PRIORITIES in self._error
+        """Whether the engine rejected the request because of its priority."""
+        return self._with_priority and PRIORITY_REJECTED_TEXT in self._error
 
     # --- events of its connection ---
 
@@ -213,21 +213,21 @@ class WarmUpCall:
 
     @log_exceptions
     def on_connect_failed(self, reason: str, *, is_local: bool) -> None:  # noqa: ARG002 - health checks find the cause
-        """There is no connection."""
+        """Count a failure: there is no connection."""
         self._end(ok=False)
 
     @log_exceptions
-    def on_response(self, answer: ResponseHead, data: bytes, last: bool) -> None:
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
         """Discard the body, except for the beginning of an error."""
-        if answer.status == BAD_REQUEST and len(self._error) < MAX_ERROR_BYTES:
+        if head.status == BAD_REQUEST and len(self._error) < MAX_ERROR_BYTES:
             self._error += data
         if last:
-            self._upstream = None  # it is back in its pool
-            self._end(ok=answer.status < BAD_REQUEST)
+            self._upstream = None  # the connection is back in its pool
+            self._end(ok=head.status < BAD_REQUEST)
 
     @log_exceptions
     def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:  # noqa: ARG002 - any failure is one
-        """No response will come; a kept-alive connection that had just ended is replaced once."""
+        """Count a failure, or connect again if a kept-alive connection had just ended."""
         self._upstream = None
         if is_stale and not self._is_over:
             self._connections.connect(self, self._limits.connect_timeout_s)
@@ -247,7 +247,7 @@ class WarmUpCall:
 
     @property
     def queued_tokens(self) -> float:
-        """The same, since no queued tokens are counted for a warm-up."""
+        """Estimated tokens to prefill; a warm-up does not count the tokens queued before it."""
         return self.prompt.tokens
 
     @property
@@ -256,12 +256,12 @@ class WarmUpCall:
         return self.prompt.tokens
 
     def on_stalled(self) -> None:
-        """Nothing: the time limit ends the warm-up."""
+        """Does nothing: the time limit ends the warm-up."""
 
     def abort_on_error(self, error: Exception) -> None:
         """End after an internal error."""
         defect(logger, error, "warm-up")
-        self.abandon()
+        self.abort()
         self._warm_up.on_call_ended(self, ok=False)
 
     def _send(self, upstream: UpstreamConnection) -> None:
@@ -286,7 +286,7 @@ MAX_BODY_BYTES = 1 << 20  # of a request whose prefix is extracted, which takes 
 _COUNTERS = (
     ("warm_ups_total", "ending", "Warm-ups that ended, by reason."),
     ("warm_up_prefixes_total", "outcome", "Prefixes sent to joining replicas."),
-    ("warm_up_tokens_total", "outcome", "Estimated tokens of those."),
+    ("warm_up_tokens_total", "outcome", "Estimated tokens of the prefixes sent to joining replicas."),
 )
 
 logger = logging.getLogger(__name__)
@@ -296,7 +296,7 @@ class WarmUps:
     """The warm-ups of one router."""
 
     def __init__(self, balancer: Balancer, checks: HealthChecks, boot: str) -> None:
-        self.part, self.parts = 0, 1  # which of the prefixes this process sends
+        self.part, self.parts = 0, 1  # this process sends part ``part`` of ``parts`` of the prefixes
         self.is_draining = False  # no warm-up starts any more
         self._balancer = balancer
         self._checks = checks
@@ -304,8 +304,8 @@ class WarmUps:
         self._request_ids = count(1)
         self._secret = ""
         self._pools: dict[str, PoolConfig] = {}  # with ``warm_up``, by name
-        self._popular_prefixes: dict[str, PopularPrefixes] = {}  # of those
-        self._pool_of: dict[str, str] = {}  # their active replicas
+        self._popular_prefixes: dict[str, PopularPrefixes] = {}  # by pool
+        self._pool_by_replica: dict[str, str] = {}  # pool of each active replica
         self._running: dict[str, ReplicaWarmUp] = {}  # by replica
         self._counts: dict[str, Counter[tuple[str, str, str]]] = {  # by metric; pool, replica, label value
             name: Counter() for name, _, _ in _COUNTERS
@@ -319,12 +319,15 @@ class WarmUps:
         self._pools = {pool.name: pool for pool in config.pools if pool.warm_up}
         self._popular_prefixes = {name: self._configured_prefixes(pool) for name, pool in self._pools.items()}
         active = ReplicaState.ACTIVE
-        self._pool_of = {
-            it.name: pool.name for pool in self._pools.values() for it in pool.replicas if it.state == active
+        self._pool_by_replica = {
+            replica.name: pool.name
+            for pool in self._pools.values()
+            for replica in pool.replicas
+            if replica.state == active
         }
-        takes_traffic = active_replicas(config)  # in pools without ``warm_up``, too
+        takes_traffic = active_replicas(config)  # pools without ``warm_up`` included
         for warm_up in list(self._running.values()):
-            if self._pool_of.get(warm_up.replica) != warm_up.pool:
+            if self._pool_by_replica.get(warm_up.replica) != warm_up.pool:
                 self.end(warm_up, Ending.WITHDRAWN)
                 if warm_up.replica in takes_traffic:
                     self._balancer.begin_slow_start(warm_up.replica)
@@ -348,7 +351,7 @@ class WarmUps:
     # --- prefixes of requests ---
 
     def record_request(self, decision: Decision, request: Request, prompt: CanonicalPrompt) -> None:
-        """Count a request's tier-1 prefix. If it is to be stored, that is done after the request was sent."""
+        """Count a request's tier-1 prefix. A prefix to store is extracted after the request was sent."""
         prefixes, tier1 = self._popular_prefixes.get(decision.pool), decision.keys.tier1
         if prefixes is None or tier1 is None or tier1 % self.parts != self.part:
             return
@@ -377,11 +380,15 @@ class WarmUps:
         """Warm up a joining replica; False if it is to take traffic at once."""
         if (previous := self._running.get(replica)) is not None:
             self.end(previous, Ending.WITHDRAWN)
-        pool = self._pools.get(self._pool_of.get(replica, ""))
+        pool = self._pools.get(self._pool_by_replica.get(replica, ""))
         if pool is None or pool.warm_up is None or not self._popular_prefixes[pool.name].bytes or self.is_draining:
             return False
         health = self._balancer.health
-        others = (ReplicaId(name) for name, of in self._pool_of.items() if of == pool.name and name != replica)
+        others = (
+            ReplicaId(name)
+            for name, pool_name in self._pool_by_replica.items()
+            if pool_name == pool.name and name != replica
+        )
         if not any(map(health.is_up, others)):
             return False
         health.set_warming(replica, is_warming=True)
@@ -391,7 +398,7 @@ class WarmUps:
         warm_up.advance(self._balancer.loop.time())
         return True
 
-    def chosen(self, warm_up: ReplicaWarmUp) -> Iterator[tuple[WarmUpPrompt, TargetId]]:
+    def prompts_for(self, warm_up: ReplicaWarmUp) -> Iterator[tuple[WarmUpPrompt, TargetId]]:
         """The prompts to send to a replica, and which of its targets they go to."""
         pool, fleet = self._pools[warm_up.pool], self._balancer.fleet
         if fleet is None or pool.warm_up is None:
@@ -436,7 +443,7 @@ class WarmUps:
         if self._running.get(warm_up.replica) is not warm_up:
             return
         del self._running[warm_up.replica]
-        warm_up.abandon()
+        warm_up.abort()
         self._counts["warm_ups_total"][warm_up.pool, warm_up.replica, ending] += 1
         self._balancer.health.set_warming(warm_up.replica, is_warming=False)
         event(logger, "warm_up_ended", replica=warm_up.replica, ending=ending, **asdict(warm_up.progress))
@@ -446,7 +453,7 @@ class WarmUps:
     def close(self) -> None:
         """Abort all warm-ups."""
         for warm_up in self._running.values():
-            warm_up.abandon()
+            warm_up.abort()
         self._running.clear()
 
     def new_request_id(self) -> str:
@@ -463,11 +470,11 @@ class WarmUps:
         """Prometheus text; nothing if no pool has ``warm_up``."""
         if not self._pools:
             return
-        yield from header("warm_up_kept_bytes", "gauge", "Memory for the prefixes of warm-ups.")
+        yield from header("warm_up_kept_bytes", "gauge", "Memory that the stored warm-up prefixes take.")
         for pool, prefixes in list(self._popular_prefixes.items()):
             yield f"{PREFIX}warm_up_kept_bytes{{{labels(pool=pool)}}} {prefixes.bytes}"
-        yield from header("replica_warming", "gauge", "Whether a replica is kept back to warm up.")
-        for replica, pool in list(self._pool_of.items()):
+        yield from header("replica_warming", "gauge", "1 while a replica warms up and gets no requests.")
+        for replica, pool in list(self._pool_by_replica.items()):
             pairs = labels(pool=pool, replica=replica)
             yield f"{PREFIX}replica_warming{{{pairs}}} {int(replica in self._running)}"
         for name, label, text in _COUNTERS:

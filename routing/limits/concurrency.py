@@ -1,10 +1,10 @@
-"""Concurrency limiter: at most so many requests run at once, and others wait in a bounded priority queue.
+"""Concurrency limiter: bounds the number of running requests; further requests wait in a bounded priority queue.
 
 Theory of operation. An engine with more requests than it can batch preempts and recomputes some of them, so beyond its
 best concurrency each further request slows down all. Waiting in the router costs the engine nothing. The queue is
 bounded in length and in time, because clients give up on late responses: a request that finds the queue full is
 rejected at once, or displaces the latest request of the lowest priority below its own. Within a priority the queue is
-first come, first served. Removing requests that timed out costs their number; everything else is O(1).
+first come, first served. Removing the requests that timed out takes O(their number); everything else is O(1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from routing.schema import PRIORITIES, ConcurrencyConfig
 
 
 class SharedPermits(Protocol):
-    """Permits that several processes share. An ``order`` is a number: a higher one runs first, and 0 means nobody."""
+    """Permits that several processes share. The request with the highest ``order`` runs first; 0: no request waits."""
 
     def acquire(self, limit: int, order: float) -> bool:
         """Take a permit, unless all processes together have ``limit``, or a request elsewhere has a higher order."""
@@ -29,7 +29,7 @@ class SharedPermits(Protocol):
         ...
 
     def publish_queue(self, waiting: int, order: float) -> None:
-        """Tell the other processes how many requests wait here, and the order of the first."""
+        """Show other processes how many requests wait in this process, and the order of the first."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class SharedPermits(Protocol):
 
 
 class SharedLimits(Protocol):
-    """State that a process shares with others; None for state that it keeps by itself."""
+    """State that a process shares with other processes; None for state of its own."""
 
     def cell(self, name: str) -> memoryview[float] | None:
         """The one number of a budget."""
@@ -56,7 +56,7 @@ class SharedLimits(Protocol):
 
 
 MAX_RETRY_AFTER_S: Final = 60
-_CLOCK_S: Final = 1e9  # more than any clock shows, and small enough that a float still resolves microseconds
+_MAX_CLOCK_S: Final = 1e9  # above any clock's value, and small enough that a float still resolves microseconds
 PACE_WEIGHT: Final = 1 / 32  # of the latest gap between two releases
 
 
@@ -77,11 +77,11 @@ class Waiter(Protocol):
         ...
 
     def admit(self) -> None:
-        """The request got a permit. Must not call back into the limiter."""
+        """Run the request, which got a permit. Must not call the limiter."""
         ...
 
     def on_rejected(self, limiter: ConcurrencyLimiter, cause: RejectionCause) -> None:
-        """The request left the queue without a permit. Must not call back into the limiter."""
+        """Reject the request, which left the queue without a permit. Must not call the limiter."""
         ...
 
 
@@ -105,8 +105,8 @@ class ConcurrencyLimiter:
         self._clock = clock
         self._permits = permits
         self._queues: list[dict[Waiter, float]] = [{} for _ in range(PRIORITIES)]  # enqueued at, by priority
-        self._gap_s: float | None = None  # mean time between releases at the limit; None until two were seen
-        self._released_at: float | None = None  # the latest of them; None if a permit has been free since
+        self._gap_s: float | None = None  # mean time between releases at the limit; None before the second
+        self._released_at: float | None = None  # latest release at the limit; None if a permit has been free since
         self._share = share
         self.configure(config)
 
@@ -118,7 +118,7 @@ class ConcurrencyLimiter:
         self.admit()
 
     def remove_limit(self) -> None:
-        """Admit everybody from now on."""
+        """Admit every request from now on."""
         self._max_running = self.running + self.waiting + (1 << 60)
         self.admit()
 
@@ -184,7 +184,7 @@ class ConcurrencyLimiter:
             waiter.admit()
 
     def _take_permit(self, priority: int, since: float | None) -> bool:
-        """Take a permit for a request that has waited ``since`` then; None: for one that has just arrived."""
+        """Take a permit for a request that has waited since the time ``since``; None: it has just arrived."""
         if self._permits is None:
             is_free = self.running < self._max_running
         else:
@@ -204,7 +204,7 @@ class ConcurrencyLimiter:
         self._permits.publish_queue(self.waiting, order)
 
     def _displace(self, priority: int) -> bool:
-        """Reject the latest waiter of the lowest priority; False if nobody has a lower priority than this one."""
+        """Reject the latest waiter of the lowest priority; False if no waiter has a lower priority."""
         for queue in reversed(self._queues[priority + 1 :]):
             if queue:
                 self._remove(queue, next(reversed(queue)), RejectionCause.DISPLACED)
@@ -223,5 +223,5 @@ class ConcurrencyLimiter:
 
 
 def _order(priority: int, since: float) -> float:
-    """More urgent before less urgent, then earlier before later; ``since`` in seconds of a clock that all share."""
-    return (PRIORITIES - priority) * _CLOCK_S - since
+    """Order by urgency, then by waiting time. ``since``: seconds of a clock that all processes share."""
+    return (PRIORITIES - priority) * _MAX_CLOCK_S - since

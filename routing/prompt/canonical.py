@@ -42,14 +42,14 @@ from routing.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
 TRAILING_ARGUMENTS: Final = frozenset({"enable_thinking", "thinking"})
 
-_TEMPLATE: Final = ("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs")
-_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # parameters that vLLM reads at each endpoint
-    ChatBody: (*_TEMPLATE, "reasoning_effort", "add_special_tokens"),
+_TEMPLATE_PARAMETERS: Final = ("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs")
+_PARAMETERS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # parameters that vLLM reads at each endpoint
+    ChatBody: (*_TEMPLATE_PARAMETERS, "reasoning_effort", "add_special_tokens"),
     CompletionBody: ("add_special_tokens",),
-    EmbeddingBody: (*_TEMPLATE, "add_special_tokens"),
-    ResponsesBody: _TEMPLATE[1:],
+    EmbeddingBody: (*_TEMPLATE_PARAMETERS, "add_special_tokens"),
+    ResponsesBody: _TEMPLATE_PARAMETERS[1:],
 }
-RENDERING_FIELDS: Final = tuple(sorted({"reasoning", *(name for names in _READ.values() for name in names)}))
+RENDERING_FIELDS: Final = tuple(sorted({"reasoning", *(name for names in _PARAMETERS_READ.values() for name in names)}))
 
 
 def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
@@ -66,7 +66,7 @@ def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
         and body.suffix is None
     ):
         return 0
-    params = {name: value for name in _READ[type(body)] if (value := getattr(body, name)) not in (None, {})}
+    params = {name: value for name in _PARAMETERS_READ[type(body)] if (value := getattr(body, name)) not in (None, {})}
     if type(body) is ResponsesBody and type(body.reasoning) is dict:
         effort = body.reasoning.get("effort")
         if effort is not None:
@@ -84,7 +84,7 @@ def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
         params["suffix"] = True  # the engine marks a completion with a gap at the start of the prompt
     if _is_truncated_left(body, tokens):
         params["whole"] = xxh3_128_hexdigest(data)
-    return xxh3_64_intdigest(_json(params)) if params else 0
+    return xxh3_64_intdigest(_encode_json(params)) if params else 0
 
 
 def _adds_special_tokens(body: ParsedBody) -> bool:
@@ -100,7 +100,7 @@ def _is_truncated_left(body: ParsedBody, tokens: int) -> bool:
     return side == "left" or (side is None and type(body) is not EmbeddingBody)
 
 
-MAX_PARTS: Final = 65_536  # messages, prompts and message parts in one body; each costs much more time than its bytes
+MAX_PARTS: Final = 65_536  # messages, prompts and message parts in one body; each costs more time than its bytes
 MAX_IDS: Final = 1 << 21  # token ids in one body: 8 MiB of canonical bytes, more than their JSON may have
 
 MESSAGE: Final = b"\xff"
@@ -117,10 +117,10 @@ END_OF_IDS: Final = b"\xff\xff\xff\xff"
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # not a set: a part's type may be an unhashable value
-_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
+_MESSAGE_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
 _ROLE_FRAMES: Final = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}
 _ATTRIBUTION: Final = "x-anthropic-billing-header"  # changes with each request of Claude Code; vLLM drops the line
-_json: Final = msgspec.json.Encoder(order="deterministic").encode
+_encode_json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 class CanonicalPrompt:
@@ -149,7 +149,7 @@ class CanonicalPrompt:
         self.salt = salt  # the client's ``cache_salt``
         self.rendering = rendering  # hash of the parameters that change its rendering; 0 for none
 
-    def salted(self, salt: str) -> CanonicalPrompt:
+    def with_salt(self, salt: str) -> CanonicalPrompt:
         """The same prompt with another salt."""
         ends = self.tools_end, self.system_end, self.message_ends
         return CanonicalPrompt(self.data, *ends, self.ids, salt, self.rendering, is_text=self.is_text)
@@ -160,7 +160,7 @@ class CanonicalPrompt:
 
     @property
     def sample_bytes(self) -> int:
-        """Its size if it is a usable sample of tokens per byte; 0 if other things than text determine its tokens."""
+        """The prompt's bytes if it is a usable sample of tokens per byte; 0 if not only text determines its tokens."""
         return len(self.data) if self.is_text and not self.ids and not self.rendering else 0
 
 
@@ -169,7 +169,7 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
     writer = _Writer()
     try:
         _write(body, writer)
-        prompt = writer.finished()
+        prompt = writer.build()
         prompt.rendering = rendering_of(body, prompt.data, prompt.estimate(BLOCK_TOKENS))
     except RecursionError:
         raise BodyError(None, "the JSON is nested too deeply") from None
@@ -181,27 +181,27 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
 
 def _write(body: ParsedBody, writer: _Writer) -> None:
     """Write the fields of each endpoint in the order in which an engine renders them."""
-    kind, fields = type(body), cast("Any", body)  # a client may have sent fields of any type
-    if kind is ChatBody:
-        writer.tools(fields.tools)
+    body_type, fields = type(body), cast("Any", body)  # a client may have sent fields of any type
+    if body_type is ChatBody:
+        writer.write_tools(fields.tools)
         if fields.documents:
-            writer.messages_with_documents(fields.messages, fields.documents)
+            writer.write_messages_with_documents(fields.messages, fields.documents)
         else:
-            writer.messages(fields.messages)
-    elif kind is CompletionBody:
+            writer.write_messages(fields.messages)
+    elif body_type is CompletionBody:
         if fields.prompt_embeds is not None:
-            writer.embeddings(fields.prompt_embeds)
-        writer.prompts(fields.prompt, fields.suffix)
-    elif kind is EmbeddingBody:
-        writer.prompts(fields.input)
-        writer.messages(fields.messages)
-    elif kind is ResponsesBody:
-        writer.tools(fields.tools)
+            writer.write_embeddings(fields.prompt_embeds)
+        writer.write_prompts(fields.prompt, fields.suffix)
+    elif body_type is EmbeddingBody:
+        writer.write_prompts(fields.input)
+        writer.write_messages(fields.messages)
+    elif body_type is ResponsesBody:
+        writer.write_tools(fields.tools)
         if fields.instructions is not None:
-            writer.messages([Message(role="system", content=fields.instructions)])
-        writer.previous(fields.previous_response_id)
-        writer.previous(fields.previous_input_messages)
-        writer.items(fields.input)
+            writer.write_messages([Message(role="system", content=fields.instructions)])
+        writer.write_previous(fields.previous_response_id)
+        writer.write_previous(fields.previous_input_messages)
+        writer.write_items(fields.input)
 
 
 class _Writer:
@@ -219,85 +219,85 @@ class _Writer:
         self._is_text = True
         self._parts_left = MAX_PARTS
 
-    def finished(self) -> CanonicalPrompt:
+    def build(self) -> CanonicalPrompt:
         data = b"".join(self._pieces)
         ends = self._tools_end, self._system_end, self._ends
         return CanonicalPrompt(data, *ends, self._ids, is_text=self._is_text)
 
-    def tools(self, tools: Any) -> None:
+    def write_tools(self, tools: Any) -> None:
         """Write the tool definitions; null is the same as an empty list."""
         if tools:
-            self._add(TOOLS + _json(tools))
+            self._append(TOOLS + _encode_json(tools))
             self._tools_end = self._system_end = self._length
 
-    def messages(self, messages: Any) -> None:
+    def write_messages(self, messages: Any) -> None:
         """Write chat messages, or a value of another type that a client sent instead."""
         if type(messages) is not list:
             if messages is not None:
-                self._unknown(messages)
+                self._write_unknown(messages)
             return
-        self._count(len(messages))
+        self._count_parts(len(messages))
         for message in messages:
             if type(message) is Message and type(role := message.role or "") is str:
-                self._message(message, role)
+                self._write_message(message, role)
             else:
-                self._unknown(message)
+                self._write_unknown(message)
 
-    def messages_with_documents(self, messages: Any, documents: Any) -> None:
+    def write_messages_with_documents(self, messages: Any, documents: Any) -> None:
         """Write messages with documents, which most templates render after the leading system messages."""
         listed = messages if type(messages) is list else []
         system = list(takewhile(_is_system, listed))
-        self.messages(system)
-        self._add(DOCUMENTS + _json(documents))
-        self.messages(listed[len(system) :] if messages is listed else messages)
+        self.write_messages(system)
+        self._append(DOCUMENTS + _encode_json(documents))
+        self.write_messages(listed[len(system) :] if messages is listed else messages)
 
-    def previous(self, history: Any) -> None:
+    def write_previous(self, history: Any) -> None:
         """Write earlier messages, or the id of the stored response that contains them."""
         if history:
             self._is_text = False
-            self._segment(PREVIOUS + _json(history))
+            self._write_segment(PREVIOUS + _encode_json(history))
 
-    def prompts(self, prompt: Any, suffix: Any = None) -> None:
+    def write_prompts(self, prompt: Any, suffix: Any = None) -> None:
         """Write a completion's prompt: a text, token ids, or a list of either; each item counts as a message."""
         if prompt is None:
             return
-        tail = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _json(suffix)
+        encoded_suffix = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _encode_json(suffix)
         is_batch = type(prompt) is list and prompt and type(prompt[0]) is not int
         if is_batch:
-            self._count(len(prompt))
+            self._count_parts(len(prompt))
         for item in prompt if is_batch else (prompt,):
             if type(item) is str:
-                self._segment(MESSAGE + CONTENT + item.encode() + tail)
-            elif not self._token_ids(item):
-                self._unknown(item)
+                self._write_segment(MESSAGE + CONTENT + item.encode() + encoded_suffix)
+            elif not self._write_token_ids(item):
+                self._write_unknown(item)
 
-    def embeddings(self, embeddings: Any) -> None:
+    def write_embeddings(self, embeddings: Any) -> None:
         """Write prompts that the client sent as embeddings."""
         batch = embeddings if type(embeddings) is list else (embeddings,)
-        self._count(len(batch))
+        self._count_parts(len(batch))
         self._is_text = False
         for item in batch:
-            self._segment(MESSAGE + CONTENT + _attachment(item))
+            self._write_segment(MESSAGE + CONTENT + _encode_attachment(item))
 
-    def items(self, items: Any) -> None:
+    def write_items(self, items: Any) -> None:
         """Write the input of the responses API: a user's text, or a list of messages and other items."""
         if type(items) is str:
             items = [Message(role="user", content=items)]
         elif type(items) is list:
-            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many, for _count to reject
-        self.messages(items)
+            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many, which _count_parts rejects
+        self.write_messages(items)
 
-    def _message(self, message: Message, role: str) -> None:
+    def _write_message(self, message: Message, role: str) -> None:
         content, start = message.content, self._length
         if type(content) is not str:
-            text = self._content(content, role)
+            text = self._encode_content(content, role)
         elif role == "system" and content.startswith(_ATTRIBUTION):
             text = without_attribution(content).encode()
         else:
             text = content.encode()
-        head = _ROLE_FRAMES.get(role) or MESSAGE + role.encode() + CONTENT
-        self._pieces += (head, text)
-        end = start + len(head) + len(text)
+        frame = _ROLE_FRAMES.get(role) or MESSAGE + role.encode() + CONTENT
+        self._pieces += (frame, text)
+        end = start + len(frame) + len(text)
         if (
             message.name
             or message.tool_calls
@@ -307,7 +307,7 @@ class _Writer:
             or message.task
             or message.tools
         ):
-            fields = _fields(message)
+            fields = _encode_fields(message)
             self._pieces.append(fields)
             end += len(fields)
         self._length = end
@@ -315,7 +315,7 @@ class _Writer:
         if start == self._system_end and role in _SYSTEM_ROLES:
             self._system_end = end
 
-    def _token_ids(self, ids: Any) -> bool:
+    def _write_token_ids(self, ids: Any) -> bool:
         """Write token ids; False if the value is not a list of token ids."""
         if type(ids) is not list:
             return False
@@ -331,36 +331,36 @@ class _Writer:
         self._ids += len(words)
         if self._ids > MAX_IDS:
             raise BodyError(None, f"more than {MAX_IDS:,} token ids in one request")
-        self._segment(MESSAGE + CONTENT + IDS + data + END_OF_IDS)
+        self._write_segment(MESSAGE + CONTENT + IDS + data + END_OF_IDS)
         return True
 
-    def _content(self, content: Any, role: str) -> bytes:
+    def _encode_content(self, content: Any, role: str) -> bytes:
         """A message's content. A single text part is the same as its text, and null the same as an empty text."""
         if content is None:
             return b""
         if type(content) is list:
-            self._count(len(content))
-            joined = PART.join(map(_part, _parts_without_attribution(content) if role == "system" else content))
+            self._count_parts(len(content))
+            joined = PART.join(map(_encode_part, _parts_without_attribution(content) if role == "system" else content))
             if ATTACHMENT in joined:
                 self._is_text = False
             return joined
         self._is_text = False
-        return _attachment(content)
+        return _encode_attachment(content)
 
-    def _count(self, parts: int) -> None:
+    def _count_parts(self, parts: int) -> None:
         self._parts_left -= parts
         if self._parts_left < 0:
             raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and message parts in one request")
 
-    def _unknown(self, value: Any) -> None:
+    def _write_unknown(self, value: Any) -> None:
         self._is_text = False
-        self._segment(MESSAGE + UNKNOWN + _json(value))
+        self._write_segment(MESSAGE + UNKNOWN + _encode_json(value))
 
-    def _segment(self, piece: bytes) -> None:
-        self._add(piece)
+    def _write_segment(self, piece: bytes) -> None:
+        self._append(piece)
         self._ends.append(self._length)
 
-    def _add(self, piece: bytes) -> None:
+    def _append(self, piece: bytes) -> None:
         self._pieces.append(piece)
         self._length += len(piece)
 
@@ -369,12 +369,12 @@ def _is_system(message: Any) -> bool:
     return type(message) is Message and type(message.role) is str and message.role in _SYSTEM_ROLES
 
 
-def _fields(message: Message) -> bytes:
-    """The other fields of a message."""
-    fields = {name: getattr(message, name) for name in _FIELDS}
+def _encode_fields(message: Message) -> bytes:
+    """Encode the fields of a message other than role and content."""
+    fields = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
     if fields["reasoning"] is None:
         fields["reasoning"] = message.reasoning_content  # the older name of the field
-    return b"".join(FIELD + name.encode() + CONTENT + _json(value) for name, value in fields.items() if value)
+    return b"".join(FIELD + name.encode() + CONTENT + _encode_json(value) for name, value in fields.items() if value)
 
 
 def without_attribution(text: str) -> str:
@@ -383,7 +383,7 @@ def without_attribution(text: str) -> str:
 
 
 def _parts_without_attribution(parts: list[Any]) -> list[Any]:
-    """The same for a message in parts; a part without any other text is dropped."""
+    """The parts of a system message without the attribution line; a part that only has this line is dropped."""
     retained = []
     for part in parts:
         text = part.get("text") if type(part) is dict and part.get("type") == "text" else part
@@ -394,18 +394,18 @@ def _parts_without_attribution(parts: list[Any]) -> list[Any]:
     return retained
 
 
-def _part(part: Any) -> bytes:
+def _encode_part(part: Any) -> bytes:
     if type(part) is str:
         return part.encode()
     if type(part) is dict:
         text = part.get("text")
         if type(text) is str and part.get("type") in _TEXT_PARTS:
             return text.encode()
-    return _attachment(part)
+    return _encode_attachment(part)
 
 
-def _attachment(value: Any) -> bytes:
-    """The digest of an image, a sound or a file.
+def _encode_attachment(value: Any) -> bytes:
+    """Encode an image, a sound or a file as its digest.
 
     Cache marks are left out, because clients move them between turns and they change no token. An attachment with a
     ``uuid`` is identified by it, because engines do so too, whether its data is sent again or not.
@@ -415,7 +415,7 @@ def _attachment(value: Any) -> bytes:
             value = {"type": value.get("type"), "uuid": uuid}
         elif "cache_control" in value:
             value = {key: value[key] for key in value if key != "cache_control"}
-    return ATTACHMENT + xxh3_128_hexdigest(_json(value)).encode()
+    return ATTACHMENT + xxh3_128_hexdigest(_encode_json(value)).encode()
 
 
 def _as_message(item: Any) -> Any:

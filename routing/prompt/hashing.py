@@ -32,19 +32,19 @@ _, SYSTEM, BYTES, MESSAGES, MARKER = Boundary  # an enum's attributes are slow t
 DEFAULT_TIER1: Final = Tier1()  # the boundary unless a group, a pool or a policy sets one
 
 _SEPARATOR: Final = b"\xff"  # in no UTF-8 text
-_word: Final = struct.Struct("<Q").pack
+_pack_word: Final = struct.Struct("<Q").pack
 
 
 class PrefixHasher:
     """Computes hashes with one fleet's secret."""
 
-    __slots__ = ("_chunks", "_key", "_older_chunks", "_plain", "_secret", "_words")
+    __slots__ = ("_chunks", "_key", "_older_chunks", "_secret", "_seed_words", "_unsalted_suffix")
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
         self._key = sha256(b"values" + _SEPARATOR + self._secret).digest()
-        self._plain = _SEPARATOR * 3 + self._secret  # what follows a model without adapter and salt
-        self._words: dict[tuple[str, str, str], bytes] = {}  # seeds as 8 little-endian bytes
+        self._unsalted_suffix = _SEPARATOR * 3 + self._secret  # seed input after a model without adapter and salt
+        self._seed_words: dict[tuple[str, str, str], bytes] = {}  # seeds as 8 little-endian bytes
         self._chunks: dict[int, array[int]] = {}
         self._older_chunks: dict[int, array[int]] = {}  # the previous generation; chunks that are used again move up
 
@@ -54,7 +54,7 @@ class PrefixHasher:
     def seed(self, model: str, salt: str = "", adapter: str = "") -> int:
         """``h[-1]`` of the chain: differs where equal texts have different KV blocks."""
         if not (salt or adapter):
-            return xxh3_64_intdigest(model.encode() + self._plain)
+            return xxh3_64_intdigest(model.encode() + self._unsalted_suffix)
         return xxh3_64_intdigest(_SEPARATOR.join((model.encode(), adapter.encode(), salt.encode(), self._secret)))
 
     def tier1(
@@ -64,7 +64,7 @@ class PrefixHasher:
         end = boundary_end(prompt, rule)
         if not end:
             return None
-        word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
+        word = self._seed_words.get((model, prompt.salt, adapter)) or self._seed_word(model, prompt.salt, adapter)
         data = prompt.data
         prefix = data if end == len(data) else memoryview(data)[:end]  # it may be long: it is copied once
         return PrefixHash(xxh3_64_intdigest(b"".join((word, prefix))))
@@ -81,7 +81,7 @@ class PrefixHasher:
         if not end:
             return None
         data = prompt.data[: min(end, tier1_end + TIER2_BYTES)]
-        return PrefixHash(xxh3_64_intdigest(self._word_of(model, prompt.salt, adapter) + data))
+        return PrefixHash(xxh3_64_intdigest(self._seed_word(model, prompt.salt, adapter) + data))
 
     def session(self, key: str) -> PrefixHash:
         """Key of a session: the same for every model, so that a conversation stays on its replica."""
@@ -103,7 +103,7 @@ class PrefixHasher:
         cached chunk costs one hash instead of one for each block: 0.02 us a block instead of 0.15.
         """
         data, cached, chunks = prompt.data, self._chunks, []
-        word = self._words.get((model, prompt.salt, adapter)) or self._word_of(model, prompt.salt, adapter)
+        word = self._seed_words.get((model, prompt.salt, adapter)) or self._seed_word(model, prompt.salt, adapter)
         last = int.from_bytes(word, "little")
         if prompt.rendering:
             last = xxh3_64_intdigest(word, prompt.rendering)
@@ -113,7 +113,7 @@ class PrefixHasher:
             key = xxh3_64_intdigest(chunk, last)
             hashes = cached.get(key)
             if hashes is None:
-                hashes = self._older_chunks.get(key) or _chain(last, chunk)
+                hashes = self._older_chunks.get(key) or _chain_hashes(last, chunk)
                 self._chunks[key] = hashes
                 if len(self._chunks) >= MAX_CHUNKS:
                     self._older_chunks, self._chunks = self._chunks, {}
@@ -121,18 +121,18 @@ class PrefixHasher:
             last = hashes[-1]
         return chunks
 
-    def _word_of(self, model: str, salt: str, adapter: str) -> bytes:
+    def _seed_word(self, model: str, salt: str, adapter: str) -> bytes:
         """Compute and cache the seed, as 8 little-endian bytes."""
-        if len(self._words) >= MAX_SEEDS:
-            self._words.clear()
-        word = self._words[model, salt, adapter] = _word(self.seed(model, salt, adapter))
+        if len(self._seed_words) >= MAX_SEEDS:
+            self._seed_words.clear()
+        word = self._seed_words[model, salt, adapter] = _pack_word(self.seed(model, salt, adapter))
         return word
 
 
-def _chain(hash_: int, data: bytes) -> array[int]:
+def _chain_hashes(hash_: int, data: bytes) -> array[int]:
     """Hashes of whole blocks, the first one chained to ``hash_``."""
     blocks = struct.unpack_from(f"{BLOCK_BYTES}s" * (len(data) // BLOCK_BYTES), data)
-    return array("Q", [hash_ := xxh3_64_intdigest(_word(hash_) + block) for block in blocks])
+    return array("Q", [hash_ := xxh3_64_intdigest(_pack_word(hash_) + block) for block in blocks])
 
 
 def boundary_end(prompt: CanonicalPrompt, rule: Tier1) -> int:

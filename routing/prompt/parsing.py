@@ -41,7 +41,7 @@ from routing.types import BodyError
 
 MAX_DEPTH: Final = 64  # nested lists and objects
 LARGE_BYTES: Final = 256 << 10  # above this size, values are counted before a body is parsed
-FEW: Final = 4096  # quotes, or opening brackets, of a body whose values need no counting
+MAX_UNCOUNTED: Final = 4096  # quotes, or opening brackets; a body with fewer of both needs no counting
 MAX_TEXTS: Final = 1 << 19  # keys and other texts in one body
 MAX_CONTAINERS: Final = 1 << 18  # lists and objects in one body
 MAX_ROUND_RATIO: Final = 0.75  # of the length: rounds stop after one that leaves more
@@ -49,18 +49,18 @@ MAX_ROUND_RATIO: Final = 0.75  # of the length: rounds stop after one that leave
 _ALL_BUT_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
 _ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ALL_BUT_BRACKETS_AND_QUOTES: Final = bytes(set(range(256)) - set(b'[]{}"'))
-_ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
-_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one level up
+_BRACES_TO_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_DEPTH_STEPS: Final = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one level up
 
 
 def is_shallow(body: bytes, levels: int = MAX_DEPTH) -> bool:
     """Whether a JSON text has at most ``levels`` nested levels. 0.5 us, or 0.4 us a KiB with many brackets."""
-    if _has_few(body, levels, b"{", b"["):
+    if _occurs_at_most(body, levels, b"{", b"["):
         return True
-    rounds, rest = _without_pairs(body.translate(_ONE_KIND, _ALL_BUT_BRACKETS), levels)
+    rounds, rest = _remove_pairs(body.translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS), levels)
     if not rest:
         return True
-    rounds, rest = _without_pairs(_outside_texts(body), levels)
+    rounds, rest = _remove_pairs(_brackets_outside_texts(body), levels)
     return not rest or (rounds > 0 and _depth(rest) <= rounds)
 
 
@@ -69,7 +69,9 @@ def has_few_values(body: bytes) -> bool:
 
     A body that is not JSON may pass, but parsing it is bounded too. 0.1 ms a MiB of text, 5 ms a MiB of many values.
     """
-    if len(body) <= LARGE_BYTES or (_has_few(body, FEW, b'"') and _has_few(body, FEW, b"{", b"[")):
+    if len(body) <= LARGE_BYTES or (
+        _occurs_at_most(body, MAX_UNCOUNTED, b'"') and _occurs_at_most(body, MAX_UNCOUNTED, b"{", b"[")
+    ):
         return True
     # A backslash before the quote that ends a text hides that quote from this count, but never one that begins a text.
     quotes = body.count(b'"')
@@ -77,23 +79,23 @@ def has_few_values(body: bytes) -> bool:
         return False
     if len(body.translate(None, _ALL_BUT_OPENING)) <= MAX_CONTAINERS:
         return True
-    return _outside_texts(body).count(b"[") <= MAX_CONTAINERS
+    return _brackets_outside_texts(body).count(b"[") <= MAX_CONTAINERS
 
 
-def _has_few(body: bytes, limit: int, *signs: bytes) -> bool:
-    """Whether these signs occur at most ``limit`` times; faster than counting where they are rare."""
-    for sign in signs:
-        at = body.find(sign)
+def _occurs_at_most(body: bytes, limit: int, *delimiters: bytes) -> bool:
+    """Whether these delimiters occur at most ``limit`` times; faster than counting where they are rare."""
+    for delimiter in delimiters:
+        at = body.find(delimiter)
         while at >= 0:
             limit -= 1
             if limit < 0:
                 return False
-            at = body.find(sign, at + 1)
+            at = body.find(delimiter, at + 1)
     return True
 
 
-def _without_pairs(brackets: bytes, rounds: int) -> tuple[int, bytes]:
-    """Remove empty pairs in at most ``rounds`` rounds, while that is fast: the unused rounds, and the rest."""
+def _remove_pairs(brackets: bytes, rounds: int) -> tuple[int, bytes]:
+    """Remove empty pairs in at most ``rounds`` rounds, while that is fast; returns (rounds left, brackets left)."""
     rest = brackets
     if rest.count(b"[") != rest.count(b"]"):  # some are in texts
         return rounds, rest
@@ -106,20 +108,20 @@ def _without_pairs(brackets: bytes, rounds: int) -> tuple[int, bytes]:
     return rounds, rest
 
 
-def _outside_texts(body: bytes) -> bytes:
+def _brackets_outside_texts(body: bytes) -> bytes:
     """The brackets that are not part of a text.
 
     Without escapes every quote begins or ends a text. Pairs of quotes with no bracket between them are removed first,
     which does not change the role of the others and leaves no text in most bodies.
     """
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    quoted = plain.translate(_ONE_KIND, _ALL_BUT_BRACKETS_AND_QUOTES).replace(b'""', b"")
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    quoted = unescaped.translate(_BRACES_TO_BRACKETS, _ALL_BUT_BRACKETS_AND_QUOTES).replace(b'""', b"")
     return b"".join(quoted.split(b'"')[::2])
 
 
 def _depth(brackets: bytes) -> int:
     """Nested levels of balanced brackets. 40 ns each."""
-    return max(accumulate(array("b", brackets.translate(_STEPS))), default=0)
+    return max(accumulate(array("b", brackets.translate(_DEPTH_STEPS))), default=0)
 
 
 _decoders: Final = {path: msgspec.json.Decoder(body).decode for path, body in BODIES.items()}
@@ -129,13 +131,13 @@ def parse_body(path: str, body: bytes) -> ParsedBody:
     """Parse the body of a POST to ``path``; BodyError names the field. About 0.4 us a KiB."""
     if not has_few_values(body):
         raise BodyError(None, f"more than {MAX_TEXTS:,} texts and keys, or {MAX_CONTAINERS:,} lists and objects")
-    parsed = _decoded(path, body)
+    parsed = _decode_body(path, body)
     if not is_shallow(body):
         raise BodyError(None, f"the JSON is nested in more than {MAX_DEPTH} levels")
     return parsed
 
 
-def _decoded(path: str, body: bytes) -> ParsedBody:
+def _decode_body(path: str, body: bytes) -> ParsedBody:
     decode = _decoders.get(path)
     if decode is None:
         raise BodyError(None, f"{path[:256]!r} is not an endpoint with a prompt")
@@ -162,7 +164,7 @@ def session_key(body: ParsedBody) -> str | None:
     return None
 
 
-def _parse_untyped(kind: type[ParsedBody], body: bytes) -> ParsedBody:
+def _parse_untyped(body_type: type[ParsedBody], body: bytes) -> ParsedBody:
     """Parse a body whose fields have other types than the API defines, keeping each value as it is."""
     try:
         fields = msgspec.json.decode(body)
@@ -172,10 +174,10 @@ def _parse_untyped(kind: type[ParsedBody], body: bytes) -> ParsedBody:
         raise BodyError(None, "the body must be a JSON object")
     if not isinstance(fields.get("model"), str | None):
         raise BodyError("model", "expected a string")
-    known = {name: fields[name] for name in kind.__struct_fields__ if name in fields}
-    if type(messages := known.get("messages")) is list:
-        known["messages"] = [msgspec.convert(item, Message) if type(item) is dict else item for item in messages]
-    return kind(**known)
+    values = {name: fields[name] for name in body_type.__struct_fields__ if name in fields}
+    if type(messages := values.get("messages")) is list:
+        values["messages"] = [msgspec.convert(item, Message) if type(item) is dict else item for item in messages]
+    return body_type(**values)
 
 
 def not_json_error(error: Exception) -> BodyError:
@@ -192,11 +194,11 @@ REPLACEABLE: Final = frozenset(
     {"cache_salt", "max_completion_tokens", "max_output_tokens", "max_tokens", "model", "stream_options"}
 )
 _BLANKS: Final = b" \t\n\r"
-_OPENING: Final = ord("{")
+_OPENING_BRACE: Final = ord("{")
 _member_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_json: Final = msgspec.json.Encoder().encode
-_name: Final = re.compile(rb'[{,][ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL).match
-_blanks: Final = re.compile(rb"[ \t\n\r]*").match
+_encode_json: Final = msgspec.json.Encoder().encode
+_match_name: Final = re.compile(rb'[{,][ \t\n\r]*"(?:[^"\\]|\\.)*"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL).match
+_match_blanks: Final = re.compile(rb"[ \t\n\r]*").match
 
 
 class Layout:
@@ -217,13 +219,13 @@ def with_member(body: bytes, name: str, value: Value) -> bytes:
     if may_have_member(body, name):
         members = _members_of(body)
         if name in members:
-            return _json(members | {name: msgspec.Raw(_json(value))})
+            return _encode_json(members | {name: msgspec.Raw(_encode_json(value))})
     end = body.rindex(b"}")
     start: bytes | memoryview = memoryview(body)[:end]  # a body may be large: it is copied once
     if body[end - 1] in _BLANKS:
         start = body[:end].rstrip(_BLANKS)
-    comma = b"" if start[-1] == _OPENING else b","  # a brace is there only in an empty object
-    return b"".join((start, comma, _json(name), b":", _json(value), b"}"))
+    comma = b"" if start[-1] == _OPENING_BRACE else b","  # a brace is there only in an empty object
+    return b"".join((start, comma, _encode_json(name), b":", _encode_json(value), b"}"))
 
 
 def layout_of(body: bytes) -> Layout:
@@ -235,7 +237,7 @@ def layout_of(body: bytes) -> Layout:
     spans, at = dict[str, tuple[int, int]](), _after_blanks(body, 0)
     end = at + 1
     for name, value in _members_of(body).items():
-        match, data = _name(body, at), bytes(value)
+        match, data = _match_name(body, at), bytes(value)
         if match is None or not body.startswith(data, match.end()):
             break
         end = match.end() + len(data)
@@ -250,7 +252,7 @@ def layout_of(body: bytes) -> Layout:
 
 def with_members(body: bytes, values: Mapping[str, Value], layout: Layout) -> tuple[bytes, Layout]:
     """``body``, a JSON object of this layout, with these ``REPLACEABLE`` members set, and its new layout."""
-    missing = {name: _json(value) for name, value in values.items()}
+    missing = {name: _encode_json(value) for name, value in values.items()}
     view, at, size = memoryview(body), 0, 0
     pieces: list[bytes | memoryview] = []
     spans: dict[str, tuple[int, int]] = {}
@@ -263,9 +265,9 @@ def with_members(body: bytes, values: Mapping[str, Value], layout: Layout) -> tu
         at = end
     pieces.append(view[at : layout.end])
     size += layout.end - at
-    comma = b"" if body[layout.end - 1] == _OPENING else b","  # a brace is there only in an empty object
+    comma = b"" if body[layout.end - 1] == _OPENING_BRACE else b","  # a brace is there only in an empty object
     for name, data in missing.items():
-        key = b"%b%b:" % (comma, _json(name))
+        key = b"%b%b:" % (comma, _encode_json(name))
         pieces += (key, data)
         spans[name] = (size + len(key), size + len(key) + len(data))
         size += len(key) + len(data)
@@ -274,7 +276,7 @@ def with_members(body: bytes, values: Mapping[str, Value], layout: Layout) -> tu
     return b"".join(pieces), Layout(spans, size)
 
 
-def member(body: bytes, name: str) -> msgspec.Raw | None:
+def raw_member(body: bytes, name: str) -> msgspec.Raw | None:
     """The raw member ``name`` of a JSON object, the last of several; None without one. Raises as ``with_member``."""
     return _members_of(body).get(name) if may_have_member(body, name) else None
 
@@ -285,7 +287,7 @@ def may_have_member(body: bytes, name: str) -> bool:
 
 
 def _after_blanks(body: bytes, at: int) -> int:
-    match = _blanks(body, at)
+    match = _match_blanks(body, at)
     return match.end() if match else at
 
 
@@ -296,7 +298,7 @@ def _members_of(body: bytes) -> dict[str, msgspec.Raw]:
         raise not_json_error(error) from None
 
 
-_OPTIONS: Final = "stream_options"
+_STREAM_OPTIONS: Final = "stream_options"
 _MAX_OPTIONS_BYTES: Final = 4096
 _INCLUDE_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
 
@@ -324,12 +326,12 @@ def with_usage_requested(body: bytes, layout: Layout | None = None) -> bytes:
     """
     try:
         if layout is None:
-            return with_member(body, _OPTIONS, _with_usage(member(body, _OPTIONS)))
-        start, end = layout.spans.get(_OPTIONS, (0, 0))
+            return with_member(body, _STREAM_OPTIONS, _with_usage(raw_member(body, _STREAM_OPTIONS)))
+        start, end = layout.spans.get(_STREAM_OPTIONS, (0, 0))
         if end - start > _MAX_OPTIONS_BYTES:
             return body
         options = msgspec.Raw(body[start:end]) if end else None
-        return with_members(body, {_OPTIONS: _with_usage(options)}, layout)[0]
+        return with_members(body, {_STREAM_OPTIONS: _with_usage(options)}, layout)[0]
     except BodyError:
         return body
 

@@ -37,7 +37,8 @@ Digest = Callable[[bytes], str]  # keyed, 16 hexadecimal digits
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _MIN_PIECE, _MAX_PIECE, _LONG_LINE = 48, 1024, 256  # bytes
-_LETTERS = tuple(bytes([letter]) for letter in b"etaoinshrdlu0123456789")  # all letters would cost three times as much
+# Counting all letters would cost three times as much.
+_COUNTED_LETTERS = tuple(bytes([letter]) for letter in b"etaoinshrdlu0123456789")
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _CLOCK = rb"\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?: ?[AaPp][Mm]\b)?(?:Z\b| ?[+-]\d\d:?\d\d)?"
 # The first pattern that matches gives the class. Each repetition is bounded or of one kind of byte.
@@ -54,12 +55,14 @@ _PATTERNS = {
     "number": rb"\d{1,32}(?:[.,]\d{1,32}){0,4}",
 }
 VOLATILE = tuple(_PATTERNS)
-_volatile = re.compile(b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern) for name, pattern in _PATTERNS.items())).match
-_digit = re.compile(rb"[0-9]").finditer
-_month = re.compile(_MONTH).fullmatch
-_WORD = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
-_json = msgspec.json.Encoder().encode
-_sorted_json = msgspec.json.Encoder(order="deterministic").encode
+_match_volatile = re.compile(
+    b"|".join(b"(?P<%b>%b)" % (name.encode(), pattern) for name, pattern in _PATTERNS.items())
+).match
+_find_digits = re.compile(rb"[0-9]").finditer
+_match_month = re.compile(_MONTH).fullmatch
+_WORD_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
+_encode_json = msgspec.json.Encoder().encode
+_encode_sorted_json = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Segment(Struct, frozen=True, gc=False):
@@ -110,10 +113,10 @@ def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None,
     pieces: list[tuple[int, int, str]] = []
     volatile: list[Volatile] = []
     numbers = 0
-    for kind, start, end in _spans(prompt, len(data)):
+    for kind, start, end in _segment_spans(prompt, len(data)):
         content = data[start:end]
-        segments.append(Segment(kind, start, end - start, digest(content), digest(_letters(content))))
-        for at, length in _cut(content, MAX_PIECES - len(pieces)):
+        segments.append(Segment(kind, start, end - start, digest(content), digest(_letter_counts(content))))
+        for at, length in _cut_pieces(content, MAX_PIECES - len(pieces)):
             pieces.append((start + at, length, digest(content[at : at + length])))
         for name, at, length in _volatile_tokens(content):
             numbers += name == "number"
@@ -128,7 +131,7 @@ def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None,
     return PromptStructure(len(prompt.data), described, messages, hashed_session, sent, segments, pieces, volatile)
 
 
-def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]]:
+def _segment_spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]]:
     """(kind, start, end) of the segments that begin before ``limit``, where the last one is cut."""
     start = prompt.tools_end
     if start:
@@ -140,12 +143,12 @@ def _spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]
             message = prompt.data.index(MESSAGE, start)
             yield "other", start + 1, min(message, limit)
             start = message
-        kind, content = _kind(prompt.data, start)
+        kind, content = _message_kind(prompt.data, start)
         yield kind, min(content, limit), min(end, limit)
         start = end
 
 
-def _kind(data: bytes, start: int) -> tuple[str, int]:
+def _message_kind(data: bytes, start: int) -> tuple[str, int]:
     """The kind of a message, and the offset of its content."""
     if data[start : start + 2] == MESSAGE + UNKNOWN:
         return "other", start + 2
@@ -156,51 +159,51 @@ def _kind(data: bytes, start: int) -> tuple[str, int]:
     return (role if role in _ROLES else "other") if role else "prompt", content + 1
 
 
-def _letters(content: bytes) -> bytes:
+def _letter_counts(content: bytes) -> bytes:
     count = content.count
-    return b",".join([b"%d" % count(letter) for letter in _LETTERS])
+    return b",".join([b"%d" % count(letter) for letter in _COUNTED_LETTERS])
 
 
-def _cut(content: bytes, most: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of at most ``most`` pieces; the last one takes the rest."""
+def _cut_pieces(content: bytes, max_pieces: int) -> Iterator[tuple[int, int]]:
+    """(offset, length) of at most ``max_pieces`` pieces; the last one takes the rest."""
     start = at = 0
     for line in content.splitlines(keepends=True):
         for part in (line,) if len(line) < _LONG_LINE else re.split(rb"(?<=[.!?}] )", line):
             at += len(part)
             length = at - start
             is_edge = length >= _MAX_PIECE or (length >= _MIN_PIECE and not xxh3_64_intdigest(part) & 3)
-            if is_edge and most > 1:
+            if is_edge and max_pieces > 1:
                 yield start, length
                 start = at
-                most -= 1
-    if start < len(content) and most > 0:
+                max_pieces -= 1
+    if start < len(content) and max_pieces > 0:
         yield start, len(content) - start
 
 
 def _volatile_tokens(content: bytes) -> Iterator[tuple[str, int, int]]:
     """(class, offset, length) of volatile tokens, ascending; found by their digits, which each of them has."""
-    done = matches = 0
-    for digit in _digit(content):
+    examined_end = matches = 0
+    for digit in _find_digits(content):
         at = digit.start()
-        if at < done:
+        if at < examined_end:
             continue
-        match = _volatile(content, _token_start(content, at, done)) or _volatile(content, at)
+        match = _match_volatile(content, _token_start(content, at, examined_end)) or _match_volatile(content, at)
         if match is None:
             continue
         yield match.lastgroup or "", match.start(), match.end() - match.start()
-        done, matches = match.end(), matches + 1
+        examined_end, matches = match.end(), matches + 1
         if matches == MAX_MATCHES:
             return
 
 
-def _token_start(content: bytes, digit: int, done: int) -> int:
+def _token_start(content: bytes, digit: int, examined_end: int) -> int:
     """Start of the word that contains a digit, or of a month's name before it."""
-    before = content[max(done, digit - 64) : digit]
-    word = before.rstrip(_WORD)
+    before = content[max(examined_end, digit - 64) : digit]
+    word = before.rstrip(_WORD_BYTES)
     if before.endswith(b" "):
         before = before[:-1]
-        word = before.rstrip(_WORD)
-        return digit - 1 - len(before) + len(word) if _month(before[len(word) :]) else digit
+        word = before.rstrip(_WORD_BYTES)
+        return digit - 1 - len(before) + len(word) if _match_month(before[len(word) :]) else digit
     return digit - len(before) + len(word)
 
 
@@ -209,15 +212,15 @@ def _tool_list(tools: Any, digest: Digest) -> ToolList | None:
     if type(tools) is not list or not tools:
         return None
     try:
-        definitions = sorted(map(_sorted_json, tools))
-        sent = _json(tools)
+        definitions = sorted(map(_encode_sorted_json, tools))
+        sent = _encode_json(tools)
     except (RecursionError, msgspec.EncodeError, UnicodeEncodeError, TypeError):
         return None
-    names = b"\n".join(sorted(_sorted_json(_name(tool)) for tool in tools))
+    names = b"\n".join(sorted(_encode_sorted_json(_tool_name(tool)) for tool in tools))
     return ToolList(len(tools), digest(names), digest(b"\n".join(definitions)), digest(sent))
 
 
-def _name(tool: Any) -> Any:
+def _tool_name(tool: Any) -> Any:
     """The name of a tool, in the format of either API; None without one."""
     if type(tool) is not dict:
         return None

@@ -115,7 +115,7 @@ def _with_key(grant: Grant, placement: PlacementRequest) -> PlacementRequest:
         placement.model,
         placement.group,
         placement.session_key,
-        placement.prompt if salt is None else placement.prompt.salted(salt),
+        placement.prompt if salt is None else placement.prompt.with_salt(salt),
         tenant=salt or "",
         key=grant.name,
         key_groups=grant.groups,

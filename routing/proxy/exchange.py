@@ -427,7 +427,7 @@ class Exchange:
         if head.is_stream and (request.head.path != RESPONSES or has_token_event(data)):
             self._on_first_token()
         elif not (last or head.is_stream):
-            self._ticket.first_byte()  # at the end, ``record_response`` implies it
+            self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
         if self._is_probe and head.status < TOO_MANY:
             self._has_probe_result = self._services.breakers.record_first_byte(ReplicaId(record.replica))
         self._relay = relay = ResponseRelay(
@@ -457,7 +457,7 @@ class Exchange:
 
     def _on_first_token(self) -> None:
         self._record.ttft_s = monotonic() - self._request.arrived_at
-        self._ticket.first_byte()
+        self._ticket.record_first_byte()
 
     @log_exceptions
     def _relay_before_token(self, data: bytes, start: int) -> None:

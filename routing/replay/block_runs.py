@@ -4,8 +4,8 @@ Theory of operation, forest. An id identifies its block and everything before it
 forest. Path compression merges blocks into a *run* where no prompt ends or branches off: a prompt of 25 blocks is two
 to four runs. All blocks of a run are allocated and released together, so a cache only counts how many of its leading
 blocks are cached. A run is split where a prompt leaves it; the part nearer the root becomes a new run, so prompts that
-end with the old run still do. A prompt that ends at a block boundary recomputes its last block, so that block is a run
-of its own. Building costs O(runs) per prompt, not O(blocks).
+ended with the old run still end with it. A prompt that ends at a block boundary recomputes its last block, so that
+block is a run of its own. Building costs O(runs) per prompt, not O(blocks).
 
 Theory of operation, cache. It has the same hits and evictions as ``routing/simulation/blocks.py``. The blocks of a run
 enter the free queue together, tail first, so they are one segment of the queue, which eviction shortens from its tail.
@@ -32,27 +32,29 @@ class ForestError(ValueError):
 class Run:
     """Blocks that occur together in every prompt that contains any of them."""
 
-    __slots__ = ("_before", "above", "length", "start", "visits")
+    __slots__ = ("_ancestors", "length", "parent", "start", "visits")
 
-    def __init__(self, start: int, length: int, above: Run | None, visits: int) -> None:
+    def __init__(self, start: int, length: int, parent: Run | None, visits: int) -> None:
         self.start = start  # position of its ids in the trace's column
         self.length = length  # blocks
-        self.above = above  # the run before it in every prompt; None: the first
+        self.parent = parent  # the run before it in every prompt; None: the first
         self.visits = visits  # number of prompts that contain it
-        self._before: tuple[Run, ...] | None = None  # all runs above; without itself, to avoid a reference cycle
+        self._ancestors: tuple[Run, ...] | None = (
+            None  # all runs before it, from the first; without itself, to avoid a reference cycle
+        )
 
     @property
     def path(self) -> tuple[Run, ...]:
         """All runs of a prompt that ends with this one, in order; valid once the forest is complete."""
-        if self._before is None:
-            self._before = self.above.path if self.above else ()
-        return (*self._before, self)
+        if self._ancestors is None:
+            self._ancestors = self.parent.path if self.parent else ()
+        return (*self._ancestors, self)
 
 
 def shared_path(last: Run | None) -> tuple[Run, ...]:
     """The runs that a prompt ending with ``last`` shares with other prompts, in order."""
     while last is not None and last.visits == 1:
-        last = last.above
+        last = last.parent
     return () if last is None else last.path
 
 
@@ -62,57 +64,57 @@ class Forest:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self._ids = columns.ids
-        self._first: dict[int, Run] = {}  # by the run's first id
-        self.last: list[Run | None] = []  # by request: the last run of its full blocks; None: no full block
+        self._by_first_id: dict[int, Run] = {}  # by the run's first id
+        self.last_runs: list[Run | None] = []  # by request: the last run of its full blocks; None: no full block
         block_tokens = columns.block_tokens
         for start, tokens in zip(columns.starts, columns.prompt_tokens, strict=False):
             full, rest = divmod(tokens, block_tokens)
             if not rest:
                 self._add(start, full - 1, 0)
-            self.last.append(self._add(start, full, 1))
-        self._first.clear()
+            self.last_runs.append(self._add(start, full, 1))
+        self._by_first_id.clear()
 
     def _add(self, start: int, blocks: int, visits: int) -> Run | None:
         """Add the first ``blocks`` blocks of a prompt; returns its last run."""
-        ids, first = self._ids, self._first
-        above: Run | None = None
+        ids, first = self._ids, self._by_first_id
+        parent: Run | None = None
         end = start + blocks
         while start < end:
             run = first.get(ids[start])
             if run is None:
-                run = first[ids[start]] = Run(start, end - start, above, visits)
+                run = first[ids[start]] = Run(start, end - start, parent, visits)
                 return run
-            if run.above is not above:
+            if run.parent is not parent:
                 raise ForestError(f"block id {ids[start]} follows different blocks in different prompts")
             length = run.length
             if start + length > end or ids[run.start + length - 1] != ids[start + length - 1]:
-                run = self._split(run, self._common(run, start, end))
+                run = self._split(run, self._count_common_blocks(run, start, end))
             run.visits += visits
             start += run.length
-            above = run
-        return above
+            parent = run
+        return parent
 
-    def _common(self, run: Run, start: int, end: int) -> int:
+    def _count_common_blocks(self, run: Run, start: int, end: int) -> int:
         """Number of leading blocks of a run that the prompt contains, at least 1."""
         ids = self._ids
-        same, limit = 1, min(run.length, end - start)
-        while same < limit:
-            middle = (same + limit + 1) // 2
+        common, limit = 1, min(run.length, end - start)
+        while common < limit:
+            middle = (common + limit + 1) // 2
             if ids[run.start + middle - 1] == ids[start + middle - 1]:
-                same = middle
+                common = middle
             else:
                 limit = middle - 1
-        return same
+        return common
 
     def _split(self, run: Run, length: int) -> Run:
-        """Split off the first ``length`` blocks of a run as a new run above it."""
-        upper = Run(run.start, length, run.above, run.visits)
-        self._first[self._ids[upper.start]] = upper
+        """Split off the first ``length`` blocks of a run as a new run, its parent."""
+        head = Run(run.start, length, run.parent, run.visits)
+        self._by_first_id[self._ids[head.start]] = head
         run.start += length
         run.length -= length
-        run.above = upper
-        self._first[self._ids[run.start]] = run
-        return upper
+        run.parent = head
+        self._by_first_id[self._ids[run.start]] = run
+        return head
 
 
 class Segment:
@@ -129,7 +131,7 @@ class Segment:
 class RunPool:
     """A block pool of ``capacity`` >= 1 blocks."""
 
-    __slots__ = ("_blank", "_cached", "_duplicates", "_queue", "capacity", "evicted", "free")
+    __slots__ = ("_cached", "_duplicates", "_empty", "_queue", "capacity", "evicted", "free")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -137,7 +139,7 @@ class RunPool:
         self.capacity = capacity
         self.free = capacity  # blocks without a running request
         self.evicted = 0  # cached blocks dropped so far
-        self._blank = capacity  # free blocks without cached content
+        self._empty = capacity  # free blocks without cached content
         self._queue: OrderedDict[Segment, None] = OrderedDict()  # free segments, next to evict first
         self._cached: dict[Run, Segment] = {}  # found by lookups
         self._duplicates: dict[Run, list[Segment]] = {}  # further segments, oldest first
@@ -150,7 +152,7 @@ class RunPool:
     def admit(self, path: Sequence[Run], blocks: int, *, recompute: bool) -> tuple[int, list[Segment]] | None:
         """Allocate ``blocks`` for a request, cached ones first: (hits in blocks, segments), None if too few are free.
 
-        ``path``: runs that the prompt shares with others; ``recompute``: the last run's single block is not looked up.
+        ``path``: runs that the prompt shares with others; ``recompute``: do not look up the last run's single block.
         One of the blocks is the request's last, which caches nothing.
         """
         cached = self._cached
@@ -166,22 +168,22 @@ class RunPool:
                 from_queue += segment.blocks
             if segment.blocks < run.length:
                 break
-        fresh = blocks - hits
-        if fresh + from_queue > self.free:
+        new_blocks = blocks - hits
+        if new_blocks + from_queue > self.free:
             return None
-        self.free -= fresh + from_queue
+        self.free -= new_blocks + from_queue
         for segment in segments:
             if not segment.refs:
                 del self._queue[segment]
             segment.refs += 1
-        self._evict(fresh)
+        self._evict(new_blocks)
         self._fill(path, segments, blocks - 1)
         return hits, segments
 
     def release(self, segments: Sequence[Segment]) -> None:
         """Release a request's segments and its last block, which is in none of them."""
         queue = self._queue
-        self._blank += 1
+        self._empty += 1
         free = 1
         for segment in reversed(segments):
             segment.refs -= 1
@@ -206,11 +208,11 @@ class RunPool:
 
     def _evict(self, blocks: int) -> None:
         """Use free blocks: those without content first, then from the head of the queue."""
-        if blocks <= self._blank:
-            self._blank -= blocks
+        if blocks <= self._empty:
+            self._empty -= blocks
             return
-        blocks -= self._blank
-        self._blank = 0
+        blocks -= self._empty
+        self._empty = 0
         self.evicted += blocks
         queue = self._queue
         while blocks:
@@ -221,17 +223,17 @@ class RunPool:
             blocks -= segment.blocks
             del queue[segment]
             if segment.run is not None:
-                self._forget(segment, segment.run)
+                self._remove_segment(segment, segment.run)
 
-    def _forget(self, segment: Segment, run: Run) -> None:
+    def _remove_segment(self, segment: Segment, run: Run) -> None:
         """Remove a segment whose blocks are all evicted."""
-        others = self._duplicates.get(run)
-        if others is None:
+        duplicates = self._duplicates.get(run)
+        if duplicates is None:
             del self._cached[run]
             return
         if self._cached[run] is segment:
-            self._cached[run] = others.pop(0)
+            self._cached[run] = duplicates.pop(0)
         else:
-            others.remove(segment)
-        if not others:
+            duplicates.remove(segment)
+        if not duplicates:
             del self._duplicates[run]

@@ -15,7 +15,7 @@ from typing import Any
 from routing.replay.block_runs import Forest, ForestError
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import RequestTooLargeError, replay, report, table
-from routing.replay.routed import Routed, UnsupportedInTracesError
+from routing.replay.routed import StrategyPlacer, UnsupportedInTracesError
 from routing.schema import ConfigError, Settings, load_settings
 from routing.traffic.columns import Columns
 from routing.traffic.trace import TraceError, read_columns
@@ -30,15 +30,15 @@ class UsageError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Simulate and print the results; exit status 2 with one line on standard error for invalid input."""
     options = _parser().parse_args(argv)
-    show = _progress()
+    show_line = _progress_line()
     try:
         with _without_gc():
-            reports = _simulate(options, show)
+            reports = _simulate(options, show_line)
     except (UsageError, TraceError, ForestError, RequestTooLargeError, UnsupportedInTracesError) as error:
-        show("")
+        show_line("")
         sys.stderr.write(f"simulate: {error}\n")
         return 2
-    show("")
+    show_line("")
     if options.json:
         rows = list(reports.values())
         sys.stdout.write(json.dumps(rows[0] if len(rows) == 1 else rows) + "\n")
@@ -50,32 +50,32 @@ def main(argv: Sequence[str]) -> int:
 @contextmanager
 def _without_gc() -> Iterator[None]:
     """Switch the cyclic garbage collector off: a replay creates no reference cycles, and the collector slows it."""
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
-def _simulate(options: argparse.Namespace, show: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Reports by policy file."""
+def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Replay the trace under each policy: reports by policy file."""
     config = _config(options)
     policies = {str(path): _read_policy(path) for path in options.policy}
-    show(f"reading {options.trace}")
+    show_line(f"reading {options.trace}")
     columns = _read_trace(options.trace)
     forest = Forest(columns)
     reports = {}
     for name, settings in policies.items():
         try:
-            routed = Routed(settings, columns, config, options.replicas)
+            placer = StrategyPlacer(settings, columns, config, options.replicas)
         except UnsupportedInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
-        report_progress = _progress_callback(show, f"{name}: {{}} of {len(columns)} requests")
-        outcome = replay(forest, config, options.replicas, routed, options.time_scale, progress=report_progress)
-        reasons = {reason.value: count for reason, count in routed.reasons.most_common()}
-        reports[name] = {"policy": name, "strategy": settings.name, **report(outcome, columns), "reasons": reasons}
+        report_progress = _progress_callback(show_line, f"{name}: {{}} of {len(columns)} requests")
+        result = replay(forest, config, options.replicas, placer, options.time_scale, progress=report_progress)
+        reasons = {reason.value: count for reason, count in placer.reasons.most_common()}
+        reports[name] = {"policy": name, "strategy": settings.name, **report(result, columns), "reasons": reasons}
     return reports
 
 
@@ -112,19 +112,19 @@ def _read_trace(path: Path) -> Columns:
 # --- progress ----------------------------------------------------------------------------------------
 
 
-def _progress() -> Callable[[str], None]:
-    """A function that shows one line in place; it does nothing if standard error is no terminal."""
+def _progress_line() -> Callable[[str], None]:
+    """A function that replaces the progress line; it does nothing if standard error is no terminal."""
     if not sys.stderr.isatty():
         return lambda _line: None
 
-    def show(line: str) -> None:
+    def show_line(line: str) -> None:
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()
 
-    return show
+    return show_line
 
 
-def _progress_callback(show: Callable[[str], None], line: str) -> Callable[[int], None]:
+def _progress_callback(show_line: Callable[[str], None], line: str) -> Callable[[int], None]:
     """A callback that shows the number of finished requests every ``PROGRESS_S``."""
     shown_s = time.monotonic()
 
@@ -132,7 +132,7 @@ def _progress_callback(show: Callable[[str], None], line: str) -> Callable[[int]
         nonlocal shown_s
         if time.monotonic() - shown_s >= PROGRESS_S:
             shown_s = time.monotonic()
-            show(line.format(done))
+            show_line(line.format(done))
 
     return report_progress
 
@@ -148,33 +148,50 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--trace", type=Path, required=True, metavar="FILE", help="Mooncake's format, .jsonl or .jsonl.gz")
     add("--policy", type=Path, required=True, action="append", metavar="FILE",
-        help='JSON: {"strategy": NAME, ...its settings}; may be options several times, for a row each')  # fmt: skip
-    add("--replicas", type=_count, required=True, metavar="N")
-    add("--blocks", type=_count, required=True, metavar="C", help="blocks of 512 tokens in each replica's cache")
-    add("--time-scale", type=_above_0, default=1.0, metavar="S", help="2 plays twice as fast (default %(default)s)")
-    add("--prefill-rate", type=_above_0, default=8000.0, metavar="R", help="tokens/s (default %(default)s)")
-    add("--step-s", type=_from_0, default=0.010, help="seconds any step takes (default %(default)s)")
-    add("--decode-s", type=_from_0, default=0.0002, help="seconds more per decoding sequence (default %(default)s)")
-    add("--chunk", type=_count, default=2048, help="prefill tokens a step may carry (default %(default)s)")
-    add("--max-running", type=_count, default=256, help="sequences in one step (default %(default)s)")
-    add("--json", action="store_true", help="one JSON object; for several policies a list of them")
+        help='JSON: {"strategy": NAME, ...its settings}; repeat the option for one row per policy')  # fmt: skip
+    add("--replicas", type=_positive_integer, required=True, metavar="N")
+    add(
+        "--blocks",
+        type=_positive_integer,
+        required=True,
+        metavar="C",
+        help="blocks of 512 tokens in each replica's cache",
+    )
+    add(
+        "--time-scale",
+        type=_positive_number,
+        default=1.0,
+        metavar="S",
+        help="speed: 2 replays twice as fast (default %(default)s)",
+    )
+    add("--prefill-rate", type=_positive_number, default=8000.0, metavar="R", help="tokens/s (default %(default)s)")
+    add("--step-s", type=_non_negative_number, default=0.010, help="seconds that any step takes (default %(default)s)")
+    add(
+        "--decode-s",
+        type=_non_negative_number,
+        default=0.0002,
+        help="additional seconds per decoding sequence (default %(default)s)",
+    )
+    add("--chunk", type=_positive_integer, default=2048, help="prefill tokens in one step (default %(default)s)")
+    add("--max-running", type=_positive_integer, default=256, help="sequences in one step (default %(default)s)")
+    add("--json", action="store_true", help="print one JSON object; for several policies, a list")
     return parser
 
 
-def _count(text: str) -> int:
+def _positive_integer(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000000")
     return int(text)
 
 
-def _above_0(text: str) -> float:
-    value = _from_0(text)
+def _positive_number(text: str) -> float:
+    value = _non_negative_number(text)
     if not value:
         raise argparse.ArgumentTypeError("expected a number above 0")
     return value
 
 
-def _from_0(text: str) -> float:
+def _non_negative_number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

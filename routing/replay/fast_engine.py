@@ -44,9 +44,9 @@ class ModelledRequest:
         "cached_tokens",
         "first_token_s",
         "index",
-        "note",
         "output_tokens",
         "path",
+        "placer_data",
         "prompt_tokens",
         "recompute",
         "segments",
@@ -62,17 +62,17 @@ class ModelledRequest:
         self.cached_tokens = 0  # known from admission on
         self.first_token_s = 0.0
         self.segments: list[Segment] = []
-        self.note: Any = None  # of the placer
+        self.placer_data: Any = None  # what the placer stores for the request
 
 
 class EngineListener(Protocol):
     """Receives events of requests, in order of time over all engines."""
 
-    def first_token(self, request: ModelledRequest, now_s: float) -> None:
+    def on_first_token(self, request: ModelledRequest, now_s: float) -> None:
         """A request's first token was generated."""
         ...
 
-    def ended(self, request: ModelledRequest, now_s: float) -> None:
+    def on_ended(self, request: ModelledRequest, now_s: float) -> None:
         """A request has all its output tokens."""
         ...
 
@@ -83,9 +83,9 @@ class FastEngine:
     __slots__ = (
         "_blocked",
         "_ends",
-        "_left",
         "_listener",
         "_partial",
+        "_partial_tokens_left",
         "_prefilled",
         "_serial",
         "_step_s",
@@ -113,7 +113,7 @@ class FastEngine:
         self._steps = 0  # number of current steps
         self._prefilled: list[ModelledRequest] = []  # requests whose prefill ends with the current steps
         self._partial: ModelledRequest | None = None  # request that is partly prefilled
-        self._left = 0  # its tokens after the current steps
+        self._partial_tokens_left = 0  # tokens of ``_partial`` that remain after the current steps
         self._ticks = 0
         self._ends: list[tuple[int, int, ModelledRequest]] = []  # heap of (tick, serial, request)
         self._serial = 0
@@ -135,9 +135,9 @@ class FastEngine:
         return True
 
     @property
-    def left_tokens(self) -> int:
+    def partial_tokens_left(self) -> int:
         """Tokens of the partly prefilled prompt that remain after the current steps."""
-        return self._left if self._partial is not None else 0
+        return self._partial_tokens_left if self._partial is not None else 0
 
     def next_step_s(self, now_s: float) -> float:
         """Start of the next step that a request arriving now could join."""
@@ -158,7 +158,7 @@ class FastEngine:
                 self.decoding -= 1
         if self._prefilled:
             for request in self._prefilled:
-                self._first_token(request, now_s)
+                self._record_first_token(request, now_s)
             self._prefilled.clear()
         self._begin(now_s)
 
@@ -167,11 +167,11 @@ class FastEngine:
     def _begin(self, now_s: float) -> None:
         """Plan the next steps, or become idle."""
         config, steps, tokens = self.config, 1, 0
-        if self._partial is not None and self._left > config.chunk_tokens:
+        if self._partial is not None and self._partial_tokens_left > config.chunk_tokens:
             steps, tokens = self._full_chunks(), config.chunk_tokens
         else:
             if self._partial is not None:
-                tokens = self._left
+                tokens = self._partial_tokens_left
                 self._prefilled.append(self._partial)
                 self._partial = None
             if self.waiting and not self._blocked:
@@ -197,14 +197,14 @@ class FastEngine:
     def _full_chunks(self) -> int:
         """Number of equal steps that the partly prefilled prompt fills."""
         chunk = self.config.chunk_tokens
-        steps = (self._left - 1) // chunk
+        steps = (self._partial_tokens_left - 1) // chunk
         if self.decoding:
             steps = min(steps, self._ends[0][0] - self._ticks)
-        self._left -= steps * chunk
+        self._partial_tokens_left -= steps * chunk
         return steps
 
     def _admit(self, tokens: int) -> int:
-        """Admit waiting requests in order within budget, slots and blocks; the step's prefill tokens."""
+        """Admit waiting requests in order, within token budget, slots and blocks; returns the step's prefill tokens."""
         config, waiting = self.config, self.waiting
         chunk, block_tokens = config.chunk_tokens, config.block_tokens
         while waiting and tokens < chunk:
@@ -227,15 +227,15 @@ class FastEngine:
                 self._prefilled.append(request)
             else:
                 self._partial = request
-                self._left = tokens - chunk
+                self._partial_tokens_left = tokens - chunk
                 tokens = chunk
         return tokens
 
     # --- results ---------------------------------------------------------------------------------------
 
-    def _first_token(self, request: ModelledRequest, now_s: float) -> None:
+    def _record_first_token(self, request: ModelledRequest, now_s: float) -> None:
         request.first_token_s = now_s
-        self._listener.first_token(request, now_s)
+        self._listener.on_first_token(request, now_s)
         if request.output_tokens == 1:
             self._end(request, now_s)
             return
@@ -247,4 +247,4 @@ class FastEngine:
         self.running -= 1
         self._blocked = False
         self.pool.release(request.segments)
-        self._listener.ended(request, now_s)
+        self._listener.on_ended(request, now_s)

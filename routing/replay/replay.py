@@ -41,7 +41,7 @@ class ReplayResult:
     replicas: int
     ttft_s: array[float]  # from arrival to first token
     cached_tokens: array[int]
-    placed: array[int]  # index of the replica
+    placements: array[int]  # index of the replica
     evicted_blocks: int = 0
     ended_s: float = 0.0  # end of the last request
 
@@ -49,17 +49,17 @@ class ReplayResult:
 class _Recorder:
     """Records the results of requests and forwards events to the placer."""
 
-    def __init__(self, outcome: ReplayResult, placer: Placer) -> None:
-        self._outcome = outcome
-        self._ended = placer.ended
-        self.first_token = placer.first_token
+    def __init__(self, result: ReplayResult, placer: Placer) -> None:
+        self._result = result
+        self._on_ended = placer.on_ended
+        self.on_first_token = placer.on_first_token
 
-    def ended(self, request: ModelledRequest, now_s: float) -> None:
-        outcome, index = self._outcome, request.index
-        outcome.ttft_s[index] = request.first_token_s - request.arrived_s
-        outcome.cached_tokens[index] = request.cached_tokens
-        outcome.ended_s = now_s
-        self._ended(request, now_s)
+    def on_ended(self, request: ModelledRequest, now_s: float) -> None:
+        result, index = self._result, request.index
+        result.ttft_s[index] = request.first_token_s - request.arrived_s
+        result.cached_tokens[index] = request.cached_tokens
+        result.ended_s = now_s
+        self._on_ended(request, now_s)
 
 
 def replay(
@@ -71,31 +71,31 @@ def replay(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> ReplayResult:
-    """Replay a trace, ``time_scale`` times as fast; RequestTooLargeError before anything is replayed."""
+    """Replay a trace, ``time_scale`` times as fast; raises RequestTooLargeError before it starts."""
     columns = forest.columns
     check_sizes(columns, config)
     zeros = bytes(8 * len(columns))
-    outcome = ReplayResult(replicas, array("d", zeros), array("q", zeros), array("q", zeros))
-    engines = [FastEngine(config, _Recorder(outcome, placer)) for _ in range(replicas)]
-    steps: list[tuple[float, int]] = []  # heap of (end, engine)
-    place, placed, block_tokens = placer.place, outcome.placed, columns.block_tokens
-    rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last, strict=True)
+    result = ReplayResult(replicas, array("d", zeros), array("q", zeros), array("q", zeros))
+    engines = [FastEngine(config, _Recorder(result, placer)) for _ in range(replicas)]
+    step_ends: list[tuple[float, int]] = []  # heap of (end, engine)
+    place, placed, block_tokens = placer.place, result.placements, columns.block_tokens
+    rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last_runs, strict=True)
     for index, (at_s, prompt_tokens, output_tokens, last) in enumerate(rows):
         now_s = at_s / time_scale
-        if steps and steps[0][0] <= now_s:
-            _advance(engines, steps, now_s)
+        if step_ends and step_ends[0][0] <= now_s:
+            _advance(engines, step_ends, now_s)
         request = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
         request.path = shared_path(last)
         request.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
         placed[index] = chosen = place(request, engines, now_s)
         engine = engines[chosen]
         if engine.submit(request, now_s):
-            heappush(steps, (engine.end_s, chosen))
+            heappush(step_ends, (engine.end_s, chosen))
         if progress is not None and not index % PROGRESS_EVERY:
             progress(index)
-    _advance(engines, steps, inf)
-    outcome.evicted_blocks = sum(engine.pool.evicted for engine in engines)
-    return outcome
+    _advance(engines, step_ends, inf)
+    result.evicted_blocks = sum(engine.pool.evicted for engine in engines)
+    return result
 
 
 def check_sizes(columns: Columns, config: FastEngineConfig) -> None:
@@ -110,35 +110,35 @@ def check_sizes(columns: Columns, config: FastEngineConfig) -> None:
             )
 
 
-def _advance(engines: Sequence[FastEngine], steps: list[tuple[float, int]], until_s: float) -> None:
+def _advance(engines: Sequence[FastEngine], step_ends: list[tuple[float, int]], until_s: float) -> None:
     """Process every step that ends by ``until_s``."""
-    while steps and steps[0][0] <= until_s:
-        end_s, index = steps[0]
+    while step_ends and step_ends[0][0] <= until_s:
+        end_s, index = step_ends[0]
         engine = engines[index]
         if engine.end_s != end_s:
-            heappop(steps)
+            heappop(step_ends)
             continue
         engine.advance()
         if engine.end_s == inf:
-            heappop(steps)
+            heappop(step_ends)
         else:
-            heapreplace(steps, (engine.end_s, index))
+            heapreplace(step_ends, (engine.end_s, index))
 
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def report(outcome: ReplayResult, columns: Columns, first: int = 0) -> dict[str, Any]:
+def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, Any]:
     """Results of the requests from number ``first`` on; None: no requests.
 
     Keys: ``requests``; ``token_hit_rate``, cached / prompt tokens; ``ttft_s``, from arrival to first token;
-    ``load_max_over_mean``, requests of the busiest replica / mean over replicas; ``work_max_over_mean``, the same for
-    computed prompt tokens; ``replicas``, requests and hit rate of each. Independent of ``first``: ``evicted_blocks``,
-    cached blocks dropped; ``ended_s``, end of the last request.
+    ``load_max_over_mean``, requests of the busiest replica / mean over replicas; ``work_max_over_mean``, the same ratio
+    of computed prompt tokens; ``replicas``, requests and hit rate of each. Independent of ``first``:
+    ``evicted_blocks``, cached blocks dropped; ``ended_s``, end of the last request.
     """
-    placed = outcome.placed[first:]
-    prompts, cached = columns.prompt_tokens[first:], outcome.cached_tokens[first:]
-    requests, queried, hit = ([0] * outcome.replicas for _ in range(3))
+    placed = result.placements[first:]
+    prompts, cached = columns.prompt_tokens[first:], result.cached_tokens[first:]
+    requests, queried, hit = ([0] * result.replicas for _ in range(3))
     for replica, prompt_tokens, cached_tokens in zip(placed, prompts, cached, strict=True):
         requests[replica] += 1
         queried[replica] += prompt_tokens
@@ -147,15 +147,15 @@ def report(outcome: ReplayResult, columns: Columns, first: int = 0) -> dict[str,
         "requests": len(placed),
         "token_hit_rate": _ratio(sum(hit), sum(queried)),
         "request_hit_rate": _ratio(sum(1 for tokens in cached if tokens), len(placed)),
-        "ttft_s": _ttft(sorted(outcome.ttft_s[first:])),
+        "ttft_s": _summarize_ttft(sorted(result.ttft_s[first:])),
         "load_max_over_mean": _max_over_mean(requests),
         "work_max_over_mean": _max_over_mean([a - b for a, b in zip(queried, hit, strict=True)]),
         "replicas": [
             {"requests": count, "token_hit_rate": _ratio(b, a)}
             for count, a, b in zip(requests, queried, hit, strict=True)
         ],
-        "evicted_blocks": outcome.evicted_blocks,
-        "ended_s": outcome.ended_s,
+        "evicted_blocks": result.evicted_blocks,
+        "ended_s": result.ended_s,
     }
 
 
@@ -165,10 +165,10 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = [f"{'policy':<{width}} {'hit %':>7} {'mean s':>8} {'p50':>8} {'p95':>8} {'p99':>8} {'max/mean':>9}"]
     for name, row in rows.items():
         ttft = row["ttft_s"]
-        ttfts = " ".join(_formatted(ttft[key], 8, 3) for key in ("mean", "p50", "p95", "p99"))
+        ttfts = " ".join(_format_number(ttft[key], 8, 3) for key in ("mean", "p50", "p95", "p99"))
         hit = row["token_hit_rate"]
-        hit_percent = _formatted(None if hit is None else 100 * hit, 7, 2)
-        lines.append(f"{name:<{width}} {hit_percent} {ttfts} {_formatted(row['load_max_over_mean'], 9, 2)}")
+        hit_percent = _format_number(None if hit is None else 100 * hit, 7, 2)
+        lines.append(f"{name:<{width}} {hit_percent} {ttfts} {_format_number(row['load_max_over_mean'], 9, 2)}")
     return lines
 
 
@@ -179,7 +179,7 @@ def quantile(ascending: Sequence[float], q: float) -> float | None:
     return ascending[max(0, math.ceil(q * len(ascending)) - 1)]
 
 
-def _ttft(ascending: Sequence[float]) -> dict[str, float | None]:
+def _summarize_ttft(ascending: Sequence[float]) -> dict[str, float | None]:
     mean = sum(ascending) / len(ascending) if ascending else None
     return {"mean": mean, **{name: quantile(ascending, q) for name, q in QUANTILES.items()}}
 
@@ -192,5 +192,5 @@ def _max_over_mean(values: Sequence[int]) -> float | None:
     return _ratio(max(values) * len(values), sum(values))
 
 
-def _formatted(value: float | None, width: int, digits: int) -> str:
+def _format_number(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"

@@ -1,4 +1,4 @@
-"""Placement in a replay: by the router's own strategies, or by a clairvoyant choice that strategies are compared with.
+"""Placement in a replay: by the router's own strategies, or by a clairvoyant choice as their reference.
 
 The block ids of a trace take the place of prompt hashes. Load tracker and residency index are updated as in the router:
 dispatch at arrival, first byte at the first token, cached tokens and end of response at the last token. A strategy gets
@@ -31,7 +31,7 @@ from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason
 
 TIER2_TOKENS = 512  # after the tier-1 prefix; one block, because a trace does not record where messages end
 
-_PIECE = 65_536  # ids per step of ``_spread``
+_PIECE_IDS = 65_536  # ids per step of ``_spread``
 
 
 class UnsupportedInTracesError(ValueError):
@@ -47,7 +47,7 @@ class TraceKeys:
 
     def __init__(self, index: KeyIndex, start: int, end: int, prompt_tokens: int) -> None:
         self._index = index
-        self._start = start  # of its ids in the column
+        self._start = start  # index of its first id in the column
         self._end = end
         self._chain: array[int] | None = None
         self.block_tokens = index.block_tokens
@@ -56,12 +56,12 @@ class TraceKeys:
     @property
     def tier1(self) -> PrefixHash | None:
         """Key of the tier-1 prefix: the id of its last block, which identifies all blocks before it."""
-        return PrefixHash(self._index.hashes[min(self._start + self._index.depth, self._end) - 1])
+        return PrefixHash(self._index.hashes[min(self._start + self._index.tier1_blocks, self._end) - 1])
 
     @property
     def tier2(self) -> PrefixHash | None:
         """Key of the conversation: the block that ends ``TIER2_TOKENS`` after the tier-1 prefix."""
-        return PrefixHash(self._index.hashes[min(self._start + self._index.conversation, self._end) - 1])
+        return PrefixHash(self._index.hashes[min(self._start + self._index.tier2_blocks, self._end) - 1])
 
     @property
     def chain(self) -> Sequence[int]:
@@ -76,8 +76,8 @@ class KeyIndex:
     """Keys of all requests under one policy."""
 
     def __init__(self, settings: Settings, columns: Columns) -> None:
-        self.depth = tier1_depth(settings, columns.block_tokens)  # blocks of the tier-1 prefix
-        self.conversation = self.depth + -(-TIER2_TOKENS // columns.block_tokens)  # blocks of the tier-2 prefix
+        self.tier1_blocks = tier1_blocks_of(settings, columns.block_tokens)  # blocks of the tier-1 prefix
+        self.tier2_blocks = self.tier1_blocks + -(-TIER2_TOKENS // columns.block_tokens)  # blocks of the tier-2 prefix
         self.block_tokens = columns.block_tokens
         self._columns = columns
         self._hashes: array[int] | None = None
@@ -89,7 +89,7 @@ class KeyIndex:
             self._hashes = _spread(self._columns.ids)
         return self._hashes
 
-    def of(self, index: int) -> TraceKeys:
+    def keys_of(self, index: int) -> TraceKeys:
         """Keys of one request."""
         columns = self._columns
         return TraceKeys(self, columns.starts[index], columns.starts[index + 1], columns.prompt_tokens[index])
@@ -104,8 +104,8 @@ def _spread(ids: array[int]) -> array[int]:
     hashes = ids[:]
     halves = memoryview(hashes).cast("B").cast("I")
     lower = int(sys.byteorder == "big")
-    for start in range(0, len(halves), 2 * _PIECE):
-        piece = halves[start : start + 2 * _PIECE]
+    for start in range(0, len(halves), 2 * _PIECE_IDS):
+        piece = halves[start : start + 2 * _PIECE_IDS]
         reverse = array("I", piece[lower::2].tobytes())
         reverse.byteswap()
         upper = piece[1 - lower :: 2].tobytes()
@@ -114,11 +114,11 @@ def _spread(ids: array[int]) -> array[int]:
 
 
 def _xor(values: array[int], others: bytes) -> array[int]:
-    both = int.from_bytes(values.tobytes(), "little") ^ int.from_bytes(others, "little")
-    return array("I", both.to_bytes(len(others), "little"))
+    combined = int.from_bytes(values.tobytes(), "little") ^ int.from_bytes(others, "little")
+    return array("I", combined.to_bytes(len(others), "little"))
 
 
-def tier1_depth(settings: Settings, block_tokens: int) -> int:
+def tier1_blocks_of(settings: Settings, block_tokens: int) -> int:
     """Blocks of a policy's tier-1 prefix; UnsupportedInTracesError if the boundary depends on the text."""
     if not isinstance(settings, Tier1Settings) or settings.boundary is Boundary.SYSTEM:
         return 1
@@ -145,7 +145,7 @@ class Clock:
         return self.now_s
 
 
-class Routed:
+class StrategyPlacer:
     """Places requests by one strategy, with the state that a router keeps for it."""
 
     def __init__(self, settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int) -> None:
@@ -160,42 +160,42 @@ class Routed:
         ]
         self.reasons: Counter[Reason] = Counter()
         self._clock = Clock()
-        self.book = LoadTracker(self._clock.read)
+        self.loads = LoadTracker(self._clock.read)
         residency = Residency(
             block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
         self._residency = residency if isinstance(settings, ResidencySettings) else None
         self._keys = KeyIndex(settings, columns)
-        self._number = {it.name: number for number, it in enumerate(configs)}
-        modelled = GroupReplicas(configs, self.book, residency=residency)
+        self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
+        modelled = GroupReplicas(configs, self.loads, residency=residency)
         self._strategy = build_strategy(settings, modelled)
-        self._counting = self._strategy if isinstance(self._strategy, AffinityGroups) else None
+        self._counting_strategy = self._strategy if isinstance(self._strategy, AffinityGroups) else None
         self._candidates = modelled.candidates(HealthRegistry())
 
     def place(self, request: ModelledRequest, _engines: Sequence[FastEngine], now_s: float) -> int:
         """Place a request by the strategy and record it as dispatched."""
-        choice, keys = self.choose(request, now_s), self._keys.of(request.index)
+        choice, keys = self.choose(request, now_s), self._keys.keys_of(request.index)
         self.reasons[choice.reason] += 1
-        if self._counting is not None:
-            self._counting.count_request(keys)
-        request.note = record_dispatch(choice, keys, self.book, self._residency)
-        return self._number[choice.target]
+        if self._counting_strategy is not None:
+            self._counting_strategy.count_request(keys)
+        request.placer_data = record_dispatch(choice, keys, self.loads, self._residency)
+        return self._index_by_name[choice.target]
 
     def choose(self, request: ModelledRequest, now_s: float) -> Choice:
         """The strategy's choice for a request now."""
         self._clock.now_s = now_s
-        return self._strategy.choose(self._keys.of(request.index), self._candidates)
+        return self._strategy.choose(self._keys.keys_of(request.index), self._candidates)
 
-    def first_token(self, request: ModelledRequest, now_s: float) -> None:
+    def on_first_token(self, request: ModelledRequest, now_s: float) -> None:
         """The router receives the first byte of the response."""
         self._clock.now_s = now_s
-        ticket: Ticket = request.note
-        ticket.first_byte()
+        ticket: Ticket = request.placer_data
+        ticket.record_first_byte()
 
-    def ended(self, request: ModelledRequest, now_s: float) -> None:
+    def on_ended(self, request: ModelledRequest, now_s: float) -> None:
         """The response is complete; its usage updates the residency index."""
         self._clock.now_s = now_s
-        ticket: Ticket = request.note
+        ticket: Ticket = request.placer_data
         if self._residency is not None:
             ticket.record_response(
                 request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens
@@ -219,17 +219,17 @@ class Clairvoyant:
             uncached = request.prompt_tokens - self._hit_tokens(request, index, engine)
             order = (_first_token_s(engine, uncached, now_s), engine.running + len(engine.waiting))
             if order < least:
-                best, least, request.note = index, order, uncached
+                best, least, request.placer_data = index, order, uncached
         self._engine[request.index] = best
         self._pending[best].update(request.path)
         return best
 
-    def first_token(self, request: ModelledRequest, _now_s: float) -> None:
+    def on_first_token(self, request: ModelledRequest, _now_s: float) -> None:
         """The request's runs are cached now."""
         self._pending[self._engine.pop(request.index)].subtract(request.path)
 
-    def ended(self, request: ModelledRequest, _now_s: float) -> None:
-        """Not needed."""
+    def on_ended(self, request: ModelledRequest, _now_s: float) -> None:
+        """Does nothing."""
 
     def _hit_tokens(self, request: ModelledRequest, index: int, engine: FastEngine) -> int:
         """Cached tokens of a request once everything queued before it is prefilled."""
@@ -246,8 +246,8 @@ class Clairvoyant:
 def _first_token_s(engine: FastEngine, uncached_tokens: int, now_s: float) -> float:
     """Time of the first token of a request with this many tokens to compute."""
     config = engine.config
-    waiting_tokens: int = sum(request.note for request in engine.waiting)  # uncached, as ``place`` noted
-    tokens = uncached_tokens + engine.left_tokens + waiting_tokens
+    waiting_tokens: int = sum(request.placer_data for request in engine.waiting)  # uncached tokens, stored by ``place``
+    tokens = uncached_tokens + engine.partial_tokens_left + waiting_tokens
     steps = ceil(tokens / config.chunk_tokens)
     overhead_s = steps * (config.step_s + config.decode_s * engine.decoding)
     return engine.next_step_s(now_s) + overhead_s + tokens / config.prefill_rate
@@ -264,7 +264,7 @@ def pooled_hit_rate(forest: Forest, capacity: int | None) -> float | None:
         return None
     pool = RunPool(len(columns.ids) + len(columns) if capacity is None else capacity)
     hits = 0
-    for prompt, last in zip(columns.prompt_tokens, forest.last, strict=True):
+    for prompt, last in zip(columns.prompt_tokens, forest.last_runs, strict=True):
         recompute = last is not None and last.visits > 1 and not prompt % block_tokens
         admitted = pool.admit(shared_path(last), prompt // block_tokens + 1, recompute=recompute)
         if admitted is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.replay.replay import replay
-from routing.replay.routed import Routed
+from routing.replay.routed import StrategyPlacer
 from routing.schema import Boundary, LowestCostSettings, PrefixHashSettings, Settings, TieredSettings
 from routing.traffic.columns import Columns
 from tests.synthetic_traces import chat
@@ -33,11 +33,11 @@ STRATEGIES: tuple[Settings, ...] = (
 class Two:
     """Two routers of one fleet, or two workers of one router."""
 
-    def __init__(self, make: Callable[[], Routed], news: set[int], *, are_workers: bool) -> None:
+    def __init__(self, make: Callable[[], StrategyPlacer], news: set[int], *, are_workers: bool) -> None:
         self._routers = make(), make()
         self._news = news
         self._are_workers = are_workers
-        self._by: dict[int, Routed] = {}  # who sent a request that runs
+        self._by: dict[int, StrategyPlacer] = {}  # who sent a request that runs
         self._chance = random.Random("who gets a request")
         self.apart = 0  # new prompts that the two would send to different replicas
 
@@ -51,22 +51,22 @@ class Two:
         self._tell(router, job)
         return placed
 
-    def first_token(self, job: ModelledRequest, now_s: float) -> None:
-        self._by[job.index].first_token(job, now_s)
+    def on_first_token(self, job: ModelledRequest, now_s: float) -> None:
+        self._by[job.index].on_first_token(job, now_s)
         self._tell(self._by[job.index], job)
 
-    def ended(self, job: ModelledRequest, now_s: float) -> None:
+    def on_ended(self, job: ModelledRequest, now_s: float) -> None:
         router = self._by.pop(job.index)
-        router.ended(job, now_s)
+        router.on_ended(job, now_s)
         self._tell(router, job)
 
-    def _tell(self, router: Routed, job: ModelledRequest) -> None:
+    def _tell(self, router: StrategyPlacer, job: ModelledRequest) -> None:
         """Share this worker's load at the job's replica with the other."""
         if self._are_workers:
-            load = job.note.load
+            load = job.placer_data.load
             (other,) = (one for one in self._routers if one is not router)
             own = load.running - load.remote_running, load.waiting_tokens - load.remote_tokens
-            other.book.set_remote_load(load.target, *own)
+            other.loads.set_remote_load(load.target, *own)
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def figures(
 ) -> tuple[float, float]:
     """(share of new prompts on which both differ, mean TTFT of all requests in seconds)."""
     columns = forest.columns
-    two = Two(lambda: Routed(settings, columns, MODEL, REPLICAS), news, are_workers=are_workers)
+    two = Two(lambda: StrategyPlacer(settings, columns, MODEL, REPLICAS), news, are_workers=are_workers)
     scale = load * REPLICAS * MODEL.prefill_rate / columns.offered_tokens_per_s()
     outcome = replay(forest, MODEL, REPLICAS, two, scale)
     return two.apart / len(news), sum(outcome.ttft_s) / len(outcome.ttft_s)

@@ -109,7 +109,7 @@ class Router:
         request = self.request(body)
         decision = self.placement.decide(request, self.health)
         ticket = self.placement.dispatch(decision)
-        ticket.first_byte()
+        ticket.record_first_byte()
         self.running.append(ticket)
         if len(self.running) > self._limit:
             self.running.popleft().end()

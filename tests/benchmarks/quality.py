@@ -26,7 +26,7 @@ from routing.balancing.strategies.registry import STRATEGIES
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import Placer, replay, report
-from routing.replay.routed import Clairvoyant, Routed, pooled_hit_rate
+from routing.replay.routed import Clairvoyant, StrategyPlacer, pooled_hit_rate
 from routing.schema import Boundary, SessionAffinitySettings, Settings, Tier1Settings
 from routing.traffic.columns import Columns
 from routing.traffic.trace import read_columns
@@ -167,7 +167,7 @@ def lines_of(cell: Cell) -> list[str]:
     best = figures(cell, forest, Clairvoyant())
     rows = {"clairvoyant": best}
     for settings in cell.strategies:
-        rows[settings.name] = figures(cell, forest, Routed(settings, forest.columns, cell.model, cell.replicas))
+        rows[settings.name] = figures(cell, forest, StrategyPlacer(settings, forest.columns, cell.model, cell.replicas))
     lines = [cell.title, HEADER, *(line_of(name, row, best) for name, row in rows.items())]
     for name, capacity in (("pooled", cell.replicas * cell.model.blocks), ("shared", None)):
         lines.append(f"{name:<16} {100 * (pooled_hit_rate(forest, capacity) or 0):6.1f}")
@@ -212,5 +212,5 @@ def print_speed() -> None:
     for settings in all_settings(boundary_bytes=4096):
         begun = time.process_time()
         cell = Cell("", "chat", 8, FastEngineConfig(4000), (), LOAD)
-        figures(cell, forest, Routed(settings, columns, cell.model, cell.replicas))
+        figures(cell, forest, StrategyPlacer(settings, columns, cell.model, cell.replicas))
         print(f"{settings.name:<16} {1e6 * (time.process_time() - begun) / len(columns):6.1f}", flush=True)

@@ -19,10 +19,10 @@ The cost always grows with the load and falls with the cached tokens, so the min
 few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
 price, no other candidate is examined. Otherwise up to ``MAX_COMPARED`` candidates are all compared. Of more, the
 prompt's preferred replica and a shortlist are: the least loaded of all, and of the replicas with the longest and the
-next shorter cached prefix up to ``HOLDERS`` each with the least work. Work is kept in classes by powers of two, each a
-mask of replicas, so the holders with the least work are found by a few conjunctions. If a class has more of them than
-needed, consecutive bits are taken from a position that the key determines, so that each has the same chance and routers
-agree.
+next shorter cached prefix up to ``MAX_HOLDERS`` each with the least work. Work is kept in classes by powers of two,
+each a mask of replicas, so the holders with the least work are found by a few conjunctions. If a class has more of them
+than needed, consecutive bits are taken from a position that the key determines, so that each has the same chance and
+routers agree.
 
 A candidate with the least cost that had more than its share of recent requests may yield the request
 (``RecentShares``).
@@ -53,30 +53,30 @@ from routing.schema import CacheAwareSettings, CostSettings
 from routing.types import PrefixHash, Reason, TargetId
 
 MAX_COMPARED: Final = 16  # candidates up to which all are compared
-HOLDERS: Final = 4  # replicas compared of each of two prefix lengths
+MAX_HOLDERS: Final = 4  # replicas compared of each of two prefix lengths
 
 
-def shortlist(match: Match, key: int, candidates: Candidates, among: int = ALL_BITS) -> list[Candidate]:
-    """The least loaded candidate, and holders of the two longest cached prefixes with bits in ``among``; may repeat."""
+def shortlist(match: Match, key: int, candidates: Candidates, allowed: int = ALL_BITS) -> list[Candidate]:
+    """The least loaded candidate, and holders of the two longest cached prefixes; may repeat. ``allowed``: a mask."""
     chosen = [candidates.by_name[candidates.order.least_loaded()]]
-    unseen = candidates.mask & among
+    unseen = candidates.mask & allowed
     for _blocks, holders in match.levels[:-3:-1]:
         if new := holders & unseen:
-            chosen += lightest(new, key, candidates)
+            chosen += least_loaded_holders(new, key, candidates)
             unseen ^= new
     return chosen
 
 
-def lightest(holders: int, key: int, candidates: Candidates) -> list[Candidate]:
-    """Up to ``HOLDERS`` of the candidates with these bits: those with the least work, within a factor of two."""
+def least_loaded_holders(holders: int, key: int, candidates: Candidates) -> list[Candidate]:
+    """Up to ``MAX_HOLDERS`` of the candidates with these bits: those with the least work, within a factor of two."""
     by_bit = candidates.by_bit
-    if holders.bit_count() <= HOLDERS:
+    if holders.bit_count() <= MAX_HOLDERS:
         return [by_bit[bit] for bit in bits_of(holders)]
     chosen: list[int] = []
     for members in candidates.order.work_classes():
         if in_class := holders & members:
-            chosen += some_bits(in_class, HOLDERS - len(chosen), key)
-            if len(chosen) == HOLDERS:
+            chosen += consecutive_bits(in_class, MAX_HOLDERS - len(chosen), key)
+            if len(chosen) == MAX_HOLDERS:
                 break
     return [by_bit[bit] for bit in chosen]
 
@@ -91,12 +91,12 @@ def bits_of(mask: int) -> list[int]:
     return bits
 
 
-def some_bits(mask: int, count: int, key: int) -> list[int]:
+def consecutive_bits(mask: int, count: int, key: int) -> list[int]:
     """At most ``count`` consecutive bits of a mask, from the one with the rank ``key`` modulo their number."""
     total = mask.bit_count()
     if total <= count:
         return bits_of(mask)
-    at = _position(mask, key % total)
+    at = _position_of_rank(mask, key % total)
     bits = []
     above = mask >> at << at
     for _ in range(count):
@@ -107,7 +107,7 @@ def some_bits(mask: int, count: int, key: int) -> list[int]:
     return bits
 
 
-def _position(mask: int, rank: int) -> int:
+def _position_of_rank(mask: int, rank: int) -> int:
     """The position of a mask's bit of this rank, counted from 0 at the lowest; by bisection."""
     position, width = 0, mask.bit_length()
     while width > 1:
@@ -125,12 +125,12 @@ def _position(mask: int, rank: int) -> int:
 
 CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
-TIE_S: Final = 0.004  # of prefill time: less than a running request counts as, and than the estimates' error
+TIE_S: Final = 0.004  # of prefill time; less than a running request counts as, and less than the error of estimates
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
-TIE_RATIO: Final = 0.1  # of a prompt's own prefill: more than some running requests count as
+TIE_RATIO: Final = 0.1  # of a prompt's own prefill, which is more than several running requests count as
 MAX_TIE_TOKENS: Final = 600.0
 LONG_TOKENS: Final = 16_000  # a prompt this long blocks its replica for 2 s or more, so the least busy must get it
-NO_KEY: Final = 0  # of a prompt without a key; any preferred replica will do
+NO_KEY: Final = 0  # of a prompt without a key: any replica may be the preferred one
 RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure this differently
 
 
@@ -153,12 +153,12 @@ class CostQuery:
 class CostRule:
     """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
 
-    __slots__ = ("alpha", "base", "by_rate", "ring")
+    __slots__ = ("alpha", "base_price", "by_rate", "ring")
 
     def __init__(self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool) -> None:
         self.ring = ring
         self.alpha = alpha  # highest price of a token to prefill, relative to a queued token
-        self.base = min(1.0, alpha)  # its price where prefilling costs no other request anything
+        self.base_price = min(1.0, alpha)  # its price where prefilling costs no other request anything
         self.by_rate = by_rate
 
     def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
@@ -173,7 +173,7 @@ class CostRule:
             return None
         hit_tokens = match.longest_tokens(member.bit, prompt_tokens)
         uncached = prompt_tokens - hit_tokens
-        cost = queued_work(member.load, candidates.now_s()) + self.base * uncached
+        cost = queued_work(member.load, candidates.now_s()) + self.base_price * uncached
         if self._tie_limit(cost / member.weight, member, uncached) >= self._least_without_prefix(
             match, prompt_tokens, candidates
         ):
@@ -207,26 +207,26 @@ class CostRule:
         now_s, speed, recent = candidates.now_s(), self._speed(cheapest), candidates.recent
         members = candidates.members
         if len(members) > MAX_COMPARED:
-            members = [cheapest, *self._shortlist(query, recent.under_share())]
+            members = [cheapest, *self._shortlist(query, recent.mask_without_excess())]
         costs = self._costs(members, query)
         limit = costs[members.index(cheapest)] + EXCESS_TOKENS * recent.excess(cheapest) / speed
         work = queued_work(cheapest.load, now_s) / speed
-        takers, takers_costs = [], []
+        receivers, receiver_costs = [], []
         for member, cost in zip(members, costs, strict=True):
             if (
                 cost <= limit
                 and queued_work(member.load, now_s) / self._speed(member) <= work
                 and recent.excess(member) <= 0
             ):
-                takers.append(member)
-                takers_costs.append(cost)
-        return self._cheapest(takers, takers_costs, query) if takers else cheapest
+                receivers.append(member)
+                receiver_costs.append(cost)
+        return self._cheapest(receivers, receiver_costs, query) if receivers else cheapest
 
     def _cheapest(self, members: list[Candidate], costs: list[float], query: CostQuery) -> Candidate:
         """The member with the least cost; of equals, the key's preferred replica."""
-        least = min(costs)
-        cheapest = members[costs.index(least)]
-        limit = self._tie_limit(least, cheapest, query.prompt_tokens - query.hit_tokens(cheapest))
+        least_cost = min(costs)
+        cheapest = members[costs.index(least_cost)]
+        limit = self._tie_limit(least_cost, cheapest, query.prompt_tokens - query.hit_tokens(cheapest))
         tied = [member for at, member in enumerate(members) if costs[at] <= limit]
         if len(tied) == 1:
             return cheapest
@@ -238,12 +238,12 @@ class CostRule:
 
     def _costs(self, members: Sequence[Candidate], query: CostQuery) -> list[float]:
         candidates, match = query.candidates, query.match
-        terms, busy = self._terms(members, match, query.prompt_tokens, candidates.now_s())
+        terms, busy = self._cost_terms(members, match, query.prompt_tokens, candidates.now_s())
         busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
-        price = self.base + (self.alpha - self.base) * max(busy_ratio**CHOICES, match.reuse_ratio)
+        price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**CHOICES, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
-    def _terms(
+    def _cost_terms(
         self, members: Sequence[Candidate], match: Match, prompt_tokens: int, now_s: float
     ) -> tuple[list[tuple[float, int, float]], int]:
         """For each member queued work in tokens, uncached tokens, and speed; and the number of busy members."""
@@ -260,8 +260,8 @@ class CostRule:
                 uncached = 0
             work = STEP_S * rate * load.running
             if load.waiting_tokens:  # as in queued_work, without two calls for each member
-                done, most = (now_s - load.oldest_since_s) * rate, load.oldest_tokens
-                work += load.waiting_tokens - (done if done < most else most)  # noqa: FURB136 -- min is a call
+                prefilled, limit = (now_s - load.oldest_since_s) * rate, load.oldest_tokens
+                work += load.waiting_tokens - (prefilled if prefilled < limit else limit)  # noqa: FURB136 -- min is a call
                 busy += 1
             terms.append((work, uncached, rate * share if by_rate else weight))
         return terms, busy
@@ -276,16 +276,16 @@ class CostRule:
             members = self._shortlist(query)
         return members, self._costs(members, query)
 
-    def _shortlist(self, query: CostQuery, among: int = ALL_BITS) -> list[Candidate]:
+    def _shortlist(self, query: CostQuery, allowed: int = ALL_BITS) -> list[Candidate]:
         """The candidates to compare if there are many, with the prompt's preferred replica if it is near."""
         preferred = self._preferred(query)
-        chosen = shortlist(query.match, query.key, query.candidates, among)
+        chosen = shortlist(query.match, query.key, query.candidates, allowed)
         return chosen if preferred is None else [*chosen, query.candidates.by_name[preferred]]
 
     def _least_without_prefix(self, match: Match, prompt_tokens: int, candidates: Candidates) -> float:
         """The least possible cost of a candidate without the longest cached prefix: idle, and at the base price."""
         next_blocks = match.levels[-2][0] if len(match.levels) > 1 else 0
-        return self.base * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
+        return self.base_price * (prompt_tokens - next_blocks * match.block_tokens) / candidates.greatest_weight
 
     def _compare_holders(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
         """The few holders of the longest cached prefix, with costs at the base price; empty if others may cost less.
@@ -296,14 +296,14 @@ class CostRule:
         match, prompt_tokens, candidates = query.match, query.prompt_tokens, query.candidates
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
-        if not 1 < count <= HOLDERS or self.by_rate or not candidates.is_even:
+        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in bits_of(holders)]
         uncached = max(0, prompt_tokens - match.blocks * match.block_tokens)  # the same for all of them
-        costs = [(queued_work(member.load, now_s) + self.base * uncached) / weight for member in members]
-        least = min(costs)
-        limit = self._tie_limit(least, members[costs.index(least)], uncached)
+        costs = [(queued_work(member.load, now_s) + self.base_price * uncached) / weight for member in members]
+        least_cost = min(costs)
+        limit = self._tie_limit(least_cost, members[costs.index(least_cost)], uncached)
         is_enough = holders == candidates.mask or limit < self._least_without_prefix(match, prompt_tokens, candidates)
         return (members, costs) if is_enough else ([], [])
 
@@ -311,14 +311,14 @@ class CostRule:
         """The key's nearest candidate on the ring, if one is near."""
         return self.ring.nearest(query.key, query.candidates.by_name)
 
-    def _tie_limit(self, least: float, member: Candidate, uncached: int) -> float:
+    def _tie_limit(self, least_cost: float, member: Candidate, uncached: int) -> float:
         """The cost up to which others count as equal to the least, at a member that would prefill ``uncached``."""
         prefill = member.load.prefill
         has_wide_ties = not member.load.waiting_tokens and uncached <= LONG_TOKENS
         tie = min(TIE_RATIO * uncached, MAX_TIE_TOKENS) if has_wide_ties else 0.0
         if self.by_rate:
-            return least * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
-        return least + (TIE_S * (prefill.measured or prefill.tokens_per_s) + tie) / member.weight
+            return least_cost * (1 + RATE_ERROR) + TIE_S + tie / self._speed(member)
+        return least_cost + (TIE_S * (prefill.measured or prefill.tokens_per_s) + tie) / member.weight
 
     def _speed(self, member: Candidate) -> float:
         """What a member's work is divided by: tokens/s by rate, else its weight."""
@@ -412,7 +412,7 @@ class CacheAware(Strategy):
             hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
             if hit_tokens < self._settings.min_hit_ratio * prompt_tokens:
                 return
-            members = lightest(holders & unseen, key, candidates)
+            members = least_loaded_holders(holders & unseen, key, candidates)
             unseen &= ~holders
             if members:
                 yield min(members, key=work_of), hit_tokens

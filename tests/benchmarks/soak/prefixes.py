@@ -61,7 +61,7 @@ class Kept:
         decision = self._placement.decide(wanted, self._health)
         record = Record.from_decision(decision, f"id-{number}")
         ticket = self._placement.dispatch(decision)
-        ticket.first_byte()
+        ticket.record_first_byte()
         record.on_first_byte(200, is_streamed=True)
         record.ttft_s = 0.05
         record.add_usage(Usage(PROMPT_TOKENS, 16, 0))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.balancing.allocation import GAIN, LOSE, MAX_KEYS, Shares, allocate, next_size, trim_sizes
+from routing.balancing.allocation import GAIN_MARGIN, LOSS_MARGIN, MAX_KEYS, Shares, allocate, next_size, trim_sizes
 from routing.balancing.shared_rings import shared_ring
 from routing.prompt.hashing import PrefixHasher
 from routing.types import ReplicaId
@@ -37,15 +37,15 @@ def equal(count: int) -> dict[ReplicaId, float]:
 
 
 @given(st.integers(0, 20), st.floats(-2, 2))
-def test_a_size_is_kept_while_the_share_is_near(before: int, beyond: float) -> None:
-    wanted = max(0.0, before + beyond)
-    size = next_size(before, wanted)
+def test_a_size_is_kept_while_the_share_is_near(before: int, difference: float) -> None:
+    share = max(0.0, before + difference)
+    size = next_size(before, share)
 
     assert size >= 1
-    if before and before - LOSE <= wanted < before + GAIN:
+    if before and before - LOSS_MARGIN <= share < before + GAIN_MARGIN:
         assert size == before
-    assert next_size(size, wanted) == size  # stable for the same share
-    assert size == 1 or wanted - GAIN <= size <= wanted + LOSE
+    assert next_size(size, share) == size  # stable for the same share
+    assert size == 1 or share - GAIN_MARGIN <= size <= share + LOSS_MARGIN
 
 
 @given(key_sizes, st.dictionaries(st.sampled_from(GROUPS), st.integers(0, 3)), replica_counts)
@@ -57,9 +57,12 @@ def test_excess_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[st
         assert trimmed == sizes
     elif all(trimmed[key] > max(1, floors.get(key, 0)) for key in sizes):
         assert sum(trimmed.values()) == count
-    cut = [key for key in sizes if trimmed[key] < sizes[key]]
+    reduced = [key for key in sizes if trimmed[key] < sizes[key]]
     assert all(
-        trimmed[key] + 1 >= trimmed[other] for key in cut for other in sizes if trimmed[other] > floors.get(other, 0)
+        trimmed[key] + 1 >= trimmed[other]
+        for key in reduced
+        for other in sizes
+        if trimmed[other] > floors.get(other, 0)
     )
 
 
@@ -69,10 +72,10 @@ def test_excess_is_taken_from_the_largest(sizes: dict[str, int], floors: dict[st
 @given(key_sizes, replica_counts)
 def test_every_key_gets_its_size_and_sets_are_disjoint_if_possible(sizes: dict[str, int], count: int) -> None:
     sets = plan(sizes, equal(count))
-    owners = Counter(replica for own in sets.values() for replica in own)
+    owners = Counter(replica for owned in sets.values() for replica in owned)
 
-    assert {key: len(own) for key, own in sets.items()} == {key: min(size, count) for key, size in sizes.items()}
-    assert all(len(set(own)) == len(own) for own in sets.values())
+    assert {key: len(owned) for key, owned in sets.items()} == {key: min(size, count) for key, size in sizes.items()}
+    assert all(len(set(owned)) == len(owned) for owned in sets.values())
     if sum(sizes.values()) <= count:
         assert set(owners.values()) == {1}
 
@@ -128,10 +131,14 @@ def test_a_replica_that_leaves_moves_few_other_sets() -> None:
 def test_unequal_replicas_count_by_their_weight() -> None:
     weights = equal(8) | {names(9)[8]: 8.0}
     sets = plan({"a": 4, "b": 4}, weights)
-    wanted = 4 * mean(weights.values())
+    target_weight = 4 * mean(weights.values())
 
-    for own in sets.values():
-        assert sum(weights[replica] for replica in own[:-1]) < wanted <= sum(weights[replica] for replica in own)
+    for owned in sets.values():
+        assert (
+            sum(weights[replica] for replica in owned[:-1])
+            < target_weight
+            <= sum(weights[replica] for replica in owned)
+        )
 
 
 @given(key_sizes, st.lists(st.sampled_from([0.5, 1.0, 2.0, 8.0]), min_size=2, max_size=24))
@@ -139,8 +146,10 @@ def test_sets_of_unequal_replicas_are_disjoint_if_possible(sizes: dict[str, int]
     weights = dict(zip(names(len(weights_)), weights_, strict=True))
     sizes = trim_sizes(sizes, {}, len(weights_))
     sets = plan(sizes, weights)
-    owners = Counter(replica for own in sets.values() for replica in own)
-    short = [key for key, own in sets.items() if sum(map(weights.get, own)) < sizes[key] * mean(weights_) * (1 - 1e-6)]
+    owners = Counter(replica for owned in sets.values() for replica in owned)
+    short = [
+        key for key, owned in sets.items() if sum(map(weights.get, owned)) < sizes[key] * mean(weights_) * (1 - 1e-6)
+    ]
 
     assert all(sets.values())
     if sum(sizes.values()) <= len(weights_):
@@ -163,33 +172,33 @@ def shares_of(keys, half_life: float = 1e6) -> Shares:
 
 
 def test_shares_are_sorted_the_largest_first() -> None:
-    heavy = shares_of([1] * 20 + [2] * 70 + [3] * 10).above(0.15)
+    frequent = shares_of([1] * 20 + [2] * 70 + [3] * 10).frequent_keys(0.15)
 
-    assert [key for key, _ in heavy] == [2, 1]
-    assert [share for _, share in heavy] == pytest.approx([0.7, 0.2], rel=0.01)
+    assert [key for key, _ in frequent] == [2, 1]
+    assert [share for _, share in frequent] == pytest.approx([0.7, 0.2], rel=0.01)
 
 
 def test_there_are_no_shares_before_any_request() -> None:
-    assert shares_of([]).above(0.1) == []
+    assert shares_of([]).frequent_keys(0.1) == []
 
 
 def test_old_traffic_fades() -> None:
     shares = shares_of([1] * 10_000 + [2] * 100, half_life=100)
 
-    assert dict(shares.above(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
+    assert dict(shares.frequent_keys(0.1)) == pytest.approx({1: 0.5, 2: 0.5}, rel=0.02)
 
 
 def test_shares_stay_correct_in_the_long_run() -> None:
     shares = shares_of((number % 4 for number in range(50_000)), half_life=20)
 
-    assert [share for _, share in shares.above(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
+    assert [share for _, share in shares.frequent_keys(0.1)] == pytest.approx([0.25] * 4, rel=0.1)
 
 
 def test_few_keys_are_counted_and_heavy_ones_among_them() -> None:
-    rng, shares, most = random.Random(5), Shares(10_000), 0
+    rng, shares, max_counted = random.Random(5), Shares(10_000), 0
     for _ in range(50_000):
         shares.count(7 if rng.random() < 0.05 else rng.getrandbits(64))
-        most = max(most, len(shares))
+        max_counted = max(max_counted, len(shares))
 
-    assert most <= 2 * MAX_KEYS + 1
-    assert [key for key, _ in shares.above(0.03)] == [7]
+    assert max_counted <= 2 * MAX_KEYS + 1
+    assert [key for key, _ in shares.frequent_keys(0.03)] == [7]

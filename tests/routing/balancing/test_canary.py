@@ -243,7 +243,7 @@ def test_a_promoted_revision_keeps_what_it_learnt() -> None:
 def plan_of(router: Placement, text: str) -> dict[int, list[str]]:
     decision = decided(router, text)
     assert isinstance(decision.route.strategy, AffinityGroups)
-    return {int(opening): [str(name) for name in owned] for opening, owned in decision.route.strategy.plan().items()}
+    return {int(prefix): [str(name) for name in owned] for prefix, owned in decision.route.strategy.plan().items()}
 
 
 def test_changes_of_a_canary_keep_the_turns_of_the_active_revision() -> None:

@@ -32,7 +32,7 @@ def test_a_subset_keeps_order_weights_and_bits(tracker) -> None:
     some = Candidates(WEIGHTS, tracker, bits={A: 1, B: 2, C: 4}, shares={C: 0.25}).subset([C, A])
 
     assert [(it.target, it.weight, it.bit, it.share) for it in some.members] == [(C, 0.5, 4, 0.25), (A, 1.0, 1, 1.0)]
-    assert (some.mask, some.greatest_weight, some.is_even) == (5, 1.0, False)
+    assert (some.mask, some.greatest_weight, some.has_equal_weights) == (5, 1.0, False)
     assert some.by_bit[4] is some.by_name[C]
 
 
@@ -51,7 +51,7 @@ def test_replicas_with_prompts_to_prefill_count_as_busy() -> None:
     others = [tracker.dispatch(name, tokens) for name, tokens in ((B, 5), (C, 0))]
     assert candidates.order.busy_ratio == 0.5
 
-    others[0].first_byte()
+    others[0].record_first_byte()
     ticket.end()
     assert candidates.order.busy_ratio == 0.25
 

@@ -13,18 +13,18 @@ from routing.balancing.load_tracker import DEFAULT_RATE, LoadTracker
 from routing.balancing.residency import Residency
 from routing.balancing.strategies.cached_prefix import (
     CHOICES,
-    HOLDERS,
     LONG_TOKENS,
     MAX_COMPARED,
+    MAX_HOLDERS,
     MAX_TIE_TOKENS,
     STEP_S,
     TIE_RATIO,
     TIE_S,
     CostRule,
     bits_of,
-    lightest,
+    consecutive_bits,
+    least_loaded_holders,
     preferred_key,
-    some_bits,
 )
 from routing.types import Reason, ReplicaId
 from tests.routing.balancing.fleet import PROMPT, Fleet
@@ -157,22 +157,22 @@ def test_crowded_caches_avoid_copies_even_if_replicas_are_idle() -> None:
 @pytest.mark.parametrize(("requests", "stays"), [(7, True), (20, False)])
 def test_a_long_new_prompt_ignores_a_few_running_requests_at_its_preferred_replica(requests: int, stays: bool) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    home = idle.choose(8000).target
+    preferred_replica = idle.choose(8000).target
     for _ in range(requests):
-        busy.tracker.dispatch(home, 0)
+        busy.tracker.dispatch(preferred_replica, 0)
 
-    assert (busy.choose(8000).target == home) is stays
-    busy.queue(home, 1000)
-    assert busy.choose(8000).target != home
+    assert (busy.choose(8000).target == preferred_replica) is stays
+    busy.queue(preferred_replica, 1000)
+    assert busy.choose(8000).target != preferred_replica
 
 
 @pytest.mark.parametrize("tokens", [100, LONG_TOKENS + 1])
 def test_short_and_very_long_prompts_go_to_idle_replicas(tokens: int) -> None:
     idle, busy = Fleet(4), Fleet(4)
-    home = idle.choose(tokens).target
-    busy.tracker.dispatch(home, 0)
+    preferred_replica = idle.choose(tokens).target
+    busy.tracker.dispatch(preferred_replica, 0)
 
-    assert busy.choose(tokens).target != home
+    assert busy.choose(tokens).target != preferred_replica
 
 
 @pytest.mark.parametrize("count", [12, MAX_COMPARED, MAX_COMPARED + 4])
@@ -318,22 +318,22 @@ def fleet() -> tuple[Candidates, LoadTracker]:
 
 
 @given(st.sets(st.integers(0, 300), max_size=60), st.integers(0, 8), st.integers(0, 2**64 - 1))
-def test_some_bits_of_a_mask_are_chosen_reproducibly(numbers, count: int, key: int) -> None:
+def test_consecutive_bits_of_a_mask_are_chosen_reproducibly(numbers, count: int, key: int) -> None:
     mask = sum(1 << number for number in numbers)
-    shown = some_bits(mask, count, key)
+    shown = consecutive_bits(mask, count, key)
 
     assert len(shown) == len(set(shown)) == min(count, len(numbers))
     assert set(shown) <= set(bits_of(mask))
-    assert shown == some_bits(mask, count, key)
+    assert shown == consecutive_bits(mask, count, key)
 
 
 @pytest.mark.parametrize("numbers", [range(100), [*range(50), 990], [3, 4, 5, 500, 501, 998, 999]])
 def test_every_bit_has_the_same_chance(numbers) -> None:
     mask = sum(1 << number for number in numbers)
-    shown = Counter(bit for key in range(20 * len(numbers)) for bit in some_bits(mask, HOLDERS, key))
+    shown = Counter(bit for key in range(20 * len(numbers)) for bit in consecutive_bits(mask, MAX_HOLDERS, key))
 
     assert set(shown) == set(bits_of(mask))
-    assert set(shown.values()) == {20 * HOLDERS}
+    assert set(shown.values()) == {20 * MAX_HOLDERS}
 
 
 def test_the_idle_holder_is_found_among_many() -> None:
@@ -342,9 +342,9 @@ def test_the_idle_holder_is_found_among_many() -> None:
         for number, name in enumerate(FLEET):
             if number != idle:
                 tracker.dispatch(name, 1000 + 50 * number)
-        chosen_replicas = lightest(candidates.mask, 5, candidates)
+        chosen_replicas = least_loaded_holders(candidates.mask, 5, candidates)
         assert chosen_replicas[0].target == FLEET[idle]
-        assert len(chosen_replicas) == HOLDERS
+        assert len(chosen_replicas) == MAX_HOLDERS
 
 
 def test_requests_for_a_widely_cached_prefix_are_spread_over_all_holders() -> None:
@@ -352,7 +352,7 @@ def test_requests_for_a_widely_cached_prefix_are_spread_over_all_holders() -> No
     holders = sum(candidates.by_name[name].bit for name in (*FLEET[:30], FLEET[99]))
     requests_by_replica = Counter()
     for number in range(31 * 100):
-        chosen_replicas = lightest(holders, number * SPREAD % 2**64, candidates)[0].target
+        chosen_replicas = least_loaded_holders(holders, number * SPREAD % 2**64, candidates)[0].target
         tracker.dispatch(chosen_replicas, 100).end()
         requests_by_replica[chosen_replicas] += 1
 

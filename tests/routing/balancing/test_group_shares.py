@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from routing.balancing.allocation import OWN, REVIEW, GroupShares
+from routing.balancing.allocation import NO_GROUP, REVIEW_REQUESTS, GroupShares
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.prompt.hashing import PrefixHasher
@@ -37,13 +37,13 @@ class Rig:
         self.rng = random.Random(seed)
 
     def traffic(self, requests: int, **parts: float) -> None:
-        kinds = [*parts, OWN]
+        kinds = [*parts, NO_GROUP]
         weights = [*parts.values(), max(0.0, 1 - sum(parts.values()))]
         for kind in self.rng.choices(kinds, weights, k=requests):
             self.shares.count(kind)
 
     def sizes(self) -> dict[str, int]:
-        return {name: len(self.shares.replicas(name)) for name in (*(it.name for it in self.pool.groups), OWN)}
+        return {name: len(self.shares.replicas(name)) for name in (*(it.name for it in self.pool.groups), NO_GROUP)}
 
     def eligible(self, group: str) -> list[ReplicaId]:
         return list(self.shares.candidates(group, self.replicas, self.replicas.candidates(self.health)))
@@ -57,9 +57,9 @@ class Rig:
 @pytest.mark.parametrize(
     ("parts", "sizes"),
     [
-        ({"a": 0.5, "b": 0.25}, {"a": 8, "b": 4, OWN: 4}),
-        ({"a": 0.9, "b": 0.05}, {"a": 14, "b": 1, OWN: 1}),
-        ({"a": 1 / 3, "b": 1 / 3}, {"a": 5, "b": 5, OWN: 5}),
+        ({"a": 0.5, "b": 0.25}, {"a": 8, "b": 4, NO_GROUP: 4}),
+        ({"a": 0.9, "b": 0.05}, {"a": 14, "b": 1, NO_GROUP: 1}),
+        ({"a": 1 / 3, "b": 1 / 3}, {"a": 5, "b": 5, NO_GROUP: 5}),
     ],
 )
 def test_a_groups_size_follows_its_share(parts: dict[str, float], sizes: dict[str, int]) -> None:
@@ -71,7 +71,7 @@ def test_a_groups_size_follows_its_share(parts: dict[str, float], sizes: dict[st
 
 
 def test_all_groups_have_equal_sizes_before_any_traffic() -> None:
-    assert Rig(9).sizes() == {"a": 3, "b": 3, OWN: 3}
+    assert Rig(9).sizes() == {"a": 3, "b": 3, NO_GROUP: 3}
 
 
 def test_a_fluctuating_share_moves_nothing() -> None:
@@ -79,7 +79,7 @@ def test_a_fluctuating_share_moves_nothing() -> None:
     rig.traffic(8000, a=0.5, b=0.25)
     before = {name: list(rig.shares.replicas(name)) for name in rig.sizes()}
     for number in range(40):
-        rig.traffic(REVIEW, a=0.46 if number % 2 else 0.54, b=0.25)
+        rig.traffic(REVIEW_REQUESTS, a=0.46 if number % 2 else 0.54, b=0.25)
 
         assert {name: list(rig.shares.replicas(name)) for name in rig.sizes()} == before
 
@@ -90,7 +90,7 @@ def test_growth_adds_one_replica_at_a_time_and_shrinking_removes_the_last() -> N
     sets_over_time = [list(rig.shares.replicas("a"))]
     for parts in ({"a": 0.8, "b": 0.1}, {"a": 0.1, "b": 0.1}):
         for _ in range(100):
-            rig.traffic(REVIEW, **parts)
+            rig.traffic(REVIEW_REQUESTS, **parts)
             sets_over_time.append(list(rig.shares.replicas("a")))
 
     assert max(map(len, sets_over_time)) >= 8
@@ -124,7 +124,7 @@ def test_a_flood_in_one_group_leaves_others_their_replicas() -> None:
 
     flooded = set(rig.shares.replicas("a"))
     assert len(flooded) == 5
-    for name in ("b", "c", OWN):
+    for name in ("b", "c", NO_GROUP):
         assert rig.shares.replicas(name)
         assert flooded.isdisjoint(rig.shares.replicas(name))
 
@@ -153,7 +153,7 @@ def test_replicas_named_by_a_group_are_used_last_by_others() -> None:
     groups = [TaskGroupConfig(name="fixed", replicas=tuple(names(3))), auto_group("a")]
     rig = Rig(8, groups=groups)
     for _ in range(4000):
-        rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else OWN)
+        rig.shares.count("fixed" if rig.rng.random() < 0.4 else "a" if rig.rng.random() < 0.6 else NO_GROUP)
 
     assert set(rig.shares.replicas("a")).isdisjoint(names(3))
     assert rig.shares.share("fixed") == pytest.approx(0.4, abs=0.08)
@@ -184,7 +184,7 @@ def test_a_replica_that_is_down_is_replaced_and_no_other_set_changes() -> None:
 
     assert len(meanwhile["a"]) == len(before["a"])
     assert set(before["a"]) - set(meanwhile["a"]) == {removed}
-    assert all(meanwhile[name] == before[name] for name in ("b", OWN))
+    assert all(meanwhile[name] == before[name] for name in ("b", NO_GROUP))
     assert {name: rig.eligible(name) for name in rig.sizes()} == before
 
 
@@ -219,7 +219,7 @@ def test_sets_stay_disjoint_and_change_only_with_their_sizes(seed: int) -> None:
     for _ in range(40):
         mixture = [rng.random() ** rng.choice([1, 4, 12]) for _ in numbers]
         for _ in range(8):
-            for name in rng.choices(list(numbers), mixture, k=REVIEW):
+            for name in rng.choices(list(numbers), mixture, k=REVIEW_REQUESTS):
                 rig.shares.count(name)
             trimmed, own = dict(rig.shares._trimmed_sizes), {name: rig.shares.replicas(name) for name in numbers}
             changes += sum(abs(trimmed[name] - numbers[name]) for name in numbers)

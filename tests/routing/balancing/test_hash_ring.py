@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.candidates import Candidates
-from routing.balancing.hash_ring import LONG_WALK, LONG_WALKS, HashRing, bounded_choice
+from routing.balancing.hash_ring import LONG_WALK_REPLICAS, MAX_LONG_WALKS, HashRing, bounded_choice
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.shared_rings import shared_ring
 from routing.schema.ring import points_of
@@ -20,7 +20,7 @@ from routing.types import PrefixHash, Reason, ReplicaId
 from tests.routing.building import names
 
 A, B = names(2)
-LARGE = HashRing(dict.fromkeys(names(LONG_WALK * 2 + 8), 1.0))
+LARGE = HashRing(dict.fromkeys(names(LONG_WALK_REPLICAS * 2 + 8), 1.0))
 
 keys = st.integers(0, 2**64 - 1).map(PrefixHash)
 weights = st.dictionaries(
@@ -36,7 +36,7 @@ def spread(count: int) -> list[PrefixHash]:
     return [PrefixHash(number * (2**64 // count)) for number in range(count)]
 
 
-def home(ring: HashRing, key: PrefixHash) -> ReplicaId:
+def preferred_replica(ring: HashRing, key: PrefixHash) -> ReplicaId:
     return next(ring.walk(key))
 
 
@@ -51,7 +51,7 @@ def test_the_preferred_replica_owns_the_first_point_behind_the_key(
     }
 
     first = min(points, key=lambda point: (point - key) % 2**64)
-    assert home(HashRing(fleet), key) == points[first]
+    assert preferred_replica(HashRing(fleet), key) == points[first]
 
 
 @given(fleet=weights, key=keys)
@@ -83,7 +83,7 @@ def test_a_growing_weight_moves_keys_only_to_its_replica(
     grown = min(fleet)
     after = HashRing({**fleet, grown: max(heavier, fleet[grown])})
 
-    assert home(after, key) in {home(HashRing(fleet), key), grown}
+    assert preferred_replica(after, key) in {preferred_replica(HashRing(fleet), key), grown}
 
 
 # --- a single preferred replica ----------------------------------------------------------------------
@@ -96,13 +96,13 @@ def test_nearest_moves_only_the_keys_of_a_replica_that_leaves(
     removed = data.draw(st.sampled_from(sorted(fleet)))
     remaining = {name: weight for name, weight in fleet.items() if name != removed}
     ring = HashRing(fleet)
-    home = ring.nearest(key, fleet)
+    preferred_replica = ring.nearest(key, fleet)
 
-    assert home in fleet
-    if home != removed:
-        assert ring.nearest(key, remaining) == home  # it is unavailable
+    assert preferred_replica in fleet
+    if preferred_replica != removed:
+        assert ring.nearest(key, remaining) == preferred_replica  # it is unavailable
         if max(remaining.values()) == max(fleet.values()):  # otherwise weights may be scaled differently
-            assert HashRing(remaining).nearest(key, remaining) == home  # it is no longer configured
+            assert HashRing(remaining).nearest(key, remaining) == preferred_replica  # it is no longer configured
 
 
 @pytest.mark.parametrize("count", [16, 100])
@@ -110,7 +110,7 @@ def test_nearest_balances_better_than_first_points(count: int) -> None:
     ring, among = HashRing(dict.fromkeys(names(count), 1.0)), frozenset(names(count))
     sample_keys = [PrefixHash(xxh3_64_intdigest(b"", number)) for number in range(300 * count)]
     shares = Counter(ring.nearest(key, among) for key in sample_keys)
-    walked = Counter(home(ring, key) for key in sample_keys)
+    walked = Counter(preferred_replica(ring, key) for key in sample_keys)
 
     assert set(shares) == among
     assert pstdev(shares.values()) < 0.07 * 300
@@ -137,7 +137,7 @@ def test_nearest_may_find_none_among_few() -> None:
 @pytest.mark.parametrize("count", [4, 100])
 def test_replicas_share_the_keys_about_evenly(count: int) -> None:
     ring = HashRing(dict.fromkeys(names(count), 1.0))
-    share = Counter(home(ring, key) for key in spread(20_000))
+    share = Counter(preferred_replica(ring, key) for key in spread(20_000))
 
     assert len(share) == count
     assert max(share.values()) < 1.35 * 20_000 / count
@@ -148,7 +148,7 @@ def test_replicas_share_the_keys_about_evenly(count: int) -> None:
 def test_keys_follow_the_weights_whatever_their_unit(unit: float) -> None:
     light, heavy = names(2)
     ring = HashRing({light: unit, heavy: 2 * unit})
-    share = Counter(home(ring, key) for key in spread(20_000))
+    share = Counter(preferred_replica(ring, key) for key in spread(20_000))
 
     assert share[heavy] / share[light] == pytest.approx(2.0, rel=0.35)
 
@@ -157,7 +157,7 @@ def test_a_ring_of_heavy_replicas_is_no_larger_than_one_of_light_ones() -> None:
     assert len(HashRing(dict.fromkeys(names(3), 1000.0))._points) <= 3 * 8 * 160
 
 
-@given(key=keys, steps=st.lists(st.integers(0, 2 * LONG_WALK + 8), max_size=6))
+@given(key=keys, steps=st.lists(st.integers(0, 2 * LONG_WALK_REPLICAS + 8), max_size=6))
 def test_cached_walks_are_the_same_walks(key: PrefixHash, steps: list[int]) -> None:
     order = list(LARGE.walk(key))
     for count in steps:
@@ -177,10 +177,10 @@ def test_two_walks_of_one_key_do_not_disturb_each_other() -> None:
 
 def test_the_number_of_cached_walks_is_bounded() -> None:
     ring = HashRing(dict.fromkeys(names(20), 1.0))
-    for key in spread(3 * LONG_WALKS):
+    for key in spread(3 * MAX_LONG_WALKS):
         list(ring.walk(key))
 
-    assert len(ring._long_walks) == LONG_WALKS
+    assert len(ring._long_walks) == MAX_LONG_WALKS
 
 
 def test_a_ring_is_shared_between_users() -> None:
@@ -196,7 +196,7 @@ def test_a_ring_is_shared_between_users() -> None:
 def test_replicas_have_their_own_points_whatever_their_names(form: str, weight: float) -> None:
     fleet = {ReplicaId(form.format(number)): weight for number in range(10)} | {ReplicaId("r11"): weight}
     ring = HashRing(fleet)
-    preferred_replicas = Counter(home(ring, key) for key in spread(5000))
+    preferred_replicas = Counter(preferred_replica(ring, key) for key in spread(5000))
 
     share = 5000 / len(fleet)
     assert all(0.6 * share < preferred_replicas[name] < 1.5 * share for name in fleet), preferred_replicas

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from routing.balancing.candidates import REQUEST_TOKENS, Candidates
-from routing.balancing.load_tracker import JOURNAL_ENTRIES, MAX_STALE, LoadTracker, Ticket
+from routing.balancing.load_tracker import JOURNAL_ENTRIES, MAX_STALE_ENTRIES, LoadTracker, Ticket
 from routing.types import ReplicaId
 from tests.routing.building import names
 
@@ -24,7 +24,7 @@ def test_a_request_runs_from_dispatch_to_end_and_waits_until_its_first_byte() ->
     ticket = tracker.dispatch(A, 100)
     assert load_of(tracker, A) == (1, 100)
 
-    ticket.first_byte()
+    ticket.record_first_byte()
     assert load_of(tracker, A) == (1, 0)
 
     ticket.end()
@@ -34,16 +34,16 @@ def test_a_request_runs_from_dispatch_to_end_and_waits_until_its_first_byte() ->
 def test_a_load_includes_requests_of_other_processes() -> None:
     tracker = LoadTracker()
     candidates = Candidates({A: 1.0, B: 1.0}, tracker)
-    mine = tracker.dispatch(A, 10)
+    own_ticket = tracker.dispatch(A, 10)
     tracker.set_remote_load(A, 3, 500)
     tracker.set_remote_load(B, 1, 0)
 
     assert load_of(tracker, A) == (4, 510)
     assert candidates.order.running == 5
     assert candidates.order.least_loaded() == B
-    assert tracker.audit([mine]) == {}
+    assert tracker.audit([own_ticket]) == {}
 
-    mine.end()
+    own_ticket.end()
     assert tracker.load(A).remaining_tokens(tracker.clock()) == 500
     tracker.set_remote_load(A, 0, 0)
     tracker.set_remote_load(B, 0, 0)
@@ -132,7 +132,7 @@ class TrackerAndReaders(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_byte(self, data: st.DataObject) -> None:
         if self.tickets:
-            data.draw(st.sampled_from(self.tickets)).first_byte()
+            data.draw(st.sampled_from(self.tickets)).record_first_byte()
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -164,7 +164,7 @@ class TrackerAndReaders(RuleBasedStateMachine):
     @invariant()
     def no_plain_request_waits_once_its_prefill_is_over(self) -> None:
         for load in map(self.tracker.load, self.fleet):
-            assert load.plain == sum(ticket.is_plain for ticket in load.waiting)
+            assert load.plain_waiting == sum(ticket.is_plain for ticket in load.waiting)
             assert (load.oldest is None) == (not load.waiting)
             if load.oldest is not None and load.oldest.is_plain:
                 over_s = load.oldest_since_s + load.waiting[load.oldest] / load.prefill.tokens_per_s
@@ -200,7 +200,7 @@ def test_the_next_prefill_starts_at_the_first_byte_of_the_oldest_request() -> No
     tracker = LoadTracker(clock)
     first, _second = tracker.dispatch(A, 8000), tracker.dispatch(A, 8000)
     clock.now_s = 101.0
-    first.first_byte()
+    first.record_first_byte()
 
     assert tracker.load(A).remaining_tokens(101.0) == 8000
     assert tracker.load(A).remaining_tokens(101.5) == 4000
@@ -256,7 +256,7 @@ def test_the_first_token_of_a_later_request_ends_the_wait_of_earlier_plain_ones(
     streamed = tracker.dispatch(A, 2000)
     later, last = tracker.dispatch(A, 1000), tracker.dispatch(A, 500, is_plain=True)
 
-    later.first_byte()
+    later.record_first_byte()
     assert load_of(tracker, A) == (4, 2500)  # another stream waits for its own first byte
     assert (streamed.waiting_tokens, last.waiting_tokens) == (2000, 500)
     last.record_response()
@@ -276,7 +276,7 @@ def test_the_schedule_of_plain_requests_is_bounded() -> None:
     tracker = LoadTracker(Clock())
     for _ in range(10_000):
         ticket = tracker.dispatch(A, 1_000_000, is_plain=True)
-        ticket.first_byte()
+        ticket.record_first_byte()
         ticket.end()
 
-    assert len(tracker._due) <= 2 * len(tracker) + MAX_STALE
+    assert len(tracker._prefill_ends) <= 2 * len(tracker) + MAX_STALE_ENTRIES

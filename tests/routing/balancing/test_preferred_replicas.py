@@ -169,9 +169,9 @@ def test_each_rank_is_a_preferred_target_of_its_own() -> None:
     ranks = {}
     for text in PROMPTS:
         decision = decided(router, text, health)
-        [home] = router.preferred_replicas("chat", ("", decision.prefix or 0), "wide", "", health)
-        assert home == decision.target.id
-        ranks[home] = rank_of(home)
+        [target] = router.preferred_replicas("chat", ("", decision.prefix or 0), "wide", "", health)
+        assert target == decision.target.id
+        ranks[target] = rank_of(target)
 
     assert sorted(ranks.values()) == [0, 1, 2, 3]
     assert rank_of(TargetId("replica-0")) is None

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from routing.balancing.load_tracker import (
     CLIP,
     DEFAULT_RATE,
-    LEAST_TOKENS,
+    MAX_BLOCK_TOKENS,
+    MIN_BLOCK_TOKENS,
     MIN_RATIO_BYTES,
-    MOST_TOKENS,
     PrefillRate,
     TokenRatio,
     TokenRatios,
@@ -25,7 +25,7 @@ def test_an_unmeasured_replica_has_the_default_rate() -> None:
     assert (PrefillRate().tokens_per_s, PrefillRate().samples) == (DEFAULT_RATE, 0)
 
 
-def test_a_rate_is_learnt() -> None:
+def test_a_rate_is_learnt_from_samples() -> None:
     rate = PrefillRate()
     rate.learn(10_000, 0.5)
 
@@ -42,7 +42,7 @@ def test_noise_is_averaged_and_stalls_count_little() -> None:
     assert 7000 < rate.tokens_per_s < 9000
 
 
-def test_a_change_is_followed() -> None:
+def test_a_rate_follows_a_change_of_speed() -> None:
     rate = PrefillRate()
     for _ in range(200):
         rate.learn(8000, 1.0)
@@ -142,16 +142,16 @@ def test_one_enormous_prompt_counts_no_more_than_a_few() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 1 << 30)), max_size=60))
-def test_no_usage_brings_it_out_of_its_bounds(samples: list[tuple[int, int]]) -> None:
+def test_no_reported_usage_moves_the_ratio_out_of_its_bounds(samples: list[tuple[int, int]]) -> None:
     ratio = TokenRatio()
     for size, tokens in samples:
         before = ratio.tokens_per_byte
         ratio.learn(size, tokens)
         assert before / CLIP <= ratio.tokens_per_byte <= before * CLIP
-        assert LEAST_TOKENS <= ratio.block_tokens <= MOST_TOKENS
+        assert MIN_BLOCK_TOKENS <= ratio.block_tokens <= MAX_BLOCK_TOKENS
 
 
-def test_short_prompts_teach_nothing_for_they_are_mostly_the_template() -> None:
+def test_short_prompts_are_ignored_because_they_are_mostly_the_template() -> None:
     ratio = TokenRatio()
     for _ in range(100):
         ratio.learn(MIN_RATIO_BYTES - 1, MIN_RATIO_BYTES)
@@ -159,7 +159,7 @@ def test_short_prompts_teach_nothing_for_they_are_mostly_the_template() -> None:
     assert (ratio.samples, ratio.block_tokens) == (0, 64)
 
 
-def test_the_tokens_of_a_block_stay_while_the_ratio_wavers() -> None:
+def test_the_tokens_of_a_block_stay_the_same_while_the_ratio_fluctuates() -> None:
     ratio = taught(TokenRatio(), 3000, 0.30)
     seen = set()
     for number in range(300):
@@ -169,11 +169,11 @@ def test_the_tokens_of_a_block_stay_while_the_ratio_wavers() -> None:
     assert len(seen) == 1
 
 
-def test_each_model_of_each_pool_has_its_own_and_what_leaves_is_forgotten() -> None:
+def test_each_model_of_each_pool_has_its_own_ratio_and_removed_models_are_dropped() -> None:
     ratios = TokenRatios()
-    taught(ratios.of("chat", "small"), 100, 0.42)
+    taught(ratios.for_model("chat", "small"), 100, 0.42)
 
-    assert ratios.of("chat", "large").samples == ratios.of("code", "small").samples == 0
+    assert ratios.for_model("chat", "large").samples == ratios.for_model("code", "small").samples == 0
     ratios.forget_all_but([("chat", "small")])
     assert [name for name, _ in ratios.items()] == [("chat", "small")]
-    assert ratios.of("chat", "small").samples == 100
+    assert ratios.for_model("chat", "small").samples == 100

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from routing.balancing.residency import MISSES, Residency
+from routing.balancing.residency import MAX_MISSES, Residency
 from tests.routing.building import names
 
 A, B, C = names(3)
@@ -40,20 +40,20 @@ def common_blocks(one: Prompt, other: Prompt) -> int:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["ask", "send", "send the asked"]), st.sampled_from([A, B]), prompts)),
+    st.lists(st.tuples(st.sampled_from(["match", "send", "send the matched"]), st.sampled_from([A, B]), prompts)),
     st.integers(2, 20),
 )
-@example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", B, [1, 1]), ("send the asked", A, [])], 20)
-@example([("send", A, [1] * 4), ("ask", A, [1] * 4), ("send", A, [2] * 4), ("send the asked", A, [])], 4)
+@example([("send", A, [1] * 4), ("match", A, [1] * 4), ("send", B, [1, 1]), ("send the matched", A, [])], 20)
+@example([("send", A, [1] * 4), ("match", A, [1] * 4), ("send", A, [2] * 4), ("send the matched", A, [])], 4)
 def test_matching_changes_nothing_about_later_insertions(steps, capacity: int) -> None:
     matched_before, unmatched = residency_of(capacity, max_entries=12), residency_of(capacity, max_entries=12)
     latest = chain([])
     for at, (what, replica, prompt) in enumerate(steps):
-        if what == "ask":
+        if what == "match":
             latest = chain(prompt)
             matched_before.match(latest)
         else:
-            entered = latest if what == "send the asked" else chain(prompt)
+            entered = latest if what == "send the matched" else chain(prompt)
             matched_before.insert(replica, entered, float(at))
             unmatched.insert(replica, list(entered), float(at))
 
@@ -185,7 +185,7 @@ def test_repeated_misses_evict_the_older_blocks_of_a_replica(cached_tokens: int,
     residency = residency_of(ttl_s=1e9)
     residency.insert(A, chain([2] * 1000), 0.0)
     residency.insert(A, chain([1] * 1000), 1.0)
-    send_repeatedly(residency, cached_tokens, MISSES, first_at=60.0)
+    send_repeatedly(residency, cached_tokens, MAX_MISSES, first_at=60.0)
 
     assert cached_blocks(residency, [2] * 1000, A) == [1000 if is_kept else 0]
     assert cached_blocks(residency, [1] * 1000, A) == [1000]  # it was prefilled just now
@@ -195,9 +195,9 @@ def test_a_hit_resets_the_number_of_misses() -> None:
     residency = residency_of(ttl_s=1e9)
     residency.insert(A, chain([2] * 1000), 0.0)
     residency.insert(A, chain([1] * 1000), 1.0)
-    send_repeatedly(residency, 0, MISSES - 1, first_at=60.0)
+    send_repeatedly(residency, 0, MAX_MISSES - 1, first_at=60.0)
     send_repeatedly(residency, 1000, 1, first_at=300.0)
-    send_repeatedly(residency, 0, MISSES - 1, first_at=600.0)
+    send_repeatedly(residency, 0, MAX_MISSES - 1, first_at=600.0)
 
     assert cached_blocks(residency, [2] * 1000, A) == [1000]
 

@@ -53,7 +53,7 @@ def test_only_the_uncached_tokens_are_charged() -> None:
 def test_a_prompt_with_a_first_byte_stays_cached_after_cancellation() -> None:
     rig = Rig(COSTS)
     ticket = rig.send()[1]
-    ticket.first_byte()
+    ticket.record_first_byte()
     ticket.end()
 
     assert rig.decide().choice.hit_tokens > 4000
@@ -87,7 +87,7 @@ def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency() -> None
     own = PolicyConfig(name="batch", revision=1, settings=LowestCostSettings())
     rig = Rig(pool(LeastLoadSettings(), groups=[TaskGroupConfig(name="batch", policy=own)]))
     decision, ticket = rig.send()
-    ticket.first_byte()
+    ticket.record_first_byte()
     ticket.end()
 
     assert decision.choice.hit_tokens is None
@@ -98,7 +98,7 @@ def test_all_prompts_are_recorded_if_one_task_group_uses_the_residency() -> None
 def test_the_residency_survives_a_new_configuration() -> None:
     rig = Rig(COSTS)
     decision, ticket = rig.send()
-    ticket.first_byte()
+    ticket.record_first_byte()
     ticket.end()
     rig.placement = Placement(config(pool(LowestCostSettings(alpha=1.0))), rig.loads, residency=rig.residency)
 

@@ -128,18 +128,18 @@ def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> N
     assert residency.match([*chain(1), 5, 6]).tokens(residency.replica(A).bit, 65) == 10
 
 
-def test_it_is_predicted_of_a_replica_that_holds_less_than_another_as_well() -> None:
+def test_shared_tokens_are_predicted_at_a_replica_with_a_shorter_cached_prefix_too() -> None:
     residency = residency_of(2000)
     turn(residency, 4, 0.0, cached=0, generated=0)
     residency.insert(A, [*chain(2), *chain(3, salt=1)], 1.0, 55).confirm(55, 27, 0)  # 7 tokens after the second block
     residency.insert(B, [*chain(2), *chain(3, salt=2)], 2.0, 55)
 
-    asked = residency.match(chain(4))
-    assert asked.tokens(residency.replica(A).bit, 40) == 40
-    assert asked.tokens(residency.replica(B).bit, 40) == 27
+    match = residency.match(chain(4))
+    assert match.tokens(residency.replica(A).bit, 40) == 40
+    assert match.tokens(residency.replica(B).bit, 40) == 27
 
 
-def test_the_room_in_blocks_follows_the_tokens_of_a_block() -> None:
+def test_the_capacity_in_blocks_follows_the_tokens_of_a_block() -> None:
     residency = residency_of(400)
     for number in range(10):
         residency.insert(A, chain(4, number), float(number), 40)

@@ -36,13 +36,13 @@ def popular_prefixes(max_bytes: int = 1 << 20, half_life_s: float = 100.0, min_t
 def count_requests(
     popular: PopularPrefixes, number: int, times: int = 1, *, tokens: int = 100, now_s: float = 0.0, size: int = 100
 ) -> int:
-    """Count requests of a prefix, store each wanted body, and return how many were wanted."""
-    wanted = 0
+    """Count requests of a prefix, store each requested body, and return the number of these."""
+    requested = 0
     for _ in range(times):
         if popular.count(key(number), now_s, Size(tokens)):
-            wanted += 1
+            requested += 1
             popular.store(key(number), prompt_of(tokens, size))
-    return wanted
+    return requested
 
 
 def selected(popular: PopularPrefixes, max_prefixes: int = 1000, max_tokens: int = 1_000_000) -> list[int]:
@@ -108,7 +108,7 @@ def test_each_of_several_preferred_replicas_counts() -> None:
     count_requests(popular, 1, 2)
     ranks = [ReplicaId("a#0"), ReplicaId("a#1"), ReplicaId("a#2")]
 
-    assert [home for _, home in popular.select(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
+    assert [target for _, target in popular.select(lambda _key, _cut: ranks, 2, 1000)] == ranks[:2]
 
 
 @given(
@@ -132,17 +132,17 @@ def test_the_number_of_counted_prefixes_is_bounded() -> None:
     assert popular.bytes <= 2 * MAX_PREFIXES * (100 + OVERHEAD_BYTES)
 
 
-def test_a_dropped_prompt_is_wanted_again_after_twice_as_many_requests() -> None:
+def test_a_dropped_prompt_is_requested_again_after_twice_as_many_requests() -> None:
     room = 10 * (1000 + OVERHEAD_BYTES)
     popular = popular_prefixes(room)
     count_requests(popular, 0, 2, size=1000)
     for number in range(1, 12):
         count_requests(popular, number, 5, size=1000)
-    wanted = [
+    requested = [
         count_requests(popular, 0, size=1000) for _ in range(7)
     ]  # it occurred twice before, and is never valuable enough
 
-    assert wanted == [0, 1, 0, 0, 0, 1, 0]
+    assert requested == [0, 1, 0, 0, 0, 1, 0]
 
 
 def test_one_body_may_take_only_a_part_of_the_memory() -> None:

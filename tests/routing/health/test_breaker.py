@@ -70,7 +70,7 @@ def test_an_open_breaker_admits_one_probe_at_a_time_after_open_s() -> None:
     assert not bench.health.is_up(A)
 
 
-def test_two_first_bytes_of_probes_close_it() -> None:
+def test_two_first_bytes_of_probes_close_a_breaker() -> None:
     bench = Bench()
     bench.half_open()
     for is_last in (False, True):
@@ -81,7 +81,7 @@ def test_two_first_bytes_of_probes_close_it() -> None:
     assert bench.readmitted == [A]
 
 
-def test_a_failed_probe_opens_it_again() -> None:
+def test_a_failed_probe_opens_a_breaker_again() -> None:
     bench = Bench()
     bench.half_open()
     bench.breakers.on_request_sent(A)
@@ -138,12 +138,12 @@ def test_a_passed_health_check_admits_a_probe_at_once() -> None:
     assert bench.breakers.state(A) is State.HALF_OPEN
 
 
-@pytest.mark.parametrize(("size", "most"), [(1, 0), (2, 1), (3, 1), (4, 2)])
-def test_at_most_half_of_a_pool_is_ejected(size: int, most: int) -> None:
+@pytest.mark.parametrize(("size", "max_ejected"), [(1, 0), (2, 1), (3, 1), (4, 2)])
+def test_at_most_half_of_a_pool_is_ejected(size: int, max_ejected: int) -> None:
     bench = Bench(size)
     for name in names(size):
         bench.fail(name, 10)
-    assert [bench.health.is_up(name) for name in names(size)] == [False] * most + [True] * (size - most)
+    assert [bench.health.is_up(name) for name in names(size)] == [False] * max_ejected + [True] * (size - max_ejected)
 
 
 def test_replicas_that_are_down_count_as_ejected() -> None:

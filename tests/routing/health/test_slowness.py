@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.health.slowness import (
-    FEWEST,
-    FULLER,
-    LATE_PEERS,
-    PEERS,
+    FULLER_RATIO,
+    LATE_PEER_RATIO,
+    MIN_STREAMS,
     SILENCE_HALF_LIFE_S,
+    TRICKLE_PEER_RATIO,
     TRICKLE_S,
     Observation,
     Slowness,
     TypicalSilence,
-    observation,
+    observe_streams,
 )
 from routing.types import ReplicaId
 
@@ -67,7 +67,7 @@ class Pool:
         started_at = self.now_s
         while self.now_s < started_at + seconds:
             self.now_s += TICK_S
-            observations = {ReplicaId(name): seen for name, seen in self.observations.items()}
+            observations = {ReplicaId(name): observation for name, observation in self.observations.items()}
             for name, _ in self.slowness.evaluate(
                 observations, STALL_S, self.now_s, lambda name: self.fullness.get(name, 0.0)
             ):
@@ -76,7 +76,7 @@ class Pool:
 
 
 def pool(first: Observation, others: Iterable[Observation] = (HEALTHY, HEALTHY, HEALTHY)) -> Pool:
-    return Pool({"a": first} | {f"peer-{number}": seen for number, seen in enumerate(others)})
+    return Pool({"a": first} | {f"peer-{number}": observation for number, observation in enumerate(others)})
 
 
 def test_a_replica_whose_streams_rarely_get_a_byte_trickles() -> None:
@@ -95,7 +95,7 @@ def test_a_replica_that_starts_to_trickle_is_detected_within_five_seconds() -> N
 
 
 @pytest.mark.parametrize(
-    ("seen", "others"),
+    ("observation", "others"),
     [
         pytest.param(at_pace(0.4), (HEALTHY, HEALTHY), id="an event in 0.8 s"),
         pytest.param(at_pace(1.5), (at_pace(0.2), at_pace(0.2)), id="all are slow"),
@@ -108,8 +108,8 @@ def test_a_replica_that_starts_to_trickle_is_detected_within_five_seconds() -> N
         pytest.param(Observation(late_s=9.0), (), id="late without peers"),
     ],
 )
-def test_no_replica_is_slow_if(seen: Observation, others: tuple[Observation, ...]) -> None:
-    assert pool(seen, others).detected(20.0) == {}
+def test_no_replica_is_slow_if(observation: Observation, others: tuple[Observation, ...]) -> None:
+    assert pool(observation, others).detected(20.0) == {}
 
 
 def test_a_short_trickle_is_not_slowness() -> None:
@@ -148,28 +148,32 @@ def test_two_slow_replicas_do_not_hide_each_other_and_a_probed_one_is_no_peer() 
 
 
 def test_observations_need_several_streams_unless_the_replica_is_probed() -> None:
-    few, many = [9.0] * (FEWEST - 1), [9.0] * FEWEST
-    assert observation(few, few) == Observation(peer_pace_s=9.0)
-    assert observation(many, many) == Observation(9.0, 9.0, 9.0)
-    assert observation([9.0], [8.0], is_probed=True) == Observation(9.0, 8.0, 8.0, is_probed=True)
-    assert observation([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Observation(1.0, 0.2, 0.2, 0.5)
-    assert observation([-1.0] * 3, []).late_s == 0.0
-    assert observation([], [0.3]) == Observation(peer_pace_s=0.3)
-    assert observation([], [], ended_s=0.2) == Observation(peer_pace_s=0.0)
-    assert observation([], [], ended_s=5.0) == Observation()
-    assert set(pool(at_pace(1.5), [observation([], [], ended_s=0.2)]).detected(10.0)) == {"a"}
+    too_few, enough = [9.0] * (MIN_STREAMS - 1), [9.0] * MIN_STREAMS
+    assert observe_streams(too_few, too_few) == Observation(peer_pace_s=9.0)
+    assert observe_streams(enough, enough) == Observation(9.0, 9.0, 9.0)
+    assert observe_streams([9.0], [8.0], is_probed=True) == Observation(9.0, 8.0, 8.0, is_probed=True)
+    assert observe_streams([9.0, 8.0, 1.0], [0.1, 0.2, 9.0], 0.5) == Observation(1.0, 0.2, 0.2, 0.5)
+    assert observe_streams([-1.0] * 3, []).late_s == 0.0
+    assert observe_streams([], [0.3]) == Observation(peer_pace_s=0.3)
+    assert observe_streams([], [], ended_s=0.2) == Observation(peer_pace_s=0.0)
+    assert observe_streams([], [], ended_s=5.0) == Observation()
+    assert set(pool(at_pace(1.5), [observe_streams([], [], ended_s=0.2)]).detected(10.0)) == {"a"}
 
 
 @pytest.mark.parametrize("slow", [Observation(), Observation(late_s=9.0), at_pace(1.5)])
 def test_an_evaluation_is_not_quadratic_in_the_number_of_replicas(slow: Observation) -> None:
     def cpu_s(count: int) -> float:
         """The minimum of five evaluations, of a pool of which almost half is slow."""
-        few = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
-        observations = few | {ReplicaId(f"b-{number}"): HEALTHY for number in range(count // 2 + 1)}
+        slow_replicas = {ReplicaId(f"a-{number}"): slow for number in range(count // 2 - 1)}
+        observations = slow_replicas | {ReplicaId(f"b-{number}"): HEALTHY for number in range(count // 2 + 1)}
         slowness, durations_s = Slowness(), []
         for number in range(5):
             started_s = time.process_time()
-            list(slowness.evaluate(observations, STALL_S, number * TICK_S, lambda name: 1.0 + 9.0 * (name in few)))
+            list(
+                slowness.evaluate(
+                    observations, STALL_S, number * TICK_S, lambda name: 1.0 + 9.0 * (name in slow_replicas)
+                )
+            )
             durations_s.append(time.process_time() - started_s)
         return min(durations_s)
 
@@ -192,7 +196,7 @@ observed = st.builds(
 @given(st.lists(st.tuples(observed, st.sampled_from([0.0, 1.0, 1.5, 2.0])), max_size=6))
 def test_each_replica_is_compared_with_the_median_of_the_others(members: list[tuple[Observation, float]]) -> None:
     names = [ReplicaId(str(number)) for number in range(len(members))]
-    observations = {name: seen for name, (seen, _) in zip(names, members, strict=True)}
+    observations = {name: observation for name, (observation, _) in zip(names, members, strict=True)}
     fullness = {name: tokens for name, (_, tokens) in zip(names, members, strict=True)}
 
     def is_slow(name: ReplicaId) -> bool:
@@ -201,11 +205,15 @@ def test_each_replica_is_compared_with_the_median_of_the_others(members: list[tu
             return False
         own = observations[name]
         paces = [pace_s for peer in peers if (pace_s := observations[peer].peer_pace_s) is not None]
-        if paces and own.pace_s is not None and own.pace_s > max(TRICKLE_S, PEERS * median_low(paces)) + own.prefill_s:
+        if (
+            paces
+            and own.pace_s is not None
+            and own.pace_s > max(TRICKLE_S, TRICKLE_PEER_RATIO * median_low(paces)) + own.prefill_s
+        ):
             return True
-        is_fuller = fullness[name] > FULLER * median_low(fullness[peer] for peer in peers)
+        is_fuller = fullness[name] > FULLER_RATIO * median_low(fullness[peer] for peer in peers)
         peer_lateness = median_low(observations[peer].late_s for peer in peers)
-        return own.late_s > max(STALL_S, LATE_PEERS * peer_lateness) and not is_fuller
+        return own.late_s > max(STALL_S, LATE_PEER_RATIO * peer_lateness) and not is_fuller
 
     slowness, detected = Slowness(), set[str]()
     for now_s in (0.0, STALL_S):

@@ -103,4 +103,4 @@ def test_retries_stay_below_ratio_and_floor() -> None:
         budget.tick(now, requests)
         tries += spend_all(budget)  # every request fails
     assert tries <= 0.2 * requests + 10 * (now - 50.0) + 10 * WINDOW_S
-    assert tries >= 0.19 * requests, "and what is allowed can be had"
+    assert tries >= 0.19 * requests, "the budget allows almost all permitted retries"

@@ -37,11 +37,11 @@ def test_by_default_only_the_number_of_choices_is_capped(field: str) -> None:
 
 
 def test_bodies_without_capped_parameters_need_no_check() -> None:
-    asked = {"n", "best_of"}  # the parameters that ``n`` caps
+    capped_by_default = {"n", "best_of"}  # the parameters that ``n`` caps
     assert {name for name in Caps.__struct_fields__ if getattr(Caps(), name) is not None} == {"n"}
     for field in NUMBERS:
         body = parse_body(COMPLETION, json.dumps({field: 10**6}).encode())
-        assert may_exceed_defaults(body) is (field in asked)
+        assert may_exceed_defaults(body) is (field in capped_by_default)
 
 
 @pytest.mark.parametrize(("field", "cap"), NUMBERS.items())
@@ -109,9 +109,9 @@ def test_media_must_be_on_allowed_hosts(kind: str) -> None:
         check(CHAT, image({"url": url, "detail": "low"}, kind))
         check(CHAT, image(url, kind))
     for url in DENIED:
-        for shape in (url, {"url": url}, [url], [{"url": url}]):
+        for value in (url, {"url": url}, [url], [{"url": url}]):
             with pytest.raises(BodyError, match=r"media is loaded from data: or a host of media\.example"):
-                check(CHAT, image(shape, kind))
+                check(CHAT, image(value, kind))
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def test_moving_a_letter_over_a_boundary_changes_the_bytes(one: Any, other: Any)
     assert chat(*one).data != chat(*other).data
 
 
-@given(opening=messages, first=messages, second=messages)
-def test_prompts_that_begin_alike_have_a_common_prefix(opening: Any, first: Any, second: Any) -> None:
-    shared = chat(*opening).data
+@given(beginning=messages, first=messages, second=messages)
+def test_prompts_that_begin_alike_have_a_common_prefix(beginning: Any, first: Any, second: Any) -> None:
+    shared = chat(*beginning).data
 
-    assert chat(*opening, *first).data.startswith(shared)
-    assert chat(*opening, *second).data.startswith(shared)
+    assert chat(*beginning, *first).data.startswith(shared)
+    assert chat(*beginning, *second).data.startswith(shared)
 
 
 def test_texts_that_differ_at_the_end_have_a_common_prefix() -> None:
@@ -208,14 +208,14 @@ def test_the_responses_api_gives_the_prompt_of_the_same_chat() -> None:
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
     as_chat = chat(("system", "Be brief."), ("user", "Hi"))
 
-    for said in (items, "Hi"):
-        prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": said})
+    for input_ in (items, "Hi"):
+        prompt = canonical(RESPONSES, {"instructions": "Be brief.", "input": input_})
         assert (prompt.data, prompt.system_end) == (as_chat.data, as_chat.system_end)
 
 
 def test_documents_follow_the_system_messages() -> None:
-    said = [("system", "Be brief."), ("user", "Hi")]
-    plain, informed = chat(*said), chat(*said, documents=[{"title": "a", "text": "What is known."}])
+    turns = [("system", "Be brief."), ("user", "Hi")]
+    plain, informed = chat(*turns), chat(*turns, documents=[{"title": "a", "text": "What is known."}])
 
     assert informed.system_end == plain.system_end
     assert informed.data[: plain.system_end] == plain.data[: plain.system_end]
@@ -249,8 +249,8 @@ def test_a_suffix_counts_after_the_prompt() -> None:
 
 
 def test_embedded_prompts_are_represented_by_their_digests() -> None:
-    def embedded(*said: str) -> bytes:
-        return canonical(COMPLETIONS, {"prompt_embeds": list(said)}).data
+    def embedded(*prompts: str) -> bytes:
+        return canonical(COMPLETIONS, {"prompt_embeds": list(prompts)}).data
 
     assert len({embedded("AAAA"), embedded("BBBB"), embedded("AAAA", "BBBB"), embedded("BBBB", "AAAA")}) == 4
     assert embedded("AAAA") == canonical(COMPLETIONS, {"prompt_embeds": "AAAA"}).data
@@ -259,8 +259,8 @@ def test_embedded_prompts_are_represented_by_their_digests() -> None:
 
 @pytest.mark.parametrize("member", ["previous_response_id", "previous_input_messages"])
 def test_earlier_turns_are_between_instructions_and_input(member: str) -> None:
-    def response(**said: Any) -> Any:
-        return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **said})
+    def response(**fields: Any) -> Any:
+        return canonical(RESPONSES, {"instructions": "Be brief.", "input": "Go on", **fields})
 
     first, one, other = response(), response(**{member: "a"}), response(**{member: "b"})
 

@@ -160,14 +160,14 @@ def test_an_adapter_has_keys_of_its_own() -> None:
 
     assert HASHER.tier1(prompt, "llama") != HASHER.tier1(prompt, "llama", adapter="sql")
     assert HASHER.tier2(prompt, "llama") != HASHER.tier2(prompt, "llama", adapter="sql")
-    shared = {hash_ for stretch in HASHER.chunks(prompt, "llama") for hash_ in stretch}
-    assert shared.isdisjoint(hash_ for stretch in HASHER.chunks(prompt, "llama", "sql") for hash_ in stretch)
+    shared = {hash_ for chunk in HASHER.chunks(prompt, "llama") for hash_ in chunk}
+    assert shared.isdisjoint(hash_ for chunk in HASHER.chunks(prompt, "llama", "sql") for hash_ in chunk)
 
 
 # --- the tier-2 key ----------------------------------------------------------------------------------
 
 SHARED = ("user", "The contract reads: " + "pay within thirty days. " * 60)
-OPENINGS = {
+BEGINNINGS = {
     "system": (at(Boundary.SYSTEM), [LONG_SYSTEM]),
     "auto": (Tier1(), [LONG_SYSTEM]),
     "messages": (at(Boundary.MESSAGES, boundary_messages=2), [SHORT_SYSTEM, SHARED]),
@@ -175,11 +175,11 @@ OPENINGS = {
 }
 
 
-@pytest.mark.parametrize("name", OPENINGS)
+@pytest.mark.parametrize("name", BEGINNINGS)
 def test_the_tier2_key_identifies_a_conversation(name: str) -> None:
-    rule, opening = OPENINGS[name]
+    rule, beginning = BEGINNINGS[name]
     turns = [("assistant", "Yes. " * 50), ("user", "And then? " * 50)]
-    first, other = ([*opening, ("user", question)] for question in ("When is it due?", "Who pays it?"))
+    first, other = ([*beginning, ("user", question)] for question in ("When is it due?", "Who pays it?"))
     key = HASHER.tier2(chat(*first), "llama", rule)
 
     assert HASHER.tier1(chat(*first), "llama", rule) == HASHER.tier1(chat(*other), "llama", rule)

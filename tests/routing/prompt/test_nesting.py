@@ -31,16 +31,16 @@ def depth(value: Any) -> int:
 
 
 @given(json_with(words), st.integers(0, 6), st.booleans())
-def test_depth_is_exact_if_no_text_has_brackets(value: Any, most: int, spaced: bool) -> None:
+def test_depth_is_exact_if_no_text_has_brackets(value: Any, max_levels: int, spaced: bool) -> None:
     body = json.dumps(value, indent=1 if spaced else None).encode()
 
-    assert is_shallow(body, most) == (depth(value) <= most)
+    assert is_shallow(body, max_levels) == (depth(value) <= max_levels)
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_brackets_in_texts_never_add_depth(value: Any, most: int) -> None:
-    if depth(value) <= most:
-        assert is_shallow(json.dumps(value).encode(), most)
+def test_brackets_in_texts_never_add_depth(value: Any, max_levels: int) -> None:
+    if depth(value) <= max_levels:
+        assert is_shallow(json.dumps(value).encode(), max_levels)
 
 
 def nested(levels: int) -> Any:
@@ -70,10 +70,10 @@ def test_texts_may_contain_brackets(text: str) -> None:
 def test_the_largest_body_is_checked_in_bounded_time() -> None:
     chain = b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
     body = b'{"x":[' + b",".join([chain] * (8 << 20 >> 7)) + b"]}"
-    begun = time.process_time()
+    started_s = time.process_time()
 
     assert is_shallow(body)
-    assert time.process_time() - begun < 3
+    assert time.process_time() - started_s < 3
 
 
 def text_with(piece: str, mebibytes: int) -> bytes:
@@ -103,33 +103,33 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_checking_time_is_linear_in_the_length(what: str) -> None:
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_checking_time_is_linear_in_the_length(kind: str) -> None:
     """64 rounds over a text of brackets once took 1.3 s, in which the event loop served no other connection."""
-    body = HOSTILE[what]
-    assert cpu_s(lambda: is_shallow(body)) < MOST_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
+    body = HOSTILE[kind]
+    assert cpu_s(lambda: is_shallow(body)) < MAX_PASSES * cpu_s(lambda: body.translate(None, b"[]"))
 
 
-MOST_PASSES = 150  # 5 ms each for 8 MiB on an idle machine; measured are 2 to 60
+MAX_PASSES = 150  # 5 ms each for 8 MiB on an idle machine; measured are 2 to 60
 
 
 def cpu_s(work: Any) -> float:
     """Least CPU seconds of three calls."""
-    taken = []
+    durations_s = []
     for _ in range(3):
-        begun = time.thread_time()
+        started_s = time.thread_time()
         work()
-        taken.append(time.thread_time() - begun)
-    return min(taken)
+        durations_s.append(time.thread_time() - started_s)
+    return min(durations_s)
 
 
 @given(json_with(bracketed), st.integers(0, 6))
-def test_levels_outside_texts_are_exact_if_texts_hide_none(value: Any, most: int) -> None:
+def test_levels_outside_texts_are_exact_if_texts_hide_none(value: Any, max_levels: int) -> None:
     body = json.dumps(value).encode()
     structure = json.dumps(without_texts(value)).encode()
-    if is_shallow(body, most) != is_shallow(structure, most):
-        assert is_shallow(body, most)  # brackets in texts paired with those around them
-    assert is_shallow(structure, most) == (depth(value) <= most)
+    if is_shallow(body, max_levels) != is_shallow(structure, max_levels):
+        assert is_shallow(body, max_levels)  # brackets in texts paired with those around them
+    assert is_shallow(structure, max_levels) == (depth(value) <= max_levels)
 
 
 def without_texts(value: Any) -> Any:
@@ -154,7 +154,7 @@ MANY = {
 @pytest.mark.parametrize("kind", MANY)
 @pytest.mark.plain_python(reason="It replaces what would read them.")
 def test_bodies_with_too_many_values_are_rejected_unparsed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("routing.prompt.parsing._decoded", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("routing.prompt.parsing._decode_body", lambda *_: pytest.fail("it was read"))
     with pytest.raises(BodyError, match="more than 524,288 texts and keys, or 262,144 lists and objects"):
         parse_body(CHAT, MANY[kind])
 

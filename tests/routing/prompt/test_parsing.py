@@ -54,17 +54,17 @@ def test_a_model_may_be_missing() -> None:
     ],
 )
 def test_a_body_that_cannot_be_placed_is_rejected(body: bytes, param: str | None, reason: str) -> None:
-    with pytest.raises(BodyError, match=reason) as refused:
+    with pytest.raises(BodyError, match=reason) as caught:
         parse_body(CHAT, body)
 
-    assert refused.value.param == param
+    assert caught.value.param == param
 
 
 def test_no_error_quotes_the_body() -> None:
-    with pytest.raises(BodyError) as refused:
+    with pytest.raises(BodyError) as caught:
         parse_body(CHAT, b'{"model":{"secret":"hunter2"}}')
 
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_path_without_a_prompt_is_rejected() -> None:

@@ -20,12 +20,12 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def chain(path: str, **said: Any) -> list[int]:
-    return block_hashes(HASHER, canonical(path, BODIES[path] | said)).tolist()
+def chain(path: str, **fields: Any) -> list[int]:
+    return block_hashes(HASHER, canonical(path, BODIES[path] | fields)).tolist()
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "fields"),
     [
         (CHAT, {"chat_template": "{{ messages }}"}),
         (CHAT, {"chat_template_kwargs": {"date_string": "1 May"}}),
@@ -46,12 +46,12 @@ def chain(path: str, **said: Any) -> list[int]:
         (RESPONSES, {"mm_processor_kwargs": {"num_crops": 4}}),
     ],
 )
-def test_other_rendering_parameters_share_no_block(path: str, said: dict[str, Any]) -> None:
-    assert set(chain(path, **said)).isdisjoint(chain(path))
+def test_other_rendering_parameters_share_no_block(path: str, fields: dict[str, Any]) -> None:
+    assert set(chain(path, **fields)).isdisjoint(chain(path))
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "fields"),
     [
         (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
         (CHAT, {"chat_template_kwargs": {"thinking": True, "date_string": None}}),
@@ -68,8 +68,8 @@ def test_other_rendering_parameters_share_no_block(path: str, said: dict[str, An
         (RESPONSES, {"reasoning": {"summary": "auto"}, "reasoning_effort": "low", "truncation": "auto"}),
     ],
 )
-def test_parameters_that_change_only_the_end_share_every_block(path: str, said: dict[str, Any]) -> None:
-    assert chain(path, **said) == chain(path)
+def test_parameters_that_change_only_the_end_share_every_block(path: str, fields: dict[str, Any]) -> None:
+    assert chain(path, **fields) == chain(path)
 
 
 def test_an_effort_is_the_same_in_both_apis() -> None:
@@ -87,7 +87,7 @@ def test_left_truncated_prompts_share_no_block() -> None:
 
 
 def test_the_tier1_key_does_not_depend_on_the_rendering() -> None:
-    plain, rendered = (canonical(CHAT, BODIES[CHAT] | said) for said in ({}, {"reasoning_effort": "high"}))
+    plain, rendered = (canonical(CHAT, BODIES[CHAT] | fields) for fields in ({}, {"reasoning_effort": "high"}))
 
     assert HASHER.tier1(plain, "llama") == HASHER.tier1(rendered, "llama")
     assert HASHER.tier2(plain, "llama") == HASHER.tier2(rendered, "llama")
@@ -96,19 +96,19 @@ def test_the_tier1_key_does_not_depend_on_the_rendering() -> None:
 def test_a_tenants_salt_does_not_change_the_rendering() -> None:
     rendered = canonical(CHAT, BODIES[CHAT] | {"reasoning_effort": "high"})
 
-    assert rendered.salted("red").rendering == rendered.rendering
+    assert rendered.with_salt("red").rendering == rendered.rendering
 
 
-@pytest.mark.parametrize("odd", [5, "text", [1], True, {"a": [{}]}])
+@pytest.mark.parametrize("value", [5, "text", [1], True, {"a": [{}]}])
 @pytest.mark.parametrize(
     "member", ["chat_template_kwargs", "reasoning", "truncate_prompt_tokens", "documents", "suffix", "prompt_embeds"]
 )
-def test_a_rendering_parameter_of_any_type_is_placed(member: str, odd: Any) -> None:
+def test_a_rendering_parameter_of_any_type_is_placed(member: str, value: Any) -> None:
     for path, body in BODIES.items():
-        assert canonical(path, body | {member: odd}).data
+        assert canonical(path, body | {member: value}).data
 
 
 def test_rendering_hashes_never_change() -> None:
-    said = {"reasoning_effort": "high", "chat_template_kwargs": {"b": 1, "a": "é"}}
+    fields = {"reasoning_effort": "high", "chat_template_kwargs": {"b": 1, "a": "é"}}
 
-    assert canonical(CHAT, BODIES[CHAT] | said).rendering == 1497514143276042049
+    assert canonical(CHAT, BODIES[CHAT] | fields).rendering == 1497514143276042049

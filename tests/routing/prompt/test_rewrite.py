@@ -24,7 +24,7 @@ names = texts | st.sampled_from([SALT, "model", "max_tokens"])
 
 
 def spelled(name: str, *, escaped: bool) -> str:
-    return '"' + "".join(f"\\u{ord(sign):04x}" for sign in name) + '"' if escaped else json.dumps(name)
+    return '"' + "".join(f"\\u{ord(char):04x}" for char in name) + '"' if escaped else json.dumps(name)
 
 
 @st.composite
@@ -32,7 +32,7 @@ def objects(draw: st.DrawFn) -> bytes:
     """JSON objects in all spellings: blanks, escaped names, repeated names."""
     members = []
     for name in draw(st.lists(names, max_size=5)):
-        is_short = all(ord(sign) < 0x10000 for sign in name)
+        is_short = all(ord(char) < 0x10000 for char in name)
         written = spelled(name, escaped=is_short and draw(st.booleans()))
         value = json.dumps(draw(values), ensure_ascii=draw(st.booleans()))
         members.append(draw(blanks) + written + draw(blanks) + ":" + draw(blanks) + value + draw(blanks))

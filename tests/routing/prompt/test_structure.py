@@ -41,7 +41,7 @@ json_values = st.recursive(
 )
 
 
-def shape(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
+def structure_of(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
     listed = [{"role": "system", "content": system}]
     listed += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
     body = {"model": "llama", "messages": listed} | ({"tools": tools} if tools else {})
@@ -50,8 +50,8 @@ def shape(system: str, *turns: str, tools: Any = None, session: str | None = Non
 
 def differing(one: PromptStructure, other: PromptStructure) -> list[int]:
     """Offsets of the first prompt's pieces that the second lacks."""
-    known = {piece[2] for piece in other.pieces}
-    return [place for place, piece in enumerate(one.pieces) if piece[2] not in known]
+    hashes = {piece[2] for piece in other.pieces}
+    return [index for index, piece in enumerate(one.pieces) if piece[2] not in hashes]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def differing(one: PromptStructure, other: PromptStructure) -> list[int]:
     ],
 )  # fmt: skip
 def test_volatile_tokens_are_classified(text: str, kind: str, value: str) -> None:
-    (found,) = shape(text).volatile
+    (found,) = structure_of(text).volatile
 
     assert (found.kind, found.bytes) == (kind, len(value))
     assert (
@@ -85,7 +85,10 @@ def test_volatile_tokens_are_classified(text: str, kind: str, value: str) -> Non
 
 
 def test_a_date_changes_only_its_own_piece() -> None:
-    today, tomorrow = shape(f"Today is 2026-11-21.\n{LINES}"), shape(f"Today is November 2, 2026.\n{LINES}")
+    today, tomorrow = (
+        structure_of(f"Today is 2026-11-21.\n{LINES}"),
+        structure_of(f"Today is November 2, 2026.\n{LINES}"),
+    )
 
     assert differing(today, tomorrow) == [0]
     assert len(today.pieces) > 10
@@ -93,8 +96,10 @@ def test_a_date_changes_only_its_own_piece() -> None:
 
 
 def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
-    one, other = (shape(json.dumps(it)).segments[0] for it in ({"city": "Oslo", "day": 4}, {"day": 4, "city": "Oslo"}))
-    third = shape(json.dumps({"city": "Rome", "day": 4})).segments[0]
+    one, other = (
+        structure_of(json.dumps(item)).segments[0] for item in ({"city": "Oslo", "day": 4}, {"day": 4, "city": "Oslo"})
+    )
+    third = structure_of(json.dumps({"city": "Rome", "day": 4})).segments[0]
 
     assert one.letters == other.letters != third.letters
     assert one.hash != other.hash
@@ -103,7 +108,9 @@ def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
 def test_tools_are_hashed_by_name_by_definition_and_as_sent() -> None:
     def tools(*names: str, **extra: Any) -> Any:
         described = {"description": "Looks it up.", **extra}
-        return shape("Help.", tools=[{"type": "function", "function": {"name": it} | described} for it in names]).tools
+        return structure_of(
+            "Help.", tools=[{"type": "function", "function": {"name": item} | described} for item in names]
+        ).tools
 
     one = tools("weather", "search")
     assert tools("search", "weather").names == one.names
@@ -130,11 +137,11 @@ def test_a_structure_is_bounded_in_every_part() -> None:
     numbers = " ".join(str(n) for n in range(20_000))
     dates = " ".join(f"2026-11-{n % 28 + 1:02d}" for n in range(2_000))
     for one in (
-        shape(numbers, dates),
-        shape(dates, numbers),
-        shape(LINES * 200),
-        shape("x" * 100_000),
-        shape(*(["y"] * 500)),
+        structure_of(numbers, dates),
+        structure_of(dates, numbers),
+        structure_of(LINES * 200),
+        structure_of("x" * 100_000),
+        structure_of(*(["y"] * 500)),
     ):
         assert one.described <= DESCRIBED_BYTES
         assert len(one.segments) <= MAX_SEGMENTS
@@ -188,12 +195,12 @@ OUR_WORDS = sorted(
 @given(texts=st.lists(st.lists(secrets, min_size=1, max_size=8).map(" ".join), min_size=1, max_size=6))
 def test_a_structure_contains_nothing_of_the_prompt(texts: list[str]) -> None:
     tools = [{"type": "function", "function": {"name": text, "parameters": {text: text}}} for text in texts]
-    told = msgspec.json.encode(shape(*texts, tools=tools, session=texts[0])).decode()
-    told = re.sub("|".join(OUR_WORDS), "", told)
+    encoded = msgspec.json.encode(structure_of(*texts, tools=tools, session=texts[0])).decode()
+    encoded = re.sub("|".join(OUR_WORDS), "", encoded)
 
-    assert re.fullmatch(r'[\[\]{},:"0-9a-f]*', told)
+    assert re.fullmatch(r'[\[\]{},:"0-9a-f]*', encoded)
     for word in {word for text in texts for word in text.split() if len(word) >= 10}:
-        assert word not in told
+        assert word not in encoded
 
 
 def test_hashes_depend_on_the_fleets_secret() -> None:
@@ -207,8 +214,8 @@ def test_documents_are_a_segment_of_their_own() -> None:
     plain = describe_structure(canonical(CHAT, body), None, None, digest)
     informed = describe_structure(canonical(CHAT, body | {"documents": [{"text": LINES}]}), None, None, digest)
 
-    assert [it.kind for it in informed.segments] == ["system", "other", "user"]
-    assert [it.hash for it in informed.segments if it.kind != "other"] == [it.hash for it in plain.segments]
+    assert [item.kind for item in informed.segments] == ["system", "other", "user"]
+    assert [item.hash for item in informed.segments if item.kind != "other"] == [item.hash for item in plain.segments]
     assert informed.messages == plain.messages == 2
 
 
@@ -216,4 +223,4 @@ def test_earlier_turns_are_a_segment_of_their_own() -> None:
     body = {"instructions": "Be brief.", "previous_response_id": "resp_1", "input": "Go on"}
     found = describe_structure(canonical("/v1/responses", body), None, None, digest)
 
-    assert [it.kind for it in found.segments] == ["system", "other", "user"]
+    assert [item.kind for item in found.segments] == ["system", "other", "user"]

@@ -16,7 +16,7 @@ from routing.health.checks import MIN_INTERVAL_S, CheckTarget, HealthChecks, che
 from routing.health.engine_probe import (
     EngineCounters,
     NoCounters,
-    Probe,
+    ProbeResult,
     parse_counters,
     probe_engine,
     read_counters,
@@ -220,14 +220,14 @@ async def test_counters_are_read_or_the_reason_is_returned(
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n", Probe.PASSED),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", Probe.NO_RESPONSE),
-        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}", Probe.REJECTED),
-        (b"no HTTP at all\r\n\r\n", Probe.NO_RESPONSE),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n", ProbeResult.PASSED),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", ProbeResult.NO_RESPONSE),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}", ProbeResult.REJECTED),
+        (b"no HTTP at all\r\n\r\n", ProbeResult.NO_RESPONSE),
     ],
     ids=["a token", "only headers", "rejected", "not HTTP"],
 )
-async def test_only_the_first_byte_of_a_body_answers_a_probe(sent: bytes, expected: Probe) -> None:
+async def test_only_the_first_byte_of_a_body_answers_a_probe(sent: bytes, expected: ProbeResult) -> None:
     async with serving(raw(b"")) as (replica, address):
         replica.on_token_probe = raw(sent)
         assert await probe_engine(address, None, 0.5) is expected

@@ -1,4 +1,4 @@
-"""Small traces that share openings in every way, for properties."""
+"""Generated small traces with shared prefixes of all kinds, for property-based tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row:
         return self.hash_ids[: self.prompt_tokens // BLOCK]
 
 
-# Ticks since the one before; a symbol for each block; tokens in the last; output.
+# (ticks since the previous request, a symbol for each block, tokens in the last block, output tokens)
 Plan = tuple[int, tuple[int, ...], int, int]
 
 plans = st.lists(
@@ -39,7 +39,7 @@ plans = st.lists(
 
 
 def rows_of(plans: list[Plan]) -> list[Row]:
-    """Requests whose ids stand for a block and all before it. Times are multiples of 1/128 s."""
+    """Requests whose ids identify a block and all blocks before it. Times are multiples of 1/128 s."""
     ids: dict[tuple[object, ...], int] = {}
     rows, ticks = [], 0
     for gap, symbols, last, output in plans:

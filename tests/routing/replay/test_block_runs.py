@@ -22,7 +22,7 @@ def test_the_runs_of_a_prompt_are_its_full_blocks(plans: list[Plan]) -> None:
 
     forest = Forest(columns)
 
-    for row, last in zip(rows, forest.last, strict=True):
+    for row, last in zip(rows, forest.last_runs, strict=True):
         ids = [id_ for run in path_to(last) for id_ in columns.ids[run.start : run.start + run.length]]
         assert tuple(ids) == row.keys
 
@@ -33,7 +33,7 @@ def test_all_blocks_of_a_run_occur_in_the_same_prompts(plans: list[Plan]) -> Non
     columns = columns_of(rows)
     prompts = Counter(id_ for row in rows for id_ in row.keys)
 
-    for last in Forest(columns).last:
+    for last in Forest(columns).last_runs:
         for run in path_to(last):
             assert {prompts[id_] for id_ in columns.ids[run.start : run.start + run.length]} == {run.visits}
 
@@ -44,12 +44,12 @@ def test_a_prompt_of_25_blocks_is_a_few_runs() -> None:
 
     forest = Forest(columns_of(rows))
 
-    assert [[run.length for run in path_to(last)] for last in forest.last] == [
+    assert [[run.length for run in path_to(last)] for last in forest.last_runs] == [
         [1, 20, 4], [1, 24], [1, 24], [1, 24], [1, 20, 4],
     ]  # fmt: skip
 
 
-def test_an_id_that_is_met_behind_another_opening_is_refused() -> None:
+def test_an_id_that_follows_different_blocks_is_rejected() -> None:
     rows = [Row(0.0, 9, 1, (1, 2, 3)), Row(1.0, 9, 1, (1, 4, 5)), Row(2.0, 9, 1, (2, 3, 7))]
 
     with pytest.raises(ForestError, match="block id 2 "):

@@ -1,4 +1,4 @@
-"""``python -m routing simulate``, through its front door."""
+"""``python -m routing simulate``, from the command line."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (tmp_path / "policy.json").write_text('{"strategy": "round_robin"}')
 
     def run(**options: object) -> tuple[int, str, str]:
-        given = {"trace": "trace.jsonl", "policy": "policy.json", "replicas": 2, "blocks": 50} | options
+        arguments = {"trace": "trace.jsonl", "policy": "policy.json", "replicas": 2, "blocks": 50} | options
         argv = ["simulate"]
-        for name, value in given.items():
-            for one in value if isinstance(value, list) else [value]:
-                argv += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
+        for name, value in arguments.items():
+            for item in value if isinstance(value, list) else [value]:
+                argv += [f"--{name.replace('_', '-')}", *([] if item is True else [str(item)])]
         try:
             status = main(argv)
-        except SystemExit as left:
-            status = int(left.code or 0)
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -56,18 +56,18 @@ def test_one_policy_as_json_keeps_the_contract(run: Run) -> None:
     status, out, err = run(json=True)
 
     assert (status, err) == (0, "")
-    answer = json.loads(out)
-    assert {"requests", "token_hit_rate", "ttft_s", "load_max_over_mean"} <= answer.keys()
-    assert answer["ttft_s"].keys() == {"mean", "p50", "p95", "p99"}
-    assert answer["requests"] == 4
-    # round robin: each replica has one of the two pairs, and the second rows find the system prompt and one block
-    assert answer["token_hit_rate"] == pytest.approx(1024 / (1100 + 1100 + 1600 + 400))
-    assert answer["ttft_s"]["p50"] == pytest.approx(0.010 + (1600 - 1024) / 8000, rel=0.5)
-    assert answer["load_max_over_mean"] == 1.0
-    assert answer["reasons"] == {"round_robin": 4}
+    report = json.loads(out)
+    assert {"requests", "token_hit_rate", "ttft_s", "load_max_over_mean"} <= report.keys()
+    assert report["ttft_s"].keys() == {"mean", "p50", "p95", "p99"}
+    assert report["requests"] == 4
+    # round robin: each replica has one of the two pairs; its second request hits the system prompt and one more block
+    assert report["token_hit_rate"] == pytest.approx(1024 / (1100 + 1100 + 1600 + 400))
+    assert report["ttft_s"]["p50"] == pytest.approx(0.010 + (1600 - 1024) / 8000, rel=0.5)
+    assert report["load_max_over_mean"] == 1.0
+    assert report["reasons"] == {"round_robin": 4}
 
 
-def test_several_policies_are_a_row_each(run: Run, tmp_path: Path) -> None:
+def test_each_of_several_policies_has_a_row(run: Run, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"strategy": "least_load"}')
 
     status, out, _ = run(policy=["policy.json", "other.json"])
@@ -78,7 +78,7 @@ def test_several_policies_are_a_row_each(run: Run, tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["policy.json", "other.json"]
 
     _, out, _ = run(policy=["policy.json", "other.json"], json=True)
-    assert [answer["strategy"] for answer in json.loads(out)] == ["round_robin", "least_load"]
+    assert [report["strategy"] for report in json.loads(out)] == ["round_robin", "least_load"]
 
 
 @pytest.mark.parametrize("strategy", sorted(kind.name for kind in STRATEGIES))
@@ -87,9 +87,9 @@ def test_every_strategy_can_be_simulated(run: Run, tmp_path: Path, strategy: str
 
     status, out, _ = run(json=True, replicas=3)
 
-    answer = json.loads(out)
-    assert (status, answer["strategy"], answer["requests"]) == (0, strategy, 4)
-    assert sum(answer["reasons"].values()) == sum(replica["requests"] for replica in answer["replicas"]) == 4
+    report = json.loads(out)
+    assert (status, report["strategy"], report["requests"]) == (0, strategy, 4)
+    assert sum(report["reasons"].values()) == sum(replica["requests"] for replica in report["replicas"]) == 4
 
 
 def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
@@ -114,7 +114,7 @@ def test_a_time_scale_of_two_plays_twice_as_fast(run: Run) -> None:
         ("trace.jsonl", row(0, 30_000, 3, *range(59)), "request 1 needs 59 blocks of 512 tokens"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file_and_place(
+def test_an_error_names_the_file_and_the_line_or_field(
     run: Run, tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_named_with_its_file_and_place(
     assert err.count("\n") == 1
 
 
-def test_a_file_that_is_not_there_or_torn_is_named(run: Run, tmp_path: Path) -> None:
+def test_an_error_names_a_missing_or_truncated_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress("\n".join(ROWS).encode())[:-20])
 
     assert run(trace="nowhere.jsonl")[2] == "simulate: nowhere.jsonl: No such file or directory\n"
@@ -144,7 +144,7 @@ def test_a_file_that_is_not_there_or_torn_is_named(run: Run, tmp_path: Path) -> 
         ("prefill_rate", "nan", "'nan' is not a number"),
     ],
 )
-def test_an_option_out_of_its_range_is_named(run: Run, option: str, value: object, message: str) -> None:
+def test_an_error_names_an_option_out_of_its_range(run: Run, option: str, value: object, message: str) -> None:
     status, _, err = run(**{option: value})
 
     assert status == 2
@@ -152,7 +152,7 @@ def test_an_option_out_of_its_range_is_named(run: Run, option: str, value: objec
     assert message in err
 
 
-def test_the_command_that_the_document_shows(
+def test_the_command_in_the_readme_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = (ROOT / "routing/replay/README.md").read_text()
@@ -168,24 +168,24 @@ def test_the_command_that_the_document_shows(
     assert json.loads(capsys.readouterr().out)["requests"] == 4
 
 
-def test_a_long_run_shows_how_far_it_is_on_a_terminal_alone(tmp_path: Path) -> None:
+def test_a_long_run_shows_its_progress_only_on_a_terminal(tmp_path: Path) -> None:
     rows = [row(1000 * at, 400, 3, 0) for at in range(30_000)]
     (tmp_path / "trace.jsonl").write_text("\n".join(rows))
     (tmp_path / "policy.json").write_text('{"strategy": "round_robin"}')
     argv = [sys.executable, "-m", "routing", "simulate", "--replicas=1", "--blocks=9"]
     argv += [f"--trace={tmp_path / 'trace.jsonl'}", f"--policy={tmp_path / 'policy.json'}"]
-    ours, theirs = pty.openpty()
+    master_fd, slave_fd = pty.openpty()
 
-    with Popen(argv, cwd=ROOT, stdout=DEVNULL, stderr=theirs) as process:  # closed by its end
-        os.close(theirs)
+    with Popen(argv, cwd=ROOT, stdout=DEVNULL, stderr=slave_fd) as process:  # closed by its end
+        os.close(slave_fd)
         shown = b""
         try:
-            while piece := os.read(ours, 65_536):
+            while piece := os.read(master_fd, 65_536):
                 shown += piece
-        except OSError:  # how a terminal says that its last writer has gone
+        except OSError:  # reading from a terminal fails after its last writer has closed it
             pass
         finally:
-            os.close(ours)
+            os.close(master_fd)
 
     assert process.returncode == 0
     assert b"reading" in shown

@@ -11,15 +11,15 @@ from routing.schema import LowestCostSettings
 from routing.traffic.columns import Columns
 
 
-def test_ids_of_all_sizes_stay_apart_whatever_stands_beside_them() -> None:
+def test_different_ids_have_different_hashes_whatever_their_neighbours() -> None:
     rng = random.Random(1)
-    ids = [0, 1, 2**64 - 1, *(rng.getrandbits(rng.choice((8, 20, 64))) for _ in range(routed._PIECE))]
+    ids = [0, 1, 2**64 - 1, *(rng.getrandbits(rng.choice((8, 20, 64))) for _ in range(routed._PIECE_IDS))]
 
     assert hashes_of(ids) == [id_ ^ reversed_bytes(id_ % 2**32) << 32 for id_ in ids]
     assert hashes_of(ids[3:]) == hashes_of(ids)[3:]
 
 
-def test_ids_that_are_counted_up_lie_all_over_64_bits() -> None:
+def test_consecutive_ids_are_spread_over_64_bits() -> None:
     hashes = hashes_of(list(range(10_000)))
 
     eighths = Counter(hash_ >> 61 for hash_ in hashes)

@@ -1,4 +1,4 @@
-"""The figures of a report."""
+"""Quantiles in a report."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ def test_a_quantile_is_a_value_that_occurs() -> None:
     assert [quantile([1.0, 2.0, 3.0, 4.0], q) for q in (0.0, 0.5, 0.51, 1.0)] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_nothing_has_no_quantile() -> None:
+def test_no_values_have_no_quantile() -> None:
     assert quantile([], 0.5) is None

@@ -19,7 +19,7 @@ from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import quantile, report
 from routing.replay.replay import replay as replay_fast
-from routing.replay.routed import Clairvoyant, Routed, pooled_hit_rate
+from routing.replay.routed import Clairvoyant, StrategyPlacer, pooled_hit_rate
 from routing.schema import (
     Boundary,
     LeastLoadSettings,
@@ -97,7 +97,7 @@ def forest() -> Forest:
 def replayed(forest: Forest, settings: Settings | None, replicas: int, blocks: int) -> dict[str, Any]:
     """The report on a policy; None is the clairvoyant choice."""
     model, columns = FastEngineConfig(blocks), forest.columns
-    decider = Clairvoyant() if settings is None else Routed(settings, columns, model, replicas)
+    decider = Clairvoyant() if settings is None else StrategyPlacer(settings, columns, model, replicas)
     scale = OFFERED * replicas * model.prefill_rate / columns.offered_tokens_per_s()
     return report(replay_fast(forest, model, replicas, decider, scale), columns)
 

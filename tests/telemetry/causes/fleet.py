@@ -226,7 +226,7 @@ class Fleet:
             record, ticket, _ = self._running[sequence]
             record.on_first_byte(200, is_streamed=True)
             record.ttft_s = self.now_s - sequence.arrived_s
-            ticket.first_byte()
+            ticket.record_first_byte()
 
     def _finished(self, sequence: Sequence) -> None:
         if sequence not in self._running:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
-from routing.balancing.strategies.affinity_groups import PLANS, AffinityGroups, jump_hash
+from routing.balancing.strategies.affinity_groups import MAX_PLANS, AffinityGroups, jump_hash
 from routing.schema import AffinityGroupsSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names
@@ -29,8 +29,8 @@ class Rig:
         self.strategy = AffinityGroups(self.ring, AffinityGroupsSettings(half_life=500, **settings))
         self.rng = random.Random(11)
 
-    def send(self, opening: int, conversation: int | None = None):
-        keys = FixedKeys(tier1=opening, tier2=self.rng.getrandbits(64) if conversation is None else conversation)
+    def send(self, prefix: int, conversation: int | None = None):
+        keys = FixedKeys(tier1=prefix, tier2=self.rng.getrandbits(64) if conversation is None else conversation)
         choice = self.strategy.choose(keys, self.candidates)
         self.strategy.count_request(keys)
         return choice
@@ -41,8 +41,8 @@ class Rig:
         for _ in range(requests):
             kinds, weights = list(shares), list(shares.values())
             kind = self.rng.choices([*kinds, None], [*weights, 1 - sum(weights)])[0]
-            opening = self.rng.getrandbits(64) if kind is None else kind
-            turns[kind, self.send(opening).target] += 1
+            prefix = self.rng.getrandbits(64) if kind is None else kind
+            turns[kind, self.send(prefix).target] += 1
         return turns
 
 
@@ -152,10 +152,10 @@ def test_requests_limited_to_some_replicas_do_not_change_the_plan_of_others() ->
 
 def test_the_number_of_cached_plans_is_bounded() -> None:
     rig = Rig(8)
-    for number in range(5 * PLANS):
+    for number in range(5 * MAX_PLANS):
         rig.strategy.choose(FixedKeys(tier1=HOT), rig.candidates.subset(rig.names[number % 8 :]))
 
-    assert len(rig.strategy._plans) <= PLANS
+    assert len(rig.strategy._plans) <= MAX_PLANS
 
 
 def test_a_retry_uses_another_replica_of_the_prefix_and_keeps_the_plan() -> None:

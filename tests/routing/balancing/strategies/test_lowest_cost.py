@@ -62,7 +62,7 @@ def test_a_conversation_returns_to_its_replica(settings) -> None:
     for _ in range(10):
         decision = router.decide(request(text), HealthRegistry())
         ticket = router.dispatch(decision)
-        ticket.first_byte()
+        ticket.record_first_byte()
         ticket.record_response()
         ticket.end()
         preferred_replicas.add(decision.choice.target)
@@ -76,8 +76,8 @@ def test_a_conversation_returns_to_its_replica(settings) -> None:
 def test_the_explained_costs_agree_with_the_choice(settings) -> None:
     (router,) = routers(settings, 1, 4)
     text = "A shared document. " * 400
-    home = router.decide(request(text), HealthRegistry())
-    router.dispatch(home).first_byte()
+    decision = router.decide(request(text), HealthRegistry())
+    router.dispatch(decision).record_first_byte()
     decision = router.decide(request(text + "What does it say?"), HealthRegistry())
     explained = decision.candidate_costs()
     shown = dict(zip(explained.targets, explained.estimates, strict=True))
@@ -97,7 +97,7 @@ def test_a_smaller_cache_evicts_sooner() -> None:
     router = Placement(config(pool(LowestCostSettings(), small)), LoadTracker())
     for number in range(20):
         ticket = router.dispatch(router.decide(request(f"{number} " * 1000), HealthRegistry()))
-        ticket.first_byte()
+        ticket.record_first_byte()
         ticket.end()
 
     held = [router.decide(request(f"{number} " * 1000), HealthRegistry()).choice.hit_tokens for number in range(20)]

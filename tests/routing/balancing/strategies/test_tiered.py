@@ -30,24 +30,24 @@ def tiered(replicas: int = 3, min_bound: int = 4) -> Tiered:
     return Tiered(RING, TieredSettings(replicas=replicas, load_factor=1.0, min_bound=min_bound))
 
 
-@given(opening=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
-def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(opening, conversations, size: int) -> None:
+@given(prefix=hashes, conversations=st.sets(hashes, min_size=30, max_size=30), size=st.integers(1, 8))
+def test_a_prefix_has_some_replicas_and_a_conversation_one_of_them(prefix, conversations, size: int) -> None:
     candidates = Candidates(WEIGHTS, LoadTracker())
-    chosen = {tiered(size).choose(FixedKeys(tier1=opening, tier2=key), candidates).target for key in conversations}
-    preferred_replicas = [replica for replica, _ in zip(RING.walk(opening), range(size), strict=False)]
+    chosen = {tiered(size).choose(FixedKeys(tier1=prefix, tier2=key), candidates).target for key in conversations}
+    preferred_replicas = [replica for replica, _ in zip(RING.walk(prefix), range(size), strict=False)]
 
     assert chosen <= set(preferred_replicas)
     assert len(chosen) > 1 or size == 1
 
 
-@given(opening=hashes, conversation=hashes)
-def test_if_all_replicas_of_a_prefix_are_full_the_next_in_ring_order_follows(opening: int, conversation: int) -> None:
+@given(prefix=hashes, conversation=hashes)
+def test_if_all_replicas_of_a_prefix_are_full_the_next_in_ring_order_follows(prefix: int, conversation: int) -> None:
     tracker = LoadTracker()
-    preferred_replicas = list(RING.walk(opening))
+    preferred_replicas = list(RING.walk(prefix))
     for replica in preferred_replicas[:3]:
         for _ in range(20):
             tracker.dispatch(replica, 10)
-    choice = tiered().choose(FixedKeys(tier1=opening, tier2=conversation), Candidates(WEIGHTS, tracker))
+    choice = tiered().choose(FixedKeys(tier1=prefix, tier2=conversation), Candidates(WEIGHTS, tracker))
 
     assert (choice.target, choice.reason) == (preferred_replicas[3], Reason.SPILL)
     assert set(choice.skipped) == set(preferred_replicas[:3])
@@ -63,14 +63,14 @@ def test_only_the_first_replicas_in_ring_order_are_looked_at() -> None:
     assert lookups.count <= 5
 
 
-@given(opening=hashes, conversation=hashes)
-def test_if_a_replica_leaves_only_its_conversations_move_to_its_replacement(opening: int, conversation: int) -> None:
+@given(prefix=hashes, conversation=hashes)
+def test_if_a_replica_leaves_only_its_conversations_move_to_its_replacement(prefix: int, conversation: int) -> None:
     candidates = Candidates(WEIGHTS, LoadTracker())
-    keys = FixedKeys(tier1=opening, tier2=conversation)
-    home, newcomer = tiered().choose(keys, candidates).target, list(RING.walk(opening))[3]
+    keys = FixedKeys(tier1=prefix, tier2=conversation)
+    preferred_replica, replacement = tiered().choose(keys, candidates).target, list(RING.walk(prefix))[3]
 
-    for other in set(WEIGHTS) - {home}:
-        assert tiered().choose(keys, candidates.without({other})).target in {home, newcomer}
+    for unavailable in set(WEIGHTS) - {preferred_replica}:
+        assert tiered().choose(keys, candidates.without({unavailable})).target in {preferred_replica, replacement}
 
 
 def test_without_a_prefix_the_least_loaded_without_a_conversation_the_first_of_the_prefix() -> None:
