@@ -28,17 +28,17 @@ from compiled import CannotCompileError, compile_router
 from environment import PYTHON, ROOT, UV, install, install_uv
 from programs import browser, with_programs
 
-OLDEST = (3, 11)
+MIN_PYTHON = (3, 11)
 CANNOT_COMPILE = 3  # exit status of ``compile`` on a machine without compiler or packages
 # Programs that tests and benchmarks start, each with the Debian package that contains it.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
 TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager")} | {"promtool": "prometheus"}
 
-# At least four processes: two of them mostly wait, for the live stack and for stopped servers. tests/side_by_side.py
+# At least four processes, because the tests of two of them mostly wait for other programs. tests/side_by_side.py
 # distributes the tests.
-SIDE_BY_SIDE = ["-n", str(max(4, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
+XDIST_OPTIONS = ["-n", str(max(4, min(os.cpu_count() or 1, 8))), "--dist", "loadgroup", "--no-loadscope-reorder"]
 
-COMPILE = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "-q"]
+LOCK_OPTIONS = ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "-q"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] not in commands:
         print(f"usage: bootstrap.py {' | '.join(commands)}", file=sys.stderr)
         return 2
-    if sys.version_info < OLDEST:
+    if sys.version_info < MIN_PYTHON:
         print(
-            f"Python {'.'.join(map(str, OLDEST))} or newer is needed; this is {sys.version.split()[0]}.",
+            f"Python {'.'.join(map(str, MIN_PYTHON))} or newer is needed; this is {sys.version.split()[0]}.",
             file=sys.stderr,
         )
         return 2
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return commands[arguments[0]](list(arguments[1:]))
     except subprocess.CalledProcessError as error:
-        print(f"\nThat step failed with status {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
+        print(f"\nA step failed with status {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return error.returncode or 1
 
 
@@ -80,7 +80,7 @@ def test(arguments: list[str]) -> int:
     environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
-    return subprocess.call([PYTHON, "-m", "pytest", *SIDE_BY_SIDE, "--durations=12", *arguments], env=environment)
+    return subprocess.call([PYTHON, "-m", "pytest", *XDIST_OPTIONS, "--durations=12", *arguments], env=environment)
 
 
 def check(_arguments: list[str]) -> int:
@@ -114,17 +114,17 @@ def sync(arguments: list[str]) -> int:
 def lock(_arguments: list[str]) -> int:
     """Write the lock files from pyproject.toml. They contain versions and hashes, and no URL."""
     install_uv()
-    everything = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded"]
-    compile_lock("base", *everything)
+    all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded"]
+    compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
-    compile_lock("dev", *everything, "--group", "dev", "-c", "requirements/base.txt")
+    compile_lock("dev", *all_extras, "--group", "dev", "-c", "requirements/base.txt")
     compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
     return 0
 
 
 def compile_lock(name: str, *options: str) -> None:
     subprocess.check_call(
-        [UV, "pip", "compile", "pyproject.toml", *options, *COMPILE, "-o", f"requirements/{name}.txt"]
+        [UV, "pip", "compile", "pyproject.toml", *options, *LOCK_OPTIONS, "-o", f"requirements/{name}.txt"]
     )
 
 

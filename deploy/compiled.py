@@ -24,7 +24,7 @@ from environment import LOCKS, ROOT, exclusive, install, run_quietly, step
 from programs import install_packages
 
 COMPILED = ROOT / ".compiled"
-BUILDING = COMPILED / ".build"  # the dot keeps Python from importing it
+BUILD = COMPILED / ".build"  # the dot keeps Python from importing it
 DIST = ROOT / "dist"
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "controlplane", "routing", "telemetry")
 COMPILER = ("gcc", "libc6-dev")  # Debian packages
@@ -37,14 +37,14 @@ class CannotCompileError(Exception):
 
 def compile_router() -> None:
     """Build the wheel and ``.compiled`` unless both are up to date; CannotCompileError if a requirement is missing."""
-    BUILDING.mkdir(parents=True, exist_ok=True)
-    with exclusive(BUILDING / "lock"):
-        stamp, digest = BUILDING / "made", _digest()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with exclusive(BUILD / "lock"):
+        stamp, digest = BUILD / "made", _digest()
         if stamp.exists() and stamp.read_text() == digest and any(DIST.glob("warmpath-*.whl")):
             return
         _check_compiler()
         try:
-            install("compile", BUILDING / "venv")
+            install("compile", BUILD / "venv")
         except subprocess.CalledProcessError as error:
             raise CannotCompileError("the packages of requirements/compile.txt could not be fetched.") from error
         stamp.unlink(missing_ok=True)
@@ -71,35 +71,35 @@ def _sources() -> Iterator[Path]:
 
 def _build() -> Path:
     """Build the wheel in a copy of the sources; its path in ``dist``."""
-    copy = BUILDING / "source"
+    copy = BUILD / "source"
     shutil.rmtree(copy, ignore_errors=True)
     for source in _sources():
         target = copy / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
-    fresh = BUILDING / "dist"
-    shutil.rmtree(fresh, ignore_errors=True)
-    python = BUILDING / "venv" / "bin" / "python"
+    output = BUILD / "dist"
+    shutil.rmtree(output, ignore_errors=True)
+    python = BUILD / "venv" / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MYPY"))}
     environment["HATCH_BUILD_HOOK_ENABLE_MYPYC"] = "1"
-    run_quietly([str(python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(fresh)], environment, folder=copy)
+    run_quietly([str(python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(output)], environment, folder=copy)
     DIST.mkdir(exist_ok=True)
     for previous in DIST.glob("warmpath-*.whl"):
         previous.unlink()
-    (wheel,) = fresh.glob("*.whl")
+    (wheel,) = output.glob("*.whl")
     return Path(shutil.move(wheel, DIST))
 
 
 def _unpack(wheel: Path) -> None:
     """Replace the contents of ``.compiled`` by those of the wheel."""
-    fresh = BUILDING / "unpacked"
-    shutil.rmtree(fresh, ignore_errors=True)
+    output = BUILD / "unpacked"
+    shutil.rmtree(output, ignore_errors=True)
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(fresh)
+        archive.extractall(output)
     for previous in COMPILED.iterdir():
-        if previous != BUILDING:
+        if previous != BUILD:
             shutil.rmtree(previous) if previous.is_dir() else previous.unlink()
-    for part in fresh.iterdir():
+    for part in output.iterdir():
         part.rename(COMPILED / part.name)
 
 

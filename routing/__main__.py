@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
     if name == "serve":
-        process.block_signals()  # importing what handles them takes half a second
+        process.block_signals()  # importing the signal handlers' modules takes half a second
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0
 

@@ -18,32 +18,32 @@ class LineFormatter(logging.Formatter):
 
     def __init__(self, worker: int | None = None) -> None:
         super().__init__()
-        self._end = "" if worker is None else f" worker={worker}"
+        self._suffix = "" if worker is None else f" worker={worker}"
 
     def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = f"{at}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{self._end}"
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = f"{timestamp}.{int(record.msecs):03d}Z {record.levelname} {record.getMessage()}{self._suffix}"
         if record.exc_info:
             line += " exception=" + json.dumps(self.formatException(record.exc_info))
         return line
 
 
-def event(logger: logging.Logger, name: str, *, level: int = logging.INFO, **facts: object) -> None:
-    """Log an event with its ``name=value`` facts; None values are omitted."""
+def event(logger: logging.Logger, name: str, *, level: int = logging.INFO, **fields: object) -> None:
+    """Log an event with its ``name=value`` fields; None values are omitted."""
     if logger.isEnabledFor(level):
-        pairs = [f"{key}={_value(value)}" for key, value in facts.items() if value is not None]
+        pairs = [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
         logger.log(level, "%s", " ".join([name, *pairs]))
 
 
 def defect(logger: logging.Logger, error: Exception, where: str) -> None:
-    """Log an internal error: its type and place only, because its text may quote a prompt."""
+    """Log an internal error: its type and location only, because its text may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
-    event(logger, "defect", level=logging.ERROR, where=where, error=type(error).__name__, at=at)
+    location = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+    event(logger, "defect", level=logging.ERROR, where=where, error=type(error).__name__, at=location)
 
 
 def log_to_stderr(level: int = logging.INFO, *, worker: int | None = None) -> None:
-    """Send everything to stderr, one line each; ``worker`` where several processes write there."""
+    """Log everything to stderr, one line per event; with the number of the ``worker`` if several processes log."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(worker))
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -8,7 +8,7 @@ loop's own, because a loop that closes restores the default handlers, which end 
 Theory of operation, memory. Requests leave no reference cycles worth a collection every 700 objects, so the cyclic
 collector runs rarely. Tables of large dictionaries are reallocated now and then, some megabytes at a time. By default
 glibc allocates such blocks from the heap once the first one was freed, and small objects fill the holes that they
-leave: with ever new prompts a router grew by a third within some millions of them without a leak. With a fixed
+leave: a router that got millions of new prompts grew by a third without a leak. With a fixed
 threshold glibc always maps each such block separately.
 """
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import asyncio
 
 
-_STOP = (signal.SIGTERM, signal.SIGINT)
-_HANDLED = (*_STOP, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_HANDLED_SIGNALS = (*_STOP_SIGNALS, signal.SIGHUP)
 LARGE_BYTES = 1 << 20
 _M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def block_signals() -> None:
     """Keep signals pending until ``signal_handlers``."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
 
 
 @contextmanager
@@ -45,8 +45,10 @@ def signal_handlers(
     Signals that were blocked before are ignored afterwards, because the process ends then; others get their previous
     handlers.
     """
-    previous = {number: _handle(number, loop, stop if number in _STOP else reload) for number in _HANDLED}
-    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    previous = {
+        number: _set_handler(number, loop, stop if number in _STOP_SIGNALS else reload) for number in _HANDLED_SIGNALS
+    }
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
     try:
         yield
     finally:
@@ -54,7 +56,7 @@ def signal_handlers(
             signal.signal(number, signal.SIG_IGN if number in blocked else handler)
 
 
-def _handle(number: signal.Signals, loop: asyncio.AbstractEventLoop, handler: Callable[[], None]) -> Any:
+def _set_handler(number: signal.Signals, loop: asyncio.AbstractEventLoop, handler: Callable[[], None]) -> Any:
     """Set a handler; returns the previous one."""
     return signal.signal(number, lambda *_: loop.call_soon_threadsafe(handler))
 

@@ -35,18 +35,18 @@ from routing.singleprocess import SingleProcess
 logger = logging.getLogger(__name__)
 
 
-class DataSide(Protocol):
+class DataPlane(Protocol):
     """The processes that serve the data port."""
 
-    port: int  # the real one, once open
+    port: int  # the bound port; 0 before ``open``
 
     @property
     def view(self) -> View:
-        """What the admin port shows of them."""
+        """The state of these processes that the admin port shows."""
         ...
 
     async def start(self, document: bytes | None) -> None:
-        """Load the configuration that there is."""
+        """Load the newest valid configuration: ``document`` or the last known good one."""
         ...
 
     async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
@@ -58,18 +58,18 @@ class DataSide(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Accept nothing more, and wait for the requests in flight."""
+        """Stop accepting connections, and wait for the requests in flight."""
         ...
 
     async def close(self) -> None:
-        """End everything that remains."""
+        """Close all remaining connections and tasks."""
         ...
 
 
 class Server:
     """A router with its two ports and its announcements to the control plane."""
 
-    def __init__(self, settings: ServeSettings, data: DataSide) -> None:
+    def __init__(self, settings: ServeSettings, data: DataPlane) -> None:
         self.settings = settings
         self.data = data
         self._admin = AdminPort(data.view)
@@ -99,17 +99,17 @@ class Server:
 
     @property
     def data_port(self) -> int:
-        """The real port."""
+        """The bound port."""
         return self.data.port
 
     @property
     def data_url(self) -> str:
-        """Where clients send requests."""
+        """URL to which clients send requests."""
         return _url(self.settings.host, self.data_port, "https" if self.settings.tls.certificate else "http")
 
     @property
     def admin_url(self) -> str:
-        """Where the control plane sends configurations."""
+        """URL to which the control plane sends configurations."""
         return _url(self.settings.admin_host, self._admin.port, "https" if self._admin_tls.server_context else "http")
 
     def reload(self) -> None:
@@ -121,7 +121,7 @@ class Server:
         self.data.reload()
 
     async def close(self) -> None:
-        """End everything that remains."""
+        """Close all remaining connections and tasks."""
         for task in self._announcing:
             task.cancel()
         if self._announcing:
@@ -132,8 +132,8 @@ class Server:
 
 @asynccontextmanager
 async def running(settings: ServeSettings) -> AsyncIterator[Server]:
-    """A server that has loaded the configuration that there is and has opened its ports."""
-    server = Server(settings, _data_side(settings))
+    """A server that has loaded its configuration and opened its ports."""
+    server = Server(settings, _data_plane(settings))
     try:
         await server.open()
         yield server
@@ -141,7 +141,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
         await server.close()
 
 
-def _data_side(settings: ServeSettings) -> DataSide:
+def _data_plane(settings: ServeSettings) -> DataPlane:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
         return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
@@ -152,7 +152,7 @@ def _data_side(settings: ServeSettings) -> DataSide:
 
 async def serve(settings: ServeSettings) -> None:
     """Run until a signal stops the router."""
-    server = Server(settings, _data_side(settings))
+    server = Server(settings, _data_plane(settings))
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def on_stop() -> None:
@@ -160,27 +160,27 @@ async def serve(settings: ServeSettings) -> None:
 
     with signal_handlers(asyncio.get_running_loop(), stop=on_stop, reload=server.reload):
         try:
-            if await _is_finished(server.open(), unless=stop):
+            if await _run_unless(stop, server.open()):
                 return_large_blocks()
                 tune_garbage_collector()
                 event(logger, "serving", **api.build_info(__version__))
                 _print_ready(server)
                 await stop.wait()
-                await _is_finished(server.data.drain(), unless=stop_now)
+                await _run_unless(stop_now, server.data.drain())
         finally:
             await server.close()
         event(logger, "stopped")
 
 
-async def _is_finished(work: Coroutine[Any, Any, None], *, unless: asyncio.Event) -> bool:
-    """Run ``work`` until it ends or the event is set, which cancels it; whether it ended. Raises its errors."""
-    task, waiting = asyncio.create_task(work), asyncio.create_task(unless.wait())
+async def _run_unless(cancel: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work``, or cancel it when the event is set; whether ``work`` finished. Raises the errors of ``work``."""
+    task, waiting = asyncio.create_task(work), asyncio.create_task(cancel.wait())
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         is_finished = task.done()
     finally:
-        for it in (task, waiting):
-            it.cancel()
+        for pending in (task, waiting):
+            pending.cancel()
         await asyncio.wait({task, waiting})
     if not task.cancelled():
         task.result()

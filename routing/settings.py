@@ -1,6 +1,7 @@
 """Settings of ``python -m routing serve``: command line over environment over defaults.
 
-Every variable that names no file has a ``_FILE`` variant that does, for secrets that a platform mounts as files.
+Every variable that holds a value has a ``_FILE`` variant that holds the path of a file with the value, for secrets that
+a platform mounts as files.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url, is_loopba
 MAX_WORKERS = 64
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
 
-_PEM_FILES = (  # flag, variable, what it is
+_PEM_FILES = (  # flag, environment variable, help text
     ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
-    ("--tls-key", "WARMPATH_ROUTER_TLS_KEY_FILE", "its private key"),
+    ("--tls-key", "WARMPATH_ROUTER_TLS_KEY_FILE", "the private key of --tls-cert"),
     ("--admin-tls-cert", "WARMPATH_ROUTER_ADMIN_TLS_CERT_FILE", "the admin port's certificate and its chain"),
-    ("--admin-tls-key", "WARMPATH_ROUTER_ADMIN_TLS_KEY_FILE", "its private key"),
-    ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the authorities of replicas with an https URL"),
+    ("--admin-tls-key", "WARMPATH_ROUTER_ADMIN_TLS_KEY_FILE", "the private key of --admin-tls-cert"),
+    ("--upstream-ca", "WARMPATH_ROUTER_UPSTREAM_CA_FILE", "the certificate authorities of replicas with an https URL"),
 )
 
 _config_key = re.compile(KEY_HEX).fullmatch
@@ -110,7 +111,7 @@ def _check(arguments: argparse.Namespace, token: str | None) -> None:
 
 
 def _config_keys(text: str) -> tuple[str, ...]:
-    keys = tuple(word.strip() for word in text.split(",") if word.strip())
+    keys = tuple(key.strip() for key in text.split(",") if key.strip())
     if not all(map(_config_key, keys)):
         raise SettingsError(f"{CONFIG_KEYS}: expected public keys of 64 hex digits, separated by commas")
     return keys
@@ -136,7 +137,7 @@ def from_environment(environ: Mapping[str, str], name: str) -> str | None:
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     bind = from_environment(environ, "WARMPATH_BIND") or "127.0.0.1"
-    parser = argparse.ArgumentParser(prog="python -m routing serve", description="Serve requests.")
+    parser = argparse.ArgumentParser(prog="python -m routing serve", description="Run a router.")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="a configuration snapshot to start with")
     source.add_argument(
@@ -144,31 +145,33 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="URL",
         help="announce to this control plane, and run the configurations that it pushes",
     )
-    parser.add_argument("--name", help="this router's name; the host's name unless arguments")
+    parser.add_argument("--name", help="this router's name (default: the host's name)")
     parser.add_argument("--host", default=bind, help="address of the data port")
-    parser.add_argument("--port", type=_port, default=_from(environ, "WARMPATH_ROUTER_PORT", _port, 8080))
+    parser.add_argument("--port", type=_port, default=_number_from(environ, "WARMPATH_ROUTER_PORT", _port, 8080))
     parser.add_argument("--admin-host", default=bind, help="address of the admin port")
-    parser.add_argument("--admin-port", type=_port, default=_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081))
+    parser.add_argument(
+        "--admin-port", type=_port, default=_number_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081)
+    )
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the last known good configuration")
     parser.add_argument(
         "--workers",
         type=_workers,
-        default=_from(environ, "WARMPATH_ROUTER_WORKERS", _workers, 1),
+        default=_number_from(environ, "WARMPATH_ROUTER_WORKERS", _workers, 1),
         metavar="N",
         help="processes that serve the data port; about one per core",
     )
     parser.add_argument(
         "--reuse-port",
         action="store_true",
-        default=bool(_from(environ, "WARMPATH_ROUTER_REUSE_PORT", _switch, 0)),
-        help="share the data port with another router, for a takeover",
+        default=bool(_number_from(environ, "WARMPATH_ROUTER_REUSE_PORT", _zero_or_one, 0)),
+        help="share the data port with another router, to replace that router without downtime",
     )
     for flag, variable, text in _PEM_FILES:
         parser.add_argument(flag, default=environ.get(variable) or None, metavar="FILE", help=f"{text}; or {variable}")
     return parser
 
 
-def _from(environ: Mapping[str, str], name: str, read: Callable[[str], int], default: int) -> int:
+def _number_from(environ: Mapping[str, str], name: str, read: Callable[[str], int], default: int) -> int:
     text = from_environment(environ, name)
     try:
         return default if text is None else read(text)
@@ -187,7 +190,7 @@ def _whole_number(minimum: int, maximum: int, expected: str) -> Callable[[str], 
 
 _port = _whole_number(0, 65_535, "a port number")
 _workers = _whole_number(1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
-_switch = _whole_number(0, 1, "0 or 1")
+_zero_or_one = _whole_number(0, 1, "0 or 1")
 
 
 def _default_name() -> str:

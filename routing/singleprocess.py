@@ -1,4 +1,4 @@
-"""The data side of a router in one process: opens, drains and closes its data port."""
+"""The data plane of a router in one process: opens, drains and closes its data port."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class SingleProcess:
     def __init__(self, router: Router, version: str) -> None:
         self.router = router
         self.view = RouterView(router, version)
-        self.port = 0  # the real one, once open
+        self.port = 0  # the bound port, once open
         self._servers: list[asyncio.Server] = []
         self._shared: list[socket.socket] = []  # copies of the sockets of a port that other processes share
 
     async def start(self, document: bytes | None) -> None:
-        """Activate the configuration that there is."""
+        """Activate the newest valid configuration: ``document`` or the last known good one."""
         await self.router.store.start(document)
 
     async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
@@ -45,7 +45,7 @@ class SingleProcess:
         self.router.tls.reload()
 
     async def drain(self) -> None:
-        """Accept nothing more, and wait for the requests in flight."""
+        """Stop accepting connections, and wait for the requests in flight."""
         self.router.begin_draining()  # not ready from now on, though new connections are still accepted for a moment
         event(logger, "draining", in_flight=self.router.services.in_flight, limit_s=self.router.limits.drain_timeout_s)
         await asyncio.gather(*(divert_new_connections([shared]) for shared in self._shared))

@@ -8,8 +8,8 @@ from typing import Final, NewType, TypeVar
 ReplicaId = NewType("ReplicaId", str)  # a replica's stable name
 TargetId = NewType("TargetId", str)  # a replica or one of its data-parallel ranks; its identity on every ring
 NameT = TypeVar("NameT", bound=str)  # a member of a hash ring: a ReplicaId or a TargetId
-BLOCK_BYTES: Final = 256  # of a block of a canonical prompt
-BLOCK_TOKENS: Final = 64  # of such a block until the tokenizer is known: 4 bytes a token, as in English
+BLOCK_BYTES: Final = 256  # size of a block of a canonical prompt
+BLOCK_TOKENS: Final = 64  # tokens of such a block until the tokenizer is known: 4 bytes a token, as in English
 BYTES_PER_TOKEN: Final = BLOCK_BYTES // BLOCK_TOKENS
 PrefixHash = NewType("PrefixHash", int)  # unsigned 64-bit key of a prompt's prefix, or of a session
 
@@ -34,11 +34,11 @@ class Reason(StrEnum):
 class MatchedBy(StrEnum):
     """The rule that put a request into its task group; rules apply in this order."""
 
-    HEADER = "header"  # X-Task-Group names it
-    API_KEY = "api_key"  # the key is limited to it, or it claims the key
-    SESSION = "session"  # it claims a prefix of the session key
-    TIER1 = "tier1"  # it claims the hash of the tier-1 prefix
-    MODEL = "model"  # it claims the model
+    HEADER = "header"  # X-Task-Group names the group
+    API_KEY = "api_key"  # the API key is limited to the group, or the group claims the key
+    SESSION = "session"  # the group claims a prefix of the session key
+    TIER1 = "tier1"  # the group claims the hash of the tier-1 prefix
+    MODEL = "model"  # the group claims the model
     UNMATCHED = "unmatched"  # no group: the pool's own policy
 
 

@@ -28,33 +28,33 @@ CAUSE = {
 def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
     """One alert of each state; ids by name."""
     now = timezone.now()
-    make = {
-        "firing": _fires(pool, "hit_rate_drop", now, value=0.31, limit=0.49, baseline=0.64, causes=[CAUSE]),
-        "taken": _fires(pool, "kv_pressure", now, subject="gpu-2", value=0.97, limit=0.95),
-        "silenced": _fires(pool, "load_skew", now, value=1.9, limit=1.5, unit="count"),
-        "over": _fires(pool, "replica_down", now, subject="gpu-3", value=90.0, limit=30.0, unit="seconds"),
+    alerts = {
+        "firing": _fire(pool, "hit_rate_drop", now, value=0.31, limit=0.49, baseline=0.64, causes=[CAUSE]),
+        "taken": _fire(pool, "kv_pressure", now, subject="gpu-2", value=0.97, limit=0.95),
+        "silenced": _fire(pool, "load_skew", now, value=1.9, limit=1.5, unit="count"),
+        "over": _fire(pool, "replica_down", now, subject="gpu-3", value=90.0, limit=30.0, unit="seconds"),
     }
-    pending = _fires(pool, "ttft_objective", now, value=0.4, limit=0.3)
+    pending = _fire(pool, "ttft_objective", now, value=0.4, limit=0.3)
     Alert.objects.filter(pk=pending.pk).update(state="pending", fired_at=None)
     matchers = ["kind=load_skew"]
-    create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="We move a rack", by=by)
+    create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="Moving a rack", by=by)
     notify_due(timezone.now())
-    acknowledge(make["taken"], by=by, why="Adding a replica")
-    resolve(make["over"], now)
+    acknowledge(alerts["taken"], by=by, why="Adding a replica")
+    resolve(alerts["over"], now)
     notify_due(timezone.now())
-    return {**{name: alert.pk for name, alert in make.items()}, "pending": pending.pk}
+    return {**{name: alert.pk for name, alert in alerts.items()}, "pending": pending.pk}
 
 
-def _fires(pool: Pool, kind: str, now: datetime, *, subject: str = "", **figures: object) -> Alert:
+def _fire(pool: Pool, kind: str, now: datetime, *, subject: str = "", **figures: object) -> Alert:
     rule = AlertRule.objects.filter(pool=pool, kind=kind).first()
     rule = rule or create_rule(pool, name=RuleKind(kind).label, kind=kind)
-    begun = now - timedelta(minutes=12)
+    started_at = now - timedelta(minutes=12)
     Alert.objects.filter(rule=rule, state="firing").delete()
-    said = f"{RuleKind(kind).label} of pool {pool.name}{subject and f', {subject}'}."
+    summary = f"{RuleKind(kind).label} of pool {pool.name}{subject and f', {subject}'}."
     alert = Alert.objects.create(
-        rule=rule, pool=pool, subject=subject, state="firing", started_at=begun, last_breach_at=now, fired_at=begun,
-        labels=alert_labels(rule, subject), summary=said, explained_at=now, **figures,
+        rule=rule, pool=pool, subject=subject, state="firing", started_at=started_at, last_breach_at=now,
+        fired_at=started_at, labels=alert_labels(rule, subject), summary=summary, explained_at=now, **figures,
     )  # fmt: skip
-    record_transition(alert, AlertTransition.PENDING, begun)
-    record_transition(alert, AlertTransition.FIRED, begun)
+    record_transition(alert, AlertTransition.PENDING, started_at)
+    record_transition(alert, AlertTransition.FIRED, started_at)
     return alert

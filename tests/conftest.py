@@ -21,9 +21,9 @@ from tests.side_by_side import (  # noqa: F401 - hooks
 )
 
 START_DEADLINE_S = 30
-FLUSHES = 5
+FLUSH_ATTEMPTS = 5
 
-# What an example takes is up to the machine; pytest bounds each test as a whole.
+# The duration of an example depends on the machine; pytest limits each test as a whole.
 hypothesis.settings.register_profile("any_machine", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("any_machine")
 
@@ -36,16 +36,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def flush_again() -> Iterator[None]:
-    """Flush again after a deadlock with a request that a closed browser left running."""
+def retry_flush() -> Iterator[None]:
+    """Retry the flush of test tables after a deadlock with a request that a closed browser left running."""
     from django.core.management import CommandError
     from django.db import OperationalError
     from django.test import TransactionTestCase
 
     flush = TransactionTestCase._fixture_teardown
 
-    def patiently(case: TransactionTestCase) -> None:
-        for _ in range(FLUSHES - 1):
+    def flush_with_retries(case: TransactionTestCase) -> None:
+        for _ in range(FLUSH_ATTEMPTS - 1):
             try:
                 return flush(case)
             except CommandError as error:
@@ -54,7 +54,7 @@ def flush_again() -> Iterator[None]:
         return flush(case)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransactionTestCase, "_fixture_teardown", patiently)
+        patch.setattr(TransactionTestCase, "_fixture_teardown", flush_with_retries)
         yield
 
 
@@ -71,14 +71,14 @@ def running(child: Child) -> Iterator[None]:
         process.wait(timeout=20)
 
 
-def wait_until(condition, timeout_s, what, *, alive=None, every_s=0.02):
-    """Poll a condition; fail with its description on timeout."""
+def wait_until(condition, timeout_s, description, *, alive=None, every_s=0.02):
+    """Poll a condition; fail with its description on timeout or when the process ``alive`` has ended."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if alive is not None and alive.poll() is not None:
-            pytest.fail(f"waiting for {what}, but the process ended with {alive.returncode}")
+            pytest.fail(f"waiting for {description}, but the process ended with {alive.returncode}")
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s} s for {what}")
+            pytest.fail(f"waited {timeout_s} s for {description}")
         time.sleep(every_s)
 
 

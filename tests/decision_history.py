@@ -21,20 +21,20 @@ def decisions_at_work(pool: Pool, router: Router, until: datetime, *, count: int
     """Ten minutes of requests of all task groups, with ladder and capacity curve; the last decision."""
     groups, replicas = sorted(GROUPS), [replica.name for replica in pool.replicas.order_by("pk")]
     requests = traffic(count, replicas=len(replicas), prompts=5, sessions=8, placed="random")
-    for seq, one in enumerate(requests):
+    for seq, request in enumerate(requests):
         last = decided(
             router,
             until - timedelta(seconds=600 * (count - seq) / count),
             seq,
-            group=groups[int(one.group[1:]) + 1],
-            replica=replicas[int(one.replica[1:])],
-            blocks=[block >> 1 for block in one.blocks],
+            group=groups[int(request.group[1:]) + 1],
+            replica=replicas[int(request.replica[1:])],
+            blocks=[block >> 1 for block in request.blocks],
             positions=None,
-            block_count=one.block_count,
-            prompt_tokens_estimate=one.block_count * HASH_TOKENS,
-            prompt_tokens=one.prompt_tokens,
-            cached_tokens=one.cached_tokens if seq % 5 else None,
-            hit_tokens=one.cached_tokens,
+            block_count=request.block_count,
+            prompt_tokens_estimate=request.block_count * HASH_TOKENS,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.cached_tokens if seq % 5 else None,
+            hit_tokens=request.cached_tokens,
             status=200 if seq % 20 else 503,
             retries=seq % 3 == 0,
             candidates=CANDIDATES,

@@ -52,7 +52,7 @@ SCRAPE_S = 5
 
 def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None) -> Pool:
     """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` is published half
-    way.
+    way through.
     """
     pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
     fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)]
@@ -82,9 +82,9 @@ def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: i
         digest=hashlib.sha256(",".join(map(repr, EDGES)).encode()).hexdigest(), defaults={"edges": list(EDGES)}
     )
     restart_s = seconds * 0.8
-    read, routed = _readings(len(fleet), seconds, (change - start).total_seconds(), restart_s)
-    _copy_in(Reading, start, layout, [{**row, "replica_id": fleet[row["replica_id"]].pk} for row in read])
-    _copy_in(RouterReading, start, layout, [{**row, "router_id": router.pk} for row in routed])
+    replica_rows, router_rows = _readings(len(fleet), seconds, (change - start).total_seconds(), restart_s)
+    _copy_in(Reading, start, layout, [{**row, "replica_id": fleet[row["replica_id"]].pk} for row in replica_rows])
+    _copy_in(RouterReading, start, layout, [{**row, "router_id": router.pk} for row in router_rows])
     for replica in fleet:
         ScrapeState.objects.update_or_create(replica=replica, defaults={"at": until, "ok_at": until, "health": "up"})
     ScrapeState.objects.update_or_create(router=router, defaults={"at": until, "ok_at": until, "health": "up"})
@@ -96,7 +96,7 @@ def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: i
     event.save()
 
 
-Row = dict[str, Any]  # of a table of readings; ``at`` is seconds after the start, and a replica its place in the fleet
+Row = dict[str, Any]  # of a table of readings: ``at`` in seconds after the start, a replica as its index in the fleet
 
 
 @cache
@@ -108,8 +108,8 @@ def _readings(replicas: int, seconds: int, change_s: float, restart_s: float) ->
     for at_s in range(SCRAPE_S, seconds + 1, SCRAPE_S):
         warmth = 0.0 if at_s < change_s else 1 - math.exp(-(at_s - change_s) / 90)
         for index in range(replicas):
-            lost = index == replicas - 1 and restart_s <= at_s < restart_s + 30
-            readings.append(_reading(rng, index, at_s, warmth * (0.9 + 0.02 * index), lost=lost))
+            is_down = index == replicas - 1 and restart_s <= at_s < restart_s + 30
+            readings.append(_reading(rng, index, at_s, warmth * (0.9 + 0.02 * index), is_down=is_down))
         routed.append({"at": at_s, "pool": "", "group": "", "replica": "", "policy": "", "revision": 0,
                        "state": "ok", "interval_s": SCRAPE_S})  # fmt: skip
         for group, warm_rate in GROUPS.items():
@@ -127,33 +127,33 @@ def _copy_in(model: type[Model], start: datetime, layout: BucketLayout, rows: li
             copy.write_row([*map(timed.get, names), layout.pk if "ttft_at" in row else None])
 
 
-def _reading(rng: random.Random, index: int, at_s: int, warmth: float, *, lost: bool) -> Row:
-    of = {"at": at_s, "replica_id": index}
-    if lost:
-        return {**of, "model": "", "engine": "", "state": "stale"}
+def _reading(rng: random.Random, index: int, at_s: int, warmth: float, *, is_down: bool) -> Row:
+    key = {"at": at_s, "replica_id": index}
+    if is_down:
+        return {**key, "model": "", "engine": "", "state": "stale"}
     queries = rng.randint(18_000, 26_000)
     rate = min(0.16 + 0.5 * warmth + rng.uniform(-0.04, 0.04), 0.97)
-    at_, counts, total = _histogram(rng, 24, 0.9 - 0.6 * warmth)
+    positions, counts, total = _histogram(rng, 24, 0.9 - 0.6 * warmth)
     return {
-        **of, "model": "llama-3.3-70b", "engine": "0", "state": "ok", "interval_s": SCRAPE_S,
+        **key, "model": "llama-3.3-70b", "engine": "0", "state": "ok", "interval_s": SCRAPE_S,
         "queries": queries, "hits": int(queries * rate), "device_tokens": int(queries * rate), "prompt_tokens": queries,
         "generation_tokens": rng.randint(3000, 4000), "preemptions": 0, "finished": rng.randint(20, 28),
         "running": rng.randint(9, 22) - 6 * warmth, "waiting": max(0, rng.randint(-2, 5) - 4 * warmth),
         "kv_usage_ratio": min(0.98, rng.uniform(0.38, 0.62) - 0.12 * warmth),
-        "ttft_at": at_, "ttft_counts": counts, "ttft_sum_s": total,
+        "ttft_at": positions, "ttft_counts": counts, "ttft_sum_s": total,
     }  # fmt: skip
 
 
 def _routed(rng: random.Random, at_s: int, group: str, rate: float) -> list[Row]:
     requests, prompt = rng.randint(30, 60), rng.randint(30_000, 60_000)
-    at_, counts, total = _histogram(rng, requests, 1.1 - rate)
+    positions, counts, total = _histogram(rng, requests, 1.1 - rate)
     key = {"at": at_s, "pool": "chat", "group": group, "replica": "gpu-1", "state": "ok", "interval_s": SCRAPE_S}
     counted = {
         **key, "policy": "chat", "revision": 1, "requests": requests, "ok_requests": requests,
         "client_error_requests": 0, "replica_error_requests": 0, "router_error_requests": 0, "cancelled_requests": 0,
         "usage_reported": requests, "prompt_tokens": prompt, "cached_tokens": int(prompt * rate),
     }  # fmt: skip
-    timed = {**key, "policy": "", "revision": 0, "ttft_at": at_, "ttft_counts": counts, "ttft_sum_s": total}
+    timed = {**key, "policy": "", "revision": 0, "ttft_at": positions, "ttft_counts": counts, "ttft_sum_s": total}
     return [counted, timed]
 
 
@@ -187,7 +187,7 @@ def drop_alert(pool: Pool, at: datetime) -> Alert:
 
 def sources_at_work(pool: Pool, now: datetime) -> None:
     """A source with proposed, missing and dismissed replicas, and one that fails."""
-    found = create_source(
+    cluster = create_source(
         pool, name="cluster", kind="kubernetes", settings={"service": "vllm", "api_url": "https://10.0.0.1"}
     )
     row = {
@@ -198,13 +198,13 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
         "succeeded_at": now,
         "refused": ["vllm-x: link-local."],
     }
-    ReplicaSource.objects.filter(pk=found.pk).update(**row, next_look_at=now + timedelta(hours=1))
+    ReplicaSource.objects.filter(pk=cluster.pk).update(**row, next_look_at=now + timedelta(hours=1))
     for number, condition in ((21, "ready"), (22, "ready"), (23, "not_ready")):
         _discovered(
-            found, f"vllm-7d9c5b8f6d-{number}", number, condition=condition, labels={"node": f"gpu-node-{number}"}
+            cluster, f"vllm-7d9c5b8f6d-{number}", number, condition=condition, labels={"node": f"gpu-node-{number}"}
         )
-    _discovered(found, "vllm-7d9c5b8f6d-24", 24, state=DiscoveredState.DISMISSED)
-    missed = _discovered(found, "gpu-8", 8, state=DiscoveredState.ADOPTED, replica=pool.replicas.get(name="gpu-8"))
+    _discovered(cluster, "vllm-7d9c5b8f6d-24", 24, state=DiscoveredState.DISMISSED)
+    missed = _discovered(cluster, "gpu-8", 8, state=DiscoveredState.ADOPTED, replica=pool.replicas.get(name="gpu-8"))
     DiscoveredReplica.objects.filter(pk=missed.pk).update(missing_since=now - timedelta(seconds=40))
     failing = create_source(pool, name="names", kind="dns", settings={"host": "vllm.example"}, adoption="adopt")
     error = "No name server answered within 10 s."
@@ -213,30 +213,30 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
     )
 
 
-def _discovered(source: ReplicaSource, key: str, number: int, **facts: object) -> DiscoveredReplica:
+def _discovered(source: ReplicaSource, key: str, number: int, **fields: object) -> DiscoveredReplica:
     url = f"http://10.0.0.{number}:8000"
-    return DiscoveredReplica.objects.create(source=source, key=key, name=key, url=url, **facts)
+    return DiscoveredReplica.objects.create(source=source, key=key, name=key, url=url, **fields)
 
 
 def rollouts_of_every_kind(policy: RoutingPolicy, by: User) -> dict[str, int]:
     """Rollouts that were rolled back, paused, or await approval; ids by name. One draft remains."""
     with_draft = policy.draft()
-    made = {"rolled_back": _tried(policy, {"strategy": "random"}, by=by, verdict="breached")}
+    rollouts = {"rolled_back": _run_canary(policy, {"strategy": "random"}, by=by, verdict="breached")}
     for name in ("holding", "paused"):
-        own = create_policy(policy.pool, policy.pool.groups.order_by("name")[len(made)])
+        own = create_policy(policy.pool, policy.pool.groups.order_by("name")[len(rollouts)])
         publish_revision(save_draft(own, {"strategy": "least_load"}, by=by).pk, by=by)
-        made[name] = _tried(own, {"strategy": "prefix_hash"}, by=by, verdict="inconclusive")
-    pause_rollout(made["paused"], by=by, reason="A demo at noon")
+        rollouts[name] = _run_canary(own, {"strategy": "prefix_hash"}, by=by, verdict="inconclusive")
+    pause_rollout(rollouts["paused"], by=by, reason="A demo at noon")
     update_project(policy.pool.project, needs_approval=True)
     own = create_policy(policy.pool, policy.pool.groups.order_by("name")[0])
     draft = save_draft(own, {"strategy": "tiered"}, by=by, reason="Two tiers suit it")
-    made["awaiting"] = publish_revision(draft.pk, by=by).pk
+    rollouts["awaiting"] = publish_revision(draft.pk, by=by).pk
     if with_draft is not None:
         save_draft(policy, with_draft.settings, by=by)
-    return made
+    return rollouts
 
 
-def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict: str) -> int:
+def _run_canary(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict: str) -> int:
     """A canary on every router, analysed after its time."""
     draft = save_draft(policy, settings, by=by, reason="Agents share a prompt")
     rollout = publish_revision(draft.pk, by=by, plan=make_plan(policy, "by_share", observe_s=0))
@@ -244,12 +244,12 @@ def _tried(policy: RoutingPolicy, settings: dict[str, str], *, by: User, verdict
     for router in Router.objects.all():
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
-    figure = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
-    told = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less (± 4.1)."
-    slower = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}
+    hit_rate = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
+    detail = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less (± 4.1)."
+    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}
     readings = [
-        {**figure, "verdict": verdict, "detail": told},
-        {**slower, "verdict": "passed", "detail": "as long as before"},
+        {**hit_rate, "verdict": verdict, "detail": detail},
+        {**ttft, "verdict": "passed", "detail": "as long as before"},
     ]
     apply_verdict(rollout.pk, stage=0, verdict=Judgement(verdict), readings=readings)
     return rollout.pk

@@ -12,13 +12,13 @@ def slowdown() -> float:
     The larger of: elapsed seconds per CPU second now, and the load average of the last minute per core, because the
     load may have just ended.
     """
-    begun, used = time.perf_counter(), time.thread_time()
-    while time.thread_time() - used < 0.3:
+    started, cpu_started = time.perf_counter(), time.thread_time()
+    while time.thread_time() - cpu_started < 0.3:
         pass
-    now = (time.perf_counter() - begun) / (time.thread_time() - used)
-    return max(1.0, now, os.getloadavg()[0] / (os.cpu_count() or 1))
+    current = (time.perf_counter() - started) / (time.thread_time() - cpu_started)
+    return max(1.0, current, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def is_within(took_s: float, limit_s: float) -> bool:
+def is_within(duration_s: float, limit_s: float) -> bool:
     """Whether a duration is within its limit, scaled by the slowdown."""
-    return took_s <= limit_s or took_s <= limit_s * slowdown()
+    return duration_s <= limit_s or duration_s <= limit_s * slowdown()

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-STANDS = "tests/reliability/"
+RELIABILITY = "tests/reliability/"
 COMPILED = "tests/compiled/"
-FIRST = ("tests/end_to_end/test_make_run.py", STANDS, COMPILED, "tests/end_to_end/")
+FIRST = ("tests/end_to_end/test_make_run.py", RELIABILITY, COMPILED, "tests/end_to_end/")
 
 alone = pytest.mark.xdist_group("alone")
 
@@ -31,7 +31,7 @@ class Files(LoadScopeScheduling):
         path, _, name = nodeid.partition("::")
         if name.partition("[")[0] in _alone_in(path):
             return "alone"
-        return next((folder for folder in (STANDS, COMPILED) if nodeid.startswith(folder)), path)
+        return next((folder for folder in (RELIABILITY, COMPILED) if nodeid.startswith(folder)), path)
 
 
 @cache
@@ -52,13 +52,13 @@ def pytest_xdist_make_scheduler(config, log) -> Files:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by start order; stable."""
-    items.sort(key=_turn)
+    items.sort(key=_start_order)
 
 
-def _turn(item: pytest.Item) -> int:
+def _start_order(item: pytest.Item) -> int:
     if wants_to_be_alone(item):
         return len(FIRST) + 1
-    return next((turn for turn, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST))
+    return next((order for order, path in enumerate(FIRST) if item.nodeid.startswith(path)), len(FIRST))
 
 
 def wants_to_be_alone(item: pytest.Item) -> bool:

@@ -1,16 +1,16 @@
 """Decision records and their log: the latest placement decisions of a router process, as hashes without text.
 
 The log is bounded in records and in bytes, because a record of a long prompt has thousands of block hashes. A record is
-added when its request has ended. A reader asks for the records after the last sequence number it has seen, and learns
-how many were dropped before it came. Pages are bounded too, because a page is built and encoded as a whole.
+added when its request has ended. A reader requests the records after the last sequence number that it has read; the
+response says how many records were dropped since then. Pages are bounded too, because a page is encoded as a whole.
 
 Describing a prompt structure costs a millisecond. So one request per second and task group is described, at most
 ``MAX_PER_S`` of all groups; other requests only compare the time. After a request whose group was described recently,
 the next lookup is a moment later, so that each group is sampled as often as its traffic allows.
 
 A reader may ask for a sample of the block hashes of every record: those below that fraction of their range. Whether a
-hash is in the sample depends on the block, not on the prompt, so whoever replays the records sees the same blocks
-recur (SHARDS: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015). A smaller sample is a subset of
+hash is in the sample depends on the block, not on the prompt, so a replay of the records sees the same blocks recur
+(SHARDS: Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015). A smaller sample is a subset of
 a larger one.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from routing.http.response_json import Usage
 
 
-MAX_CANDIDATES: Final = 8  # loads in a record: the chosen replica, the preferred ones that were skipped, others
+MAX_CANDIDATES: Final = 8  # loads in a record: the chosen replica, skipped preferred replicas, other candidates
 _HASHES: Final = 1 << 64
 
 
@@ -241,14 +241,14 @@ MAX_BYTES: Final = 32 << 20
 MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes of a page with several records: encoding so many takes 3 ms
 _RECORD_UNITS: Final = 25  # time to encode a record without blocks, in units of that of one block hash
 _SCAN_UNITS: Final = 0.2  # time to compare a block hash with the limit of a sample
-_RECORD_BYTES: Final = 950  # of a record without its blocks
+_RECORD_BYTES: Final = 950  # memory of a record without its blocks
 _CANDIDATE_BYTES: Final = 56
 
-GROUP_S = 1.0  # between two described requests of one task group
+GROUP_S = 1.0  # minimum time between two described requests of one task group
 MAX_PER_S = 8.0  # described requests of all groups together
-LOOKUP_S = 0.02  # between two lookups that found a recently described group
-MAX_BODY_BYTES = 1 << 20  # of a request whose tools are described
-MAX_GROUPS = 4096  # whose times are remembered
+LOOKUP_S = 0.02  # pause after a lookup that found a recently described group
+MAX_BODY_BYTES = 1 << 20  # maximum body of a request whose tools are described
+MAX_GROUPS = 4096  # maximum number of groups whose times are kept
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -256,9 +256,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of the latest records, in order. They no longer change, so encoding them may take its time."""
+    """Some of the latest records, in order. Records no longer change, so they may be encoded later."""
 
-    start: int  # sequence number of the first one
+    start: int  # sequence number of the first record
     records: list[Record]
     ratio: float
     next: int  # where the next page starts
@@ -357,7 +357,7 @@ def structure_json(decision: Decision, request: Request) -> bytes | None:
 
 
 def _tools(request: Request) -> Any:
-    """The tools as they were sent, which the canonical prompt does not contain; None without any."""
+    """The tools as the client sent them, which the canonical prompt does not contain; None without tools."""
     body = request.body
     if b'"tools"' not in body or len(body) > MAX_BODY_BYTES:
         return None

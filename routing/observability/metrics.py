@@ -50,9 +50,9 @@ def _escaped(value: str) -> str:
 
 
 EDGES: Final = [0.001 * 1.05**i for i in range(275)]  # seconds, 1 ms to 10.7 minutes; inclusive upper edges
-EXPOSED_EDGES: Final = EDGES[28::11]  # seconds, 3.9 ms to 8.8 minutes, each 1.71 times the one before
+EXPOSED_EDGES: Final = EDGES[28::11]  # seconds, 3.9 ms to 8.8 minutes, each 1.71 times the previous edge
 _LABELS: Final = [repr(edge) for edge in EDGES]
-# The fine buckets below each exposed edge and above the one before; the last ones are above every exposed edge.
+# The fine buckets below each exposed edge and above the previous one; the last buckets are above every exposed edge.
 _SLICES: Final = [slice(*ends) for ends in pairwise([0, *range(29, 276, 11), 276])]
 _EXPOSED_LABELS: Final = [*_LABELS[28::11], "+Inf"]
 
@@ -135,20 +135,24 @@ GRACE_S: Final = 900.0  # how long a series outlives its configuration
 SeriesKey = tuple[str, str, str, str, int]  # pool, group, replica, policy, revision
 POLICY_LATENCY: Final = "policy_latency_seconds"
 POLICY_TTFT: Final = "policy_ttft_seconds"
-STREAMED: Final = "streamed"  # kinds of responses: events
-PLAIN: Final = "plain"  # everything else, embeddings too
+STREAMED: Final = "streamed"  # label of responses that are event streams
+PLAIN: Final = "plain"  # label of all other responses, embeddings included
 TOKEN_LINES: Final = (  # metric, attribute of TokenSums, help text
     ("usage_reported_total", "responses", "Responses that report how many prompt tokens were cached."),
-    ("prompt_tokens_total", "prompt", "Prompt tokens of those responses."),
-    ("cached_tokens_total", "cached", "Of these, tokens that came from the prefix cache."),
+    ("prompt_tokens_total", "prompt", "Prompt tokens of the responses that report cached tokens."),
+    ("cached_tokens_total", "cached", "Prompt tokens that came from the prefix cache, as responses report."),
 )
 PREDICTION_LINES: Final = (
-    ("predicted_answers_total", "predicted_responses", "Of these responses, those with a predicted cache hit."),
+    (
+        "predicted_answers_total",
+        "predicted_responses",
+        "Responses that report cached tokens and have a predicted cache hit.",
+    ),
     ("predicted_prompt_tokens_total", "predicted_prompt", "Prompt tokens of the responses with a prediction."),
-    ("predicted_tokens_total", "predicted", "Of these, tokens that were predicted to be cached."),
-    ("predicted_cached_tokens_total", "predicted_cached", "Of these, tokens that came from the cache."),
+    ("predicted_tokens_total", "predicted", "Prompt tokens that were predicted to be cached."),
+    ("predicted_cached_tokens_total", "predicted_cached", "Cached tokens that the responses with a prediction report."),
 )
-V = TypeVar("V")
+KeyT = TypeVar("KeyT")
 
 
 class Outcome(StrEnum):
@@ -257,16 +261,17 @@ class Metrics:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._series: dict[SeriesKey, Series] = {}
-        placed, by_policy = ("pool", "group", "replica"), ("pool", "group", "policy", "revision")
+        by_replica, by_policy = ("pool", "group", "replica"), ("pool", "group", "policy", "revision")
         text = "Request's last byte to first token, of streamed responses only."
-        self._ttft = HistogramFamily("ttft_seconds", text, placed)
-        text = "The same by revision, of policies with a canary."
+        self._ttft = HistogramFamily("ttft_seconds", text, by_replica)
+        text = "TTFT by revision, of policies with a canary."
         self._policy_ttft = HistogramFamily(POLICY_TTFT, text, by_policy)
+        text = "Latency by revision, of policies with a canary."
         self._policy_latency = HistogramFamily(POLICY_LATENCY, text, (*by_policy, "response"))
-        text = "The same by whether half of the prompt came from the cache."
+        text = "TTFT by whether half of the prompt came from the cache."
         self._reuse_ttft = HistogramFamily("reuse_ttft_seconds", text, ("pool", "group", "reuse"))
         text = "Request's last byte to the last byte of a successful response."
-        self._latency = HistogramFamily("latency_seconds", text, (*placed, "response"))
+        self._latency = HistogramFamily("latency_seconds", text, (*by_replica, "response"))
         self._retries: dict[tuple[str, str, str], int] = {}  # by pool, replica and cause
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
@@ -350,17 +355,17 @@ class Metrics:
 
     def _drop_expired(
         self,
-        series: dict[V, Any],
-        series_key: Callable[[V], SeriesKey],
+        series: dict[KeyT, Any],
+        series_key: Callable[[KeyT], SeriesKey],
         is_configured: Callable[[SeriesKey], bool],
         now: float,
     ) -> None:
         for key in list(series):
-            mark = (id(series), key)  # several dictionaries have the same key
+            identity = (id(series), key)  # several dictionaries have the same key
             if is_configured(series_key(key)):
-                self._left_at.pop(mark, None)
-            elif now - self._left_at.setdefault(mark, now) > GRACE_S:
-                del series[key], self._left_at[mark]
+                self._left_at.pop(identity, None)
+            elif now - self._left_at.setdefault(identity, now) > GRACE_S:
+                del series[key], self._left_at[identity]
 
     # --- text ---
 

@@ -11,11 +11,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from routing.schema.fields import ConfigError, Frozen, Model, Name, number, of_form
+from routing.schema.fields import ConfigError, Frozen, Model, Name, matching, number
 
-# The key itself is never in a snapshot. Keys are 256 random bits, so nobody can search for the key of a digest, and a
-# fast hash without salt is enough; slow hashes are for passwords that people choose.
-Digest = Annotated[str, of_form(r"[0-9a-f]{64}")]  # SHA-256 of the key's bytes
+# The key itself is never in a snapshot. Keys are 256 random bits, so the key of a digest cannot be found by search, and
+# a fast hash without salt is enough; slow hashes are for passwords that people choose.
+Digest = Annotated[str, matching(r"[0-9a-f]{64}")]  # SHA-256 of the key's bytes
 
 
 class ApiKey(Frozen, frozen=True):
@@ -29,7 +29,8 @@ class ApiKey(Frozen, frozen=True):
         Meta(description="Task groups that a request may use; the first is the default. null: all, no default."),
     ] = None
     tenant: Annotated[
-        Name | None, Meta(description="Keys of one tenant share cached prefixes with each other, and with nobody else.")
+        Name | None,
+        Meta(description="Keys of one tenant share cached prefixes with each other, and with no other key."),
     ] = None
     requests_per_s: (
         Annotated[float, Meta(gt=0, le=1_000_000, description="Counted by each router.", extra={"unit": "requests/s"})]
@@ -74,9 +75,9 @@ def check_access(access: Access, groups: Collection[str], models: Collection[str
             raise ConfigError(f"{path}.burst", "a burst needs a rate: set requests_per_s")
 
 
-def _check_scope(scope: tuple[str, ...] | None, known: Collection[str] | None, path: str, noun: str) -> None:
+def _check_scope(scope: tuple[str, ...] | None, allowed: Collection[str] | None, path: str, kind: str) -> None:
     if scope == ():
         raise ConfigError(path, "an empty list allows nothing; use null for all")
     for position, name in enumerate(scope or ()):
-        if known is not None and name not in known:
-            raise ConfigError(f"{path}[{position}]", f"no pool has a {noun} {name!r}")
+        if allowed is not None and name not in allowed:
+            raise ConfigError(f"{path}[{position}]", f"no pool has a {kind} {name!r}")

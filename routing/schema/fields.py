@@ -16,25 +16,25 @@ import msgspec
 from msgspec import Meta, Struct
 
 
-def of_form(pattern: str, **facts: Any) -> Meta:
-    """Metadata of a text that matches ``pattern`` from start to end; Python's ``$`` would allow a trailing newline."""
-    return Meta(pattern=rf"^{pattern}\Z", **facts)
+def matching(pattern: str, **constraints: Any) -> Meta:
+    """Metadata of a string that matches ``pattern`` completely; Python's ``$`` would allow a trailing newline."""
+    return Meta(pattern=rf"^{pattern}\Z", **constraints)
 
 
-def number(unit: str, least: float, most: float, description: str) -> Meta:
+def number(unit: str, minimum: float, maximum: float, description: str) -> Meta:
     """Metadata of a number: its unit, its inclusive range, and what it sets."""
-    return Meta(ge=least, le=most, description=description, extra={"unit": unit})
+    return Meta(ge=minimum, le=maximum, description=description, extra={"unit": unit})
 
 
-def seconds(description: str, most: float = 86_400) -> Meta:
-    """Metadata of a duration: above 0, at most a day unless ``most`` differs."""
-    return Meta(gt=0, le=most, description=description, extra={"unit": "seconds"})
+def seconds(description: str, maximum: float = 86_400) -> Meta:
+    """Metadata of a duration: above 0, at most ``maximum``, by default a day."""
+    return Meta(gt=0, le=maximum, description=description, extra={"unit": "seconds"})
 
 
 NAME = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
-Name = Annotated[str, of_form(NAME)]
+Name = Annotated[str, matching(NAME)]
 Model = Annotated[str, Meta(min_length=1, max_length=256)]  # a model name in a client's request
-Hex = Annotated[str, of_form(r"[0-9a-f]{32,128}")]
+Hex = Annotated[str, matching(r"[0-9a-f]{32,128}")]
 
 HIDDEN = "***"
 SECRET_FIELDS = frozenset({"hash_secret", "api_key", "digest", "document"})  # never in a log, a response or a repr

@@ -1,10 +1,10 @@
 """Replicas, pools and task groups, ``RouterConfig``, the root of a configuration, and its numbered snapshots.
 
 A request belongs to the first task group that one of these rules names, in this order: the header ``X-Task-Group``, the
-API key, the session key, the tier-1 prefix, the model. The order goes from what a client states on purpose to what many
-requests have in common. Two groups of a pool with the same claim are an error.
+API key, the session key, the tier-1 prefix, the model. Rules that a client triggers on purpose come before
+rules that many requests match. Two groups of a pool must not claim the same value.
 
-A ``Snapshot`` is an envelope that keeps ``config`` as raw bytes. The schema number is read before anything inside is,
+A ``Snapshot`` is an envelope that keeps ``config`` as raw bytes. The schema number is read before the config,
 and ``sha256`` is the digest of exactly those bytes, so that two releases which would encode a config differently agree
 on its digest. ``load_snapshot`` checks the envelope, the schema number, the digest, the types of the config and then
 the rules that types cannot express; the first problem is a ``ConfigError`` that names the path.
@@ -35,8 +35,8 @@ from routing.schema.fields import (
     ReplicaNetworks,
     check_base_url,
     decode,
+    matching,
     number,
-    of_form,
 )
 from routing.schema.limits import (
     LEAST_URGENT,
@@ -51,8 +51,8 @@ from routing.schema.limits import (
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import PolicyConfig, Tier1
 
-Tier1Hash = Annotated[str, of_form(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
-NamePrefix = Annotated[str, of_form(r"[a-z0-9][a-z0-9._-]{0,62}")]
+Tier1Hash = Annotated[str, matching(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
+NamePrefix = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]{0,62}")]
 SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -142,7 +142,7 @@ class ModelNames(Frozen, frozen=True):
 
 
 class ReplicaState(StrEnum):
-    """The state that an operator wants for a replica; whether it responds is for the health checks to find out."""
+    """The state that an operator sets for a replica; health checks find out whether it responds."""
 
     ACTIVE = "active"
     DRAINING = "draining"  # running requests finish, new ones go to other replicas
@@ -165,7 +165,7 @@ class ReplicaConfig(Frozen, frozen=True):
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # relative capacity of each data-parallel rank
     block_tokens: Annotated[int, Meta(ge=1)] | None = None  # tokens of a KV block; None until the engine reported it
     capacity_blocks: Annotated[int, Meta(ge=1)] | None = None  # KV blocks of each rank; None until reported
-    api_key: Annotated[str, of_form(r"[!-~]{1,1024}")] | None = None  # sent instead of the client's; a secret
+    api_key: Annotated[str, matching(r"[!-~]{1,1024}")] | None = None  # sent instead of the client's; a secret
     adapters: tuple[Model, ...] | None = None  # adapters that it has loaded; None: those that its /v1/models lists
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with its own cache
 
@@ -239,7 +239,9 @@ def check_model_names(pools: Iterable[PoolConfig]) -> None:
             owners[name] = pool.name
         adapters = {adapter.name for adapter in pool.adapters}
         references = [(f"adapters[{at}]", adapter.model) for at, adapter in enumerate(pool.adapters)]
-        references += [(f"aliases[{at}]", it.model) for at, it in enumerate(pool.aliases) if it.model not in adapters]
+        references += [
+            (f"aliases[{at}]", alias.model) for at, alias in enumerate(pool.aliases) if alias.model not in adapters
+        ]
         for where, model in references:
             if pool.models and model not in pool.models:
                 raise ConfigError(f"{path}.{where}.model", f"the pool has no model {model!r}")
@@ -276,14 +278,14 @@ def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
                 raise ConfigError(f"{where}.match.{field}[{at}]", reason)
 
 
-def _check_replicas(group: TaskGroupConfig, known: Collection[str], pool: str, where: str) -> None:
+def _check_replicas(group: TaskGroupConfig, names: Collection[str], pool: str, path: str) -> None:
     for position, name in enumerate(group.replicas or ()):
-        if name not in known:
-            raise ConfigError(f"{where}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
+        if name not in names:
+            raise ConfigError(f"{path}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
     if group.replicas is not None and group.auto_replicas is not None:
-        raise ConfigError(f"{where}.auto_replicas", f"task group {group.name!r} also has replicas; set only one")
+        raise ConfigError(f"{path}.auto_replicas", f"task group {group.name!r} also has replicas; set only one")
     if group.replicas == ():
-        raise ConfigError(f"{where}.replicas", "a group without replicas serves nothing; use null for all")
+        raise ConfigError(f"{path}.replicas", "a group without replicas serves nothing; use null for all")
 
 
 def check_config(config: RouterConfig) -> None:
@@ -323,12 +325,12 @@ def _check_pool_replicas(pool: PoolConfig, path: str) -> None:
         raise ConfigError(path, f"{ranks} replicas and ranks, where a pool has at most {MAX_ON_RING}")
 
 
-def _check_unique(names: Iterable[str], path: str, noun: str) -> None:
-    seen: set[str] = set()
+def _check_unique(names: Iterable[str], path: str, kind: str) -> None:
+    unique: set[str] = set()
     for name in names:
-        if name in seen:
-            raise ConfigError(path, f"two {noun}s are named {name!r}")
-        seen.add(name)
+        if name in unique:
+            raise ConfigError(path, f"two {kind}s are named {name!r}")
+        unique.add(name)
 
 
 KEY_HEX = r"[0-9a-f]{64}"  # a public key, 32 bytes
@@ -339,10 +341,10 @@ UnixSeconds = Annotated[int, Meta(ge=0, le=2**53)]
 class Signature(Struct, frozen=True, kw_only=True):
     """The control plane's signature of a snapshot, and when it was made and expires."""
 
-    key: Annotated[str, of_form(r"[0-9a-f]{16}")]  # id of the public key that verifies it
+    key: Annotated[str, matching(r"[0-9a-f]{16}")]  # id of the public key that verifies it
     issued_at: UnixSeconds
     expires_at: UnixSeconds  # later the document is rejected; a router that runs it already keeps running it
-    value: Annotated[str, of_form(r"[0-9a-f]{128}")]
+    value: Annotated[str, matching(r"[0-9a-f]{128}")]
 
 
 def key_id(public_key: str) -> str:
@@ -382,7 +384,7 @@ class LoadedSnapshot(Frozen, frozen=True):
 
     @property
     def signed_text(self) -> bytes:
-        """The bytes that its signature covers; AssertionError if there is no signature."""
+        """The bytes that its signature covers; AssertionError if the snapshot has no signature."""
         if self.signature is None:
             raise AssertionError("the snapshot is not signed")
         return signed_text(
@@ -412,8 +414,8 @@ def load_snapshot(document: bytes) -> LoadedSnapshot:
     """Read and check a whole snapshot; ConfigError names the first problem."""
     envelope = decode(_envelopes, document)
     if not OLDEST_SCHEMA <= envelope.schema <= SCHEMA_VERSION:
-        known = f"{OLDEST_SCHEMA} to {SCHEMA_VERSION}"
-        raise ConfigError("$.schema", f"schema {envelope.schema} is not supported by this router ({known})")
+        supported = f"{OLDEST_SCHEMA} to {SCHEMA_VERSION}"
+        raise ConfigError("$.schema", f"schema {envelope.schema} is not supported by this router ({supported})")
     body = bytes(envelope.config)
     actual = hashlib.sha256(body).hexdigest()
     if envelope.sha256 is not UNSET and envelope.sha256 != actual:
@@ -474,7 +476,7 @@ def _omit_default(rows: Iterable[dict[str, object]], name: str, default: object 
 
 
 def check_canary(policy: PolicyConfig, path: str, groups: Collection[str] | None) -> None:
-    """Check that a canary has another revision, and somebody to place; ConfigError otherwise.
+    """Check that a canary has another revision, and routers and task groups to place for; ConfigError otherwise.
 
     ``groups`` are the task groups that a pool's policy places; None: the policy is a task group's own.
     """

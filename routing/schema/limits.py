@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from routing.schema.fields import Frozen, number, of_form, seconds
+from routing.schema.fields import Frozen, matching, number, seconds
 
 # Causes of a failed attempt, as the label ``cause`` of ``retries_total`` has them.
 RETRY_CAUSES = (
@@ -28,7 +28,7 @@ RETRY_CAUSES = (
 )
 # Causes after which the engine may still be generating, so that a retry would generate the response twice.
 UNSAFE_CAUSES = frozenset({"timeout", "status_504"})
-RetryCause = Annotated[str, of_form(f"({'|'.join(RETRY_CAUSES)})")]
+RetryCause = Annotated[str, matching(f"({'|'.join(RETRY_CAUSES)})")]
 
 
 class Limits(Frozen, frozen=True):
@@ -110,7 +110,7 @@ class Limits(Frozen, frozen=True):
         0.2
     )
     retry_floor_per_s: Annotated[
-        float, number("tries/s", 0, 10_000, "Retry budget: retries that are allowed whatever the traffic.")
+        float, number("retries/s", 0, 10_000, "Retry budget: retries that are allowed whatever the traffic.")
     ] = 10.0
     drain_timeout_s: Annotated[float, seconds("How long a router that shuts down lets running responses finish.")] = (
         30.0
@@ -121,14 +121,12 @@ class HealthCheck(Frozen, frozen=True):
     """How a router checks whether a replica is up."""
 
     path: Annotated[
-        str, of_form(r"/[!-~]*", max_length=256, description="Path of the GET request; any 2xx status passes.")
+        str, matching(r"/[!-~]*", max_length=256, description="Path of the GET request; any 2xx status passes.")
     ] = "/health"
     interval_s: Annotated[float, seconds("Time between two checks.")] = 2.0
     timeout_s: Annotated[float, seconds("Time in which the whole response must arrive.")] = 2.0
-    failures: Annotated[int, number("answers", 1, 100, "Failed checks in a row after which a replica is down.")] = 2
-    successes: Annotated[
-        int, number("answers", 1, 100, "Passed checks in a row after which a replica is up again.")
-    ] = 1
+    failures: Annotated[int, number("checks", 1, 100, "Failed checks in a row after which a replica is down.")] = 2
+    successes: Annotated[int, number("checks", 1, 100, "Passed checks in a row after which a replica is up again.")] = 1
 
 
 class BreakerConfig(Frozen, frozen=True):
@@ -167,7 +165,7 @@ class BreakerConfig(Frozen, frozen=True):
     ] = 60.0
 
 
-Host = Annotated[str, of_form(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
+Host = Annotated[str, matching(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")]
 Amount = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 Choices = Annotated[
@@ -262,8 +260,8 @@ class WarmUp(Frozen, frozen=True):
                 "-",
                 1,
                 2**31 - 1,
-                "vLLM's priority of warm-up requests, where a higher number is served later; an engine that rejects it "
-                "is asked without; null: none is sent.",
+                "vLLM's priority of warm-up requests, where a higher number is served later. If an engine rejects "
+                "it, warm-up requests are sent without a priority; null: none is sent.",
             ),
         ]
         | None

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 POINTS = 160  # of a replica of weight 1: shares of the ring differ by 1/sqrt(160), 8 %
 MAX_ON_RING = 1 << 16  # replicas, each rank counted: a point of a ring stores its owner in this many bits
-MAX_WEIGHT = 8.0  # the greatest weight that is used unscaled; see _unit
+MAX_WEIGHT = 8.0  # the greatest weight that is used unscaled; see _weight_unit
 
 NameT = TypeVar("NameT", bound=str)
 
 
 def points_of(weights: Mapping[NameT, float]) -> dict[NameT, int]:
     """Number of points of each replica, by its weight (relative capacity, > 0)."""
-    unit = _unit(max(weights.values(), default=1.0))
+    unit = _weight_unit(max(weights.values(), default=1.0))
     return {name: max(1, round(POINTS * weight / unit)) for name, weight in weights.items()}
 
 
@@ -47,12 +47,12 @@ def moved_by_chance(points: Mapping[NameT, int]) -> float:
     return 1.0 - sum((own / total) ** 2 for own in points.values()) if total else 0.0
 
 
-def _unit(greatest: float) -> float:
+def _weight_unit(max_weight: float) -> float:
     """The weight that owns ``POINTS`` points: 1, unless a ring would become too large or too coarse.
 
-    If the greatest weight is outside 0.5 to 8, it is the power of two that brings it into that range. Only a replica
+    If ``max_weight`` is outside 0.5 to 8, it is the power of two that brings it into that range. Only a replica
     whose weight crosses such a step moves the keys of others.
     """
-    if greatest > MAX_WEIGHT:
-        return float(2 ** math.ceil(math.log2(greatest / MAX_WEIGHT)))
-    return float(2 ** math.ceil(math.log2(greatest))) if greatest <= 0.5 else 1.0
+    if max_weight > MAX_WEIGHT:
+        return float(2 ** math.ceil(math.log2(max_weight / MAX_WEIGHT)))
+    return float(2 ** math.ceil(math.log2(max_weight))) if max_weight <= 0.5 else 1.0

@@ -141,7 +141,7 @@ class BlockPool:
             self.residency.on_accessed(blocks)
 
     def take(self, count: int) -> list[int]:
-        """Hold ``count`` blank blocks, evicting from the head of the free queue; OutOfBlocksError takes none."""
+        """Hold ``count`` blank blocks, evicting from the head of the free queue; on OutOfBlocksError none is held."""
         available = self.available
         if available is not None and count > available:
             raise OutOfBlocksError(f"{count} blocks requested, {available} free")
@@ -151,7 +151,7 @@ class BlockPool:
         self._keys.extend([None] * unused)
         taken = list(range(start, start + unused))
         for _ in range(count - unused):
-            block, _nothing = self._free.popitem(last=False)
+            block, _ = self._free.popitem(last=False)
             self._evict(block)
             self._refs[block] = 1
             taken.append(block)
@@ -193,12 +193,12 @@ class BlockPool:
         self._keys[block] = None
         if key is None or key == _UNMATCHABLE:
             return
-        others = self._duplicates.get(key, [])
+        duplicates = self._duplicates.get(key, [])
         if self._cached[key] != block:
-            others.remove(block)
-        elif others:
-            self._cached[key] = others.pop(0)
+            duplicates.remove(block)
+        elif duplicates:
+            self._cached[key] = duplicates.pop(0)
         else:
             del self._cached[key]
-        if not others:
+        if not duplicates:
             self._duplicates.pop(key, None)

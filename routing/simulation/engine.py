@@ -88,7 +88,7 @@ class EngineConfig:
     blocks: int | None = None  # usable KV blocks; None: no limit
     block_tokens: int = 16
     prefill_rate: float = 8000.0  # tokens/s
-    step_s: float = 0.010  # of any step
+    step_s: float = 0.010  # of each step
     decode_s: float = 0.0002  # additional for each decoding sequence
     chunk_tokens: int = 2048  # prefill tokens per step, at most
     max_running: int = 256  # sequences
@@ -102,7 +102,7 @@ class Step:
     """One planned step, or ``repeat`` equal ones in a row."""
 
     start_s: float
-    end_s: float  # of the last
+    end_s: float  # of the last of them
     decoding: int  # sequences that get a token
     prefill_tokens: int = 0
     prefilled: list[Sequence] = field(default_factory=list)  # whose prefill ends with this step
@@ -187,7 +187,7 @@ class Engine:
                 sequence.last_token_s = step.end_s
             statistics.inter_token.observe((step.end_s - step.start_s) / step.repeat, decoded * step.repeat)
             statistics.generation_tokens += decoded * step.repeat
-        finished = [it for it in self.decoding if it.generated_tokens >= it.output_tokens]
+        finished = [sequence for sequence in self.decoding if sequence.generated_tokens >= sequence.output_tokens]
         for sequence in finished:
             self._end(sequence, step.end_s)
         first = [sequence for sequence in step.prefilled if sequence.state is State.PREFILLING]
@@ -318,7 +318,7 @@ class Engine:
         """Decode steps until a sequence ends, needs a block or ``left_s`` is over; at least 1."""
         if left_s <= duration_s:
             return 1
-        steps = min(it.output_tokens - it.generated_tokens for it in self.decoding)
+        steps = min(sequence.output_tokens - sequence.generated_tokens for sequence in self.decoding)
         if not self.config.reserve_output:
             steps = min(steps, *map(self._free_slots, self.decoding))
         return steps if left_s >= duration_s * steps else math.ceil(left_s / duration_s)

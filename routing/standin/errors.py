@@ -1,4 +1,4 @@
-"""Error responses in the words of vLLM 0.32.0 (400 and 404, never 422), and faults of ``POST /standin/fault``."""
+"""Error responses with the messages of vLLM 0.32.0 (400 and 404, never 422), and faults of ``POST /standin/fault``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def error_body(status: int, kind: str, message: str, param: str | None = None) -
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """A 400 that vLLM itself decides."""
+    """A 400 of vLLM's own checks."""
     return ApiError(400, "BadRequestError", message, param)
 
 
 def invalid(kind: str, location: str, message: str, value: Any, context: str = "") -> ApiError:
-    """A 400 of the framework's validation; ``location`` is such as ``body.max_tokens``."""
+    """A 400 of the framework's validation; ``location`` is a path such as ``body.max_tokens``."""
     shown = f"<{type(value).__name__} of {len(value)} items>" if isinstance(value, dict | list) else str(value)
     detail = f"{{'type': '{kind}', 'loc': '{location}', 'msg': '{message}', 'input': '{shown}'{context}}}"
     return ApiError(400, "Bad Request", f"1 validation error:\n  {detail}", location)

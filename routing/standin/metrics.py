@@ -1,4 +1,4 @@
-"""The ``vllm:`` metric families of vLLM 0.32.0, in its order and words, read from a modelled engine.
+"""The ``vllm:`` metric families of vLLM 0.32.0, with vLLM's order and help texts, read from a modelled engine.
 
 Whatever does not change is rendered once: headers, labels, bucket edges, the ``_created`` companions. A scrape formats
 one number per line, so that a page of 700 lines takes well under 5 ms.
@@ -18,7 +18,7 @@ from routing.simulation.statistics import Histogram
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 Labels = Mapping[str, str]
-Read = Callable[[], float]
+ReadValue = Callable[[], float]
 
 
 def number(value: float) -> str:
@@ -54,7 +54,7 @@ class Family:
         self._created_name = f"{name.removesuffix('_total') if kind == 'counter' else name}_created"
         self._created = [f"# HELP {self._created_name} {help_text}\n# TYPE {self._created_name} gauge"]
 
-    def value(self, labels: Labels, read: Read, created_s: float | None = None) -> None:
+    def value(self, labels: Labels, read: ReadValue, created_s: float | None = None) -> None:
         """Add a label set whose value is read at each scrape."""
         self._add(labels, created_s, [f"{self.name}{label_text(labels)}"], lambda: (read(),))
 
@@ -133,13 +133,13 @@ class EngineMetrics:
         self.families.append(family)
         return family
 
-    def _counter(self, name: str, help_text: str, read: Read) -> None:
+    def _counter(self, name: str, help_text: str, read: ReadValue) -> None:
         self._family(f"{name}_total", "counter", help_text).value(self._labels, read, self._created_s)
 
-    def _gauge(self, name: str, help_text: str, read: Read) -> None:
+    def _gauge(self, name: str, help_text: str, read: ReadValue) -> None:
         self._family(name, "gauge", help_text).value(self._labels, read)
 
-    def _labelled(self, name: str, kind: str, help_text: str, label: str, reads: Mapping[str, Read]) -> None:
+    def _labelled(self, name: str, kind: str, help_text: str, label: str, reads: Mapping[str, ReadValue]) -> None:
         """A family with one more label, whose values are the keys of ``reads``."""
         family = self._family(name, kind, help_text)
         for value, read in reads.items():
@@ -157,9 +157,9 @@ class EngineMetrics:
         running = "Number of requests in model execution batches."
         self._gauge("num_requests_running", running, lambda: statistics.running)
         self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", lambda: statistics.waiting)
-        reasons: dict[str, Read] = {"capacity": lambda: statistics.waiting, "deferred": _zero}
+        reasons: dict[str, ReadValue] = {"capacity": lambda: statistics.waiting, "deferred": _zero}
         self._labelled("num_requests_waiting_by_reason", "gauge", _WAITING_BY_REASON, "reason", reasons)
-        states: dict[str, Read] = {"awake": lambda: 1.0, "weights_offloaded": _zero, "discard_all": _zero}
+        states: dict[str, ReadValue] = {"awake": lambda: 1.0, "weights_offloaded": _zero, "discard_all": _zero}
         self._labelled("engine_sleep_state", "gauge", _SLEEP_STATE, "sleep_state", states)
         usage = "KV-cache usage. 1 means 100 percent usage."
         self._gauge("kv_cache_usage_perc", usage, lambda: statistics.kv_usage_ratio)
@@ -167,21 +167,21 @@ class EngineMetrics:
     def _add_token_counters(self, engine: Engine) -> None:
         statistics = engine.statistics
         external = "External prefix cache {} from KV connector cross-instance cache sharing"
-        caches: tuple[tuple[str, str, str, Read, Read], ...] = (
+        caches: tuple[tuple[str, str, str, ReadValue, ReadValue], ...] = (
             ("", "Prefix cache {}", "tokens", lambda: statistics.queries, lambda: statistics.hits),
             ("external_", external, "tokens", _zero, _zero),
             ("mm_", "Multi-modal cache {}", "items", _zero, _zero),
         )
-        for prefix, words, unit, queries, hits in caches:
+        for prefix, subject, unit, queries, hits in caches:
             name = f"{prefix}cache" if prefix == "mm_" else f"{prefix}prefix_cache"
             self._counter(
-                f"{name}_queries", f"{words.format('queries')}, in terms of number of queried {unit}.", queries
+                f"{name}_queries", f"{subject.format('queries')}, in terms of number of queried {unit}.", queries
             )
-            self._counter(f"{name}_hits", f"{words.format('hits')}, in terms of number of cached {unit}.", hits)
+            self._counter(f"{name}_hits", f"{subject.format('hits')}, in terms of number of cached {unit}.", hits)
         preemptions = "Cumulative number of preemption from the engine."
         self._counter("num_preemptions", preemptions, lambda: statistics.preemptions)
         self._counter("prompt_tokens", "Number of prefill tokens processed.", lambda: statistics.prompt_tokens)
-        sources: dict[str, Read] = {
+        sources: dict[str, ReadValue] = {
             "local_compute": lambda: statistics.prompt_tokens - statistics.prompt_cached,
             "local_cache_hit": lambda: statistics.prompt_cached,
             "external_kv_transfer": _zero,
@@ -190,7 +190,7 @@ class EngineMetrics:
         self._labelled("prompt_tokens_by_source_total", "counter", by_source, "source", sources)
         cached = "Number of cached prompt tokens (local + external)."
         self._counter("prompt_tokens_cached", cached, lambda: statistics.prompt_cached)
-        tiers: dict[str, Read] = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), _zero)
+        tiers: dict[str, ReadValue] = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), _zero)
         tiers["device"] = lambda: statistics.hits
         self._labelled("prompt_tokens_cached_by_source_total", "counter", _CACHED_BY_SOURCE, "source", tiers)
         generated = "Number of generation tokens processed."
@@ -198,12 +198,14 @@ class EngineMetrics:
 
     def _add_outcomes(self, engine: Engine) -> None:
         statistics = engine.statistics
-        reads: dict[str, Read] = {it: partial(statistics.finished.__getitem__, it) for it in statistics.finished}
+        reads: dict[str, ReadValue] = {
+            reason: partial(statistics.finished.__getitem__, reason) for reason in statistics.finished
+        }
         success = "Count of successfully processed requests."
         self._labelled("request_success_total", "counter", success, "finished_reason", reads)
         rejected = "Number of admission attempts rejected by a queue limit, by reason."
         family = self._family("admission_rejections_total", "counter", rejected)
-        limits: dict[str, Read] = {
+        limits: dict[str, ReadValue] = {
             "max_num_queued_reqs": lambda: statistics.rejected,
             "max_num_queued_tokens": _zero,
         }
@@ -211,7 +213,7 @@ class EngineMetrics:
             family.value({"model_name": self._labels["model_name"], "reason": reason}, read, self._created_s)
 
     def _add_histograms(self, engine: Engine) -> None:
-        it = engine.statistics
+        statistics = engine.statistics
         phase = "Histogram of time spent in {} phase for request."
         generated, n = "Number of generation tokens processed.", "Histogram of the n request parameter."
         most_generated = "Histogram of maximum number of requested generation tokens."
@@ -221,22 +223,22 @@ class EngineMetrics:
         preempted = "Histogram of the number of times a request was preempted."
         computed = "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
         rows = [
-            ("request_prompt_tokens", "Number of prefill tokens processed.", it.request_prompt),
-            ("request_generation_tokens", generated, it.request_generation),
-            ("iteration_tokens_total", "Histogram of number of tokens per engine_step.", it.iteration_tokens),
-            ("request_max_num_generation_tokens", most_generated, it.request_max_generation),
-            ("request_params_n", n, it.request_n),
-            ("request_params_max_tokens", max_tokens, it.request_max_tokens),
-            ("time_to_first_token_seconds", ttft, it.time_to_first_token),
-            ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", it.inter_token),
-            ("request_time_per_output_token_seconds", decode_pace, it.time_per_output_token),
-            ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", it.end_to_end),
-            ("request_queue_time_seconds", phase.format("WAITING"), it.queue_time),
-            ("request_inference_time_seconds", phase.format("RUNNING"), it.inference_time),
-            ("request_prefill_time_seconds", phase.format("PREFILL"), it.prefill_time),
-            ("request_decode_time_seconds", phase.format("DECODE"), it.decode_time),
-            ("request_num_preemptions", preempted, it.request_preemptions),
-            ("request_prefill_kv_computed_tokens", computed, it.request_computed),
+            ("request_prompt_tokens", "Number of prefill tokens processed.", statistics.request_prompt),
+            ("request_generation_tokens", generated, statistics.request_generation),
+            ("iteration_tokens_total", "Histogram of number of tokens per engine_step.", statistics.iteration_tokens),
+            ("request_max_num_generation_tokens", most_generated, statistics.request_max_generation),
+            ("request_params_n", n, statistics.request_n),
+            ("request_params_max_tokens", max_tokens, statistics.request_max_tokens),
+            ("time_to_first_token_seconds", ttft, statistics.time_to_first_token),
+            ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", statistics.inter_token),
+            ("request_time_per_output_token_seconds", decode_pace, statistics.time_per_output_token),
+            ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", statistics.end_to_end),
+            ("request_queue_time_seconds", phase.format("WAITING"), statistics.queue_time),
+            ("request_inference_time_seconds", phase.format("RUNNING"), statistics.inference_time),
+            ("request_prefill_time_seconds", phase.format("PREFILL"), statistics.prefill_time),
+            ("request_decode_time_seconds", phase.format("DECODE"), statistics.decode_time),
+            ("request_num_preemptions", preempted, statistics.request_preemptions),
+            ("request_prefill_kv_computed_tokens", computed, statistics.request_computed),
         ]
         if (blocks := engine.residency) is not None:
             lifetime = f"Histogram of KV cache block lifetime from allocation to eviction. {_SAMPLED}"

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from routing.simulation.statistics import Histogram
-from routing.standin.metrics import Family, Read
+from routing.standin.metrics import Family, ReadValue
 
 _PAGE_BYTES = resource.getpagesize()
 _CLOCK_HZ = os.sysconf("SC_CLK_TCK")
@@ -39,14 +39,14 @@ def _boot_s() -> float:
 def process_families() -> list[Family]:
     """The families, in prometheus_client's order."""
     families = []
-    for name, counted, help_text in (
+    for name, statistic, help_text in (
         ("objects_collected", "collected", "Objects collected during gc"),
         ("objects_uncollectable", "uncollectable", "Uncollectable objects found during GC"),
         ("collections", "collections", "Number of times this generation was collected"),
     ):
         family = Family(f"python_gc_{name}_total", "counter", help_text)
         for generation in range(3):
-            family.value({"generation": str(generation)}, _gc_reader(generation, counted))
+            family.value({"generation": str(generation)}, _gc_reader(generation, statistic))
         families.append(family)
     info = Family("python_info", "gauge", "Python platform information")
     major, minor, patch = (str(part) for part in sys.version_info[:3])
@@ -55,22 +55,22 @@ def process_families() -> list[Family]:
     return [*families, info, *(_proc_families() if _stat() else ())]
 
 
-def _gc_reader(generation: int, counted: str) -> Read:
-    return lambda: float(gc.get_stats()[generation][counted])
+def _gc_reader(generation: int, statistic: str) -> ReadValue:
+    return lambda: float(gc.get_stats()[generation][statistic])
 
 
 def _proc_families() -> list[Family]:
     started_s = _boot_s() + int(_stat()[19]) / _CLOCK_HZ
-    most_files = float(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    max_files = float(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     started = "Start time of the process since unix epoch in seconds."
     cpu = "Total user and system CPU time spent in seconds."
-    rows: list[tuple[str, str, str, Read]] = [
+    rows: list[tuple[str, str, str, ReadValue]] = [
         ("virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", lambda: float(_stat()[20])),
         ("resident_memory_bytes", "gauge", "Resident memory size in bytes.", lambda: float(_stat()[21]) * _PAGE_BYTES),
         ("start_time_seconds", "gauge", started, lambda: started_s),
         ("cpu_seconds_total", "counter", cpu, lambda: sum(map(float, _stat()[11:13])) / _CLOCK_HZ),
         ("open_fds", "gauge", "Number of open file descriptors.", lambda: len(os.listdir("/proc/self/fd"))),  # noqa: PTH208
-        ("max_fds", "gauge", "Maximum number of open file descriptors.", lambda: most_files),
+        ("max_fds", "gauge", "Maximum number of open file descriptors.", lambda: max_files),
     ]
     families = []
     for name, kind, help_text, read in rows:

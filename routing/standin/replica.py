@@ -25,10 +25,10 @@ class ReplicaSettings:
     """Settings of a stand-in replica."""
 
     host: str
-    port: int  # 0: any free one
+    port: int  # 0: any free port
     model: str
     engine: EngineConfig
-    seed: int  # of the pseudo-words: replicas with the same seed generate the same text
+    seed: int  # of the generated pseudo-words: replicas with the same seed generate the same text
     api_key: str | None
     max_queued_requests: int | None  # running and waiting; None: no limit
     auto_tools: bool
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
     add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
-    add("--seed", type=int, default=0, help="of the generated pseudo-words (default %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
     return parser
 
 
@@ -244,7 +244,7 @@ class Replica:
     def generate(self, request: GenerationRequest) -> Generation:
         """Create a generation, not yet started; ApiError if the queue is full or a fault rejects it."""
         if isinstance(self.fault, Refuse):
-            raise ApiError(self.fault.status, "Service Unavailable", "The stand-in was told to refuse requests.")
+            raise ApiError(self.fault.status, "Service Unavailable", "The fault 'refuse' is active on this stand-in.")
         limit = self.settings.max_queued_requests
         if limit is not None and self.engine.outstanding >= limit:
             self.engine.statistics.rejected += 1

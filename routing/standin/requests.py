@@ -174,7 +174,7 @@ def _dictionary(value: Any, location: str) -> dict[str, Any]:
 
 
 def _bad_json(raw: bytes) -> ApiError:
-    """The error of the standard library's decoder, whose words vLLM repeats."""
+    """The error of the standard library's decoder, whose message vLLM repeats."""
     position, reason = 0, "Invalid value"
     try:
         json.loads(raw)
@@ -206,7 +206,9 @@ def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     messages = body.get("messages")
     if messages is None:
         raise invalid("missing", "body.messages", "Field required", body)
-    if not isinstance(messages, list) or not all(isinstance(it, dict) and "role" in it for it in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(message, dict) and "role" in message for message in messages
+    ):
         raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
     return messages
 
@@ -218,7 +220,7 @@ def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> Gen
     if not prompt:
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt")
     is_batch = isinstance(prompt, list) and not isinstance(prompt[0], int)  # a list of numbers is one prompt
-    request.prompts = [_read_prompt(it) for it in (prompt if is_batch else [prompt])]
+    request.prompts = [_read_prompt(item) for item in (prompt if is_batch else [prompt])]
     if request.max_tokens is None:
         request.max_tokens = 16
     _check_length(request, max_model_len)
@@ -269,7 +271,7 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Generati
 def _stops(body: dict[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(stops, list) or not all(isinstance(it, str) for it in stops):
+    if not isinstance(stops, list) or not all(isinstance(item, str) for item in stops):
         raise invalid("string_type", "body.stop", "Input should be a valid string", stop)
     return tuple(stops)
 

@@ -41,7 +41,7 @@ from routing.standin.responses import VERSION, EventStream, whole_response
 
 replica_key: web.AppKey[Replica] = web.AppKey("replica", Replica)
 
-GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # paths that --api-key protects; /health and /metrics stay open
+AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference", "/cohere")  # that --api-key protects; /health and /metrics stay open
 MAX_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
 
@@ -94,7 +94,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
 
 def _is_authorized(request: web.Request) -> bool:
     key = request.app[replica_key].settings.api_key
-    if key is None or not request.path.startswith(GUARDED):
+    if key is None or not request.path.startswith(AUTHENTICATED_PATHS):
         return True
     header = request.headers.get("Authorization", "")
     return hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {key}".encode())
@@ -218,7 +218,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    """``POST /tokenize``: of a prompt, or of messages by the chat template; exactly the engine's prompt."""
+    """``POST /tokenize``: tokens of a prompt, or of messages in the chat template, exactly as the engine gets them."""
     settings = request.app[replica_key].settings
     body = await _body(request)
     check_model(body, settings.model)

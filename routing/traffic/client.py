@@ -145,9 +145,9 @@ class Durations:
         self.count += other.count
         self.total_s += other.total_s
 
-    def quantile(self, q: float) -> float | None:
-        """Middle of the bucket that holds quantile ``q`` (0 to 1); None without values."""
-        left = q * self.count
+    def quantile(self, share: float) -> float | None:
+        """Middle of the bucket that holds the quantile ``share`` (0 to 1); None without values."""
+        left = share * self.count
         for bucket in sorted(self._buckets):
             left -= self._buckets[bucket]
             if left <= 0:

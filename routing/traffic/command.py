@@ -37,9 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--mix", type=int, metavar="SEED", help="seed of endless generated traffic")
     add("--time-scale", type=float, default=1.0, help="2 plays twice as fast (default %(default)s)")
     add("--rate", type=float, help=f"requests/s: of the mix (default {DEFAULT_RATE:g}); of a trace, sets --time-scale")
-    add("--tokens-per-s", type=float, metavar="R", help="prompt tokens/s of a trace; sets --time-scale")
+    add("--tokens-per-s", type=float, metavar="RATE", help="prompt tokens/s of a trace; sets --time-scale")
     add("--loop", action="store_true", help="repeat the trace")
-    add("--requests", type=int, help="stop after this many")
+    add("--requests", type=int, help="stop after this many requests")
     add("--model", help="name of the model (default: the router's)")
     add("--in-flight", type=int, default=64, help="concurrent requests (default %(default)s)")
     add("--report", type=Path, metavar="FILE", help="write the final report to this file")
@@ -52,11 +52,11 @@ def _workload(options: argparse.Namespace) -> tuple[Workload, float]:
         return Mix(options.mix, options.rate or DEFAULT_RATE), options.time_scale
     requests = read_trace(options.trace)
     scale = options.time_scale
-    lasts_s = requests[-1].at_s if len(requests) > 1 else 0.0
-    if options.rate and lasts_s:
-        scale = options.rate * lasts_s / len(requests)
-    elif options.tokens_per_s and lasts_s:
-        scale = options.tokens_per_s * lasts_s / sum(request.prompt_tokens for request in requests)
+    duration_s = requests[-1].at_s if len(requests) > 1 else 0.0
+    if options.rate and duration_s:
+        scale = options.rate * duration_s / len(requests)
+    elif options.tokens_per_s and duration_s:
+        scale = options.tokens_per_s * duration_s / sum(request.prompt_tokens for request in requests)
     return TraceWorkload(requests, options.loop), scale
 
 

@@ -6,7 +6,7 @@ letters and a leading space, so that every 4 bytes are one token for the stand-i
 The mix has four task groups with different prompts, sessions and sharing; it is endless and reproducible:
 
 * ``chat`` follows the production chat trace of the Mooncake release (first 30 minutes: Poisson arrivals; prompts
-  log-normal with median 7,640 and mean 12,870 tokens; answers of mean 346; 65 % of the requests open a conversation
+  log-normal with median 7,640 and mean 12,870 tokens; outputs of mean 346; 65 % of the requests open a conversation
   and each turn is followed by another with probability 0.35, median 120 s later), with lengths and pauses divided by
   ``CHAT_SCALE``. Every prompt begins with one shared system prompt, of 32 tokens; the trace's has 512.
 * ``coding-assistant`` has a long tool list for each of some teams, and sessions of many quick turns that grow.
@@ -38,7 +38,7 @@ from xxhash import xxh3_64_intdigest
 
 from routing.traffic.trace import BLOCK_TOKENS, Job, TraceRequest
 
-TOKEN_BYTES = 4  # of this text, as the stand-in replica counts; about what a real tokenizer makes of it
+TOKEN_BYTES = 4  # per token of this text, as the stand-in replica counts; about what a real tokenizer makes of it
 _POOL_BYTES = 1 << 18
 _VOCABULARY = """
 the and for are can has not its may one two any all out off own set get put run key map log job row bit tag new old low
@@ -80,7 +80,7 @@ def text_of_tokens(key: str, tokens: int) -> str:
     return passage(key, max(1, tokens) * TOKEN_BYTES)
 
 
-DEFAULT_RATE = 5.0  # requests/s of all groups
+DEFAULT_RATE = 5.0  # requests/s of all groups together
 # Sessions that began this long before time 0 are in progress, so the request rate is right from the start.
 LEAD_IN_S = 300.0
 CHAT_SCALE = 4
@@ -126,7 +126,7 @@ class Session:
         return {"role": "user", "content": text_of_tokens(turn.text_key, turn.prompt_tokens)}
 
 
-Maker = Callable[[random.Random, str], Session]
+MakeSession = Callable[[random.Random, str], Session]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Group:
     name: str
     share: float  # of the mix's requests
     turns: float  # mean turns of a session
-    make: Maker
+    make: MakeSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Mix:
     rate: float = DEFAULT_RATE  # requests/s
 
     def jobs(self) -> Iterator[Job]:
-        """Endless, in order of time."""
+        """Endless jobs, in order of time."""
         return heapq.merge(*(self._jobs_of(group) for group in GROUPS), key=lambda job: job.at_s)
 
     def _jobs_of(self, group: Group) -> Iterator[Job]:
@@ -284,9 +284,9 @@ GROUPS = (
 
 
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
-SYSTEM_HEAD = 4  # tokens of "<|im_start|>system\n"
+SYSTEM_HEADER = 4  # tokens of "<|im_start|>system\n"
 TURN_CHANGE = 5  # of "<|im_end|>\n<|im_start|>user\n"
-USER_HEAD = 3  # of "<|im_start|>user\n"
+USER_HEADER = 3  # of "<|im_start|>user\n"
 TAIL = 7  # of "<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -300,16 +300,16 @@ def trace_messages(request: TraceRequest) -> list[dict[str, str]]:
     sizes = [BLOCK_TOKENS] * len(request.hash_ids)
     last = request.prompt_tokens - BLOCK_TOKENS * (len(sizes) - 1)
     if len(sizes) == 1 and last == BLOCK_TOKENS:
-        return [{"role": "system", "content": block_text(request.hash_ids[0], BLOCK_TOKENS - SYSTEM_HEAD)}]
+        return [{"role": "system", "content": block_text(request.hash_ids[0], BLOCK_TOKENS - SYSTEM_HEADER)}]
     if len(sizes) == 1:
-        size = max(1, last - USER_HEAD - TAIL)
+        size = max(1, last - USER_HEADER - TAIL)
         return [{"role": "user", "content": block_text(request.hash_ids[0], size)}]
     sizes[-1] = max(0, last - TAIL) if last < BLOCK_TOKENS else last
     if len(sizes) == 2:
         sizes[1] = max(1, sizes[1] - TURN_CHANGE)
     else:
         sizes[1] -= TURN_CHANGE
-    sizes[0] -= SYSTEM_HEAD
+    sizes[0] -= SYSTEM_HEADER
     system, *rest = (block_text(block, size) for block, size in zip(request.hash_ids, sizes, strict=True))
     return [{"role": "system", "content": system}, {"role": "user", "content": "".join(rest)}]
 
@@ -336,7 +336,7 @@ class TraceWorkload:
     loop: bool = False
 
     def jobs(self) -> Iterator[Job]:
-        """In the trace's order; a repetition begins one mean gap after the last arrival."""
+        """Jobs in the trace's order; a repetition begins one mean gap after the last arrival."""
         if not self.requests:
             return
         round_s = self.requests[-1].at_s * (1 + 1 / len(self.requests)) or 1.0

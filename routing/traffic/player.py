@@ -3,7 +3,7 @@
 Theory of operation. One loop starts each job of the workload at its time. The loop waits while too many requests are in
 flight and while the router cannot be reached (exponential back-off, 0.5 to 8 s). After a delay the rest of the schedule
 moves by the same amount, so delayed requests are not sent in a burst. A turn of a session waits for the response to the
-turn before, which is part of its prompt; if that request failed, the session ends and its remaining turns are skipped.
+previous turn, which its prompt contains; if that request failed, the session ends and its remaining turns are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from routing.traffic.trace import Job, Script, Workload
 
 MAX_LATE_S = 1.0  # a delay over this moves the schedule
 BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-TURN_TIMEOUT_S = 300.0  # for the response to the turn before
+TURN_TIMEOUT_S = 300.0  # for the response to the previous turn
 
 _encode = msgspec.json.encode
 

@@ -139,9 +139,9 @@ def read_columns(path: Path) -> Columns:
 
 
 def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """Spread requests with the same timestamp evenly over the time to the next; the last ones over the gap before."""
+    """Spread requests with the same timestamp evenly over the time to the next; the last ones over the previous gap."""
     rows = list(requests)
-    return [replace(row, at_s=at_s) for row, at_s in zip(rows, spread_stamps([r.at_s for r in rows]), strict=True)]
+    return [replace(row, at_s=at_s) for row, at_s in zip(rows, spread_stamps([row.at_s for row in rows]), strict=True)]
 
 
 def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
@@ -165,7 +165,7 @@ def _opened(path: Path) -> BinaryIO:
 def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
     """Validated lines, without blank ones; TraceError names the first invalid line."""
     decode = msgspec.json.Decoder(Line).decode
-    before = 0.0
+    previous = 0.0
     for number, text in enumerate(_read(lines, name), start=1):
         if not text.strip():
             continue
@@ -175,11 +175,11 @@ def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
             raise TraceError(f"{name}, line {number}: {error}") from None
         blocks = -(-line.input_length // BLOCK_TOKENS)
         if len(line.hash_ids) != blocks:
-            found = len(line.hash_ids)
-            raise TraceError(f"{name}, line {number}: {found} hash_ids for {blocks} blocks of {BLOCK_TOKENS} tokens")
-        if line.timestamp < before:
+            ids = len(line.hash_ids)
+            raise TraceError(f"{name}, line {number}: {ids} hash_ids for {blocks} blocks of {BLOCK_TOKENS} tokens")
+        if line.timestamp < previous:
             raise TraceError(f"{name}, line {number}: the timestamp is before that of the previous line")
-        before = line.timestamp
+        previous = line.timestamp
         yield line
 
 

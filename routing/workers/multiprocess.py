@@ -139,7 +139,7 @@ def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 class MultiProcess:
-    """The data side of a router of several processes."""
+    """The data plane of a router of several processes."""
 
     def __init__(
         self,

@@ -8,23 +8,24 @@ from collections.abc import Sequence
 from functools import cache
 
 from routing.admin.api import is_compiled
-from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
+from tests.compiled import package
+from tests.compiled.package import ROOT, CannotCompileError, compile_router
 
 
 @cache
 def compiled_environment() -> dict[str, str] | None:
-    """Environment that finds the compiled router, building it first; None, with a message, where that is
-    impossible.
-    """
+    """Environment that imports the compiled router, built first; None, with a message, if it cannot be built."""
     try:
         compile_router()
     except CannotCompileError as error:
         print(error, flush=True)
         return None
-    return environment()
+    return package.environment()
 
 
-def again_compiled(name: str, options: Sequence[str]) -> None:
+def run_compiled(name: str, options: Sequence[str]) -> None:
     """Run a benchmark again in a process with the compiled router."""
-    if not is_compiled() and (where := compiled_environment()) is not None:
-        subprocess.run([sys.executable, "-m", "tests.benchmarks", name, *options], cwd=ROOT, env=where, check=True)
+    if not is_compiled() and (environment := compiled_environment()) is not None:
+        subprocess.run(
+            [sys.executable, "-m", "tests.benchmarks", name, *options], cwd=ROOT, env=environment, check=True
+        )

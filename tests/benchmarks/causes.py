@@ -15,17 +15,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST_SEED = 2001  # judges were made with others
+FIRST_SEED = 2001  # the cause analysis was tuned on other seeds
 SEEDS = 3
 GOAL = 0.9
-Firsts = dict[tuple[str, str], tuple[Counter[str], Counter[str]]]  # what was named first, without a ladder and with one
+TopCauses = dict[tuple[str, str], tuple[Counter[str], Counter[str]]]  # first-ranked causes, without and with a ladder
 
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks causes")
-    parser.add_argument("--only", default="", help="play the scenarios whose words hold this")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each is played, each time otherwise")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--only", default="", help="play the scenarios whose description contains this text")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds with which each scenario is played")
+    options = parser.parse_args(arguments)
     os.environ["DJANGO_SETTINGS_MODULE"] = "controlplane.settings.test"
     from controlplane.stack.servers import EmbeddedPostgres
     from tests.conftest import running
@@ -36,23 +36,25 @@ def main(arguments: Sequence[str] = ()) -> None:
         server = EmbeddedPostgres(folder / "postgres", folder / "pg")
         server.prepare()
         with running(server.child("fsync=off")):
-            firsts, explained_ms = _played(server.socket_dir, given.only, range(FIRST_SEED, FIRST_SEED + given.seeds))
-    _print(firsts, given.seeds, explained_ms)
+            top_causes, explain_ms = _play_all(
+                server.socket_dir, options.only, range(FIRST_SEED, FIRST_SEED + options.seeds)
+            )
+    _print(top_causes, options.seeds, explain_ms)
 
 
-def _print(firsts: Firsts, seeds: int, explained_ms: float) -> None:
-    print(f"{'named first, of ' + str(seeds):<96} no ladder  ladder")
-    for (kind, words), sides in firsts.items():
-        others = ", ".join(f"{other} ({count})" for other, count in sum(sides, Counter()).items() if other != kind)
-        print(f"{f'{kind}: {words}':<96} {sides[0][kind]:>9} {sides[1][kind]:>7}   {others}")
-    total = seeds * len(firsts)
-    for place, what in enumerate(("without a ladder", "with one")):
-        right = sum(sides[place][kind] for (kind, _), sides in firsts.items())
-        print(f"{what}: {right} of {total} named first ({right / max(total, 1):.0%}; goal {GOAL:.0%})")
-    print(f"{explained_ms:.0f} ms to explain one")
+def _print(top_causes: TopCauses, seeds: int, explain_ms: float) -> None:
+    print(f"{'ranked first, of ' + str(seeds):<96} no ladder  ladder")
+    for (kind, description), counts in top_causes.items():
+        others = ", ".join(f"{other} ({count})" for other, count in sum(counts, Counter()).items() if other != kind)
+        print(f"{f'{kind}: {description}':<96} {counts[0][kind]:>9} {counts[1][kind]:>7}   {others}")
+    total = seeds * len(top_causes)
+    for index, variant in enumerate(("without a ladder", "with a ladder")):
+        right = sum(counts[index][kind] for (kind, _), counts in top_causes.items())
+        print(f"{variant}: {right} of {total} ranked first ({right / max(total, 1):.0%}; goal {GOAL:.0%})")
+    print(f"{explain_ms:.0f} ms to explain one drop")
 
 
-def _played(socket_dir: Path, only: str, seeds: range) -> tuple[Firsts, float]:
+def _play_all(socket_dir: Path, only: str, seeds: range) -> tuple[TopCauses, float]:
     import django
     from django.conf import settings
 
@@ -66,19 +68,19 @@ def _played(socket_dir: Path, only: str, seeds: range) -> tuple[Firsts, float]:
     from tests.telemetry.causes.scenarios import SCENARIOS
 
     settings.SCRAPE_INTERVAL_S = SCRAPE_S
-    firsts: Firsts = defaultdict(lambda: (Counter(), Counter()))
-    took_s, played = 0.0, 0
+    top_causes: TopCauses = defaultdict(lambda: (Counter(), Counter()))
+    explain_s, played = 0.0, 0
     for scenario in SCENARIOS:
         for seed in seeds if only in f"{scenario.kind}: {scenario.words}" else ():
-            kinds, seconds = _first(scenario, seed)
-            for side, kind in zip(firsts[scenario.kind, scenario.words], kinds, strict=True):
-                side[kind] += 1
-            took_s, played = took_s + seconds, played + 1
-    return firsts, took_s / max(played, 1) * 1000
+            kinds, seconds = _top_causes(scenario, seed)
+            for counter, kind in zip(top_causes[scenario.kind, scenario.words], kinds, strict=True):
+                counter[kind] += 1
+            explain_s, played = explain_s + seconds, played + 1
+    return top_causes, explain_s / max(played, 1) * 1000
 
 
-def _first(scenario: object, seed: int) -> tuple[tuple[str, str], float]:
-    """(cause ranked first without a ladder, with one, seconds for the latter)."""
+def _top_causes(scenario: object, seed: int) -> tuple[tuple[str, str], float]:
+    """((cause ranked first without a ladder, cause with a ladder), seconds for the analysis with a ladder)."""
     import time_machine
     from django.db import transaction
 
@@ -94,9 +96,9 @@ def _first(scenario: object, seed: int) -> tuple[tuple[str, str], float]:
         when = play(scenario, seed, pool, traveller.move_to, LONG_S)
         without = explain_drop(pool, **when.as_spans())
         replay_pool(pool, when.end)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         causes = explain_drop(pool, **when.as_spans())
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         transaction.set_rollback(True)
-    found = [named[0].kind if named else "nothing" for named in (without, causes)]
-    return (found[0], found[1]), seconds
+    first_kinds = [ranked[0].kind if ranked else "nothing" for ranked in (without, causes)]
+    return (first_kinds[0], first_kinds[1]), seconds

@@ -28,17 +28,19 @@ def main() -> None:
         server = EmbeddedPostgres(folder / "postgres", folder / "pg")
         server.prepare()
         with running(server.child("fsync=off")):
-            seconds = sorted(_measured(folder, server.socket_dir))
+            seconds = sorted(_publication_s(folder, server.socket_dir))
     print(
         f"{ROUTERS} routers, {PUBLICATIONS} publications, until the last acknowledgement is recorded; goal {GOAL_S:g} s"
     )
-    shown = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
+    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     print(
-        "  ".join(f"{word} {seconds[min(len(seconds) - 1, int(q * len(seconds)))]:.3f} s" for word, q in shown.items())
+        "  ".join(
+            f"{label} {seconds[min(len(seconds) - 1, int(q * len(seconds)))]:.3f} s" for label, q in quantiles.items()
+        )
     )
 
 
-def _measured(folder: Path, socket_dir: Path) -> list[float]:
+def _publication_s(folder: Path, socket_dir: Path) -> list[float]:
     import django
     from django.conf import settings
 
@@ -54,16 +56,16 @@ def _measured(folder: Path, socket_dir: Path) -> list[float]:
 
     call_command("migrate", verbosity=0)
     policy = create_pool("default").policies.get()
-    took = []
+    durations_s = []
     with fleet(folder, ROUTERS, TOKEN) as routers:
         for router in routers:
             router.announce()
         reconcile_routers()
         for number in range(PUBLICATIONS):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1 + number / 100}).pk)
             reconcile_routers()
-            took.append(time.perf_counter() - begun)
+            durations_s.append(time.perf_counter() - started)
             if {router.revision for router in routers} != {routers[0].revision}:
-                raise AssertionError("not all routers run the same")
-    return took
+                raise AssertionError("not all routers run the same configuration")
+    return durations_s

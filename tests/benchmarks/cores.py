@@ -1,4 +1,4 @@
-"""Pins processes to cores, so that a proxy's latency does not include others' CPU time."""
+"""Pins processes to cores, so that a proxy's latency does not include the CPU time of other processes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def core_of_its_own(timed: Iterable[int], others: Iterable[int]) -> Iterator[Non
     own, rest = [*timed], [*others, os.getpid()]
     try:
         if len(cores) > 1:
-            _keep(own, {cores[-1]})
-            _keep(rest, set(cores[:-1]))
+            _pin(own, {cores[-1]})
+            _pin(rest, set(cores[:-1]))
         yield
     finally:
-        _keep([*own, *rest], set(cores))
+        _pin([*own, *rest], set(cores))
 
 
-def _keep(processes: Iterable[int], cores: set[int]) -> None:
+def _pin(processes: Iterable[int], cores: set[int]) -> None:
     """Pin every thread of these processes."""
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the thread has just ended
                 os.sched_setaffinity(int(thread.name), cores)

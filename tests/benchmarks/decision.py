@@ -1,9 +1,9 @@
-"""What placing one request costs, by part: ``python -m tests.benchmarks decision``.
+"""Cost of placing one request, by part: ``python -m tests.benchmarks decision``.
 
 ``full`` is everything between the last byte of a request and the choice of its replica: parsing, canonical prompt,
 hashes and choice, with loads that change with every request, plus dispatch, first byte and end. Keys are spread over
 512 prefixes, or all equal in the ``one hot key`` rows, the worst case of bounded load: half the fleet is full and
-every request walks past it. ``blocks``, for decision records, is extra. Times are the least of several rounds, in
+every request walks past it. ``blocks``, for decision records, is extra. Times are the minimum of several rounds, in
 microseconds of one core.
 """
 
@@ -36,7 +36,7 @@ from routing.schema import (
 
 PATH = "/v1/chat/completions"
 SECRET = "5ec2e7" * 8
-OPENINGS = 512
+PREFIXES = 512
 IN_FLIGHT = 8  # requests at each replica
 ROUNDS = 7
 SETTINGS: tuple[Settings, ...] = tuple(kind() for kind in reversed(get_args(Settings)))
@@ -50,7 +50,7 @@ def main() -> None:
         for replicas in (4, 1000):
             for settings in SETTINGS:
                 print_row(kib, replicas, settings, limit_us)
-            print_row(kib, replicas, PrefixHashSettings(), limit_us, openings=1)
+            print_row(kib, replicas, PrefixHashSettings(), limit_us, prefixes=1)
 
 
 def print_parts() -> None:
@@ -66,23 +66,23 @@ def print_parts() -> None:
             lambda prompt=prompt: hasher.tier1(prompt, "llama"),
             lambda prompt=prompt: array("Q", b"".join(hasher.chunks(prompt, "llama"))),
         )
-        parse_us, canonical_us, tier1_us, blocks_us = map(least_us, parts)
+        parse_us, canonical_us, tier1_us, blocks_us = map(min_us, parts)
         print(f"{kib:>4} KiB {parse_us:>10.1f} {canonical_us:>13.1f} {tier1_us:>10.2f} {blocks_us:>10.1f}")
 
 
-def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, openings: int = OPENINGS) -> None:
+def print_row(kib: int, replicas: int, settings: Settings, limit_us: float, prefixes: int = PREFIXES) -> None:
     """One strategy with a number of replicas."""
     router = Router(settings, replicas)
-    bodies = cycle([chat_body(kib, number) for number in range(openings)])
+    bodies = cycle([chat_body(kib, number) for number in range(prefixes)])
     for _ in range(replicas * IN_FLIGHT * 2):
         router.place(next(bodies))
     tune_garbage_collector()  # as a router does
-    requests = cycle([router.request(chat_body(kib, number)) for number in range(openings)])
-    choose_us = least_us(lambda: router.placement.decide(next(requests), router.health))
-    full_us = least_us(lambda: router.place(next(bodies)))
+    requests = cycle([router.request(chat_body(kib, number)) for number in range(prefixes)])
+    choose_us = min_us(lambda: router.placement.decide(next(requests), router.health))
+    full_us = min_us(lambda: router.place(next(bodies)))
     if router.book.audit(router.running):
-        raise AssertionError("the load book is off")
-    name = f"{settings.name}, one hot key" if openings == 1 else settings.name
+        raise AssertionError("the load tracker does not match the running requests")
+    name = f"{settings.name}, one hot key" if prefixes == 1 else settings.name
     print(f"{kib:>4} KiB {replicas:>8}  {name:<32} {choose_us:>10.1f} {full_us:>10.1f} {limit_us:>9.0f}", flush=True)
 
 
@@ -127,8 +127,8 @@ def chat_body(kib: int, number: int) -> bytes:
     return json.dumps({"model": "llama", "messages": messages, "stream": True, "user": f"user-{number}"}).encode()
 
 
-def least_us(step: Callable[[], object]) -> float:
-    """Microseconds per call: the least of several rounds of about 50 ms."""
+def min_us(step: Callable[[], object]) -> float:
+    """Microseconds per call: the minimum of several rounds of about 50 ms."""
     calls = 1
     while (round_s := timed_s(step, calls)) < 0.05:
         calls = max(2 * calls, int(calls * 0.06 / max(round_s, 1e-6)))
@@ -136,7 +136,7 @@ def least_us(step: Callable[[], object]) -> float:
 
 
 def timed_s(step: Callable[[], object], calls: int) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(calls):
         step()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started

@@ -1,7 +1,7 @@
 """How many source files one request, one push and one scrape pass through: ``python -m tests.benchmarks files``.
 
 A reader who follows a request has to open these files. Calls and changes of file are counted with ``sys.setprofile``,
-in ``routing/`` only; each row is the least of several runs, because periodic tasks may run in between.
+in ``routing/`` only; each row is the minimum of several runs, because periodic tasks may run in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import routing
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
 from routing.server import running
 from routing.settings import ServeSettings
-from tests.benchmarks.mock_upstream import PLAIN_ANSWER
+from tests.benchmarks.mock_upstream import PLAIN_RESPONSE
 from tests.benchmarks.path import Bench, started_router
 
 LIMITS = {"request": 25, "push": 20, "scrape": 20}  # files
@@ -46,8 +46,8 @@ class CallPath:
 
     @property
     def changes(self) -> int:
-        """Number of calls in another file than the call before."""
-        return sum(one != other for one, other in zip(self.files, self.files[1:], strict=False))
+        """Number of calls that enter another file than the previous call."""
+        return sum(file != following for file, following in zip(self.files, self.files[1:], strict=False))
 
 
 async def request_path() -> CallPath:
@@ -55,17 +55,17 @@ async def request_path() -> CallPath:
     router = await started_router(LowestCostSettings())
     bench = Bench(router)
     for _ in range(3):
-        least = _one_request(bench)
+        shortest = _one_request(bench)
     for _ in range(REPEATS):
-        least = min(least, _one_request(bench), key=lambda path: len(path.files))
+        shortest = min(shortest, _one_request(bench), key=lambda path: len(path.files))
     router.deadlines.close()
-    return least
+    return shortest
 
 
 def _one_request(bench: Bench) -> CallPath:
     client, data = bench.next_request()
     with CallPath() as path:
-        bench.ask(client, data).data_received(PLAIN_ANSWER)
+        bench.send(client, data).data_received(PLAIN_RESPONSE)
         bench._flush()
     return path
 
@@ -76,15 +76,15 @@ async def admin_paths() -> dict[str, CallPath]:
         settings = ServeSettings("bench", None, None, "127.0.0.1", 0, "127.0.0.1", 0, Path(name), None)
         async with running(settings) as server, aiohttp.ClientSession() as http:
             url = server.admin_url
-            pushes = [await _pushed(http, url, number) for number in range(1, REPEATS + 1)]
-            scrapes = [await _scraped(http, url) for _ in range(REPEATS)]
+            pushes = [await _push_path(http, url, number) for number in range(1, REPEATS + 1)]
+            scrapes = [await _scrape_path(http, url) for _ in range(REPEATS)]
     return {
         "push": min(pushes[1:], key=lambda path: len(path.files)),
         "scrape": min(scrapes, key=lambda path: len(path.files)),
     }
 
 
-async def _pushed(http: aiohttp.ClientSession, url: str, number: int) -> CallPath:
+async def _push_path(http: aiohttp.ClientSession, url: str, number: int) -> CallPath:
     policy = PolicyConfig(name="bench", revision=number, settings=LowestCostSettings())
     replicas = (ReplicaConfig(name="replica-1", url="http://127.0.0.1:1"),)
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=replicas),))
@@ -95,7 +95,7 @@ async def _pushed(http: aiohttp.ClientSession, url: str, number: int) -> CallPat
     return path
 
 
-async def _scraped(http: aiohttp.ClientSession, url: str) -> CallPath:
+async def _scrape_path(http: aiohttp.ClientSession, url: str) -> CallPath:
     with CallPath() as path:
         async with http.get(f"{url}/metrics") as response:
             response.raise_for_status()
@@ -109,9 +109,9 @@ async def paths() -> dict[str, CallPath]:
 
 def main() -> None:
     """Print the table, and each path's files in order of first entry."""
-    found = uvloop.run(paths())
+    measured = uvloop.run(paths())
     print("path      files  at most  calls  changes of file")
-    for name, path in found.items():
+    for name, path in measured.items():
         print(f"{name:8}  {len(set(path.files)):5}  {LIMITS[name]:7}  {len(path.files):5}  {path.changes:15}")
-    for name, path in found.items():
+    for name, path in measured.items():
         print(f"\n{name}: {', '.join(dict.fromkeys(path.files))}")

@@ -17,20 +17,20 @@ import uvloop
 from routing.process import tune_garbage_collector
 
 
-class End(asyncio.Protocol):
+class Side(asyncio.Protocol):
     """One side of a pair of connections."""
 
-    other: End | None = None
+    other: Side | None = None
 
     def __init__(self) -> None:
-        self._early: list[bytes] = []  # what came before the other end was there
+        self._buffered: list[bytes] = []  # data received before the other side is connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self.other is None:
-            self._early.append(data)
+            self._buffered.append(data)
         else:
             self.other.transport.write(data)
 
@@ -38,14 +38,14 @@ class End(asyncio.Protocol):
         if self.other is not None:
             self.other.transport.close()
 
-    def join(self, other: End) -> None:
-        """Pass everything on to ``other``, from the first byte."""
+    def forward_to(self, other: Side) -> None:
+        """Forward all data to ``other``, buffered data first."""
         self.other = other
-        for data in self._early:
+        for data in self._buffered:
             other.transport.write(data)
 
 
-class Front(End):
+class ClientSide(Side):
     tasks: set[asyncio.Task[None]]
 
     def __init__(self, port: int, tasks: set[asyncio.Task[None]]) -> None:
@@ -59,17 +59,17 @@ class Front(End):
         task.add_done_callback(self._tasks.discard)
 
     async def _connect(self) -> None:
-        _, back = await asyncio.get_running_loop().create_connection(End, "127.0.0.1", self._port)
-        back.join(self)
-        self.join(back)
+        _, upstream = await asyncio.get_running_loop().create_connection(Side, "127.0.0.1", self._port)
+        upstream.forward_to(self)
+        self.forward_to(upstream)
 
 
 async def main(port: int, replicas: Sequence[int]) -> None:
     turn, tasks = cycle(replicas), set[asyncio.Task[None]]()
-    server = await asyncio.get_running_loop().create_server(lambda: Front(next(turn), tasks), "127.0.0.1", port)
+    server = await asyncio.get_running_loop().create_server(lambda: ClientSide(next(turn), tasks), "127.0.0.1", port)
     tune_garbage_collector()
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), [int(one) for one in sys.argv[2:]]))
+    uvloop.run(main(int(sys.argv[1]), [int(port) for port in sys.argv[2:]]))

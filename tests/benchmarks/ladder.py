@@ -1,7 +1,7 @@
-"""What replaying five minutes at 200 requests/s costs: ``python -m tests.benchmarks ladder``.
+"""Cost of replaying five minutes at 200 requests/s: ``python -m tests.benchmarks ladder``.
 
 60,000 requests of growing sessions, sampled as the collector asks routers to: by the largest power of two that keeps
-the blocks per second within the budget. Replay only; ``telemetry --decisions`` includes reading and writing. Least of
+the blocks per second within the budget. Replay only; ``telemetry --decisions`` includes reading and writing. Minimum of
 several rounds on one core, with the replay's error against one of all blocks, in points of the largest term.
 """
 
@@ -19,7 +19,7 @@ from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, sampled, t
 REQUESTS, SECONDS = 60_000, 300
 BUDGETS = (500, 1000, 2000)  # blocks a second; the last is the default
 FLEETS = (4, 32)
-ROOM_BLOCKS = 60_000  # of the fleet
+CACHE_BLOCKS = 60_000  # of the fleet
 ROUNDS = 3
 
 
@@ -28,36 +28,36 @@ def main() -> None:
     for replicas in FLEETS:
         requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
         whole = ladder(columns(requests), 1.0, replicas)
-        per_s = sum(one.block_count for one in requests) / SECONDS
+        per_s = sum(request.block_count for request in requests) / SECONDS
         for budget in BUDGETS:
             print_row(requests, whole, sample_ratio(per_s, budget), replicas, budget)
 
 
 def print_row(requests: list[Request], whole: Ladder, ratio: float, replicas: int, budget: int) -> None:
-    told = sampled(requests, ratio)
-    part, took_s = timed(columns(told), ratio, replicas)
-    off = max(
-        abs((a or 0) / whole.prompt_tokens - (b or 0) / part.prompt_tokens)
-        for (_, a), (_, b) in zip(whole.terms, part.terms, strict=True)
+    sample = sampled(requests, ratio)
+    sampled_ladder, took_s = timed(columns(sample), ratio, replicas)
+    error = max(
+        abs((a or 0) / whole.prompt_tokens - (b or 0) / sampled_ladder.prompt_tokens)
+        for (_, a), (_, b) in zip(whole.terms, sampled_ladder.terms, strict=True)
     )
-    blocks = sum(len(one.blocks) for one in told) / SECONDS
-    print(f"{replicas:>8} {budget:>9} {ratio:>7.4f} {blocks:>9.0f} {took_s:>8.4f} {100 * off:>14.1f}")
+    blocks = sum(len(request.blocks) for request in sample) / SECONDS
+    print(f"{replicas:>8} {budget:>9} {ratio:>7.4f} {blocks:>9.0f} {took_s:>8.4f} {100 * error:>14.1f}")
 
 
 def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Ladder, float]:
     """(ladder, least time in seconds)."""
-    took_s = []
+    durations_s = []
     for _ in range(ROUNDS):
-        begun_s = time.process_time()
-        found = ladder(requests, ratio, replicas)
-        took_s.append(time.process_time() - begun_s)
-    return found, min(took_s)
+        started_s = time.process_time()
+        result = ladder(requests, ratio, replicas)
+        durations_s.append(time.process_time() - started_s)
+    return result, min(durations_s)
 
 
 def ladder(requests: Requests, ratio: float, replicas: int) -> Ladder:
-    rooms = {f"r{number}": ROOM_BLOCKS * HASH_TOKENS // replicas for number in range(replicas)}
-    replay, tally = Replay(rooms, ratio), BinSums()
+    capacities = {f"r{number}": CACHE_BLOCKS * HASH_TOKENS // replicas for number in range(replicas)}
+    replay, sums = Replay(capacities, ratio), BinSums()
     replay.learn(requests, SECONDS / 60)
-    replay.use(requests, tally)
-    groups = map(astuple, tally.result(replay.ratio).values())
+    replay.use(requests, sums)
+    groups = map(astuple, sums.result(replay.ratio).values())
     return ladder_from(Sums(*map(sum, zip(*groups, strict=True))), sample_ratio=replay.ratio)

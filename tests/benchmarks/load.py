@@ -4,7 +4,7 @@
 without waiting for responses. Each is timed from when it was sent or, without a free connection, from when it was
 due, so waiting for the proxy counts and late wake-ups of this process do not. ``... streams PORT SECONDS
 CONNECTIONS`` keeps event streams open and counts events. ``... closed PORT SECONDS CONNECTIONS`` sends the next
-request after each response; it replaces wrk where that is missing.
+request after each response; it is used if wrk is not installed.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ class Connection(asyncio.Protocol):
         self._load = load
         self._parts = request_parts(session, stream=load.kind == "streams")
         self._due = 0.0
-        self._got = 0
-        self._want = 0
+        self._received = 0
+        self._expected = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._load.ready(self)
+        self._load.on_connected(self)
 
     def send(self, due: float) -> None:
         self._due = due
-        self._got = self._want = 0
+        self._received = self._expected = 0
         before, between, after = self._parts
-        name = trace_id(self._load.next_number())
-        self._transport.write(before + name + between + name + after)
+        request_id = trace_id(self._load.next_number())
+        self._transport.write(before + request_id + between + request_id + after)
 
     def data_received(self, data: bytes) -> None:
         if self._load.kind == "streams":
             self._load.events += data.count(b"data: {")
             if data.endswith(b"0\r\n\r\n"):
-                self._load.answered(self, self._due)
+                self._load.on_response(self, self._due)
             return
-        if not self._want:
+        if not self._expected:
             end = data.index(b"\r\n\r\n")
             at = data.lower().index(b"content-length:")
-            self._want = end + 4 + int(data[at + 15 : data.index(b"\r\n", at)])
-        self._got += len(data)
-        if self._got >= self._want:
-            self._load.answered(self, self._due)
+            self._expected = end + 4 + int(data[at + 15 : data.index(b"\r\n", at)])
+        self._received += len(data)
+        if self._received >= self._expected:
+            self._load.on_response(self, self._due)
 
     def connection_lost(self, _: Exception | None) -> None:
         self._load.lost += 1
@@ -96,19 +96,19 @@ class Load:
         self._rate = rate
         self._idle: list[Connection] = []
         self._due: deque[float] = deque()
-        self._gaps = Random(1)
+        self._random = Random(1)
         self._numbers = count()
 
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def ready(self, connection: Connection) -> None:
+    def on_connected(self, connection: Connection) -> None:
         if self.kind == "paced":
             self._idle.append(connection)
         else:
             connection.send(self.now())
 
-    def answered(self, connection: Connection, due: float) -> None:
+    def on_response(self, connection: Connection, due: float) -> None:
         self.latencies.append(self.now() - due)
         if self.kind != "paced":
             connection.send(self.now())
@@ -130,7 +130,7 @@ class Load:
                 self._idle.pop().send(self.now())
             else:
                 self._due.append(self._next)
-            self._next += self._gaps.expovariate(self._rate)
+            self._next += self._random.expovariate(self._rate)
         self._alarm.set(self._next)
 
     @staticmethod
@@ -138,7 +138,7 @@ class Load:
         return time.perf_counter()
 
 
-def warm_s(seconds: float) -> float:
+def warm_up_s(seconds: float) -> float:
     """Warm-up time of a run, in seconds."""
     return min(1.0, seconds / 4)
 
@@ -149,16 +149,16 @@ async def main(kind: str, port: int, seconds: float, connections: int, rate: flo
         await load.loop.create_connection(lambda n=number: Connection(load, n % SESSIONS), "127.0.0.1", port)
     if kind == "paced":
         load.start_pacing()
-    await asyncio.sleep(warm_s(seconds))
+    await asyncio.sleep(warm_up_s(seconds))
     load.latencies.clear()
     load.events = 0
-    begun = load.now()
+    started = load.now()
     await asyncio.sleep(seconds)
-    took = load.now() - begun
-    waits = sorted(load.latencies)
-    result = {"requests": len(waits), "seconds": took, "events": load.events, "lost": load.lost}
-    if waits:
-        result |= {"p50_s": waits[len(waits) // 2], "p99_s": waits[int(len(waits) * 0.99)]}
+    elapsed_s = load.now() - started
+    latencies = sorted(load.latencies)
+    result = {"requests": len(latencies), "seconds": elapsed_s, "events": load.events, "lost": load.lost}
+    if latencies:
+        result |= {"p50_s": latencies[len(latencies) // 2], "p99_s": latencies[int(len(latencies) * 0.99)]}
     sys.stdout.write(json.dumps(result) + "\n")
 
 

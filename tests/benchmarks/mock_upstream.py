@@ -1,4 +1,4 @@
-"""Replicas that cost almost nothing: canned responses and event streams on a common timer.
+"""Replicas that use almost no CPU: canned responses and event streams on a common timer.
 
 ``python -m tests.benchmarks.mock_upstream COUNT`` listens on COUNT ports, prints them as JSON, and exits with its
 stdin. A request with ``"stream": true`` gets ``EVENTS`` events, one per tick, each in its own write.
@@ -13,8 +13,8 @@ from typing import cast
 
 import uvloop
 
-BEAT_S = 0.01
-EVENTS = 200  # a stream
+TICK_S = 0.01
+EVENTS = 200  # per stream
 EVENT = b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1795195643,"model":"tiny",' + (
     b'"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
@@ -24,47 +24,50 @@ PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"m
 )
 BODY = PLAIN % (b"word " * 100, USAGE)
 
-PLAIN_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+PLAIN_RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
+)
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-ONE_EVENT = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+EVENT_CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 _usage = b'data: {"choices":[],%b}\n\n' % USAGE
 STREAM_END = b"%x\r\n%b\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n" % (len(_usage), _usage)
 
 
-class Beat:
+class EventTimer:
     """All open streams and their timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.left: dict[asyncio.Transport, int] = {}
         self._loop = loop
         self._next = loop.time()
-        self._strike()
+        self._tick()
 
-    def _strike(self) -> None:
-        self._next = max(self._next + BEAT_S, self._loop.time())
-        self._loop.call_at(self._next, self._strike)
+    def _tick(self) -> None:
+        self._next = max(self._next + TICK_S, self._loop.time())
+        self._loop.call_at(self._next, self._tick)
         for transport, left in list(self.left.items()):
             if left:
-                transport.write(ONE_EVENT)
+                transport.write(EVENT_CHUNK)
                 self.left[transport] = left - 1
             else:
                 transport.write(STREAM_END)
                 del self.left[transport]
 
 
-class Mock(asyncio.Protocol):
+class ReplicaConnection(asyncio.Protocol):
     """One connection: finds each request's end by its Content-Length and responds."""
 
-    def __init__(self, beat: Beat) -> None:
-        self._beat = beat
+    def __init__(self, timer: EventTimer) -> None:
+        self._timer = timer
         self._data = bytearray()
-        self._length = 0  # of the request that comes, once its head is there
+        self._length = 0  # of the current request, once its headers have arrived
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._beat.left.pop(self._transport, None)
+        self._timer.left.pop(self._transport, None)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -76,21 +79,25 @@ class Mock(asyncio.Protocol):
             at = head.find(b"content-length:")
             self._length = end + 4 + (int(head[at + 15 : head.index(b"\r\n", at)]) if at > 0 else 0)
         if len(self._data) >= self._length:
-            self._answer(bytes(self._data))
+            self._respond(bytes(self._data))
             self._data, self._length = bytearray(), 0
 
-    def _answer(self, request: bytes) -> None:
-        if b'"stream":true' in request or b'"stream": true' in request:  # the first where it was re-encoded
+    def _respond(self, request: bytes) -> None:
+        if (
+            b'"stream":true' in request or b'"stream": true' in request
+        ):  # the first spelling if the router re-encoded the body
             self._transport.write(STREAM_HEAD)
-            self._beat.left[self._transport] = EVENTS
+            self._timer.left[self._transport] = EVENTS
         else:
-            self._transport.write(PLAIN_ANSWER)
+            self._transport.write(PLAIN_RESPONSE)
 
 
 async def main(count: int) -> None:
     loop = asyncio.get_running_loop()
-    beat = Beat(loop)
-    servers = [await loop.create_server(lambda: Mock(beat), "127.0.0.1", 0, backlog=1024) for _ in range(count)]
+    timer = EventTimer(loop)
+    servers = [
+        await loop.create_server(lambda: ReplicaConnection(timer), "127.0.0.1", 0, backlog=1024) for _ in range(count)
+    ]
     sys.stdout.write(json.dumps([server.sockets[0].getsockname()[1] for server in servers]) + "\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)

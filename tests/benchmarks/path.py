@@ -1,6 +1,6 @@
-"""What the router's own code costs, without the kernel: ``python -m tests.benchmarks path``.
+"""Cost of the router's own code, without the kernel: ``python -m tests.benchmarks path``.
 
-Real connections and exchanges with realistic bytes, on transports that only keep the last write. A row is the least
+Real connections and exchanges with realistic bytes, on transports that only keep the last write. A row is the minimum
 of many short rounds, in microseconds of one core, so that other load hardly affects it.
 """
 
@@ -29,28 +29,28 @@ from routing.schema import (
 )
 from routing.upstream.connection import UpstreamConnection
 from tests.benchmarks.load import SESSIONS, request, request_parts, trace_id
-from tests.benchmarks.mock_upstream import EVENTS, ONE_EVENT, PLAIN_ANSWER, STREAM_END, STREAM_HEAD
+from tests.benchmarks.mock_upstream import EVENT_CHUNK, EVENTS, PLAIN_RESPONSE, STREAM_END, STREAM_HEAD
 
 POLICIES: tuple[Settings, ...] = (LowestCostSettings(), PrefixHashSettings())
 REPLICAS = 4
 CLIENTS = 32
 ROUNDS = 150
-CALLS = 200  # a round: about 10 ms
+CALLS = 200  # per round: about 10 ms
 
 
 class Wire:
-    """A transport that records which one was written last; implements asyncio's interface as far as the router
+    """A transport that records which transport was written to last; implements asyncio's interface as far as the router
     uses it.
     """
 
-    wrote: Wire
+    last_written: Wire
 
     def __init__(self, protocol: Any) -> None:
         self.protocol = protocol
         protocol.connection_made(self)
 
     def write(self, _: bytes) -> None:
-        Wire.wrote = self
+        Wire.last_written = self
 
     def is_closing(self) -> bool:
         return False
@@ -64,9 +64,9 @@ class Bench:
 
     def __init__(self, router: Router) -> None:
         self.clients = [Wire(ClientConnection(router)).protocol for _ in range(CLIENTS)]
-        for link in router.active.connection_pools.values() if router.active else ():
+        for pool in router.active.connection_pools.values() if router.active else ():
             for _ in range(CLIENTS):
-                link.return_idle(cast("UpstreamConnection", Wire(link.new_upstream()).protocol))
+                pool.return_idle(cast("UpstreamConnection", Wire(pool.new_upstream()).protocol))
         self._flush = router.write_buffer.flush
         self._turns = cycle([(self.clients[turn % CLIENTS], request_parts(turn)) for turn in range(SESSIONS)])
         self._numbers = count()
@@ -74,30 +74,30 @@ class Bench:
     def next_request(self) -> tuple[Any, bytes]:
         """A unique request and its client connection."""
         client, (before, between, after) = next(self._turns)
-        name = trace_id(next(self._numbers))
-        return client, before + name + between + name + after
+        request_id = trace_id(next(self._numbers))
+        return client, before + request_id + between + request_id + after
 
-    def ask(self, client: Any, data: bytes) -> UpstreamConnection:
+    def send(self, client: Any, data: bytes) -> UpstreamConnection:
         """Feed a request until it is written to a replica; that upstream connection."""
         client.data_received(data)
         self._flush()
-        return cast("UpstreamConnection", Wire.wrote.protocol)
+        return cast("UpstreamConnection", Wire.last_written.protocol)
 
     def request_us(self) -> tuple[float, float]:
         """(microseconds until the request is written to the replica, microseconds from the response to the end)."""
         best = float("inf"), 0.0, 0.0
         for _ in range(ROUNDS):
-            there = back = 0.0
+            request_s = response_s = 0.0
             for _ in range(CALLS):
                 client, data = self.next_request()
-                begun = time.perf_counter()
-                upstream = self.ask(client, data)
+                started = time.perf_counter()
+                upstream = self.send(client, data)
                 arrived = time.perf_counter()
-                upstream.data_received(PLAIN_ANSWER)
+                upstream.data_received(PLAIN_RESPONSE)
                 self._flush()
-                back += time.perf_counter() - arrived
-                there += arrived - begun
-            best = min(best, (there + back, there, back))
+                response_s += time.perf_counter() - arrived
+                request_s += arrived - started
+            best = min(best, (request_s + response_s, request_s, response_s))
         return best[1] / CALLS * 1e6, best[2] / CALLS * 1e6
 
     def event_us(self) -> float:
@@ -106,19 +106,19 @@ class Bench:
         for _ in range(ROUNDS):
             self.clients[0].data_received(request(0, stream=True))
             self._flush()
-            upstream = cast("UpstreamConnection", Wire.wrote.protocol)
-            upstream.data_received(STREAM_HEAD + ONE_EVENT)
-            best = min(best, timed_s(partial(upstream.data_received, ONE_EVENT), EVENTS))
+            upstream = cast("UpstreamConnection", Wire.last_written.protocol)
+            upstream.data_received(STREAM_HEAD + EVENT_CHUNK)
+            best = min(best, timed_s(partial(upstream.data_received, EVENT_CHUNK), EVENTS))
             self._flush()
             upstream.data_received(STREAM_END)
         return best / EVENTS * 1e6
 
 
 def timed_s(step: Callable[[], object], calls: int) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(calls):
         step()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 async def started_router(settings: Settings) -> Router:
@@ -127,7 +127,7 @@ async def started_router(settings: Settings) -> Router:
     config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     router = Router("bench")
     await router.store.start(dump_snapshot(config, 1).document)
-    router.services.checks.close()  # nobody listens there
+    router.services.checks.close()  # the replicas do not exist
     return router
 
 
@@ -135,11 +135,11 @@ async def measure(settings: Settings) -> None:
     router = await started_router(settings)
     bench = Bench(router)
     tune_garbage_collector()
-    there, back = bench.request_us()
+    request_us, response_us = bench.request_us()
     print(f"{settings.name}")
-    print(f"  8 KiB chat request, to the replica        {there:7.2f} us")
-    print(f"  its answer, to the end of the accounting  {back:7.2f} us")
-    print(f"  both                                      {there + back:7.2f} us")
+    print(f"  8 KiB chat request, to the replica        {request_us:7.2f} us")
+    print(f"  its response, to the end of accounting    {response_us:7.2f} us")
+    print(f"  both                                      {request_us + response_us:7.2f} us")
     print(f"  one event of a stream                     {bench.event_us():7.2f} us")
     router.deadlines.close()
 

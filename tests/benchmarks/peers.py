@@ -1,7 +1,7 @@
 """Other proxies in front of the same replicas, configured for the least work that keeps sessions on one replica.
 
-Uses those on the PATH. Debian has nginx and haproxy; PyPI has ``pyvoy`` (for ``envoy``), ``vllm-router`` and
-``sglang-router``. ``forwarder.py`` is always included as the lower bound.
+Uses the proxies that are on PATH. Debian has nginx and haproxy; PyPI has ``pyvoy`` (for ``envoy``), ``vllm-router``
+and ``sglang-router``. ``forwarder.py`` is always included as the lower bound.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def forwarder(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Pro
 
 def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
     port, config = free_port(), folder / "nginx.conf"
-    servers = "".join(f"server 127.0.0.1:{one};" for one in ports)
+    servers = "".join(f"server 127.0.0.1:{upstream};" for upstream in ports)
     config.write_text(
         f"daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log;\n"
         "events { worker_connections 4096; }\n"
@@ -50,7 +50,7 @@ def nginx(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
 
 def haproxy(folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
     port, config = free_port(), folder / "haproxy.cfg"
-    servers = "".join(f"  server replica-{one} 127.0.0.1:{one}\n" for one in ports)
+    servers = "".join(f"  server replica-{upstream} 127.0.0.1:{upstream}\n" for upstream in ports)
     config.write_text(
         "global\n  nbthread 1\n  maxconn 4096\n"
         "defaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n"
@@ -85,7 +85,7 @@ def _envoy_config(port: int, ports: Sequence[int]) -> dict[str, object]:
         "lb_policy": "RING_HASH",
         "load_assignment": {
             "cluster_name": "replicas",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(one)}} for one in ports]}],
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(upstream)}} for upstream in ports]}],
         },
     }
     return {"static_resources": {"listeners": [{"address": _address(port), "filter_chains": [chain]}],
@@ -97,7 +97,7 @@ def _address(port: int) -> dict[str, object]:
 
 
 def vllm_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager[Proxy]:
-    """Its consistent hash by session, from a header or the body."""
+    """vllm-router with consistent hashing by session, from a header or the body."""
     return _rust_router("vllm-router", "consistent_hash", ports)
 
 
@@ -107,7 +107,7 @@ def sglang_router(_folder: Path, ports: Sequence[int]) -> AbstractContextManager
 
 def _rust_router(program: str, policy: str, ports: Sequence[int], *verb: str) -> AbstractContextManager[Proxy]:
     port = free_port()
-    urls = [f"http://127.0.0.1:{one}" for one in ports]
+    urls = [f"http://127.0.0.1:{upstream}" for upstream in ports]
     command = [program, *verb, "--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--worker-urls", *urls]
     return listening(program, [*command, "--prometheus-port", str(free_port()), "--log-level", "error"], port)
 

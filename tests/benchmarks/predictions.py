@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("prose", "code", "json", "mixed")
 SYSTEM_BYTES = 2000
 TURN_BYTES = (200, 1000)
-MOST_BYTES = 5000  # of a conversation; after that a new one replaces it
-ANSWER_TOKENS = (8, 64)
+MAX_BYTES = 5000  # of a conversation; after that a new one replaces it
+OUTPUT_TOKENS = (8, 64)
 GOAL_POINTS, GOAL_OVER = 2.0, 0.03
 
 
@@ -85,14 +85,14 @@ class Figures:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    _report(measured(argv))
+    _report(measure(argv))
 
 
-def measured(argv: Sequence[str]) -> Figures:
+def measure(argv: Sequence[str]) -> Figures:
     """Run the workload through a router and compare its predictions."""
     options = _options(argv)
     with _router(options.replica, options.workers) as (port, admin):
-        records, generated = asyncio.run(_played(port, admin, options))
+        records, generated = asyncio.run(_play(port, admin, options))
     if options.out:
         options.out.write_text(json.dumps({"records": records, "generated": generated}))
     figures = Figures()
@@ -105,30 +105,30 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks predictions", description=__doc__)
     add = parser.add_argument
     add("--replica", action="append", required=True, metavar="URL", help="a running replica; once for each")
-    add("--model", help="what requests name (default: what the first replica serves)")
+    add("--model", help="model that requests name (default: the first replica's)")
     add("--requests", type=int, default=400)
-    add("--conversations", type=int, default=40, help="that go on at the same time")
+    add("--conversations", type=int, default=40, help="concurrent conversations")
     add("--concurrency", type=int, default=4)
     add("--workers", type=int, default=1, help="processes of the router")
-    add("--skip", type=float, default=0.4, help="share of the requests, the first, that is not judged")
+    add("--skip", type=float, default=0.4, help="share of the requests, from the start, that is not counted")
     add("--seed", type=int, default=1)
-    add("--out", type=Path, help="write the router's decisions there, as JSON")
+    add("--out", type=Path, help="file for the router's decisions, as JSON")
     return parser.parse_args(argv)
 
 
 def _report(figures: Figures) -> None:
     if not figures.prompt or not figures.predicted:
-        raise SystemExit("no response said how many tokens were cached: does the engine report prompt_tokens_details?")
+        raise SystemExit("no response reported cached tokens: does the engine report prompt_tokens_details?")
     predicted, cached = 100 * figures.predicted / figures.prompt, 100 * figures.cached / figures.prompt
     over = 100 * figures.over_ratio
     ratios = sorted(figures.ratios)
-    low, middle, high = (ratios[int(place * (len(ratios) - 1))] for place in (0.05, 0.5, 0.95))
-    print(f"responses judged                {figures.responses}, {figures.prompt:,} prompt tokens")
+    low, median, high = (ratios[int(share * (len(ratios) - 1))] for share in (0.05, 0.5, 0.95))
+    print(f"responses counted               {figures.responses}, {figures.prompt:,} prompt tokens")
     print(f"predicted cached                {predicted:.1f} % of prompt tokens")
     print(f"delivered cached                {cached:.1f} %")
     print(f"difference                      {figures.points:+.1f} points (goal: at most {GOAL_POINTS:g})")
     print(f"over-predicted                  {over:.1f} % of predicted tokens (goal: at most {GOAL_OVER:.0%})")
-    print(f"estimated / reported prompt     {middle:.2f} (5 % below {low:.2f}, 5 % above {high:.2f})")
+    print(f"estimated / reported prompt     {median:.2f} (5 % below {low:.2f}, 5 % above {high:.2f})")
 
 
 # --- the workload ------------------------------------------------------------------------------------
@@ -138,22 +138,24 @@ class Texts:
     """Seeded passages of several kinds with different tokens per byte."""
 
     def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self._random = random.Random(seed)
         letters = [chr(code) for code in (*range(0x3B1, 0x3C9), *range(0x430, 0x450))]
         prose = "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.md")))
         self._sources = {
             "prose": prose,
             "code": "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.py"))),
-            "json": json.dumps([{"id": n, "load": self._chance.random(), "up": n % 3 > 0} for n in range(4000)]),
-            "mixed": " ".join(self._foreign(letters) if n % 8 == 7 else word for n, word in enumerate(prose.split())),
+            "json": json.dumps([{"id": n, "load": self._random.random(), "up": n % 3 > 0} for n in range(4000)]),
+            "mixed": " ".join(
+                self._foreign_word(letters) if n % 8 == 7 else word for n, word in enumerate(prose.split())
+            ),
         }
 
-    def _foreign(self, letters: Sequence[str]) -> str:
-        return "".join(self._chance.choices(letters, k=self._chance.randint(2, 9)))
+    def _foreign_word(self, letters: Sequence[str]) -> str:
+        return "".join(self._random.choices(letters, k=self._random.randint(2, 9)))
 
     def passage(self, kind: str, size: int) -> str:
         source = self._sources[kind]
-        start = self._chance.randrange(len(source) - size)
+        start = self._random.randrange(len(source) - size)
         return source[start : start + size]
 
 
@@ -162,7 +164,7 @@ class Workload:
 
     def __init__(self, seed: int, count: int) -> None:
         self._texts = Texts(seed)
-        self._chance = random.Random(seed + 1)
+        self._random = random.Random(seed + 1)
         self._systems = {kind: self._texts.passage(kind, SYSTEM_BYTES) for kind in KINDS}
         self.conversations = [self._new(number) for number in range(count)]
 
@@ -172,27 +174,27 @@ class Workload:
 
     def next(self) -> Conversation:
         """An idle conversation with a further user message."""
-        weights = [0.0 if one.is_busy else 1.0 / (1 + n) ** 0.6 for n, one in enumerate(self.conversations)]
-        (number,) = self._chance.choices(range(len(weights)), weights)
+        weights = [0.0 if talk.is_busy else 1.0 / (1 + n) ** 0.6 for n, talk in enumerate(self.conversations)]
+        (number,) = self._random.choices(range(len(weights)), weights)
         chosen = self.conversations[number]
-        if chosen.bytes > MOST_BYTES:
+        if chosen.bytes > MAX_BYTES:
             chosen = self.conversations[number] = self._new(number)
-        text = self._texts.passage(chosen.kind, self._chance.randint(*TURN_BYTES))
+        text = self._texts.passage(chosen.kind, self._random.randint(*TURN_BYTES))
         chosen.messages.append({"role": "user", "content": text})
         chosen.bytes += len(text.encode())
         chosen.is_busy = True
         return chosen
 
-    def answered(self, conversation: Conversation, text: str) -> None:
+    def on_response(self, conversation: Conversation, text: str) -> None:
         conversation.messages.append({"role": "assistant", "content": text})
         conversation.bytes += len(text.encode())
         conversation.is_busy = False
 
-    def answer_tokens(self) -> int:
-        return self._chance.randint(*ANSWER_TOKENS)
+    def output_tokens(self) -> int:
+        return self._random.randint(*OUTPUT_TOKENS)
 
 
-async def _played(
+async def _play(
     port: int, admin: int, options: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, int | None]]:
     """(decisions in order, generated tokens by request id)."""
@@ -206,10 +208,10 @@ async def _played(
                 name = f"prediction-{number}"
                 generated[name] = await _turn(http, port, workload, model, name)
 
-        collecting = asyncio.create_task(_collected(http, admin, options.requests))
+        decisions = asyncio.create_task(_collect_decisions(http, admin, options.requests))
         await asyncio.gather(*(client() for _ in range(options.concurrency)))
         async with asyncio.timeout(DEADLINE_S):
-            return await collecting, generated
+            return await decisions, generated
 
 
 async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: str, name: str) -> int | None:
@@ -218,7 +220,7 @@ async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: s
     body = {
         "model": model,
         "messages": conversation.messages,
-        "max_tokens": workload.answer_tokens(),
+        "max_tokens": workload.output_tokens(),
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -232,21 +234,21 @@ async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: s
             event = json.loads(line.removeprefix("data: "))
             pieces += [choice["delta"].get("content") or "" for choice in event["choices"]]
             usage = event.get("usage") or usage
-    workload.answered(conversation, "".join(pieces))
+    workload.on_response(conversation, "".join(pieces))
     return usage and usage["completion_tokens"]
 
 
-async def _collected(http: httpx.AsyncClient, admin: int, count: int) -> list[dict[str, Any]]:
+async def _collect_decisions(http: httpx.AsyncClient, admin: int, count: int) -> list[dict[str, Any]]:
     """All decisions of the router, before its ring buffer drops them."""
-    found: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
     after = 0
-    while len(found) < count:
+    while len(decisions) < count:
         url = f"http://127.0.0.1:{admin}/admin/decisions?after={after}&limit=500"
         page = (await http.get(url)).raise_for_status().json()["decisions"]
-        found += page
+        decisions += page
         after = page[-1]["seq"] if page else after
         await asyncio.sleep(0.5)
-    return found
+    return decisions
 
 
 # --- the router --------------------------------------------------------------------------------------
@@ -275,10 +277,10 @@ def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
 def _replica(name: str, url: str) -> ReplicaConfig:
     """A replica with the capacity of its ``/metrics``; vLLM's null block holds nothing."""
     page = httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).raise_for_status().text
-    facts = dict(
+    labels = dict(
         re.findall(r'(\w+)="([^"]*)"', next(line for line in page.splitlines() if "cache_config_info{" in line))
     )
-    blocks, tokens = int(facts["num_gpu_blocks"]) - 1, int(facts["block_size"])
+    blocks, tokens = int(labels["num_gpu_blocks"]) - 1, int(labels["block_size"])
     print(f"{name}: {url}, {blocks} blocks of {tokens} tokens")
     return ReplicaConfig(name=name, url=url, block_tokens=tokens, capacity_blocks=blocks)
 

@@ -18,14 +18,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Proxy:
-    """A listening process, measured with its children; None costs nothing."""
+    """A listening process, measured with its child processes; ``pid`` None: nothing to measure."""
 
     name: str
     port: int
     pid: int | None
     figures: dict[str, list[float]] = field(default_factory=dict)
 
-    def note(self, **figures: float) -> None:
+    def record(self, **figures: float) -> None:
         for name, value in figures.items():
             self.figures.setdefault(name, []).append(value)
 

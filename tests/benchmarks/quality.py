@@ -2,9 +2,9 @@
 
 Replays in virtual time (``routing/replay``) of the given trace, or a seeded one with its statistics, over 4, 8 and 16
 replicas with caches of 600, 4,000 and 16,000 blocks, at 0.7 of the rate that the replicas could prefill without
-caches; then the two workloads of the literature's figures for affinity on 8 replicas, and some that are hard to place
-on 4, 8 and 16. ``x`` columns are ratios to ``clairvoyant``, which knows every cache and all queues; ``max/mean`` is
-of requests. Strategies by prefix get two blocks in chat, where all prompts share the first. ``session_affinity`` is
+caches; then the two workloads of the literature's figures for affinity on 8 replicas, and some that are difficult to
+place on 4, 8 and 16. ``x`` columns are ratios to ``clairvoyant``, which knows every cache and all queues; ``max/mean``
+is of requests. Strategies by prefix get two blocks in chat, where all prompts share the first. ``session_affinity`` is
 missing because a trace has no sessions. ``shared`` is one unbounded cache, ``pooled`` one as large as all together.
 The last table is the speed of replays; the compiled router prints only that one.
 """
@@ -62,7 +62,7 @@ FAST_REPLICA = {
     "decode_s": 0.00002,
     "chunk_tokens": 8192,
 }
-HARD: dict[str, Callable[[int, int], Columns]] = {
+DIFFICULT: dict[str, Callable[[int, int], Columns]] = {
     make.__name__: make
     for make in (
         nothing_shared,
@@ -78,7 +78,7 @@ HARD: dict[str, Callable[[int, int], Columns]] = {
         families,
     )
 }
-HARD_REQUESTS = 12_000
+DIFFICULT_REQUESTS = 12_000
 SPEED_REQUESTS = 100_000
 
 
@@ -90,16 +90,16 @@ class Cell:
     model: FastEngineConfig
     strategies: tuple[Settings, ...]
     load: float | None = None  # None: the workload's own pace
-    first: int = 0  # requests before this one are left out
+    first: int = 0  # requests before this index are left out
 
 
 def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks quality")
-    parser.add_argument("--trace", type=Path, help="in Mooncake's format; without it a seeded one is made")
-    parser.add_argument("--speed", action="store_true", help="print the last table alone")
-    asked = parser.parse_args(argv)
-    if not asked.speed:
-        print_cells([*chat_cells(str(asked.trace or "chat")), *literature_cells(), *hard_cells()])
+    parser.add_argument("--trace", type=Path, help="a trace in Mooncake's format (default: a seeded trace)")
+    parser.add_argument("--speed", action="store_true", help="print only the last table")
+    options = parser.parse_args(argv)
+    if not options.speed:
+        print_cells([*chat_cells(str(options.trace or "chat")), *literature_cells(), *difficult_cells()])
     print_speed()
 
 
@@ -140,11 +140,11 @@ def literature_cells() -> Iterator[Cell]:
         yield Cell(title, workload, 8, FastEngineConfig(blocks, **FAST_REPLICA), strategies, first=first)
 
 
-def hard_cells() -> Iterator[Cell]:
+def difficult_cells() -> Iterator[Cell]:
     """Workloads that each have one property that misleads some strategy."""
     model = FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)
     strategies = tuple(all_settings(("least_load", "lowest_cost")))
-    for name, make in HARD.items():
+    for name, make in DIFFICULT.items():
         for replicas in REPLICAS:
             title = f"{name}: {replicas} replicas. {(make.__doc__ or '').splitlines()[0]}"
             yield Cell(title, name, replicas, model, strategies, LOAD)
@@ -158,7 +158,7 @@ def forest_of(workload: str) -> Forest:
         "hot_prefix": lambda: hot_prefix(LITERATURE_REQUESTS, seed=1),
         "session_pool": lambda: session_pool(LITERATURE_REQUESTS, seed=1),
     }
-    makers |= {name: partial(make, HARD_REQUESTS, 1) for name, make in HARD.items()}
+    makers |= {name: partial(make, DIFFICULT_REQUESTS, 1) for name, make in DIFFICULT.items()}
     return Forest(makers[workload]() if workload in makers else read_columns(Path(workload)))
 
 
@@ -189,28 +189,28 @@ HEADER = (
 
 def line_of(name: str, row: dict[str, Any], best: dict[str, Any]) -> str:
     """One strategy's figures and their ratios to the best possible."""
-    ttft, bests = row["ttft_s"], best["ttft_s"]
-    waits = " ".join(f"{ttft[key]:8.4f}" for key in ("mean", "p50", "p95", "p99"))
-    hits = row["token_hit_rate"] / best["token_hit_rate"] if best["token_hit_rate"] else 1.0
+    ttft, best_ttft = row["ttft_s"], best["ttft_s"]
+    times = " ".join(f"{ttft[key]:8.4f}" for key in ("mean", "p50", "p95", "p99"))
+    hit_ratio = row["token_hit_rate"] / best["token_hit_rate"] if best["token_hit_rate"] else 1.0
     return (
-        f"{name:<16} {100 * row['token_hit_rate']:6.1f} {100 * row['request_hit_rate']:8.1f} {waits}"
+        f"{name:<16} {100 * row['token_hit_rate']:6.1f} {100 * row['request_hit_rate']:8.1f} {times}"
         f" {row['load_max_over_mean']:8.2f}"
-        f"   {hits:6.3f} {ttft['mean'] / bests['mean']:6.3f} {ttft['p99'] / bests['p99']:6.3f}"
+        f"   {hit_ratio:6.3f} {ttft['mean'] / best_ttft['mean']:6.3f} {ttft['p99'] / best_ttft['p99']:6.3f}"
     )
 
 
 def print_speed() -> None:
     """Seconds to replay chat on one core, without reading the trace."""
-    begun = time.process_time()
+    started = time.process_time()
     columns = chat(SPEED_REQUESTS, seed=1)
-    made = time.process_time()
+    generated = time.process_time()
     forest = Forest(columns)
     built = time.process_time()
-    print(f"us of CPU a request of {len(columns.ids) / len(columns):.0f} blocks, 8 replicas of 4000 blocks")
-    print(f"{'making it':<16} {1e6 * (made - begun) / len(columns):6.1f}")
-    print(f"{'runs':<16} {1e6 * (built - made) / len(columns):6.1f}")
+    print(f"us of CPU per request of {len(columns.ids) / len(columns):.0f} blocks, 8 replicas of 4000 blocks")
+    print(f"{'generate':<16} {1e6 * (generated - started) / len(columns):6.1f}")
+    print(f"{'block runs':<16} {1e6 * (built - generated) / len(columns):6.1f}")
     for settings in all_settings(boundary_bytes=4096):
-        begun = time.process_time()
+        started = time.process_time()
         cell = Cell("", "chat", 8, FastEngineConfig(4000), (), LOAD)
         figures(cell, forest, StrategyPlacer(settings, columns, cell.model, cell.replicas))
-        print(f"{settings.name:<16} {1e6 * (time.process_time() - begun) / len(columns):6.1f}", flush=True)
+        print(f"{settings.name:<16} {1e6 * (time.process_time() - started) / len(columns):6.1f}", flush=True)

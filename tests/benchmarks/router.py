@@ -3,8 +3,8 @@
 CPU is user + system time of the proxy alone (``/proc``); requests/s and events/s share the cores with load and
 replicas. Figures are medians of rounds, with minimum and maximum where useful. ``wrk`` generates the load where it is
 installed. A request costs more when the proxy can sleep between requests, because the kernel must wake it, so CPU is
-also compared at one common rate: half of the slowest's maximum. Latency is measured in the same rounds with the proxy
-on a separate core.
+also compared at one common rate: half of the slowest proxy's maximum. Latency is measured in the same rounds with the
+proxy on a separate core.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from routing.schema import (
 )
 from tests.benchmarks.builds import compiled_environment
 from tests.benchmarks.cores import can_be_split, core_of_its_own
-from tests.benchmarks.load import SESSIONS, request_parts, warm_s
+from tests.benchmarks.load import SESSIONS, request_parts, warm_up_s
 from tests.benchmarks.peers import installed
 from tests.benchmarks.proxy import DEADLINE_S, Proxy
 
 POLICIES: tuple[Settings, ...] = (LowestCostSettings(), PrefixHashSettings())
 REPLICAS = 4
 ROUNDS = 3
-LATENCY_ROUNDS = 5  # whatever else the machine does only ever adds to a latency: the least round counts
+LATENCY_ROUNDS = 5  # other load only adds to a latency, so the minimum of the rounds counts
 SECONDS = 4.0
 CONNECTIONS = 32
-STREAMS = 200  # with the replicas' beat: 20,000 events/s
+STREAMS = 200  # at the replicas' tick: 20,000 events/s
 
 
 def main() -> None:
@@ -72,38 +72,38 @@ def main() -> None:
         report(proxies[0], peers, routers, rate)
 
 
-# --- what is measured --------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------
 
 
 def measure_requests(proxy: Proxy, folder: Path) -> None:
     """Maximum throughput on kept-alive connections."""
     before = proxy.cpu_s()
-    answered, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
-    spent = proxy.cpu_s() - before
-    proxy.note(requests_per_s=answered / seconds)
+    responses, seconds = wrk(proxy.port, folder) if shutil.which("wrk") else closed_load(proxy.port)
+    cpu_s = proxy.cpu_s() - before
+    proxy.record(requests_per_s=responses / seconds)
     if proxy.pid is not None:
-        proxy.note(us_per_request=1e6 * spent / answered, memory_mib=proxy.memory_mib())
+        proxy.record(us_per_request=1e6 * cpu_s / responses, memory_mib=proxy.memory_mib())
 
 
 def measure_latency(proxy: Proxy, rate: float) -> None:
     """Latency and CPU per request at half load."""
     before = proxy.cpu_s()
-    seen = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
-    proxy.note(p50_ms=1e3 * seen["p50_s"], p99_ms=1e3 * seen["p99_s"])
+    result = load("paced", proxy.port, SECONDS, CONNECTIONS, rate)
+    proxy.record(p50_ms=1e3 * result["p50_s"], p99_ms=1e3 * result["p99_s"])
     if proxy.pid is not None:  # the warm-up counts as well, at the same rate
-        proxy.note(us_paced=1e6 * (proxy.cpu_s() - before) / (rate * (seen["seconds"] + warm_s(SECONDS))))
+        proxy.record(us_paced=1e6 * (proxy.cpu_s() - before) / (rate * (result["seconds"] + warm_up_s(SECONDS))))
 
 
 def measure_streams(proxy: Proxy) -> None:
-    before, begun = proxy.cpu_s(), time.perf_counter()
-    seen = load("streams", proxy.port, SECONDS, STREAMS)
-    spent, took = proxy.cpu_s() - before, time.perf_counter() - begun
-    if not seen["events"]:
+    before, started = proxy.cpu_s(), time.perf_counter()
+    result = load("streams", proxy.port, SECONDS, STREAMS)
+    cpu_s, elapsed_s = proxy.cpu_s() - before, time.perf_counter() - started
+    if not result["events"]:
         return
-    proxy.note(events_per_s=seen["events"] / seen["seconds"])
+    proxy.record(events_per_s=result["events"] / result["seconds"])
     if proxy.pid is not None:  # the warm-up and the opening count as well, at the same rate
-        streamed = seen["events"] / seen["seconds"] * min(took, seen["seconds"] + warm_s(SECONDS))
-        proxy.note(us_per_event=1e6 * spent / streamed)
+        events = result["events"] / result["seconds"] * min(elapsed_s, result["seconds"] + warm_up_s(SECONDS))
+        proxy.record(us_per_event=1e6 * cpu_s / events)
 
 
 def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float) -> None:
@@ -118,13 +118,13 @@ def report(direct: Proxy, peers: list[Proxy], routers: list[Proxy], rate: float)
         print(f"{proxy.name:22}" + "".join(f"{proxy.text(name):>26}" for name in columns))
     for router in routers:
         added = [min(router.figures[name]) - min(direct.figures[name]) for name in ("p50_ms", "p99_ms")]
-        print(f"{router.name}, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, least rounds of both")
+        print(f"{router.name}, paced: {added[0]:.2f} ms added at p50, {added[1]:.2f} ms at p99, minimum rounds of both")
         for peer in peers:
-            most, paced, events = (
+            maximum, paced, events = (
                 (router.figure(name) or 0) / (peer.figure(name) or 1)
                 for name in ("us_per_request", "us_paced", "us_per_event")
             )
-            print(f"  CPU / {peer.name}: {most:.2f} a request, {paced:.2f} paced, {events:.2f} a streamed event")
+            print(f"  CPU / {peer.name}: {maximum:.2f} per request, {paced:.2f} paced, {events:.2f} per streamed event")
 
 
 def python() -> str:
@@ -139,15 +139,15 @@ def python() -> str:
 def load(kind: str, port: int, seconds: float, *numbers: float) -> dict[str, float]:
     command = [sys.executable, "-m", "tests.benchmarks.load", kind, str(port), str(seconds), *map(str, numbers)]
     done = subprocess.run(command, capture_output=True, timeout=seconds + DEADLINE_S, check=True)
-    seen: dict[str, float] = json.loads(done.stdout)
-    if seen["lost"]:
-        print(f"  {seen['lost']:.0f} connections were lost", file=sys.stderr)
-    return seen
+    result: dict[str, float] = json.loads(done.stdout)
+    if result["lost"]:
+        print(f"  {result['lost']:.0f} connections were lost", file=sys.stderr)
+    return result
 
 
 def closed_load(port: int) -> tuple[float, float]:
-    seen = load("closed", port, SECONDS, CONNECTIONS)
-    return seen["requests"], seen["seconds"]
+    result = load("closed", port, SECONDS, CONNECTIONS)
+    return result["requests"], result["seconds"]
 
 
 def wrk(port: int, folder: Path) -> tuple[float, float]:
@@ -168,13 +168,13 @@ def wrk(port: int, folder: Path) -> tuple[float, float]:
     text = subprocess.run(command, capture_output=True, timeout=SECONDS + DEADLINE_S, check=True, text=True).stdout
     if "Non-2xx" in text or "Socket errors" in text:
         print("  wrk: " + "; ".join(re.findall(r"(?:Non-2xx|Socket errors).*", text)), file=sys.stderr)
-    found = re.search(r"(\d+) requests in ([\d.]+)s", text)
-    if found is None:
-        raise RuntimeError(f"wrk said: {text}")
-    return float(found[1]), float(found[2])
+    match = re.search(r"(\d+) requests in ([\d.]+)s", text)
+    if match is None:
+        raise RuntimeError(f"unexpected output of wrk: {text}")
+    return float(match[1]), float(match[2])
 
 
-# --- what is compared --------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------
 
 
 @contextmanager

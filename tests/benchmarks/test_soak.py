@@ -12,72 +12,72 @@ from tests.benchmarks.soak import config_file, prefixes, streams
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
 
 
-def test_what_is_wrong_ends_the_whole_with_1(
+def test_a_failed_condition_or_row_leads_to_exit_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row(verdict: Verdict, _: argparse.Namespace) -> None:
-        verdict.holds("clients", "3 refused", well=False)
+        verdict.check("clients", "3 refused", passed=False)
 
-    def broken(_: Verdict, __: argparse.Namespace) -> None:
+    def failing_row(_: Verdict, __: argparse.Namespace) -> None:
         raise RuntimeError("the router did not start")
 
-    monkeypatch.setattr(soak, "ROWS", {"R6": row, "R9": broken})
+    monkeypatch.setattr(soak, "ROWS", {"R6": row, "R9": failing_row})
     with pytest.raises(SystemExit) as end:
         soak.main([])
     assert end.value.code == 1
-    said = capsys.readouterr().out
-    assert "R6: clients: 3 refused" in said
-    assert "R9: ended by: RuntimeError('the router did not start')" in said
+    output = capsys.readouterr().out
+    assert "R6: clients: 3 refused" in output
+    assert "R9: ended by: RuntimeError('the router did not start')" in output
 
 
-def test_what_is_well_ends_it_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "ROWS", {"R6": lambda verdict, _: verdict.holds("clients", "none refused", well=True)})
+def test_the_exit_status_is_0_if_all_conditions_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "ROWS", {"R6": lambda verdict, _: verdict.check("clients", "none refused", passed=True)})
     soak.main([])
 
 
-@pytest.mark.parametrize(("after_kib", "well"), [(104_000, True), (106_000, False), (90_000, True)])
-def test_memory_may_drift_by_a_twentieth(after_kib: int, well: bool) -> None:
+@pytest.mark.parametrize(("after_kib", "passed"), [(104_000, True), (106_000, False), (90_000, True)])
+def test_memory_may_grow_by_five_percent(after_kib: int, passed: bool) -> None:
     verdict = Verdict("R21")
-    verdict.memory(100_000, after_kib)
-    assert (not verdict.wrong) is well
+    verdict.check_memory(100_000, after_kib)
+    assert (not verdict.failures) is passed
 
 
-def test_little_memory_may_grow_by_an_arena() -> None:
+def test_a_small_process_may_grow_by_one_malloc_arena() -> None:
     verdict = Verdict("R21")
-    verdict.memory(10_000, 10_000 + SLACK_KIB)
-    assert not verdict.wrong
-    verdict.memory(10_000, 10_001 + SLACK_KIB)
-    assert verdict.wrong
+    verdict.check_memory(10_000, 10_000 + SLACK_KIB)
+    assert not verdict.failures
+    verdict.check_memory(10_000, 10_001 + SLACK_KIB)
+    assert verdict.failures
 
 
-def test_full_sets_the_goals_own_figures_but_for_those_that_are_given() -> None:
-    given = soak.parsed(["--full", "--only", "R6", "R9", "--kills", "7"])
-    assert (given.only, given.kills, given.aborts, given.file_kills) == (["R6", "R9"], 7, 100_000, 1000)
-    assert (given.prefixes, given.streams) == (50_000_000, 5000)
-    assert soak.parsed([]).kills < 500
+def test_full_sets_full_sizes_except_for_explicit_options() -> None:
+    options = soak.parse_options(["--full", "--only", "R6", "R9", "--kills", "7"])
+    assert (options.only, options.kills, options.aborts, options.file_kills) == (["R6", "R9"], 7, 100_000, 1000)
+    assert (options.prefixes, options.streams) == (50_000_000, 5000)
+    assert soak.parse_options([]).kills < 500
 
 
-async def test_killed_writers_leave_a_whole_file_and_a_router_serves_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_file, "EVERY", 30)
-    monkeypatch.setattr(config_file, "SERVES_S", 10.0)  # here other tests run beside it
+async def test_killed_writers_leave_a_complete_file_from_which_a_router_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "ROUTER_EVERY", 30)
+    monkeypatch.setattr(config_file, "SERVES_S", 10.0)  # other tests run at the same time
     verdict = Verdict("R2")
     await config_file.measure(verdict, 30, seed=3)
-    assert verdict.wrong == []
+    assert verdict.failures == []
 
 
-def test_what_a_router_keeps_of_prompts_is_bounded_and_says_no_name_of_a_clients() -> None:
-    """R21 in short: through all that keeps anything, with an index of a size that a test can fill."""
-    kept = prefixes.Kept(Residency(max_entries=200))
+def test_memory_for_prompts_is_bounded_and_client_names_create_no_series() -> None:
+    """R21 at a small size: through every object that keeps state, with an index that a test can fill."""
+    state = prefixes.RouterState(Residency(max_entries=200))
     for number in range(300):
-        kept.take(number)
-    series = kept.series
+        state.serve(number)
+    series = state.series
     for number in range(300, 1500):
-        kept.take(number)
-    assert (len(kept.residency), kept.series) == (200, series)
-    assert kept.book.audit() == {}
+        state.serve(number)
+    assert (len(state.residency), state.series) == (200, series)
+    assert state.load_tracker.audit() == {}
 
 
-async def test_streams_at_once_are_whole() -> None:
+async def test_concurrent_streams_are_complete() -> None:
     verdict = Verdict("streams")
     await streams.measure(verdict, 60, seconds=1.0)
-    assert [wrong for wrong in verdict.wrong if "memory" not in wrong and "resident" not in wrong] == []
+    assert [failure for failure in verdict.failures if "memory" not in failure and "resident" not in failure] == []

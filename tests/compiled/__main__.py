@@ -13,9 +13,9 @@ from tests.compiled.package import ROOT, CannotCompileError, compile_router, env
 
 PARTS = ("prompt", "limits", "balancing", "health", "proxy", "workers", "replay")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
-# What in these folders is about modules that stay plain: processes, sockets, files, certificates. It would take
-# a third of the time, most of it to start processes, which test_wheel.py does as well.
-LEFT_OUT = [
+# Tests of modules that are not compiled: processes, sockets, files, certificates. They would take a third of the time,
+# most of it to start processes, which test_wheel.py does too.
+EXCLUDED = [
     f"tests/routing/{name}.py"
     for name in (
         "prompt/test_structure",
@@ -39,11 +39,16 @@ def main(arguments: Sequence[str]) -> None:
     except CannotCompileError as error:
         sys.exit(str(error))
     command = [sys.executable, "-m", "pytest", "-p", "tests.compiled.plugin", "-p", "no:cacheprovider"]
-    command += ["-o", "django_find_project=false"]  # or the folder of manage.py, and of the plain router, comes first
-    everything = [*FOLDERS, *(f"--ignore={path}" for path in LEFT_OUT)]
-    where = () if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments) else everything
+    command += [
+        "-o",
+        "django_find_project=false",
+    ]  # otherwise the checkout, with the plain router, is first on the path
+    all_tests = [*FOLDERS, *(f"--ignore={path}" for path in EXCLUDED)]
+    paths = () if any((ROOT / argument.partition("::")[0]).exists() for argument in arguments) else all_tests
     os.chdir(ROOT)
-    os.execve(sys.executable, [*command, *arguments, *where], environment())  # so that who ends this ends pytest
+    os.execve(
+        sys.executable, [*command, *arguments, *paths], environment()
+    )  # so that a signal to this process reaches pytest
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ class CannotCompileError(Exception):
 def compile_router() -> None:
     """Compile unless it is up to date; CannotCompileError if that is impossible."""
     command = [sys.executable, "deploy/bootstrap.py", "compile"]
-    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode == CANNOT_COMPILE:
-        raise CannotCompileError(done.stderr.strip().splitlines()[-1])
-    if done.returncode:
-        raise RuntimeError(done.stderr)
+    process = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode == CANNOT_COMPILE:
+        raise CannotCompileError(process.stderr.strip().splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(process.stderr)
 
 
 def environment() -> dict[str, str]:

@@ -26,8 +26,8 @@ from tests.routing.building import config
 from tests.routing.workers.harness import serving
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.timeout(400)]
-# Those that break ties by homes, which all routers compute alike, and not by what each of them drew when it started.
-STRATEGIES_WITH_HOMES = (
+# Strategies that break ties by ring order, which is the same on all routers, and not by random numbers.
+DETERMINISTIC_STRATEGIES = (
     CacheAwareSettings,
     LowestCostSettings,
     PrefixHashSettings,
@@ -39,7 +39,9 @@ USAGE = b'{"usage":{"prompt_tokens":900,"prompt_tokens_details":{"cached_tokens"
 
 def pool(strategy, replicas) -> PoolConfig:
     """A pool whose model has the name of its strategy."""
-    members = tuple(ReplicaConfig(name=f"{strategy.name}-{one.name}", url=one.url, block_tokens=16) for one in replicas)
+    members = tuple(
+        ReplicaConfig(name=f"{strategy.name}-{replica.name}", url=replica.url, block_tokens=16) for replica in replicas
+    )
     return PoolConfig(
         name=strategy.name,
         policy=PolicyConfig(name=strategy.name, revision=1, settings=strategy()),
@@ -50,46 +52,50 @@ def pool(strategy, replicas) -> PoolConfig:
 
 def conversations(model: str) -> list[bytes]:
     """Requests of twelve conversations that share three system prompts, turn by turn."""
-    chance = random.Random(7)
-    spoken = {number: [{"role": "system", "content": f"You are assistant {number % 3}. " * 60}] for number in range(12)}
+    rng = random.Random(7)
+    messages = {
+        number: [{"role": "system", "content": f"You are assistant {number % 3}. " * 60}] for number in range(12)
+    }
     bodies = []
     for _ in range(60):
-        number = chance.randrange(12)
-        spoken[number].append({"role": "user", "content": "".join(chance.choices("abcdef ", k=400))})
-        bodies.append(json.dumps({"model": model, "messages": spoken[number], "user": f"user-{number}"}).encode())
+        number = rng.randrange(12)
+        messages[number].append({"role": "user", "content": "".join(rng.choices("abcdef ", k=400))})
+        bodies.append(json.dumps({"model": model, "messages": messages[number], "user": f"user-{number}"}).encode())
     return bodies
 
 
 async def test_the_same_requests_get_the_same_replicas_for_the_same_reasons(tmp_path):
-    seen = {}
+    decisions = {}
     async with fake_replicas(4, answering(USAGE)) as replicas:
-        snapshot = config(*(pool(strategy, replicas) for strategy in STRATEGIES_WITH_HOMES))
-        for name, where in (("plain", None), ("compiled", environment())):
+        snapshot = config(*(pool(strategy, replicas) for strategy in DETERMINISTIC_STRATEGIES))
+        for name, environ in (("plain", None), ("compiled", environment())):
             (tmp_path / name).mkdir()
-            async with serving(tmp_path / name, snapshot, environment=where) as router:
-                await router.line(f"compiled={str(where is not None).lower()}")
-                for body in chain(*(conversations(strategy.name) for strategy in STRATEGIES_WITH_HOMES)):
+            async with serving(tmp_path / name, snapshot, environment=environ) as router:
+                await router.line(f"compiled={str(environ is not None).lower()}")
+                for body in chain(*(conversations(strategy.name) for strategy in DETERMINISTIC_STRATEGIES)):
                     assert (await router.chat(body)).status == 200
-                _, shown = await router.admin("GET", "/admin/decisions")
-            seen[name] = [without_time(decision) for decision in shown["decisions"]]
+                _, page = await router.admin("GET", "/admin/decisions")
+            decisions[name] = [without_time(decision) for decision in page["decisions"]]
 
-    assert seen["compiled"] == seen["plain"]
-    assert len({(decision["pool"], decision["replica"]) for decision in seen["plain"]}) > 2 * len(STRATEGIES_WITH_HOMES)
+    assert decisions["compiled"] == decisions["plain"]
+    assert len({(decision["pool"], decision["replica"]) for decision in decisions["plain"]}) > 2 * len(
+        DETERMINISTIC_STRATEGIES
+    )
 
 
 def without_time(decision):
     """Decisions without fields that depend on time."""
-    passing = {"request_id", "at", "ttft_s", "latency_s", "opening", "candidates"}
-    return {name: value for name, value in decision.items() if name not in passing}
+    volatile = {"request_id", "at", "ttft_s", "latency_s", "opening", "candidates"}
+    return {name: value for name, value in decision.items() if name not in volatile}
 
 
-def test_a_replay_ends_in_the_same_figures(tmp_path):
-    chance, at = random.Random(5), 0.0
+def test_a_replay_has_the_same_results(tmp_path):
+    rng, at = random.Random(5), 0.0
     with (tmp_path / "trace.jsonl").open("w") as trace:
         for _ in range(800):
-            at += chance.expovariate(3) * 1000
-            first = 1000 * chance.randrange(1, 41)
-            ids = [0, *range(first, first + chance.randrange(1, 12))]
+            at += rng.expovariate(3) * 1000
+            first = 1000 * rng.randrange(1, 41)
+            ids = [0, *range(first, first + rng.randrange(1, 12))]
             row = {"timestamp": at, "input_length": 512 * len(ids), "output_length": 40, "hash_ids": ids}
             trace.write(json.dumps(row) + "\n")
     policies = []
@@ -99,9 +105,9 @@ def test_a_replay_ends_in_the_same_figures(tmp_path):
     options = ["--trace", "trace.jsonl", "--replicas", "4", "--blocks", "300", "--json", *policies]
     command = [sys.executable, "-m", "routing", "simulate", *options]
     plain, compiled = (
-        json.loads(subprocess.run(command, cwd=tmp_path, env=where, stdout=subprocess.PIPE, check=True).stdout)
-        for where in (os.environ | {"PYTHONPATH": str(ROOT)}, environment())
+        json.loads(subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=True).stdout)
+        for environ in (os.environ | {"PYTHONPATH": str(ROOT)}, environment())
     )
 
     assert compiled == plain
-    assert len({json.dumps(one["ttft_s"]) for one in plain}) > len(STRATEGIES) / 2
+    assert len({json.dumps(result["ttft_s"]) for result in plain}) > len(STRATEGIES) / 2

@@ -24,23 +24,29 @@ def only_wheel() -> Path:
     return wheel
 
 
-def test_exactly_the_modules_that_are_named_are_native():
+def test_exactly_the_listed_modules_are_native():
     names = zipfile.ZipFile(only_wheel()).namelist()
 
     native = {name.partition(".")[0] for name in names if name.endswith(".so")}
     named = {str(module) for module in named_modules()}
-    assert native == {name.removesuffix(".py") for name in named} | {"warmpath__mypyc"}  # the library behind them all
+    assert native == {name.removesuffix(".py") for name in named} | {
+        "warmpath__mypyc"
+    }  # the library that all native modules share
     assert named <= set(names)  # for tracebacks
 
 
-async def test_a_host_with_the_wheel_and_its_requirements_alone_serves(tmp_path):
+async def test_a_router_serves_from_the_wheel_and_its_requirements_alone(tmp_path):
     """As described in deploy/README.md."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "host"], check=True)
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    environment = bare | {"PATH": f"{tmp_path}/host/bin:{os.environ['PATH']}"}
-    installing = [command for command in shown((ROOT / "deploy/README.md").read_text()) if "pip install" in command]
-    assert len(installing) == 2
-    requirements, wheel = (partial(subprocess.run, one, shell=True, cwd=ROOT, env=environment) for one in installing)
+    without_python = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = without_python | {"PATH": f"{tmp_path}/host/bin:{os.environ['PATH']}"}
+    install_commands = [
+        command for command in shown((ROOT / "deploy/README.md").read_text()) if "pip install" in command
+    ]
+    assert len(install_commands) == 2
+    requirements, wheel = (
+        partial(subprocess.run, command, shell=True, cwd=ROOT, env=environment) for command in install_commands
+    )
     if requirements(check=False).returncode and not os.environ.get("REQUIRE_PROGRAMS"):
         pytest.skip("LOUD: the packages of a router host could not be installed, so its wheel was not tried")
     wheel(check=True)

@@ -1,7 +1,7 @@
-"""Rules for migrations that run while everything serves, and that the release before can work with (R22).
+"""Rules for migrations that run while all processes serve, and with which the previous release still works (R22).
 
 Each rule returns what is wrong with an operation, or None. A table is big if it grows with traffic or time: rewriting
-it holds a lock for too long. Code of the release before runs for a while after a migration: the columns it reads must
+it holds a lock for too long. Code of the previous release runs for a while after a migration: the columns it reads must
 remain, and the rows it writes must be accepted.
 """
 
@@ -32,14 +32,14 @@ BIG = frozenset(
 Rule = Callable[[Operation], str | None]
 
 
-def an_index_is_built_beside_writers(operation: Operation) -> str | None:
+def an_index_is_built_without_blocking_writers(operation: Operation) -> str | None:
     """``CREATE INDEX`` blocks writers; ``CONCURRENTLY`` does not."""
     if isinstance(operation, migrations.AddIndex) and not isinstance(operation, AddIndexConcurrently):
         return _on_big(operation.model_name, "build it by AddIndexConcurrently, in a migration of its own")
     return None
 
 
-def a_constraint_is_checked_beside_writers(operation: Operation) -> str | None:
+def a_constraint_is_checked_without_blocking_writers(operation: Operation) -> str | None:
     """``ADD CONSTRAINT`` reads every row under a lock; ``NOT VALID`` reads none."""
     if isinstance(operation, migrations.AddConstraint) and not isinstance(operation, AddConstraintNotValid):
         return _on_big(operation.model_name, "add it by AddConstraintNotValid and validate it in a later migration")
@@ -67,56 +67,57 @@ def a_column_is_not_rewritten(operation: Operation) -> str | None:
     return None
 
 
-def rows_are_not_changed_in_one_go(operation: Operation) -> str | None:
+def bulk_changes_state_why_they_do_not_block(operation: Operation) -> str | None:
     """Custom SQL or Python must state why it does not block."""
     if isinstance(operation, migrations.RunPython | migrations.RunSQL) and not operation.hints.get("brief"):
-        return "say hints={'brief': 'why no lock is held for long'}"
+        return "set hints={'brief': 'why no lock is held for long'}"
     return None
 
 
-def the_release_before_can_still_write(operation: Operation) -> str | None:
-    """The release before does not name a new column in its ``INSERT``, so the column needs a default or must be
+def the_previous_release_can_still_write(operation: Operation) -> str | None:
+    """The previous release does not name a new column in its ``INSERT``, so the column needs a default or must be
     nullable.
     """
     if isinstance(operation, migrations.AddField) and not (operation.field.null or operation.field.has_db_default()):
         many = isinstance(operation.field, models.ManyToManyField)
-        return None if many else "give it db_default, or let it be null: the release before leaves it out"
+        return None if many else "give it db_default, or let it be null: the previous release leaves it out"
     return None
 
 
-def the_release_before_can_still_read(operation: Operation) -> str | None:
-    """The release before reads all its columns; remove a column one release after its last use."""
-    gone = (migrations.RemoveField, migrations.RenameField, migrations.DeleteModel, migrations.RenameModel)
-    if isinstance(operation, gone):
-        return "first a release that does not use it, then one that removes it (SeparateDatabaseAndState)"
+def the_previous_release_can_still_read(operation: Operation) -> str | None:
+    """The previous release reads all its columns; remove a column one release after its last use."""
+    removals = (migrations.RemoveField, migrations.RenameField, migrations.DeleteModel, migrations.RenameModel)
+    if isinstance(operation, removals):
+        return "remove it one release after the last release that uses it (SeparateDatabaseAndState)"
     return None
 
 
 RULES: tuple[Rule, ...] = (
-    an_index_is_built_beside_writers,
-    a_constraint_is_checked_beside_writers,
+    an_index_is_built_without_blocking_writers,
+    a_constraint_is_checked_without_blocking_writers,
     a_column_is_added_without_touching_rows,
     a_column_is_not_rewritten,
-    rows_are_not_changed_in_one_go,
-    the_release_before_can_still_write,
-    the_release_before_can_still_read,
+    bulk_changes_state_why_they_do_not_block,
+    the_previous_release_can_still_write,
+    the_previous_release_can_still_read,
 )
 
 
 def faults(migration: migrations.Migration) -> Iterator[str]:
     """Faults of a migration's operations."""
-    made: set[str] = set()
+    created: set[str] = set()
     for operation in migration.operations:
         if isinstance(operation, migrations.CreateModel):
-            made.add(operation.name.lower())
-        elif getattr(operation, "model_name", "").lower() in made:
+            created.add(operation.name.lower())
+        elif getattr(operation, "model_name", "").lower() in created:
             continue  # a table that is new has no rows
         for rule in RULES:
             if fault := rule(operation):
                 yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {fault}"
-        last = operation is migration.operations[-1]
-        if not (migration.atomic or last):
-            yield f"{migration.app_label}.{migration.name}: {operation.describe()}: is done twice if a later one fails"
+        is_last = operation is migration.operations[-1]
+        if not (migration.atomic or is_last):
+            reason = "a retry would run it twice if a later operation fails"
+            yield f"{migration.app_label}.{migration.name}: {operation.describe()}: {reason}"
         if isinstance(operation, AddIndexConcurrently) and migration.atomic:
             yield f"{migration.app_label}.{migration.name}: {operation.describe()}: needs atomic = False"
 

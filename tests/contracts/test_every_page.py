@@ -11,8 +11,8 @@ from django.urls import Resolver404, URLPattern, get_resolver, resolve
 from controlplane.access.rules import PUBLIC_ROUTES, RULES
 from tests.end_to_end.every_page import ANYWHERE, ON_THE_WAY, of_rows
 
-# Answers to GET that nobody looks at by itself: parts of pages, files, and doors that lead elsewhere.
-NO_PAGES = {
+# GET routes that are no pages: page fragments, downloads and redirects.
+NOT_PAGES = {
     "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
     "telemetry:events-csv", "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
@@ -22,35 +22,35 @@ NO_PAGES = {
 }  # fmt: skip
 
 
-def walked() -> set[str]:
+def tested_routes() -> set[str]:
     rows = defaultdict(lambda: "1", delivered=str(uuid.UUID(int=1)), waiting=str(uuid.UUID(int=2)))
-    found = set()
+    names = set()
     for path in [*ANYWHERE, *of_rows(rows), *ON_THE_WAY]:
         try:
-            found.add(resolve(urlsplit(path).path).view_name)
+            names.add(resolve(urlsplit(path).path).view_name)
         except Resolver404:
-            assert path == "/no-such-page/", f"{path} is no page"
-    return found
+            assert path == "/no-such-page/", f"{path} is not a route"
+    return names
 
 
 def routes() -> set[str]:
     """Names of all routes outside the API."""
-    found, left = set(), [("", pattern) for pattern in get_resolver().url_patterns]
-    while left:
-        space, pattern = left.pop()
+    names, pending = set(), [("", pattern) for pattern in get_resolver().url_patterns]
+    while pending:
+        namespace, pattern = pending.pop()
         if isinstance(pattern, URLPattern):
-            found.add(f"{space}{pattern.name}" if pattern.name else "")
+            names.add(f"{namespace}{pattern.name}" if pattern.name else "")
         else:
-            inner = f"{space}{pattern.namespace}:" if pattern.namespace else space
-            left += [(inner, one) for one in pattern.url_patterns]
-    return {name for name in found if name and not name.startswith(("api:", "telemetry-api:"))}
+            inner = f"{namespace}{pattern.namespace}:" if pattern.namespace else namespace
+            pending += [(inner, child) for child in pattern.url_patterns]
+    return {name for name in names if name and not name.startswith(("api:", "telemetry-api:"))}
 
 
-def test_every_route_that_shows_a_page_is_walked_through():
+def test_every_page_is_tested():
     shown = {name for name, rule in RULES.items() if "GET" in rule.roles and ":" in name} | PUBLIC_ROUTES
     pages = {
         name for name in shown & (routes() | {"healthz", "readyz"}) if not name.startswith(("api:", "telemetry-api:"))
     }
 
-    assert pages - NO_PAGES - walked() == set()
-    assert NO_PAGES - pages == set(), "these are gone"
+    assert pages - NOT_PAGES - tested_routes() == set()
+    assert NOT_PAGES - pages == set(), "routes that no longer exist"

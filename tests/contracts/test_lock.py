@@ -17,11 +17,11 @@ def test_locking_again_changes_nothing(tmp_path):
     for folder in ("requirements", "deploy", ".uv"):
         if (ROOT / folder).exists():
             shutil.copytree(ROOT / folder, tmp_path / folder)
-    done = subprocess.run(
+    process = subprocess.run(
         ["make", "lock", f"PYTHON={sys.executable}"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    if done.returncode and "fetch" in done.stderr.lower():
+    if process.returncode and "fetch" in process.stderr.lower():
         pytest.skip("LOUD: no package index can be reached, so the locks were not compiled again")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     for name in LOCKS:
         assert (tmp_path / "requirements" / name).read_text() == (ROOT / "requirements" / name).read_text(), name

@@ -1,4 +1,4 @@
-"""Migrations after the first release run while everything serves, and the release before still works (R22)."""
+"""Migrations after the first release run while all processes serve, and the previous release still works (R22)."""
 
 import pytest
 from django.contrib.postgres.operations import AddIndexConcurrently
@@ -33,7 +33,7 @@ CONCURRENT = AddIndexConcurrently("event", INDEX)
 NULLABLE = migrations.AddField("event", "x", models.IntegerField(null=True))
 BAD = {
     "an index": migrations.AddIndex("event", INDEX),
-    "a concurrent one in a transaction": CONCURRENT,
+    "a concurrent index in a transaction": CONCURRENT,
     "a constraint": migrations.AddConstraint("event", models.CheckConstraint(condition=Q(pk__gt=0), name="x")),
     "a unique constraint": migrations.AddConstraint("event", UNIQUE),
     "a computed default": migrations.AddField("event", "x", models.DateTimeField(db_default=Now())),
@@ -56,7 +56,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("operation", BAD.values(), ids=BAD)
-def test_operations_that_block_or_break_are_found(operation):
+def test_operations_that_block_or_break_the_previous_release_are_reported(operation):
     assert with_operations(operation)
 
 
@@ -65,7 +65,7 @@ def test_harmless_operations_are_accepted(operation, atomic):
     assert with_operations(operation, atomic=atomic) == []
 
 
-def test_an_operation_that_a_retry_would_run_twice_is_found():
+def test_an_operation_that_a_retry_would_run_twice_is_reported():
     assert with_operations(NULLABLE, CONCURRENT, atomic=False)
 
 

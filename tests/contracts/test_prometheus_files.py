@@ -26,23 +26,25 @@ RULES = ROOT / "deploy/prometheus/rules.yaml"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 VLLM = ROOT / "tests/data/vllm/vllm-metrics-0.32.0-busy.txt"
 NAME = re.compile(r"\b(?:warmpath_|vllm:)[a-z0-9_]+")
-# Of these no request of the test below speaks: a prediction needs a warm residency, a skewed pool two replicas.
-SPOKEN_LATER = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES}
+# Metrics that the requests of the test below do not produce, because a prediction needs a warm cache.
+NOT_PRODUCED = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES}
 
 
 def expressions() -> dict[str, str]:
     """PromQL expressions of rules and dashboards by location, with Grafana's variables filled in."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
-    found = {rule.get("record") or rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    by_location = {rule.get("record") or rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
-        asked = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
-        asked += [(mark["name"], mark["expr"]) for mark in board["annotations"]["list"]]
-        asked += [(v["name"], re.sub(r"label_values\((.*), \w+\)", r"\1", v["definition"])) for v in _variables(board)]
-        for number, (title, expression) in enumerate(asked):
+        queries = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+        queries += [(annotation["name"], annotation["expr"]) for annotation in board["annotations"]["list"]]
+        queries += [
+            (v["name"], re.sub(r"label_values\((.*), \w+\)", r"\1", v["definition"])) for v in _variables(board)
+        ]
+        for number, (title, expression) in enumerate(queries):
             filled = expression.replace("$__rate_interval", "5m").replace("$pool", ".*").replace("$instance", ".*")
-            found[f"{path.stem} {number} {title}"] = filled
-    return found
+            by_location[f"{path.stem} {number} {title}"] = filled
+    return by_location
 
 
 def _variables(board):
@@ -50,12 +52,12 @@ def _variables(board):
 
 
 def promtool(*arguments: str) -> str:
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
-def test_rules_parse_and_each_alert_fires_when_it_should_and_only_then() -> None:
+def test_rules_parse_and_pass_their_unit_tests() -> None:
     promtool("check", "rules", str(RULES))
     promtool("test", "rules", str(RULES.with_name("rules_test.yaml")))
 
@@ -76,7 +78,7 @@ def test_every_expression_of_a_dashboard_is_promql(tmp_path: Path) -> None:
     promtool("check", "rules", str(document))
 
 
-def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
+def test_the_scrape_configuration_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "deploy/prometheus/scrape.yaml").read_text()
     (tmp_path / "token").write_text("secret")
     document = tmp_path / "prometheus.yaml"
@@ -86,23 +88,23 @@ def test_the_scrape_configuration_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.django_db
-def test_every_metric_that_a_file_names_is_exposed_by_somebody() -> None:
+def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
     now = timezone.now()
     ladder_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
-    of_the_control_plane = {CONTROLPLANE + figure.name for figure in own_metrics(now)}
-    exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_of_a_router()) | of_the_control_plane
+    control_plane_metrics = {CONTROLPLANE + figure.name for figure in own_metrics(now)}
+    exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_router_metrics()) | control_plane_metrics
 
-    named = {name for expression in expressions().values() for name in NAME.findall(expression)}
+    used = {name for expression in expressions().values() for name in NAME.findall(expression)}
 
-    assert named - exposed == set()
+    assert used - exposed == set()
 
 
-async def _of_a_router() -> set[str]:
+async def _router_metrics() -> set[str]:
     usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
     async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
-        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first finding")
+        await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first health check")
         await harness.chat()
         replicas[0].script = streaming(b"data: " + usage + b"\n\n")
         await harness.chat()
         _, text = await harness.admin("GET", "/metrics")
-    return set(NAME.findall(text)) | SPOKEN_LATER
+    return set(NAME.findall(text)) | NOT_PRODUCED

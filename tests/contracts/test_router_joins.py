@@ -29,20 +29,20 @@ ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--por
 class Engine(BaseHTTPRequestHandler):
     """A fake engine that records ``Authorization`` headers."""
 
-    heard: ClassVar[list[str | None]] = []
+    authorizations: ClassVar[list[str | None]] = []
 
     def do_GET(self) -> None:
-        self._say({"data": [{"id": "llama"}]})
+        self._respond({"data": [{"id": "llama"}]})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.heard.append(self.headers["Authorization"])
-        self._say({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})
+        self.authorizations.append(self.headers["Authorization"])
+        self._respond({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}})
 
     def log_message(self, *_) -> None: ...
 
-    def _say(self, what) -> None:
-        body = json.dumps(what).encode()
+    def _respond(self, document) -> None:
+        body = json.dumps(document).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -51,8 +51,8 @@ class Engine(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine():
-    """The URL of a fake engine; ``Engine.heard`` has its recorded headers."""
-    Engine.heard.clear()
+    """The URL of a fake engine; ``Engine.authorizations`` has its recorded headers."""
+    Engine.authorizations.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -68,7 +68,7 @@ def serving(url, token, folder, *options):
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         yield process
-    finally:  # or it would announce itself to the next test
+    finally:  # otherwise it would announce itself to the next test
         process.terminate()
         process.wait(timeout=20)
 
@@ -80,37 +80,42 @@ def router(live_server, tmp_path, settings):
         yield process
 
 
-def pushed_to():
-    """The router's row after a push; pushes until it has the expected state, because announcing routers are
-    skipped.
-    """
+def router_after_push():
+    """Push now, even if the router has just announced itself; the router's row."""
     Router.objects.update(push_after=None)
     reconcile_routers()
     return Router.objects.first()
 
 
-def joined(process):
+def wait_joined(process):
     """Wait until a router has announced itself and runs the newest configuration; its row."""
     wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
     newest = ConfigSnapshot.objects.first().number
-    wait_until(lambda: pushed_to().running_number == newest, 30, "it to run what there is", alive=process)
+    wait_until(
+        lambda: router_after_push().running_number == newest, 30, "it to run the newest configuration", alive=process
+    )
     return Router.objects.get()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_router_joins_and_runs_what_is_published(router):
+def test_a_router_joins_and_runs_a_published_configuration(router):
     policy = create_pool("default").policies.get()
-    known = joined(router)
-    assert (known.last_nack, known.last_error) == (None, "")
+    row = wait_joined(router)
+    assert (row.last_nack, row.last_error) == (None, "")
 
     rollout = publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk)
-    wait_until(lambda: pushed_to().running_sha256 == rollout.snapshot.sha256, 30, "it to run what is new", alive=router)
+    wait_until(
+        lambda: router_after_push().running_sha256 == rollout.snapshot.sha256,
+        30,
+        "it to run the new configuration",
+        alive=router,
+    )
     rollout.refresh_from_db()
     assert rollout.state == "complete"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_known(live_server, tmp_path, settings):
+def test_over_tls_a_router_gets_its_configuration_only_if_its_certificate_is_trusted(live_server, tmp_path, settings):
     authority = Authority(tmp_path)
     certificate = authority.issue("router")
     tls = ["--admin-tls-cert", str(certificate.path), "--admin-tls-key", str(certificate.key)]
@@ -119,58 +124,71 @@ def test_over_tls_a_router_gets_its_configuration_only_where_its_certificate_is_
         wait_until(Router.objects.exists, 40, "the router to announce itself", alive=process)
         assert Router.objects.get().admin_url.startswith("https://127.0.0.1:")
 
-        wait_until(lambda: "certificate verify failed" in pushed_to().last_error, 30, "it to be refused", alive=process)
+        wait_until(
+            lambda: "certificate verify failed" in router_after_push().last_error,
+            30,
+            "its certificate to be rejected",
+            alive=process,
+        )
         assert Router.objects.get().running_number is None
         settings.FLEET_CA_FILE = str(authority.path)
         newest = ConfigSnapshot.objects.first().number
-        wait_until(lambda: pushed_to().running_number == newest, 30, "it to be believed", alive=process)
+        wait_until(
+            lambda: router_after_push().running_number == newest, 30, "its certificate to be trusted", alive=process
+        )
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_router_says_where_it_would_place_a_request_and_the_prompt_is_kept_nowhere(router, admin_user, caplog):
+def test_explain_returns_a_placement_and_the_prompt_is_neither_stored_nor_logged(router, admin_user, caplog):
     pool = create_pool("default", strategy="prefix_hash")
     add_replica(pool, name="r1", url="http://127.0.0.1:9")
-    joined(router)
+    wait_joined(router)
     _, text = create_token(admin_user, name="test", scopes=["write"])
     api = APIClient()
     api.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    body = {"messages": [{"role": "user", "content": "a canary that nobody repeats"}]}
+    body = {"messages": [{"role": "user", "content": "a canary that must not be stored"}]}
 
-    said = api.post("/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json")
+    explained = api.post(
+        "/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json"
+    )
 
-    assert (said.status_code, said.data["pool"], said.data["policy"]) == (200, "default", "default"), said.data
-    assert [one["replica"] for one in said.data["candidates"]] == ["r1"]
-    assert "canary" not in str(said.data) + caplog.text
+    assert (explained.status_code, explained.data["pool"], explained.data["policy"]) == (200, "default", "default"), (
+        explained.data
+    )
+    assert [candidate["replica"] for candidate in explained.data["candidates"]] == ["r1"]
+    assert "canary" not in str(explained.data) + caplog.text
 
-    wrong = api.post("/api/v1/routers/router-1/explain", {"path": "/metrics", "body": body}, format="json")
-    assert (wrong.status_code, wrong.data["errors"][0]["pointer"]) == (422, "#/body")
+    rejected = api.post("/api/v1/routers/router-1/explain", {"path": "/metrics", "body": body}, format="json")
+    assert (rejected.status_code, rejected.data["errors"][0]["pointer"]) == (422, "#/body")
     router.kill()
     router.wait(timeout=20)
-    gone = api.post("/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json")
-    assert (gone.status_code, "canary" in str(gone.data) + caplog.text) == (502, False)
+    unreachable = api.post(
+        "/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json"
+    )
+    assert (unreachable.status_code, "canary" in str(unreachable.data) + caplog.text) == (502, False)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_client_is_let_in_by_its_key_within_its_limits_and_the_engine_hears_its_own(router, engine):
+def test_clients_need_a_key_within_its_limits_and_the_engine_gets_its_own_key(router, engine):
     pool = create_pool("default", models=["llama"])
     add_replica(pool, name="r1", url=engine, api_key="sk-engine")
     key, text = create_client_key(pool.project, "agents")
-    joined(router)
+    wait_joined(router)
 
-    def sent(secret=None):
+    def status_with(secret=None):
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         body = {"model": "llama", "messages": [{"role": "user", "content": "hello"}]}
         url = f"{Router.objects.get().data_url}/v1/chat/completions"
         return httpx.post(url, json=body, headers=headers, timeout=10, trust_env=False).status_code
 
-    wait_until(lambda: sent() == 200, 15, "the replica to be found up", alive=router)  # nobody asks for a key yet
+    wait_until(lambda: status_with() == 200, 15, "the replica to be up", alive=router)  # no key is required yet
     update_fleet_settings(needs_key=True)
-    joined(router)
-    assert (sent(), sent("wpk_" + "x" * 43), sent(text)) == (401, 401, 200)
+    wait_joined(router)
+    assert (status_with(), status_with("wpk_" + "x" * 43), status_with(text)) == (401, 401, 200)
     update_client_key(key, requests_per_s=0.001, burst=1)
-    joined(router)
-    assert (sent(text), sent(text)) == (200, 429)
+    wait_joined(router)
+    assert (status_with(text), status_with(text)) == (200, 429)
     revoke_client_key(key)
-    joined(router)
-    assert sent(text) == 401
-    assert set(Engine.heard) == {"Bearer sk-engine"}
+    wait_joined(router)
+    assert status_with(text) == 401
+    assert set(Engine.authorizations) == {"Bearer sk-engine"}

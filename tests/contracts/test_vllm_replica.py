@@ -17,11 +17,11 @@ from tests.routing.standin.replica_process import ReplicaProcess, replica_proces
 DATA = Path(__file__).parents[1] / "data" / "vllm"
 SIZE = ("--block-tokens", "32", "--blocks", "2049", "--max-model-len", "16384")
 
-NOT_SPOKEN = {
-    "GET /kv_event_sources": "no KV events yet",
-    "messages": "Anthropic's API is not the stand-in's business",
-    "messages-stream": "Anthropic's API is not the stand-in's business",
-    "responses": "the responses API is not spoken yet",
+NOT_SUPPORTED = {
+    "GET /kv_event_sources": "KV events are not supported",
+    "messages": "the stand-in does not support Anthropic's API",
+    "messages-stream": "the stand-in does not support Anthropic's API",
+    "responses": "the responses API is not supported",
     "per-request-metrics": "captured with an option that the stand-in does not have",
     "per-request-metrics-chat-stream": "captured with an option that the stand-in does not have",
     "queue-full": "has its own test: it needs a full queue",
@@ -29,7 +29,7 @@ NOT_SPOKEN = {
     "during-drain-health": "captured with --shutdown-timeout",
     "during-drain-new-request": "captured with --shutdown-timeout",
 }
-OWN_WORDS = {
+OWN_MESSAGES = {
     "token-id-out-of-vocab": "the stand-in's vocabulary is all 4-byte words",
 }
 
@@ -41,7 +41,7 @@ def replica() -> Iterator[ReplicaProcess]:
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[ReplicaProcess]:
+def with_api_key() -> Iterator[ReplicaProcess]:
     with replica_process(*SIZE, "--api-key", "sekret") as process:
         yield process
 
@@ -52,10 +52,10 @@ def guarded() -> Iterator[ReplicaProcess]:
 def captured(name: str) -> list[Any]:
     lines = (DATA / f"vllm-http-0.32.0-{name}.jsonl").read_text().splitlines()
     cases = [json.loads(line) for line in lines]
-    return [pytest.param(case, id=case["case"]) for case in cases if case["case"] not in NOT_SPOKEN]
+    return [pytest.param(case, id=case["case"]) for case in cases if case["case"] not in NOT_SUPPORTED]
 
 
-def asked(case: dict[str, Any]) -> Any:
+def request_body(case: dict[str, Any]) -> Any:
     """The captured request body, with shortened prompts restored."""
     body = case["request"].get("body")
     text = json.dumps(body).replace("word word word ... (the word repeated, 200000 characters in all)", "word " * 40000)
@@ -75,80 +75,80 @@ def shape(value: Any) -> Any:
 
 def send(replica: ReplicaProcess, case: dict[str, Any]) -> Any:
     request = case["request"]
-    return replica.send(request["method"], request["path"], asked(case), request.get("headers"))
+    return replica.send(request["method"], request["path"], request_body(case), request.get("headers"))
 
 
-def check_head(case: dict[str, Any], answer: Any) -> None:
+def check_head(case: dict[str, Any], response: Any) -> None:
     expected = case["response"]
-    assert answer.status == expected["status"]
+    assert response.status == expected["status"]
     for name in ("content-type", "vary", "allow", "transfer-encoding", "server"):
-        assert answer.headers.get(name) == expected["headers"].get(name), name
-    assert ("x-request-id" in answer.headers) == ("x-request-id" in expected["headers"])
+        assert response.headers.get(name) == expected["headers"].get(name), name
+    assert ("x-request-id" in response.headers) == ("x-request-id" in expected["headers"])
 
 
 def events_of(case: dict[str, Any]) -> list[Any]:
     text = "".join(read[1] for read in case["response"]["reads"])
     data = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
-    return [one if one == "[DONE]" else json.loads(one) for one in data]
+    return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 
-def check_body(case: dict[str, Any], answer: Any) -> None:
+def check_body(case: dict[str, Any], response: Any) -> None:
     if "reads" in case["response"]:
         expected = [json.dumps(shape(event)) for event in events_of(case)]
-        found = [json.dumps(shape(event)) for event in answer.events]
-        if "n2" in case["case"]:  # the order of two answers' tokens is timing
-            expected, found = sorted(expected), sorted(found)
-        assert found == expected
+        actual = [json.dumps(shape(event)) for event in response.events]
+        if "n2" in case["case"]:  # the order of the tokens of two choices depends on timing
+            expected, actual = sorted(expected), sorted(actual)
+        assert actual == expected
         return
     body = case["response"]["body"]
     if not body or case["request"]["method"] == "HEAD":
-        assert answer.body == b""
+        assert response.body == b""
         return
     document = json.loads(body)
-    if answer.status == 200:
-        assert list(answer.json) == list(document)
-        assert shape(answer.json) == shape(document)
-    elif case["case"] in OWN_WORDS:
-        assert shape(answer.json) == shape(document)
+    if response.status == 200:
+        assert list(response.json) == list(document)
+        assert shape(response.json) == shape(document)
+    elif case["case"] in OWN_MESSAGES:
+        assert shape(response.json) == shape(document)
     else:
-        assert answer.json == document
+        assert response.json == document
 
 
 @pytest.mark.parametrize("case", captured("ok"))
-def test_what_vllm_answers_the_stand_in_answers_in_the_same_form(replica: ReplicaProcess, case: Any) -> None:
-    answer = send(replica, case)
+def test_successful_responses_have_the_format_of_vllm(replica: ReplicaProcess, case: Any) -> None:
+    response = send(replica, case)
 
-    check_head(case, answer)
-    check_body(case, answer)
+    check_head(case, response)
+    check_body(case, response)
 
 
 @pytest.mark.parametrize("case", captured("errors"))
-def test_what_vllm_refuses_the_stand_in_refuses_in_the_same_words(replica: ReplicaProcess, case: Any) -> None:
-    answer = send(replica, case)
+def test_errors_have_the_messages_of_vllm(replica: ReplicaProcess, case: Any) -> None:
+    response = send(replica, case)
 
-    check_head(case, answer)
-    check_body(case, answer)
+    check_head(case, response)
+    check_body(case, response)
 
 
 @pytest.mark.parametrize("case", captured("sleep-hang-crash"))
-def test_sleeping_and_waking_answers_as_vllm_does(replica: ReplicaProcess, case: Any) -> None:
-    answer = send(replica, case)
+def test_sleep_and_wake_up_respond_as_vllm_does(replica: ReplicaProcess, case: Any) -> None:
+    response = send(replica, case)
 
-    check_head(case, answer)
-    check_body(case, answer)
+    check_head(case, response)
+    check_body(case, response)
 
 
 @pytest.mark.parametrize("case", captured("auth-queue-drain"))
-def test_the_api_key_guards_what_vllm_guards(guarded: ReplicaProcess, case: Any) -> None:
-    answer = send(guarded, case)
+def test_the_api_key_protects_the_same_paths_as_in_vllm(with_api_key: ReplicaProcess, case: Any) -> None:
+    response = send(with_api_key, case)
 
-    check_head(case, answer)
-    check_body(case, answer)
+    check_head(case, response)
+    check_body(case, response)
 
 
-def test_a_full_queue_is_a_503_as_vllm_words_it() -> None:
+def test_a_full_queue_is_a_503_with_the_message_of_vllm() -> None:
     with replica_process(*SIZE, "--max-num-queued-reqs", "1", "--step-s", "0.2") as replica:
-        busy = threading.Thread(target=replica.chat, args=("a long answer", 20))
+        busy = threading.Thread(target=replica.chat, args=("a long response", 20))
         busy.start()
         replica.wait_for(lambda: replica.send("GET", "/load").json == {"server_load": 1}, "the first request")
         case = next(
@@ -157,26 +157,26 @@ def test_a_full_queue_is_a_503_as_vllm_words_it() -> None:
             if '"queue-full"' in line
         )
 
-        answer = send(replica, case)
+        response = send(replica, case)
         streamed = replica.chat("x", stream=True)
 
-        check_head(case, answer)
-        check_body(case, answer)
-        assert (streamed.status, streamed.json) == (503, answer.json)
+        check_head(case, response)
+        check_body(case, response)
+        assert (streamed.status, streamed.json) == (503, response.json)
         assert replica.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 2
         busy.join()
 
 
-def test_every_captured_exchange_is_either_spoken_or_named_as_not() -> None:
+def test_every_unsupported_exchange_is_in_the_captures() -> None:
     names = {
         json.loads(line)["case"] for path in DATA.glob("vllm-http-*.jsonl") for line in path.read_text().splitlines()
     }
 
-    assert names >= NOT_SPOKEN.keys()
+    assert names >= NOT_SUPPORTED.keys()
 
 
-def test_usage_tells_cached_and_created_tokens_as_vllm_does_for_chat_and_for_completions() -> None:
-    long = "the same opening " * 60
+def test_usage_reports_cached_and_created_tokens_as_vllm_does() -> None:
+    long = "the same beginning " * 60
     with replica_process(*SIZE) as replica:
         first, second = (replica.chat(long).json["usage"] for _ in range(2))
         completion = replica.send("POST", "/v1/completions", {"prompt": long, "max_tokens": 2}).json["usage"]
@@ -230,7 +230,6 @@ def add_sample(family: Exposed, line: str) -> None:
 
 
 REAL = exposed((DATA / "vllm-metrics-0.32.0-busy.txt").read_text())
-EMPTY_WITHOUT_USE = "http_"
 
 
 @pytest.fixture(scope="module")
@@ -240,9 +239,9 @@ def shown() -> Iterator[dict[str, Exposed]]:
         replica.send("GET", "/v1/models")
         replica.chat("hello")
         replica.send("GET", "/v1/nothing")
-        answer = replica.send("GET", "/metrics")
-        assert answer.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
-        yield exposed(answer.body.decode())
+        response = replica.send("GET", "/metrics")
+        assert response.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+        yield exposed(response.body.decode())
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -251,20 +250,20 @@ def test_each_metric_has_vllms_type_help_labels_and_buckets(shown: dict[str, Exp
 
     assert (ours.kind, ours.help_text) == (real.kind, real.help_text)
     assert ours.samples == real.samples
-    if not name.startswith("http_request_duration_seconds"):  # there the real one leaves out buckets at random
+    if not name.startswith("http_request_duration_seconds"):  # vLLM omits buckets of it at random
         assert ours.edges == real.edges
     for label in real.values.keys() & {"engine", "reason", "source", "sleep_state", "finished_reason", "generation"}:
         assert ours.values[label] == real.values[label]
 
 
-def test_the_families_come_in_vllms_order_and_there_are_no_others(shown: dict[str, Exposed]) -> None:
+def test_the_metric_families_are_exactly_those_of_vllm_in_its_order(shown: dict[str, Exposed]) -> None:
     assert list(shown) == list(REAL)
 
 
 BLOCKS = exposed((DATA / "vllm-metrics-0.32.0-blocks-lora.txt").read_text())
 
 
-def test_with_vllms_option_the_life_of_sampled_blocks_is_told() -> None:
+def test_with_kv_cache_metrics_the_lifetimes_of_sampled_blocks_are_reported() -> None:
     with replica_process(*SIZE, "--kv-cache-metrics", "--kv-cache-metrics-sample", "1") as replica:
         ours = exposed(replica.send("GET", "/metrics").body.decode())
 
@@ -279,7 +278,7 @@ def test_with_vllms_option_the_life_of_sampled_blocks_is_told() -> None:
             assert shown.edges == real.edges
 
 
-def test_the_cache_configuration_is_told_with_vllms_values() -> None:
+def test_cache_config_info_has_the_labels_of_vllm() -> None:
     with replica_process(*SIZE) as replica:
         page = replica.send("GET", "/metrics").body.decode()
     ours, real = (
@@ -287,7 +286,10 @@ def test_the_cache_configuration_is_told_with_vllms_values() -> None:
         for text in (page, (DATA / "vllm-metrics-0.32.0-busy.txt").read_text())
     )
 
-    told = {"prefix_caching_hash_algo", "kv_cache_memory_bytes"}  # the one is ours, the other has no meaning here
-    assert {key: value for key, value in ours.items() if key not in told} == {
-        key: value for key, value in real.items() if key not in told
+    ignored = {
+        "prefix_caching_hash_algo",
+        "kv_cache_memory_bytes",
+    }  # the first differs on purpose, the second has no meaning here
+    assert {key: value for key, value in ours.items() if key not in ignored} == {
+        key: value for key, value in real.items() if key not in ignored
     }

@@ -39,7 +39,7 @@ def code_of(secret):
 
 
 def test_somebody_comes_in_by_the_identity_provider(site, provider, complaints):
-    provider.move("ada", "platform")
+    provider.set_groups("ada", "platform")
     page = site.new_context(base_url=site.url).new_page()
     page.goto("/fleet/")
     complaints.listen(page)

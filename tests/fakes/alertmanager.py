@@ -22,7 +22,7 @@ receivers:
 """
 
 
-TEMPLATES = b"/usr/share/prometheus/alertmanager"
+TEMPLATE_FOLDER = b"/usr/share/prometheus/alertmanager"
 
 
 class Alertmanager:
@@ -33,23 +33,27 @@ class Alertmanager:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Active alerts."""
-        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=5) as answer:
-            found: list[dict[str, Any]] = json.load(answer)
-        return found
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=5) as response:
+            alerts: list[dict[str, Any]] = json.load(response)
+        return alerts
 
 
 @contextmanager
-def alertmanager(program: str, folder: Path, hook: str) -> Iterator[Alertmanager]:
-    """Run Alertmanager; ``hook`` is the URL of a webhook receiver."""
-    (folder / "config.yml").write_text(CONFIG % hook)
-    command = [_movable(program, folder), f"--config.file={folder}/config.yml", f"--storage.path={folder}/data"]
+def alertmanager(program: str, folder: Path, webhook_url: str) -> Iterator[Alertmanager]:
+    """Run Alertmanager, which notifies a webhook."""
+    (folder / "config.yml").write_text(CONFIG % webhook_url)
+    command = [
+        _with_local_templates(program, folder),
+        f"--config.file={folder}/config.yml",
+        f"--storage.path={folder}/data",
+    ]
     command += ["--cluster.listen-address=", "--web.listen-address=127.0.0.1:0", "--log.level=debug"]
     log = (folder / "log").open("wb")
     process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
     try:
-        port = until(lambda: _port(folder / "log", process), "it says where it listens")
+        port = until(lambda: _port(folder / "log", process), "Alertmanager to log its port")
         url = f"http://127.0.0.1:{port}"
-        until(lambda: _answers(f"{url}/-/ready"), "it is ready")
+        until(lambda: _responds(f"{url}/-/ready"), "Alertmanager to be ready")
         yield Alertmanager(url)
     finally:
         process.terminate()
@@ -57,40 +61,40 @@ def alertmanager(program: str, folder: Path, hook: str) -> Iterator[Alertmanager
         log.close()
 
 
-def _movable(program: str, folder: Path) -> str:
+def _with_local_templates(program: str, folder: Path) -> str:
     """The installed program. Debian's build has a fixed path for its templates; an unpacked copy gets a relative
     path of the same length.
     """
-    place = Path(TEMPLATES.decode())
-    if place.exists():
+    templates = Path(TEMPLATE_FOLDER.decode())
+    if templates.exists():
         return program
-    for template in (Path(program).parents[2] / str(place)[1:]).glob("*.tmpl"):
+    for template in (Path(program).parents[2] / str(templates)[1:]).glob("*.tmpl"):
         shutil.copy(template, folder)
     copy = folder / "alertmanager"
-    copy.write_bytes(Path(program).read_bytes().replace(TEMPLATES, b".".ljust(len(TEMPLATES), b"/")))
+    copy.write_bytes(Path(program).read_bytes().replace(TEMPLATE_FOLDER, b".".ljust(len(TEMPLATE_FOLDER), b"/")))
     copy.chmod(0o755)
     return str(copy)
 
 
-def until(what: Callable[[], Any], words: str, seconds: float = 20) -> Any:
-    """Poll until a value is truthy; AssertionError on timeout."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if found := what():
-            return found
+def until(poll: Callable[[], Any], description: str, timeout_s: float = 20) -> Any:
+    """Call ``poll`` until its value is truthy; that value. AssertionError on timeout."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := poll():
+            return value
         time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {words}")
+    raise AssertionError(f"waited {timeout_s} s for {description}")
 
 
 def _port(log: Path, process: subprocess.Popen[bytes]) -> str | None:
     assert process.poll() is None, log.read_text()[-2000:]
-    found = re.search(r"address=127\.0\.0\.1:(\d+)", log.read_text())
-    return found[1] if found and found[1] != "0" else None
+    match = re.search(r"address=127\.0\.0\.1:(\d+)", log.read_text())
+    return match[1] if match and match[1] != "0" else None
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return answer.status == 200
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status == 200
     except (OSError, urllib.error.URLError):
         return False

@@ -62,9 +62,9 @@ class Authority:
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, age: timedelta = timedelta()
     ) -> x509.CertificateBuilder:
-        begins = datetime.now(UTC) - timedelta(hours=1) - age
+        valid_from = datetime.now(UTC) - timedelta(hours=1) - age
         builder = x509.CertificateBuilder(self._subject, subject, key.public_key(), x509.random_serial_number())
-        return builder.not_valid_before(begins).not_valid_after(begins + timedelta(days=1))
+        return builder.not_valid_before(valid_from).not_valid_after(valid_from + timedelta(days=1))
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -9,10 +9,10 @@ from aiohttp import web
 
 
 @asynccontextmanager
-async def answering(listen: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
-    """Serve announcements with ``listen``; the base URL."""
+async def serving(handler: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """Handle announcements with ``handler``; the base URL."""
     app = web.Application()
-    app.router.add_post("/api/v1/routers/announce", listen)
+    app.router.add_post("/api/v1/routers/announce", handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -25,12 +25,12 @@ async def answering(listen: Callable[[web.Request], Awaitable[web.Response]]) ->
 @asynccontextmanager
 async def control_plane(statuses: list[int]) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
     """Respond with these statuses in turn, repeating the last."""
-    heard: list[dict[str, object]] = []
+    announcements: list[dict[str, object]] = []
 
-    async def listen(request: web.Request) -> web.Response:
-        heard.append({**await request.json(), "authorization": request.headers.get("Authorization")})
+    async def handle(request: web.Request) -> web.Response:
+        announcements.append({**await request.json(), "authorization": request.headers.get("Authorization")})
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
         return web.json_response({"desired_revision": None}, status=status)
 
-    async with answering(listen) as url:
-        yield url, heard
+    async with serving(handle) as url:
+        yield url, announcements

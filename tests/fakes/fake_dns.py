@@ -15,13 +15,13 @@ import dns.rrset
 
 
 class FakeDns:
-    """``records["vllm.test."]["A"] = [...]``; ``mode`` is answer, silent, garbage, truncate or a response code."""
+    """``records["vllm.test."]["A"] = [...]``; ``mode``: answer, silent, garbage, truncate or a response code."""
 
     def __init__(self) -> None:
         self.records: dict[str, dict[str, list[str]]] = {}
         self.mode = "answer"
-        self.asked: list[tuple[str, str, str]] = []  # (transport, name, type)
-        self._udp, self._tcp = _same_port()
+        self.queries: list[tuple[str, str, str]] = []  # (transport, name, type)
+        self._udp, self._tcp = _bind_same_port()
         self.port = self._udp.getsockname()[1]
         self._closing = threading.Event()
         for sock in (self._udp, self._tcp):
@@ -35,8 +35,8 @@ class FakeDns:
         while not self._closing.is_set():
             try:
                 wire, client = self._udp.recvfrom(4096)
-                for answer in self.answers(wire, "udp"):
-                    self._udp.sendto(answer, client)
+                for response in self.responses(wire, "udp"):
+                    self._udp.sendto(response, client)
             except TimeoutError:
                 self._serve_tcp()
 
@@ -48,34 +48,34 @@ class FakeDns:
         with connection:
             connection.settimeout(2)
             (length,) = struct.unpack("!H", connection.recv(2))
-            for answer in self.answers(connection.recv(length), "tcp"):
-                connection.sendall(struct.pack("!H", len(answer)) + answer)
+            for response in self.responses(connection.recv(length), "tcp"):
+                connection.sendall(struct.pack("!H", len(response)) + response)
 
-    def answers(self, wire: bytes, transport: str) -> Iterator[bytes]:
+    def responses(self, wire: bytes, transport: str) -> Iterator[bytes]:
         query = dns.message.from_wire(wire)
         question = query.question[0]
         kind = dns.rdatatype.to_text(question.rdtype)
-        self.asked.append((transport, question.name.to_text(), kind))
+        self.queries.append((transport, question.name.to_text(), kind))
         if self.mode == "silent":
             return
         if self.mode == "garbage":
             yield wire[:2] + b"\x80\xff" * 20
             return
-        answer = dns.message.make_response(query)
+        response = dns.message.make_response(query)
         if self.mode not in {"answer", "truncate"}:
-            answer.set_rcode(dns.rcode.from_text(self.mode))
+            response.set_rcode(dns.rcode.from_text(self.mode))
         elif self.mode == "truncate" and transport == "udp":
-            answer.flags |= dns.flags.TC
+            response.flags |= dns.flags.TC
         else:
-            self._fill(answer, question.name, kind)
-        yield answer.to_wire(max_size=65_535)
+            self._add_records(response, question.name, kind)
+        yield response.to_wire(max_size=65_535)
 
-    def _fill(self, answer, name, kind) -> None:
-        known = self.records.get(name.to_text())
-        if known is None:
-            answer.set_rcode(dns.rcode.NXDOMAIN)
-        elif known.get(kind):
-            answer.answer.append(dns.rrset.from_text_list(name, 5, "IN", kind, known[kind]))
+    def _add_records(self, response, name, kind) -> None:
+        records = self.records.get(name.to_text())
+        if records is None:
+            response.set_rcode(dns.rcode.NXDOMAIN)
+        elif records.get(kind):
+            response.answer.append(dns.rrset.from_text_list(name, 5, "IN", kind, records[kind]))
 
     def close(self) -> None:
         self._closing.set()
@@ -96,8 +96,8 @@ def serving_dns() -> Iterator[FakeDns]:
         server.close()
 
 
-def _same_port() -> tuple[socket.socket, socket.socket]:
-    """Bind one port for both transports, retrying when the second is taken."""
+def _bind_same_port() -> tuple[socket.socket, socket.socket]:
+    """Bind one port for both transports, retrying if the TCP port is taken."""
     for _ in range(50):
         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         udp.bind(("127.0.0.1", 0))
@@ -105,4 +105,4 @@ def _same_port() -> tuple[socket.socket, socket.socket]:
             return udp, socket.create_server(udp.getsockname())
         except OSError:
             udp.close()
-    raise AssertionError("no port is free in both transports")
+    raise AssertionError("no port is free for both UDP and TCP")

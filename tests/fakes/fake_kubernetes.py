@@ -67,14 +67,14 @@ class Handler(FakeHandler):
     server: FakeKubernetes
 
     def do_GET(self):  # noqa: N802 - http.server's name
-        asked = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(asked.query).items()}
-        self.server.asked.append((asked.path, query, self.headers.get("Authorization")))
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        self.server.requests.append((url.path, query, self.headers.get("Authorization")))
         if self.server.mode == "hang":
             return self.hang()
-        return self._answer(asked.path, query)
+        return self._respond(url.path, query)
 
-    def _answer(self, path, query):
+    def _respond(self, path, query):
         server = self.server
         if server.mode == "garbage":
             return self._send(200, b"<html>sign in</html>")
@@ -90,17 +90,17 @@ class Handler(FakeHandler):
         return self._page(query)
 
     def _page(self, query):
-        chosen = query.get("labelSelector") == "kubernetes.io/service-name=vllm"
-        slices = self.server.slices if chosen else []
-        size, begin = min(int(query.get("limit", "500")), self.server.page), int(query.get("continue", "0"))
+        is_selected = query.get("labelSelector") == "kubernetes.io/service-name=vllm"
+        slices = self.server.slices if is_selected else []
+        size, start = min(int(query.get("limit", "500")), self.server.page), int(query.get("continue", "0"))
         metadata: dict[str, Any] = {"resourceVersion": "812500"}
-        if begin + size < len(slices):
-            metadata |= {"continue": str(begin + size), "remainingItemCount": len(slices) - begin - size}
+        if start + size < len(slices):
+            metadata |= {"continue": str(start + size), "remainingItemCount": len(slices) - start - size}
         body = {
             "kind": "EndpointSliceList",
             "apiVersion": "discovery.k8s.io/v1",
             "metadata": metadata,
-            "items": slices[begin : begin + size],
+            "items": slices[start : start + size],
         }
         return self._send(200, json.dumps(body).encode())
 
@@ -121,7 +121,7 @@ class Handler(FakeHandler):
 
 
 class FakeKubernetes(FakeServer):
-    """Serves ``slices``, ``page`` per response; the first ``expire`` continuation tokens are expired."""
+    """Serves ``slices``, at most ``page`` per response; the first ``expire`` continuation tokens are expired."""
 
     def __init__(self, tls: ssl.SSLContext | None = None):
         super().__init__(Handler, tls)
@@ -129,7 +129,7 @@ class FakeKubernetes(FakeServer):
         self.page = 500
         self.expire = 0
         self.mode = "answer"
-        self.asked: list[tuple[str, dict[str, str], str | None]] = []
+        self.requests: list[tuple[str, dict[str, str], str | None]] = []  # (path, query, Authorization)
 
 
 def serving_kubernetes(tls: ssl.SSLContext | None = None) -> AbstractContextManager[FakeKubernetes]:

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tests.fakes.http_server import FakeHandler, FakeServer, running
 
-Answer = Callable[["Handler"], None]
+Responder = Callable[["Handler"], None]
 
 
 class Handler(FakeHandler):
     server: FakeMetricsServer
 
     def do_GET(self):  # noqa: N802 - http.server's name
-        self.server.next_answer(self.path)(self)
+        self.server.next_responder(self.path)(self)
 
 
 class FakeMetricsServer(FakeServer):
@@ -25,40 +25,40 @@ class FakeMetricsServer(FakeServer):
 
     def __init__(self):
         super().__init__(Handler)
-        self.scripts: dict[str, list[Answer]] = {}
+        self.scripts: dict[str, list[Responder]] = {}
         self.seen: dict[str, int] = defaultdict(int)
         self._lock = threading.Lock()
 
-    def script(self, path: str, *answers: Answer) -> str:
+    def script(self, path: str, *responders: Responder) -> str:
         """Serve these responses; the replica's base URL."""
-        self.scripts[path] = list(answers)
+        self.scripts[path] = list(responders)
         return self.url + path.removesuffix("/metrics")
 
-    def next_answer(self, path: str) -> Answer:
+    def next_responder(self, path: str) -> Responder:
         with self._lock:
             self.seen[path] += 1
-            answers = self.scripts.get(path.partition("?")[0]) or [status(404)]
-            return answers.pop(0) if len(answers) > 1 else answers[0]
+            responders = self.scripts.get(path.partition("?")[0]) or [status(404)]
+            return responders.pop(0) if len(responders) > 1 else responders[0]
 
 
 def serving() -> AbstractContextManager[FakeMetricsServer]:
     return running(FakeMetricsServer())
 
 
-def text(body: str, content_type: str = "text/plain; version=1.0.0; charset=utf-8") -> Answer:
+def text(body: str, content_type: str = "text/plain; version=1.0.0; charset=utf-8") -> Responder:
     """A complete exposition."""
     return lambda handler: handler.respond(200, body.encode(), Content_Type=content_type)
 
 
-def status(code: int, location: str | None = None) -> Answer:
+def status(code: int, location: str | None = None) -> Responder:
     """An error or a redirect."""
     return lambda handler: handler.respond(code, **({"Location": location} if location else {}))
 
 
-def torn(body: str, share: float = 0.6) -> Answer:
+def torn(body: str, share: float = 0.6) -> Responder:
     """A response cut off before its Content-Length."""
 
-    def answer(handler: Handler) -> None:
+    def respond(handler: Handler) -> None:
         payload = body.encode()
         handler.send_response(200)
         handler.send_header("Content-Length", str(len(payload)))
@@ -67,25 +67,25 @@ def torn(body: str, share: float = 0.6) -> Answer:
         handler.close_connection = True
         handler.connection.shutdown(socket.SHUT_RDWR)
 
-    return answer
+    return respond
 
 
-def hang() -> Answer:
+def hang() -> Responder:
     """No response until the server stops."""
     return Handler.hang
 
 
-def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Answer:
+def endless(chunk: bytes = b"# " + b"x" * 65_000 + b"\n") -> Responder:
     """A body without end."""
 
-    def answer(handler: Handler) -> None:
+    def respond(handler: Handler) -> None:
         handler.send_response(200)
         handler.send_header("Connection", "close")
         handler.end_headers()
         while not handler.server.released.is_set():
             handler.wfile.write(chunk)
 
-    return answer
+    return respond
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from typing import Self
 from routing.schema import ConfigError, LoadedSnapshot, load_snapshot
 from tests.fakes.http_server import FakeHandler, FakeServer, running
 
-TOKEN = "router-token-for-tests"  # settings.test's
-CANNED: dict[str | None, tuple[int, object]] = {
+TOKEN = "router-token-for-tests"  # as in settings.test
+CANNED_RESPONSES: dict[str | None, tuple[int, object]] = {
     "garbage": (200, {"hello": "world"}),
     "error": (500, {}),
     "redirect": (307, {}),
@@ -23,17 +23,17 @@ CANNED: dict[str | None, tuple[int, object]] = {
 class FakeRouter:
     """Applies configurations in memory. ``fault`` is called before each push and returns None or a fault.
 
-    ``nack`` rejects; ``drop`` loses the request; ``lose_answer`` applies it and loses the acknowledgement; ``hang``
-    waits for ``release``; ``not_now`` asks for a retry; ``garbage``, ``redirect`` and ``error`` are responses no
-    router sends.
+    ``nack`` rejects; ``drop`` loses the request; ``lose_ack`` applies the configuration and loses the acknowledgement;
+    ``hang`` waits for ``release``; ``not_now`` asks for a retry; ``garbage``, ``redirect`` and ``error`` are responses
+    that no router sends.
     """
 
     def __init__(self, name: str = "router-1") -> None:
         self.name = name
         self.boot = "b1"
         self.running: LoadedSnapshot | None = None
-        self.pushes: list[int] = []  # numbers, as they arrived
-        self.looks = 0
+        self.pushes: list[int] = []  # revisions, in order of arrival
+        self.state_reads = 0  # GET requests
         self.fault: Callable[[], str | None] = lambda: None
         self._lock = threading.Lock()
         self._server = AdminServer(self)
@@ -53,7 +53,7 @@ class FakeRouter:
         return self.running.revision if self.running else None
 
     def announcement(self) -> dict[str, object]:
-        """The body of its announcement."""
+        """The body of the router's announcement."""
         running = self.running
         return {
             "name": self.name,
@@ -63,16 +63,16 @@ class FakeRouter:
             "sha256": running.sha256 if running else None,
         }
 
-    def take(self, document: bytes) -> tuple[int, dict[str, object]]:
-        """The rules of ``PUT /admin/config``."""
+    def apply(self, document: bytes) -> tuple[int, dict[str, object]]:
+        """Apply a document by the rules of ``PUT /admin/config``: (status, response body)."""
         try:
             new = load_snapshot(document)
         except ConfigError as error:
             return 422, self.nack(error.reason, error.path)
         with self._lock:
             old = self.running
-            same = old is not None and (new.revision, new.sha256) == (old.revision, old.sha256)
-            if old is not None and not same and new.revision <= old.revision:
+            is_same = old is not None and (new.revision, new.sha256) == (old.revision, old.sha256)
+            if old is not None and not is_same and new.revision <= old.revision:
                 return 409, self.nack("older than the running one", "$.revision")
             self.running = new
         return 200, {"status": "ack", "revision": new.revision, "sha256": new.sha256, "applied_at": "now"}
@@ -94,38 +94,37 @@ class AdminPort(FakeHandler):
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
         router = self.server.router
-        router.looks += 1
+        router.state_reads += 1
         if router.fault():
             self.close_connection = True
-        elif self.is_admitted():
-            told = router.announcement()
-            self.answer(200, {**told, "router": router.name, "config": {"hash_secret": "***"}})
+        elif self.is_authorized():
+            self.respond_json(200, {**router.announcement(), "router": router.name, "config": {"hash_secret": "***"}})
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         router = self.server.router
         document = self.rfile.read(int(self.headers["Content-Length"]))
         router.pushes.append(json.loads(document)["revision"])
         fault = router.fault()
-        if fault in CANNED:
-            self.answer(*CANNED[fault])
+        if fault in CANNED_RESPONSES:
+            self.respond_json(*CANNED_RESPONSES[fault])
         elif fault == "nack":
-            self.answer(422, router.nack("no room", "$.pools[0]"))
+            self.respond_json(422, router.nack("no room", "$.pools[0]"))
         elif fault == "hang":
             self.hang()
         elif fault == "drop":
             self.close_connection = True
-        elif self.is_admitted():
-            answer = router.take(document)
-            if fault == "lose_answer":
+        elif self.is_authorized():
+            acknowledgement = router.apply(document)
+            if fault == "lose_ack":
                 self.close_connection = True
             else:
-                self.answer(*answer)
+                self.respond_json(*acknowledgement)
 
-    def is_admitted(self) -> bool:
+    def is_authorized(self) -> bool:
         if self.headers["Authorization"] == f"Bearer {TOKEN}":
             return True
-        self.answer(401, {"error": "token"})
+        self.respond_json(401, {"error": "token"})
         return False
 
-    def answer(self, status: int, body: object) -> None:
+    def respond_json(self, status: int, body: object) -> None:
         self.respond(status, json.dumps(body).encode(), Location="http://127.0.0.1:1/")  # ignored unless a redirect

@@ -43,7 +43,7 @@ class Handler(FakeHandler):
     def do_POST(self):  # noqa: N802 - http.server's name
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        reply = self.server.take(Received(self.path, headers, body))
+        reply = self.server.record(Received(self.path, headers, body))
         if reply.hang:
             self.hang()
         else:
@@ -61,7 +61,7 @@ class FakeWebhookReceiver(FakeServer):
         self.url = f"{self.origin}/hook/s3cret-path"
         self._lock = threading.Lock()
 
-    def take(self, received: Received) -> Reply:
+    def record(self, received: Received) -> Reply:
         with self._lock:
             self.received.append(received)
             return self.replies.pop(0) if self.replies else Reply()

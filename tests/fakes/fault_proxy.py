@@ -1,7 +1,8 @@
 """A TCP proxy between a router and a replica that injects network faults.
 
-Each connection's fault, and the byte of the response at which it starts, come from a seed; a surviving connection
-draws again. The faults of a run are reproducible; which request meets which fault depends on timing.
+Each connection's fault, and the byte of the response at which it starts, come from a seed; a connection that
+survives its fault gets another one. The faults of a run are reproducible; which request gets which fault depends on
+timing.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from enum import StrEnum
 
 from tests.fakes.replica import FakeReplica
 
-MOMENT_S = 0.01  # of a delay, or between two bytes that trickle
+DELAY_S = 0.01  # scale of a delay and of the pauses between trickled bytes
 
 
 class Fault(StrEnum):
     """What happens to a connection from a certain byte on."""
 
     NONE = "none"
-    RESET = "reset"  # cut at once, what is under way is lost
-    CLOSE = "close"  # ended in an orderly way
-    DELAY = "delay"  # held for a moment, then whole
-    TRICKLE = "trickle"  # byte by byte
-    TEAR = "tear"  # in pieces of random sizes
+    RESET = "reset"  # closed at once; data in flight is lost
+    CLOSE = "close"  # closed gracefully
+    DELAY = "delay"  # forwarded completely after a short delay
+    TRICKLE = "trickle"  # forwarded byte by byte
+    TEAR = "tear"  # forwarded in pieces of random sizes
     REFUSE = "refuse"  # closed before a byte was read
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class PlannedFault:
     """The next fault of a connection."""
 
     fault: Fault
-    after_bytes: int  # of what the replica says from now on
+    after_bytes: int  # bytes of the response before the fault
 
 
 class FaultProxy:
@@ -48,11 +49,11 @@ class FaultProxy:
         self.name = replica.name
         self.port = 0
         self.faults = list(faults)
-        self.met: Counter[Fault] = Counter()  # faults that happened
+        self.injected: Counter[Fault] = Counter()
         self._replica = replica
         self._chance = random.Random(seed)
-        self._again = again  # a connection that lives on meets another fault
-        self._within_bytes = within_bytes  # of what the replica says, faults begin
+        self._again = again  # whether a surviving connection gets another fault
+        self._within_bytes = within_bytes  # faults begin within this many bytes of a response
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,8 +77,8 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _fate(self, chance: random.Random) -> Fate:
-        return Fate(chance.choice(self.faults), chance.randrange(self._within_bytes))
+    def _plan(self, chance: random.Random) -> PlannedFault:
+        return PlannedFault(chance.choice(self.faults), chance.randrange(self._within_bytes))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -86,7 +87,7 @@ class FaultProxy:
         try:
             await self._relay(reader, writer)
         except (ConnectionError, RuntimeError, asyncio.CancelledError):
-            pass  # RuntimeError: uvloop's word for a write to a connection that has ended
+            pass  # uvloop raises RuntimeError for a write to a closed connection
         finally:
             writer.transport.abort()
             self._tasks.discard(task)
@@ -96,47 +97,51 @@ class FaultProxy:
         is_probe = first.startswith(b"GET /health ")
         chance = (
             None if is_probe else random.Random(self._chance.getrandbits(32))
-        )  # health checks pass, and do not tell
+        )  # health checks get no faults and draw no random numbers
         if not first:
             return
-        fate = Fate(Fault.NONE, 1 << 60) if chance is None else self._fate(chance)
-        if fate.fault is Fault.REFUSE:
-            self.met[Fault.REFUSE] += 1
+        planned = PlannedFault(Fault.NONE, 1 << 60) if chance is None else self._plan(chance)
+        if planned.fault is Fault.REFUSE:
+            self.injected[Fault.REFUSE] += 1
             return
-        theirs, to_them = await asyncio.open_connection("127.0.0.1", self._replica.port)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._replica.port)
         try:
-            to_them.write(first)
-            upward = asyncio.create_task(_pump(reader, to_them))
+            upstream_writer.write(first)
+            forwarding = asyncio.create_task(_forward_request(reader, upstream_writer))
             try:
-                await self._downward(theirs, writer, fate, chance)
+                await self._forward_response(upstream_reader, writer, planned, chance)
             finally:
-                upward.cancel()
+                forwarding.cancel()
                 with suppress(asyncio.CancelledError, ConnectionError):
-                    await upward
+                    await forwarding
         finally:
-            to_them.transport.abort()
+            upstream_writer.transport.abort()
 
-    async def _downward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate: Fate, chance: random.Random | None
+    async def _forward_response(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        planned: PlannedFault,
+        chance: random.Random | None,
     ) -> None:
-        left = fate.after_bytes
+        left = planned.after_bytes
         while data := await reader.read(65536):
             if len(data) <= left or chance is None:
                 left -= len(data)
                 writer.write(data)
             else:
                 writer.write(data[:left])
-                self.met[fate.fault] += 1
-                if not await _suffer(fate.fault, chance, data[left:], writer):
+                self.injected[planned.fault] += 1
+                if not await _apply(planned.fault, chance, data[left:], writer):
                     return
-                fate = self._fate(chance)
-                left = fate.after_bytes if self._again else 1 << 60
+                planned = self._plan(chance)
+                left = planned.after_bytes if self._again else 1 << 60
             await writer.drain()
         writer.close()
         await writer.wait_closed()
 
 
-async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyncio.StreamWriter) -> bool:
+async def _apply(fault: Fault, chance: random.Random, data: bytes, writer: asyncio.StreamWriter) -> bool:
     """Apply the fault to these bytes; False if it ends the connection."""
     if fault is Fault.RESET:
         return False
@@ -145,7 +150,7 @@ async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyn
         await writer.wait_closed()
         return False
     if fault not in {Fault.TRICKLE, Fault.TEAR}:
-        await asyncio.sleep(chance.random() * 5 * MOMENT_S * (fault is Fault.DELAY))
+        await asyncio.sleep(chance.random() * 5 * DELAY_S * (fault is Fault.DELAY))
         writer.write(data)
         return True
     while data:
@@ -153,11 +158,11 @@ async def _suffer(fault: Fault, chance: random.Random, data: bytes, writer: asyn
         writer.write(data[:size])
         await writer.drain()
         data = data[size:]
-        await asyncio.sleep(MOMENT_S * chance.random() / 4)
+        await asyncio.sleep(DELAY_S * chance.random() / 4)
     return True
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _forward_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Forward the router's bytes and its close."""
     while data := await reader.read(65536):
         writer.write(data)

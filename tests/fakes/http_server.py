@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeVar
 
-S = TypeVar("S", bound="FakeServer")
+ServerT = TypeVar("ServerT", bound="FakeServer")
 
 
 class FakeHandler(BaseHTTPRequestHandler):
@@ -53,7 +53,7 @@ class FakeServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def running(server: S) -> Iterator[S]:
+def running(server: ServerT) -> Iterator[ServerT]:
     """Serve until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

@@ -25,7 +25,7 @@ class IdentityProvider:
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.issuer = folder, f"http://127.0.0.1:{port}"
-        self.name = f"127.0.0.1-{port}"  # of it in our addresses
+        self.name = f"127.0.0.1-{port}"  # of the provider in the control plane's URLs
 
     def settings(self, **group_roles: str) -> dict[str, str]:
         """Environment variables that configure the control plane for it."""
@@ -37,32 +37,32 @@ class IdentityProvider:
             "WARMPATH_OIDC_GROUP_ROLES": ",".join(f"{group}={role}" for group, role in group_roles.items()),
         }
 
-    def move(self, person: str, *groups: str) -> None:
+    def set_groups(self, person: str, *groups: str) -> None:
         """Set a user's groups."""
         path = self.folder / "people.json"
         people = json.loads(path.read_text())
         people[person]["groups"] = list(groups)
         path.write_text(json.dumps(people))
 
-    def lie(self, *, userinfo: bool = False, **claims: Any) -> None:
+    def override_claims(self, *, userinfo: bool = False, **claims: Any) -> None:
         """Replace claims from now on."""
-        (self.folder / ("userinfo_lies.json" if userinfo else "lies.json")).write_text(json.dumps(claims))
+        (self.folder / ("userinfo_claims.json" if userinfo else "claims.json")).write_text(json.dumps(claims))
 
     def sign_in(self, url: str, person: str, browser: httpx.Client | None = None) -> str:
         """Follow ``url`` like a browser, submit name and password if asked; the final redirect."""
-        with browser or httpx.Client(trust_env=False) as browsing:
-            answer = browsing.get(url)
+        with browser or httpx.Client(trust_env=False) as session:
+            response = session.get(url)
             for _ in range(10):
-                if answer.is_redirect:
-                    target = str(answer.next_request.url)
+                if response.is_redirect:
+                    target = str(response.next_request.url)
                     if not target.startswith(self.issuer):
                         return target
-                    answer = browsing.get(target)
+                    response = session.get(target)
                 else:
-                    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', answer.text)[1]
+                    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', response.text)[1]
                     fields = {"csrfmiddlewaretoken": token, "login": person, "password": PASSWORD}
-                    answer = browsing.post(str(answer.url), data=fields)
-        raise AssertionError(f"the provider keeps somebody: {answer.text}")
+                    response = session.post(str(response.url), data=fields)
+        raise AssertionError(f"the provider did not redirect back: {response.text}")
 
 
 @contextmanager

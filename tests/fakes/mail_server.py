@@ -52,7 +52,7 @@ class MailServer:
         return "250 OK"
 
     async def handle_DATA(self, _server, session, envelope):  # noqa: N802 - as above
-        reply = self.replies.pop(0) if self.replies else "250 taken"
+        reply = self.replies.pop(0) if self.replies else "250 OK"
         if reply.startswith("250"):
             self.mails.append(email.message_from_bytes(envelope.content, policy=email.policy.default))
             self.envelopes.append((envelope.mail_from, envelope.rcpt_tos))

@@ -2,8 +2,8 @@
 
 ``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``people.json`` in
 the folder lists users (``{"ada": {"password", "groups"}}``) and is read for every claim, so tests change groups by
-writing it. ``lies.json`` and ``userinfo_lies.json`` replace claims in the ID token and at userinfo; ``redirect_uris``
-has one redirect URI per line, ``PORT`` standing for its own port.
+writing it. ``claims.json`` and ``userinfo_claims.json`` replace claims in the ID token and at userinfo.
+``redirect_uris`` has one redirect URI per line, where ``PORT`` stands for the provider's port.
 """
 
 import json
@@ -62,7 +62,7 @@ settings.configure(
     ],
     AUTHENTICATION_BACKENDS=["allauth.account.auth_backends.AuthenticationBackend"],
     PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
-    SESSION_COOKIE_NAME="provider",  # cookies know no ports
+    SESSION_COOKIE_NAME="provider",  # cookies are not separated by port
     CSRF_COOKIE_NAME="provider-csrf",
     ACCOUNT_LOGIN_METHODS={"username"},
     ACCOUNT_EMAIL_VERIFICATION="none",
@@ -72,7 +72,7 @@ settings.configure(
     USE_TZ=True,
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )
-sys.modules["oidc_provider"] = sys.modules[__name__]  # the name that settings know this file by
+sys.modules["oidc_provider"] = sys.modules[__name__]  # the name of this file in the settings above
 django.setup()
 
 from allauth.idp.oidc.adapter import DefaultOIDCAdapter  # noqa: E402 - Django has to be set up first
@@ -93,11 +93,11 @@ class Adapter(DefaultOIDCAdapter):
         claims = super().get_claims(purpose, user, client, scopes, email, **kwargs)
         person = read("people.json").get(user.username, {})
         claims |= {"groups": person.get("groups", []), "email": f"{user.username}@example.com", "email_verified": True}
-        return claims | (read("userinfo_lies.json") if purpose == "userinfo" else {})
+        return claims | (read("userinfo_claims.json") if purpose == "userinfo" else {})
 
     def populate_id_token(self, id_token, *_, **__):
         id_token["auth_time"] = int(time.time())
-        id_token |= read("lies.json")
+        id_token |= read("claims.json")
 
 
 class Server(ThreadingMixIn, WSGIServer):
@@ -122,7 +122,7 @@ def main():
             redirect_uris=(FOLDER / "redirect_uris").read_text().replace("PORT", str(server.server_port)),
             skip_consent=True,
         )
-        print(server.server_port, flush=True)  # noqa: T201 - for whoever started it
+        print(server.server_port, flush=True)  # noqa: T201 - the parent process reads it
         server.serve_forever()
 
 

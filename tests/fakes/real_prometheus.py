@@ -20,49 +20,49 @@ DEADLINE_S = 60.0
 
 def program(name: str) -> str:
     """Path of a program of Debian's prometheus package; skips if the package is unavailable."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         if os.environ.get("REQUIRE_PROGRAMS"):
-            pytest.fail(f"{name} is not there, and REQUIRE_PROGRAMS is set")
-        pytest.skip(f"{name} is not there")
-    return found
+            pytest.fail(f"{name} is not installed, and REQUIRE_PROGRAMS is set")
+        pytest.skip(f"{name} is not installed")
+    return path
 
 
 @contextmanager
-def running(home: Path, targets: Sequence[str], *, interval: str = "1s") -> Iterator[str]:
+def running(folder: Path, targets: Sequence[str], *, interval: str = "1s") -> Iterator[str]:
     """A server that scrapes these targets (host:port/path); its URL."""
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "prometheus.yml").write_text(json.dumps(_config(targets, interval)))  # JSON is YAML
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prometheus.yml").write_text(json.dumps(_config(targets, interval)))  # JSON is YAML
     port = _free_port()
     command = [
         program("prometheus"),
-        f"--config.file={home}/prometheus.yml",
-        f"--storage.tsdb.path={home}/data",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with (home / "log").open("wb") as log:
+    with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         url = f"http://127.0.0.1:{port}"
-        await_that(lambda: httpx.get(f"{url}/-/ready", timeout=2).status_code == 200, "Prometheus to be ready")
+        wait_until(lambda: httpx.get(f"{url}/-/ready", timeout=2).status_code == 200, "Prometheus to be ready")
         yield url
     finally:
         process.terminate()
         process.wait(timeout=DEADLINE_S)
 
 
-def await_that(condition, what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(condition, description: str, deadline_s: float = DEADLINE_S) -> None:
     """Poll until a condition holds; connection errors count as false."""
-    ends_s = time.monotonic() + deadline_s
+    deadline = time.monotonic() + deadline_s
     while True:
         try:
             if condition():
                 return
         except httpx.HTTPError:
             pass
-        if time.monotonic() > ends_s:
-            raise AssertionError(f"{what}: not within {deadline_s:g} s")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {deadline_s:g} s for {description}")
         time.sleep(0.05)
 
 

@@ -62,7 +62,7 @@ Script = Callable[[Call], Awaitable[None]]
 
 
 class FakeReplica:
-    """Answers ``/health``; passes every other request to ``script`` and records it in ``calls``."""
+    """Responds at ``/health`` and ``/metrics``; records other requests in ``calls`` and passes them to ``script``."""
 
     def __init__(self, name: str, script: Script | None = None) -> None:
         self.name = name
@@ -70,9 +70,9 @@ class FakeReplica:
         self.calls: list[Call] = []
         self.connections = 0
         self.health_status: int | None = 200  # None: no response
-        self.probes = 0
+        self.probes = 0  # health checks
         self.metrics: Callable[[], bytes] | None = None  # the text of ``/metrics``; None: 404
-        self.reads = 0  # of ``/metrics``
+        self.reads = 0  # scrapes of ``/metrics``
         self.metrics_delay_s = 0.0
         self.is_stopped = False  # accepts data, and responds neither at ``/health`` nor at ``/metrics``
         self.on_token_probe: Script = answering(status=404)  # a router's own request for one token
@@ -111,10 +111,10 @@ class FakeReplica:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 if head.startswith(b"GET /health "):
-                    await self._answer_probe(reader, writer)
+                    await self._respond_health(reader, writer)
                     continue
                 if head.startswith(b"GET /metrics "):
-                    await self._answer_metrics(reader, writer)
+                    await self._respond_metrics(reader, writer)
                     continue
                 if not number:
                     self.connections += 1
@@ -134,7 +134,7 @@ class FakeReplica:
             self._writers.discard(writer)
             writer.close()
 
-    async def _answer_metrics(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond_metrics(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reads += 1
         if self.is_stopped:
             await reader.read()
@@ -145,7 +145,7 @@ class FakeReplica:
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(text), text))
         writer.close()
 
-    async def _answer_probe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond_health(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.probes += 1
         if self.health_status is None or self.is_stopped:
             await reader.read()
@@ -178,7 +178,7 @@ async def fake_replicas(count: int, script: Script | None = None) -> AsyncIterat
 
 
 def plain_answer(body: bytes, *, status: int = 200, extra: bytes = b"") -> bytes:
-    head = b"HTTP/1.1 %d Said\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+    head = b"HTTP/1.1 %d Reason\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
     return head % (status, len(body), extra) + body
 
 

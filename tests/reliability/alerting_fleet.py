@@ -16,8 +16,16 @@ from tests.end_to_end.live_stack import ROOT
 from tests.fakes.fake_webhook_receiver import FakeWebhookReceiver, receiving
 from tests.reliability.stand import Stand, soon
 
-QUICK = {"bin_s": 5, "baseline_s": 300, "days": 0, "min_requests": 1, "min_tokens": 1, "for_s": 0, "keep_firing_s": 0}
-RECEIVED_S = 60  # within which a receiver hears of a transition
+QUICK_RULE = {
+    "bin_s": 5,
+    "baseline_s": 300,
+    "days": 0,
+    "min_requests": 1,
+    "min_tokens": 1,
+    "for_s": 0,
+    "keep_firing_s": 0,
+}
+RECEIVED_S = 60  # within which a receiver is notified of a transition
 FIRING, RESOLVED = "firing", "resolved"
 SERVE = "from tests.reliability.history import serve; serve()"
 
@@ -51,10 +59,10 @@ class AlertingFleet:
     def change_hit_rate(self) -> None:
         """Lower the hit rate, or restore it to 0.8."""
         is_drop = self.expected[-1:] != [FIRING]
-        self.measure(0.1 if is_drop else 0.8)
+        self.set_hit_rate(0.1 if is_drop else 0.8)
         self.expected.append(FIRING if is_drop else RESOLVED)
 
-    def measure(self, ratio: float) -> None:
+    def set_hit_rate(self, ratio: float) -> None:
         """Set the hit rate from now on."""
         assert self._history.stdin
         assert self._history.stdout
@@ -74,7 +82,7 @@ class AlertingFleet:
     def until_delivered(self) -> None:
         """Wait until the last notification is marked as delivered."""
         undelivered = "select count(*) from telemetry_notification where state != 'delivered'"
-        soon(lambda: self._stand.query(undelivered) == 0, RECEIVED_S, "the last message to be marked")
+        soon(lambda: self._stand.query(undelivered) == 0, RECEIVED_S, "the last notification to be marked as delivered")
 
     def verdict(self) -> str | None:
         """Result of the rule's last evaluation."""
@@ -103,9 +111,9 @@ def alerting_fleet(stand: Stand, rest: httpx.Client) -> Iterator[AlertingFleet]:
     """Watch a stand for the length of a block; its fleet starts healthy."""
     with receiving() as receiver, _history(stand) as history:
         fleet = AlertingFleet(stand, receiver, history)
-        fleet.measure(0.8)
-        _leave_one_rule(rest)  # after the readings: an evaluator reads the past of a rule's bins once
-        soon(lambda: fleet.verdict() == "ok", RECEIVED_S, "the rule to evaluate the past")
+        fleet.set_hit_rate(0.8)
+        _enable_only_hit_rate_rule(rest)  # after the readings, because the evaluator reads a rule's history only once
+        soon(lambda: fleet.verdict() == "ok", RECEIVED_S, "the rule to evaluate its history")
         created = rest.post("channels", json={"name": "ops", "config": {"url": receiver.url}})
         assert created.status_code == 201, created.text
         try:
@@ -113,16 +121,16 @@ def alerting_fleet(stand: Stand, rest: httpx.Client) -> Iterator[AlertingFleet]:
             if fleet.expected[-1:] == [FIRING]:
                 fleet.change_hit_rate()
                 fleet.until_received()
-        finally:  # or every module after one that failed would fail too
+        finally:  # otherwise every module after a failed one would fail too
             deleted = rest.delete(f"channels/{created.json()['id']}", headers={"If-Match": "*"})
         assert deleted.status_code == 204
 
 
-def _leave_one_rule(rest: httpx.Client) -> None:
+def _enable_only_hit_rate_rule(rest: httpx.Client) -> None:
     """Disable every rule but the pool ``default``'s hit-rate drop rule, and shorten its times."""
     for rule in rest.get("alert-rules", params={"limit": 1000}).json()["results"]:
-        is_ours = (rule["pool"], rule["kind"]) == ("default", "hit_rate_drop")
-        change = {"settings": QUICK} if is_ours else {"enabled": False}
+        is_hit_rate_rule = (rule["pool"], rule["kind"]) == ("default", "hit_rate_drop")
+        change = {"settings": QUICK_RULE} if is_hit_rate_rule else {"enabled": False}
         edit = rest.patch(f"alert-rules/{rule['id']}", json=change, headers={"If-Match": "*"})
         assert edit.status_code == 200, edit.text
 

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.models import Pool, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
-from tests.reliability.migrating import before
+from tests.reliability.migrating import migrated_database
 
 
 @pytest.fixture
@@ -24,5 +24,5 @@ def policy(pool: Pool) -> RoutingPolicy:
 @pytest.fixture(scope="session")
 def migrated(postgres: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Name of a migrated database, to be copied."""
-    with before(postgres, tmp_path_factory.mktemp("before")) as name:
+    with migrated_database(postgres, tmp_path_factory.mktemp("migrated")) as name:
         yield name

@@ -16,9 +16,13 @@ from tests.conftest import wait_until
 from tests.reliability.stand import Stand, soon
 
 PROBES_PER_STATE = 5
-HEALTH = {"interval_s": 0.5, "failures": 1, "successes": 1}  # a state lasts longer than the observer's interval
-SENT_S = 40  # within which an undisturbed router has sent everything: two heartbeats and earlier pauses
-Name = tuple[str, int]  # an event's boot and number
+HEALTH = {
+    "interval_s": 0.5,
+    "failures": 1,
+    "successes": 1,
+}  # so that each state lasts longer than the observer's interval
+SENT_S = 40  # time in which a router sends all events: two heartbeats and back-off
+EventId = tuple[str, int]  # boot and sequence number
 EVENTS = "select detail ->> 'boot', detail ->> 'seq' from controlplane_event where detail ? 'seq'"
 REPORTS = "select boot, seq from controlplane_routerreport"
 
@@ -75,37 +79,37 @@ class Delivery:
     stored: int
     boots: int
     changes: int  # of the replica's state
-    lost: list[Name]  # were on the router's disk, or have a number between others, and are not stored
-    repeated: list[Name]
+    lost: list[EventId]  # were on the router's disk or are missing in the sequence, and are not stored
+    repeated: list[EventId]
 
 
 class EventRouter:
-    """The stand's router, which may be killed, and every event seen in its spool."""
+    """The stand's router, which may be killed, and every event that was in its spool."""
 
     def __init__(self, stand: Stand, replica: FlappingReplica) -> None:
         self._stand = stand
         self._replica = replica
         self._spool = stand.folder / "data" / "router-1" / "events"
-        self._seen: set[Name] = set()
+        self._spooled: set[EventId] = set()
 
     def kill(self) -> None:
         """Kill and restart the router; its unsent events must survive."""
         self._stand.router.kill()
         self._stand.router.start()
 
-    def until_waiting(self) -> None:
+    def until_unsent(self) -> None:
         """Wait until unsent events are in the spool."""
-        wait_until(self._waiting, SENT_S, "an event to wait", every_s=0.05)
+        wait_until(self._in_spool, SENT_S, "an unsent event", every_s=0.05)
 
     def stop_and_count(self) -> Delivery:
         """Stop the router and compare; events that are still in the spool are not counted."""
-        soon(lambda: not self._waiting(), SENT_S, "all events to be sent")
+        soon(lambda: not self._in_spool(), SENT_S, "all events to be sent")
         self._stand.router.stop()
-        waiting = self._waiting()
+        unsent = self._in_spool()
         with self._stand.sql() as server:
             events = Counter((str(boot), int(seq)) for boot, seq in server.execute(EVENTS).fetchall())
             reports = Counter((str(boot), int(seq)) for boot, seq in server.execute(REPORTS).fetchall())
-        lost = (self._seen | _without_gaps(list(events))) - waiting - (events.keys() & reports.keys())
+        lost = (self._spooled | _complete_sequences(list(events))) - unsent - (events.keys() & reports.keys())
         repeated = [name for name, times in events.items() if times > 1]
         boots = len({boot for boot, _ in events})
         return Delivery(events.total(), boots, self._replica.changes, sorted(lost), repeated)
@@ -116,7 +120,7 @@ class EventRouter:
 
         def watch() -> None:
             while not done.wait(0.02):
-                self._seen |= self._waiting()
+                self._spooled |= self._in_spool()
 
         thread = threading.Thread(target=watch)
         thread.start()
@@ -126,7 +130,7 @@ class EventRouter:
             done.set()
             thread.join(timeout=10)
 
-    def _waiting(self) -> set[Name]:
+    def _in_spool(self) -> set[EventId]:
         """Events in the spool now."""
         try:
             lines = self._spool.read_bytes().split(b"\n")
@@ -140,12 +144,12 @@ class EventRouter:
         return names
 
 
-def _without_gaps(names: Sequence[Name]) -> set[Name]:
+def _complete_sequences(names: Sequence[EventId]) -> set[EventId]:
     """Every number from 1 to the last, for each boot."""
     last: dict[str, int] = {}
     for boot, seq in names:
         last[boot] = max(seq, last.get(boot, 0))
-    return {(boot, seq) for boot, most in last.items() for seq in range(1, most + 1)}
+    return {(boot, seq) for boot, highest in last.items() for seq in range(1, highest + 1)}
 
 
 @contextlib.contextmanager

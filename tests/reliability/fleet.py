@@ -36,7 +36,7 @@ class ReachableRouter:
 
     @property
     def revision(self) -> int | None:
-        """The configuration number it runs."""
+        """The revision of the configuration that the router runs."""
         return self.server.data.view.store.revision
 
     def announce(self) -> Router:
@@ -53,7 +53,7 @@ class ReachableRouter:
         )
 
     def put(self, document: bytes) -> httpx.Response:
-        """Response of its admin port to a document."""
+        """Push a document to the router's admin port."""
         headers = {"Authorization": f"Bearer {self.server.settings.admin_token}"}
         url = f"http://127.0.0.1:{self.proxy._replica.port}/admin/config"
         return httpx.put(url, content=document, headers=headers, timeout=30, trust_env=False)
@@ -75,16 +75,16 @@ def fleet(
     thread.start()
     stack = AsyncExitStack()
 
-    def wait(work: Any) -> Any:
+    def run(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(timeout=60)
 
     try:
         yield [
-            wait(_start(stack, folder / f"router-{n:02}", {TOKEN: token, KEYS: keys}, list(faults), seed + n))
+            run(_start(stack, folder / f"router-{n:02}", {TOKEN: token, KEYS: keys}, list(faults), seed + n))
             for n in range(count)
         ]
     finally:
-        wait(stack.aclose())
+        run(stack.aclose())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(timeout=10)
         loop.close()
@@ -97,7 +97,7 @@ async def _start(
     settings = read_settings([*options, "--control-plane", "http://127.0.0.1:9"], environment)
     server = await stack.enter_async_context(running(settings))
     target = SimpleNamespace(name=settings.name, port=server._admin.port)
-    proxy = FaultProxy(target, seed, faults, 300, again=False)  # a fault falls anywhere in an acknowledgement
+    proxy = FaultProxy(target, seed, faults, 300, again=False)  # a fault may begin at any byte of an acknowledgement
     await proxy.start()
     stack.push_async_callback(proxy.stop)
     return ReachableRouter(server, proxy)

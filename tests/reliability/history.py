@@ -12,7 +12,7 @@ from telemetry.models import Reading
 from tests.telemetry.readings import engine_reading
 
 STEP = timedelta(seconds=2)
-AHEAD = timedelta(seconds=120)  # so that the last bins are full whenever somebody looks
+FUTURE = timedelta(seconds=120)  # so that the newest bins are always full
 PAST = timedelta(seconds=120)
 
 
@@ -28,12 +28,12 @@ def write(ratio: float) -> None:
     """Write readings with hit rate ``ratio`` from now on, and 0.8 for earlier times without readings."""
     now = timezone.now()
     replica = Replica.objects.filter(name="measured").first() or _replica()
-    written = Reading.objects.filter(replica=replica)
-    written.filter(at__gt=now).delete()
-    last = written.order_by("-at").values_list("at", flat=True).first()
-    begins = max(last + STEP if last else now - PAST, now - PAST)
-    for number in range(int((now + AHEAD - begins) / STEP)):
-        at = begins + number * STEP
+    readings = Reading.objects.filter(replica=replica)
+    readings.filter(at__gt=now).delete()
+    last = readings.order_by("-at").values_list("at", flat=True).first()
+    start = max(last + STEP if last else now - PAST, now - PAST)
+    for number in range(int((now + FUTURE - start) / STEP)):
+        at = start + number * STEP
         hits = int(10_000 * (ratio if at > now else 0.8))
         engine_reading(replica, at, interval_s=STEP.total_seconds(), queries=10_000, hits=hits, finished=20)
 

@@ -16,16 +16,16 @@ import psycopg
 
 from tests.end_to_end.live_stack import ROOT, outside_pytest
 
-LONGEST_S = 1.0  # that anybody waits (R22)
+MAX_WAIT_S = 1.0  # of any other session (R22)
 NEXT_RELEASE = "tests.reliability.next_release.settings"
 HOUR = "date_trunc('hour', now())"
 
 
 class Table(NamedTuple):
-    """A table that grows with traffic or time, and typical statements on it. ``many`` takes a row count."""
+    """A table that grows with traffic or time, and typical statements on it. ``insert_many`` takes a row count."""
 
     name: str
-    many: str
+    insert_many: str
     write: str
     read: str
 
@@ -49,9 +49,9 @@ TABLES = (EVENTS, ROUTER_READINGS)
 
 
 @contextmanager
-def before(socket_dir: Path, folder: Path) -> Iterator[str]:
+def migrated_database(socket_dir: Path, folder: Path) -> Iterator[str]:
     """Name of a database that this release migrated."""
-    name = f"before_{secrets.token_hex(4)}"
+    name = f"migrated_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
         server.execute(f"create database {name}")
         migrate(url_of(socket_dir, name), folder, settings="controlplane.settings.dev")
@@ -64,7 +64,7 @@ def before(socket_dir: Path, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def copied(socket_dir: Path, database: str) -> Iterator[str]:
+def database_copy(socket_dir: Path, database: str) -> Iterator[str]:
     """URL of a copy of a database."""
     name = f"migrating_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(socket_dir), user="postgres", autocommit=True) as server:
@@ -81,7 +81,7 @@ def fill(database: str, rows: int) -> None:
     """Insert this many rows into each table."""
     with psycopg.connect(database, autocommit=True) as server:
         for table in TABLES:
-            server.execute(table.many.format(rows=rows))  # type: ignore[arg-type]  # our own text
+            server.execute(table.insert_many.format(rows=rows))  # type: ignore[arg-type]  # not from outside
             server.execute(f"vacuum analyze {table.name}")  # type: ignore[arg-type]  # as above
 
 
@@ -103,7 +103,7 @@ def migrate(database: str, folder: Path, *, settings: str = NEXT_RELEASE, within
 
 
 class TableUser:
-    """Reads and writes one table until the end of the block; ``durations_s`` has the duration of each turn."""
+    """Reads and writes one table until the end of the block; ``durations_s`` has the duration of each round."""
 
     def __init__(self, database: str, table: Table = EVENTS) -> None:
         self.table = table
@@ -124,6 +124,6 @@ class TableUser:
         with psycopg.connect(self._database, autocommit=True) as server:
             while not self._done.wait(0.01):
                 started = time.monotonic()
-                server.execute(self.table.write)  # type: ignore[arg-type]  # our own text
+                server.execute(self.table.write)  # type: ignore[arg-type]  # not from outside
                 server.execute(self.table.read).fetchall()  # type: ignore[arg-type]  # as above
                 self.durations_s.append(time.monotonic() - started)

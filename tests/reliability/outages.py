@@ -20,11 +20,11 @@ from tests.reliability.alerting_fleet import AlertingFleet
 from tests.reliability.stand import STATEMENT_S, Stand, soon, status_of
 
 RECOVERS_S = 5.0  # after PostgreSQL's return (R15)
-GIVES_UP_S = STATEMENT_S + 2  # the client's timeout beyond the server's
+CLIENT_TIMEOUT_S = STATEMENT_S + 2  # longer than the server's statement timeout
 RESUMES_S = 10.0  # after the broker's return (R12)
 LONG_RESUMES_S = 35.0  # after the broker's return from an hour's absence (R13)
 FLUSHED_S = 2.0  # two ticks of a stand's scraper (R14)
-CHANGE_BEFORE_S = 8.0  # before the broker's return the hit rate changes: alerts compare with just before
+CHANGE_BEFORE_S = 8.0  # the hit rate changes this long before the return, because alerts compare with the recent past
 PAGES = ("/", "/policies/", "/events/")
 ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")
 
@@ -32,11 +32,11 @@ ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")
 # --- polling clients ------------------------------------------------------------------------------------
 
 
-class Polled(NamedTuple):
+class PolledResponse(NamedTuple):
     """One response."""
 
     address: str
-    status: int  # 0: none
+    status: int  # 0: no response
     kind: str  # content type
 
 
@@ -44,7 +44,7 @@ class Polling:
     """A REST client, and optionally a browser, that poll until the end of the block."""
 
     def __init__(self, rest: httpx.Client, browser: httpx.Client | None = None, *, every_s: float = 0.1) -> None:
-        self.responses: list[Polled] = []
+        self.responses: list[PolledResponse] = []
         self._every_s = every_s
         self._done = threading.Event()
         clients = [(rest, ENDPOINTS), *([(browser, PAGES)] if browser else [])]
@@ -69,7 +69,7 @@ class Polling:
         return {response.address for response in self.responses if response.status == status}
 
     def kinds(self, status: int, addresses: tuple[str, ...]) -> set[str]:
-        """Content types of such responses."""
+        """Content types of the responses from these addresses with this status."""
         matching = (response for response in self.responses if response.status == status)
         return {response.kind for response in matching if response.address in addresses}
 
@@ -79,10 +79,10 @@ class Polling:
                 try:
                     response = client.get(address)
                 except httpx.TransportError as error:
-                    self.responses.append(Polled(address, 0, type(error).__name__))
+                    self.responses.append(PolledResponse(address, 0, type(error).__name__))
                 else:
                     kind = response.headers["content-type"].partition(";")[0]
-                    self.responses.append(Polled(address, response.status_code, kind))
+                    self.responses.append(PolledResponse(address, response.status_code, kind))
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------
@@ -93,24 +93,24 @@ class Fault(StrEnum):
 
     RESTARTED = "restarted"
     KILLED = "killed"
-    AWAY = "away"  # killed, and started after a while
+    DOWN = "down"  # killed, and started again after a while
 
 
 def faults(count: int, seed: int) -> list[Fault]:
     """Seeded sequence of faults: half are restarts, one is a long outage."""
-    chosen = [Fault.RESTARTED] * (count // 2) + [Fault.KILLED] * (count - count // 2)
-    random.Random(seed).shuffle(chosen)
-    chosen[chosen.index(Fault.KILLED)] = Fault.AWAY
-    return chosen
+    sequence = [Fault.RESTARTED] * (count // 2) + [Fault.KILLED] * (count - count // 2)
+    random.Random(seed).shuffle(sequence)
+    sequence[sequence.index(Fault.KILLED)] = Fault.DOWN
+    return sequence
 
 
 @contextmanager
-def database_outage(stand: Stand, fault: Fault, away_s: float = 0.0) -> Iterator[None]:
+def database_outage(stand: Stand, fault: Fault, outage_s: float = 0.0) -> Iterator[None]:
     """Apply a fault for the length of the block, then restore the server."""
     stand.postgres.stop() if fault is Fault.RESTARTED else stand.postgres.kill()
-    returns_at = time.monotonic() + (away_s if fault is Fault.AWAY else 0.0)
+    returns_at = time.monotonic() + (outage_s if fault is Fault.DOWN else 0.0)
     yield
-    wait_until(lambda: time.monotonic() > returns_at, away_s + 5, "time to pass", every_s=0.1)
+    wait_until(lambda: time.monotonic() > returns_at, outage_s + 5, "time to pass", every_s=0.1)
     stand.restart_postgres()
 
 
@@ -128,26 +128,26 @@ def until_api_recovers(rest: httpx.Client, within_s: float = RECOVERS_S) -> floa
 class BrokerOutage:
     """Measurements of one outage."""
 
-    away_s: float
+    outage_s: float
     resumed_s: float  # after the return
     statuses: Counter[int]  # of responses meanwhile
 
 
-def kill_broker_for(stand: Stand, rest: httpx.Client, fleet: AlertingFleet, away_s: float) -> BrokerOutage:
+def kill_broker_for(stand: Stand, rest: httpx.Client, fleet: AlertingFleet, outage_s: float) -> BrokerOutage:
     """Kill the broker and restart it later; meanwhile poll, change the hit rate, and create a pool."""
     stand.valkey.kill()
-    returns_at = time.monotonic() + away_s
+    returns_at = time.monotonic() + outage_s
     with Polling(rest, every_s=0.5) as polling:
-        _pass(lambda: time.monotonic() > returns_at - CHANGE_BEFORE_S, away_s)
+        _wait(lambda: time.monotonic() > returns_at - CHANGE_BEFORE_S, outage_s)
         fleet.change_hit_rate()
         number = len(fleet.expected)
         created = rest.post("pools", json={"name": f"created-{number}", "models": [f"m{number}"]})
         assert created.status_code == 201, created.text
-        _pass(lambda: time.monotonic() > returns_at, away_s)
+        _wait(lambda: time.monotonic() > returns_at, outage_s)
         stand.valkey.start()
         resumed_s = stand.until_ticks_resume(LONG_RESUMES_S)
     fleet.until_received()
-    return BrokerOutage(away_s, resumed_s, polling.statuses)
+    return BrokerOutage(outage_s, resumed_s, polling.statuses)
 
 
 def flush_broker(stand: Stand) -> float:
@@ -158,5 +158,5 @@ def flush_broker(stand: Stand) -> float:
     return stand.until_ticks_resume(RESUMES_S)
 
 
-def _pass(condition: Callable[[], bool], within_s: float) -> None:
+def _wait(condition: Callable[[], bool], within_s: float) -> None:
     wait_until(condition, within_s + 5, "time to pass", every_s=0.1)

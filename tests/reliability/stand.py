@@ -27,9 +27,9 @@ from tests.conftest import wait_until
 from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
 from tests.pace import slowdown
 
-STATEMENT_S = 4  # that PostgreSQL has for a statement; 15 where nobody is in a hurry
-START_S = 90  # of any process, on a machine that does other things too
-NO_REPLICA = "http://127.0.0.1:9"  # a replica that is down: each tick says so, and takes no time
+STATEMENT_S = 4  # PostgreSQL's statement timeout in these tests; 15 by default
+START_S = 90  # start of any process, on a busy machine
+NO_REPLICA = "http://127.0.0.1:9"  # a replica that is down, so that each tick is quick
 PASSWORD = "correct-horse-battery-staple"
 
 
@@ -103,11 +103,11 @@ class ManagedProcess:
 
     def family(self) -> list[int]:
         """The process and its descendants, which may have sessions of their own."""
-        found, fresh = [self.pid], [self.pid]
-        while fresh:
-            fresh = [child for pid in fresh for child in _children(pid)]
-            found += fresh
-        return found
+        pids, parents = [self.pid], [self.pid]
+        while parents:
+            parents = [child for pid in parents for child in _children(pid)]
+            pids += parents
+        return pids
 
     def wait(self, within_s: float = 30) -> None:
         """Wait for the exit."""
@@ -239,7 +239,7 @@ class Stand:
     def query(self, statement: str, *parameters: Any) -> Any:
         """First value of a query's result."""
         with self.sql() as server:
-            row = server.execute(statement, parameters or None).fetchone()  # type: ignore[arg-type]  # a test's text
+            row = server.execute(statement, parameters or None).fetchone()  # type: ignore[arg-type]  # text of a test
             return row[0] if row else None
 
     @contextlib.contextmanager
@@ -303,9 +303,9 @@ def running_stand(**environment: str) -> Iterator[Stand]:
 
 
 @contextlib.contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
+def _environment(variables: dict[str, str]) -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(wanted)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -320,20 +320,20 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def soon(condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.05) -> None:
+def soon(condition: Callable[[], Any], within_s: float, description: str, *, every_s: float = 0.05) -> None:
     """Wait until a condition holds; ``within_s`` is scaled on a busy machine."""
     started, allowed_s = time.monotonic(), within_s
     while not condition():
         if (waited_s := time.monotonic() - started) > allowed_s:
             allowed_s = within_s * slowdown()
             if waited_s > allowed_s:
-                pytest.fail(f"waited {waited_s:.1f} s for {what}: more than the {within_s:g} s of a machine at rest")
+                pytest.fail(f"waited {waited_s:.1f} s for {description}; limit on an idle machine: {within_s:g} s")
         time.sleep(every_s)
 
 
-def status_of(ask: Callable[[], httpx.Response]) -> int | None:
+def status_of(request: Callable[[], httpx.Response]) -> int | None:
     """Status of a response; None without one."""
     try:
-        return ask().status_code
+        return request().status_code
     except httpx.TransportError:
         return None

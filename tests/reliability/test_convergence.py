@@ -16,7 +16,7 @@ from tests.reliability.stand import soon
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 ROUTERS = 16
 PUBLICATIONS = 40
-SOON_S, SURELY_S = 2.0, 30.0
+QUICK_S, WITH_FAULTS_S = 2.0, 30.0
 HEARTBEAT_S = 10.0
 
 
@@ -43,8 +43,8 @@ def test_a_publication_runs_on_every_router_within_two_seconds(policy, tmp_path,
             rollout.refresh_from_db()
             assert rollout.state == "complete"
             assert {router.revision for router in routers} == {newest()}
-    record_property("seconds", {"p50": statistics.median(durations_s), "most": max(durations_s)})
-    assert max(durations_s) < SOON_S * max(before, slowdown())
+    record_property("seconds", {"p50": statistics.median(durations_s), "max": max(durations_s)})
+    assert max(durations_s) < QUICK_S * max(before, slowdown())
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -59,7 +59,7 @@ def test_with_faults_all_routers_run_it_within_half_a_minute(policy, tmp_path, s
             publish(policy, number)
             reconcile_routers()
             for router in routers:
-                assert (router.revision or 0) >= highest[router], "an older one replaced a newer one"
+                assert (router.revision or 0) >= highest[router], "an older configuration replaced a newer one"
                 highest[router] = router.revision or 0
         started = time.monotonic()
         announced_at = dict.fromkeys(routers, started)
@@ -72,6 +72,6 @@ def test_with_faults_all_routers_run_it_within_half_a_minute(policy, tmp_path, s
             reconcile_routers()
             return Router.objects.filter(running_number=newest()).count() == ROUTERS
 
-        soon(converged, SURELY_S, "all routers to run the newest", every_s=0.5)
+        soon(converged, WITH_FAULTS_S, "all routers to run the newest configuration", every_s=0.5)
         assert {router.revision for router in routers} == {newest()}
-        assert sum(sum(router.proxy.met.values()) for router in routers) > 10, "nothing went wrong on the way"
+        assert sum(sum(router.proxy.injected.values()) for router in routers) > 10, "no fault was injected"

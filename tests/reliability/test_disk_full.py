@@ -23,14 +23,14 @@ from tests.fakes.fake_metrics_server import serving, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
 
-MAX_TICKS = 400  # that fit into what is left of a page
+MAX_TICKS = 400  # more than fit into the rest of a database page
 
 
 @contextmanager
 def small_disk(folder, size="2m"):
     """A small file system for one tablespace; skips where mounting is not allowed."""
     folder.mkdir()
-    account = paths.unprivileged()  # whom the server runs as
+    account = paths.unprivileged()  # the account of the server
     owner = f",uid={account.uid},gid={account.gid}" if account else ""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}{owner}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, check=False)
@@ -108,7 +108,7 @@ def fill_and_recover():
         except OperationalError:
             break
         number += 1
-    assert stored() == before  # nothing of the tick, everything of those before
+    assert stored() == before  # the failed tick stored nothing, and earlier rows are unchanged
     since = refused_since()
     assert since is not None
     with pytest.raises(OperationalError):
@@ -120,22 +120,22 @@ def fill_and_recover():
     tick(number + 2)
     assert refused_since() is None
     *_, last = stored()
-    assert (last[1], last[2]) == ("gap", 300)  # what was counted while nothing could be stored (H10)
+    assert (last[1], last[2]) == ("gap", 300)  # counts from the time when nothing could be stored (H10)
     assert sum(queries or 0 for _, _, queries in stored()) == 100 * (number + 2)
     return number
 
 
 @pytest.fixture
-def no_room(db):
+def disk_full(db):
     """The server rejects readings with PostgreSQL's disk-full error."""
     sql(
-        "create function no_room() returns trigger language plpgsql as "
+        "create function disk_full() returns trigger language plpgsql as "
         "$$ begin raise exception 'could not extend file' using errcode = '53100'; end $$",
-        "create trigger no_room before insert on telemetry_reading for each row execute function no_room()",
+        "create trigger disk_full before insert on telemetry_reading for each row execute function disk_full()",
     )
 
 
-def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(no_room, monkeypatch, caplog):
+def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(disk_full, monkeypatch, caplog):
     pool = create_pool("chat")
     with serving() as server:
         add_replica(pool, name="r1", url=server.script("/r1/metrics", text(replica_text(1, 0, facts=False))))
@@ -143,10 +143,10 @@ def test_a_worker_logs_the_start_and_the_end_of_a_full_disk_once(no_room, monkey
         task = tasks.scrape_fleet
         assert isinstance(task, ResilientTask)
         for _ in range(2):
-            ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))  # time goes by
+            ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))  # the next scrape is due
             task.apply()
         assert refused_since() is not None
-        sql("drop trigger no_room on telemetry_reading")
+        sql("drop trigger disk_full on telemetry_reading")
         ScrapeShard.objects.update(due_at=T0 - timedelta(days=3650))
         task.apply()
 

@@ -10,7 +10,7 @@ from controlplane.errors import ConflictError
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 
 EDITORS = 50
-AT_ONCE = threading.BoundedSemaphore(20)  # connections that the test's server has room for
+CONNECTIONS = threading.BoundedSemaphore(20)  # the limit of the test server
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
 
@@ -32,7 +32,7 @@ def test_each_of_fifty_concurrent_changes_is_kept(policy):
     publish_revision(save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.0}).pk)
 
     def edit(_: int) -> int:
-        with AT_ONCE:
+        with CONNECTIONS:
             try:
                 return add_one(policy)
             finally:
@@ -47,4 +47,4 @@ def test_each_of_fifty_concurrent_changes_is_kept(policy):
         if revision.settings["strategy"] == "prefix_hash"
     ]
     assert factors == [float(number) for number in range(1, EDITORS + 2)]
-    assert sum(conflicts) > 0, "no editor ever met another"
+    assert sum(conflicts) > 0, "no two editors conflicted"

@@ -92,7 +92,7 @@ def test_a_rejection_is_shown_within_five_seconds(router, pool, tmp_path, client
     started = time.monotonic()
     add_replica(pool, name="r1", url="http://127.0.0.1:9")
     reconcile_routers()
-    soon(lambda: Router.objects.get().last_nack, NACK_S, "the rejection to be known")
+    soon(lambda: Router.objects.get().last_nack, NACK_S, "the rejection to be stored")
     client.force_login(admin_user)
     assert "cannot be written" in client.get("/routers/").content.decode()
     assert is_within(time.monotonic() - started, NACK_S)

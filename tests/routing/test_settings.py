@@ -12,7 +12,7 @@ from routing.http.tls import TlsFiles
 from routing.settings import SettingsError, read_settings
 
 
-def test_the_defaults_bind_the_loopback_and_the_contracts_ports() -> None:
+def test_the_defaults_bind_loopback_ports_8080_and_8081() -> None:
     settings = read_settings(["--config", "c.json", "--name", "one"], {})
     assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == (
         "127.0.0.1",
@@ -63,7 +63,7 @@ def test_reuse_port_can_be_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environ", "says"),
+    ("arguments", "environ", "message"),
     [
         (["--config", "c", "--name", "No Name"], {}, "--name"),
         (["--config", "c", "--admin-host", "0.0.0.0"], {}, "WARMPATH_ROUTER_ADMIN_TOKEN"),
@@ -83,8 +83,8 @@ def test_reuse_port_can_be_off() -> None:
         (["--config", "c", "--admin-tls-key", "k.pem"], {}, "--admin-tls-cert"),
     ],
 )
-def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[str, str], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
+def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         read_settings(arguments, environ)
 
 
@@ -97,7 +97,7 @@ def test_an_error_names_the_invalid_setting(arguments: list[str], environ: dict[
         ["--config", "c", "--workers", "many"],
     ],
 )
-def test_a_wrong_command_line_is_explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_prints_the_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(arguments, {})
     assert "usage: python -m routing serve" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import msgspec
 from controlplane.models import Router
 from telemetry.models import DecisionCursor
 from telemetry.scraping.decision_records import Page, Progress, record_page
-from tests.fakes.fake_metrics_server import Answer, text
+from tests.fakes.fake_metrics_server import Responder, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.lab.traces import Request
 
@@ -92,7 +92,7 @@ class FakeRing:
         return {**record, "blocks": [block for _, block in blocks], "positions": [at for at, _ in blocks]}
 
 
-def json_response(page: Any) -> Answer:
+def json_response(page: Any) -> Responder:
     return text(json.dumps(page), "application/json")
 
 

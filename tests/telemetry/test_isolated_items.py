@@ -219,8 +219,8 @@ def test_collected_decisions(breaks, caplog, step, metrics_server):
         Router.objects.create(name=name, admin_url=f"{metrics_server.url}/{name}", last_seen_at=NOW)
         if step != "fail":
             metrics_server.script(f"/{name}/admin/decisions", FakeRing())
-    scripted = metrics_server.next_answer
-    metrics_server.next_answer = lambda path: scripted(path.partition("?")[0])
+    scripted = metrics_server.next_responder
+    metrics_server.next_responder = lambda path: scripted(path.partition("?")[0])
     taken = breaks(collect, step, lambda one, *_, **__: one.name if isinstance(one, Router) else one.router.name)
     assert_isolated(PeriodicTask.DECISIONS, taken, lambda: collect.collect_decisions(NOW), caplog)
 

@@ -21,39 +21,46 @@ SEEDS, WEEKS = 2, 30
 def main(arguments: Sequence[str] = ()) -> None:
     """Print the table and whether the goals are met."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks alerts")
-    parser.add_argument("--only", default="", help="play the kinds whose names hold this")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how often each kind is played on each shape")
+    parser.add_argument("--only", default="", help="play the kinds whose names contain this text")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="number of seeds with which each kind is played on each shape"
+    )
     parser.add_argument("--weeks", type=int, default=WEEKS, help="quiet pool-weeks")
-    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, help=f"{TUNING_SEED} is what was tuned on")
+    parser.add_argument(
+        "--first-seed",
+        type=int,
+        default=FIRST_SEED,
+        help=f"first seed; the detector was tuned on seeds from {TUNING_SEED} on",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--verbose", action="store_true", help="print each incident")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     set_up()
-    from tests.benchmarks.alerts.classifier import judged
+    from tests.benchmarks.alerts.classifier import play_and_judge
     from tests.benchmarks.alerts.incidents import INCIDENTS, SHAPES
     from tests.benchmarks.alerts.quiet import alarms_in_week
     from tests.benchmarks.alerts.table import print_goals, print_table
 
-    begun = time.perf_counter()
-    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    started = time.perf_counter()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     chosen = [
-        (number, place, seed)
+        (number, shape, seed)
         for number, incident in enumerate(INCIDENTS)
-        for place in range(len(SHAPES) if given.only in incident.kind else 0)
+        for shape in range(len(SHAPES) if options.only in incident.kind else 0)
         for seed in seeds
     ]
     outcomes = []
-    with ProcessPoolExecutor(given.jobs, initializer=set_up) as pool:
-        played = pool.map(judged, *zip(*chosen, strict=True)) if chosen else ()
-        weeks = pool.map(alarms_in_week, range(given.first_seed, given.first_seed + given.weeks))
-        for (_, place, seed), outcome in zip(chosen, played, strict=True):
+    with ProcessPoolExecutor(options.jobs, initializer=set_up) as pool:
+        played = pool.map(play_and_judge, *zip(*chosen, strict=True)) if chosen else ()
+        weeks = pool.map(alarms_in_week, range(options.first_seed, options.first_seed + options.weeks))
+        for (_, shape, seed), outcome in zip(chosen, played, strict=True):
             outcomes.append(outcome)
-            if given.verbose:
-                print(SHAPES[place].name, seed, outcome, flush=True)
+            if options.verbose:
+                print(SHAPES[shape].name, seed, outcome, flush=True)
         alarms = list(weeks)
     print_table(outcomes)
     print_goals(outcomes, alarms)
-    print(f"{time.perf_counter() - begun:.0f} s")
+    print(f"{time.perf_counter() - started:.0f} s")
 
 
 def set_up() -> None:

@@ -32,13 +32,13 @@ SCRAPE_S = 5.0
 
 
 @dataclass(slots=True)
-class Ended:
+class CompletedRequest:
     at_s: float
     record: Record
 
 
 @dataclass(slots=True)
-class Counted:
+class EngineScrape:
     at_s: float
     replica: str
     queries: float
@@ -57,9 +57,9 @@ class MemoryFleet(Fleet):
         self.health, self.loads, self.residency = HealthRegistry(), LoadTracker(lambda: self.now_s), Residency()
         self.sampler = StructureSampler()
         self._steps, self._busy, self._running = [], set(), {}
-        self.ended: list[Ended] = []
-        self.counted: list[Counted] = []
-        self.happenings: list[RelatedEvent] = []
+        self.completed: list[CompletedRequest] = []
+        self.engine_scrapes: list[EngineScrape] = []
+        self.events: list[RelatedEvent] = []
         self.configure()
 
     def _replica(self, name: str, blocks: int) -> Modelled:
@@ -68,7 +68,7 @@ class MemoryFleet(Fleet):
 
     def _told(self, record: Record, outcome: Outcome) -> None:
         if outcome is Outcome.OK:
-            self.ended.append(Ended(self.now_s, record))
+            self.completed.append(CompletedRequest(self.now_s, record))
 
     def advance(self, to_s: float) -> None:
         while self._scraped_s + SCRAPE_S <= to_s:
@@ -82,82 +82,86 @@ class MemoryFleet(Fleet):
     def _count(self) -> None:
         for replica in self.replicas:
             if not replica.is_down:
-                told = replica.engine.statistics
-                self.counted.append(Counted(self.now_s, replica.row.name, told.queries, told.hits))
+                statistics = replica.engine.statistics
+                self.engine_scrapes.append(
+                    EngineScrape(self.now_s, replica.row.name, statistics.queries, statistics.hits)
+                )
 
     def happens(self, kind: str, replica: str = "", revision: int | None = None) -> None:
         at = T0 + timedelta(seconds=self.now_s)
-        self.happenings.append(
+        self.events.append(
             RelatedEvent(at, kind, f"{kind} {replica}.", replica, revision, self.policy if revision else "")
         )
 
-    # --- what telemetry makes of it ---
+    # --- data as telemetry derives it ---
 
     def bins(self) -> list[Bin]:
         last = int(self.now_s // BIN_S)
-        found: list[dict[str, list[float]]] = [defaultdict(lambda: [0.0, 0.0, 0.0]) for _ in range(last)]
-        for one in self.ended:
-            place, record = int(one.at_s // BIN_S), one.record
-            if place < last and record.prompt_tokens is not None and record.cached_tokens is not None:
-                sums = found[place][record.group]
+        by_bin: list[dict[str, list[float]]] = [defaultdict(lambda: [0.0, 0.0, 0.0]) for _ in range(last)]
+        for request in self.completed:
+            index, record = int(request.at_s // BIN_S), request.record
+            if index < last and record.prompt_tokens is not None and record.cached_tokens is not None:
+                sums = by_bin[index][record.group]
                 sums[0] += record.prompt_tokens
                 sums[1] += record.cached_tokens
                 sums[2] += 1
         return [
-            Bin(T0 + timedelta(seconds=BIN_S * (place + 1)), {name: GroupBin(*sums) for name, sums in groups.items()})
-            for place, groups in enumerate(found)
+            Bin(T0 + timedelta(seconds=BIN_S * (index + 1)), {name: GroupBin(*sums) for name, sums in groups.items()})
+            for index, groups in enumerate(by_bin)
         ]
 
     def series(self, start_s: float, end_s: float, step_s: float) -> list[OnsetBin]:
         sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for one in self._between(start_s, end_s):
-            part = sums[int((one.at_s - start_s) // step_s)]
-            part[0] += one.record.prompt_tokens or 0
-            part[1] += one.record.cached_tokens or 0
+        for request in self._between(start_s, end_s):
+            step_sums = sums[int((request.at_s - start_s) // step_s)]
+            step_sums[0] += request.record.prompt_tokens or 0
+            step_sums[1] += request.record.cached_tokens or 0
         return [OnsetBin(T0 + timedelta(seconds=start_s + step_s * n), *sums[n]) for n in sorted(sums)]
 
-    def side(self, start_s: float, end_s: float, ladder: Any = None) -> Period:
+    def period(self, start_s: float, end_s: float, ladder: Any = None) -> Period:
         routes: dict[tuple[str, str, str, int], Sums] = defaultdict(Sums)
         prefixes: dict[tuple[str, int | None, str], Sums] = defaultdict(Sums)
         early: set[tuple[str, int | None, str]] = set()
-        seen: list[DescribedPrompt] = []
-        for one in self._between(start_s, end_s):
-            record, sums = one.record, _sums(one.record)
+        prompts: list[DescribedPrompt] = []
+        for request in self._between(start_s, end_s):
+            record, sums = request.record, _sums(request.record)
             routes[record.group, record.replica, record.policy, record.revision] += sums
             key = (record.group, record.prefix, record.replica)
             prefixes[key] += sums
-            if one.at_s < (start_s + end_s) / 2:
+            if request.at_s < (start_s + end_s) / 2:
                 early.add(key)
-            opening = PromptStructure.read(json.loads(record.structure)) if record.structure else None
-            if opening is not None:
-                seen.append(DescribedPrompt(record.group, T0 + timedelta(seconds=one.at_s), opening))
+            structure = PromptStructure.read(json.loads(record.structure)) if record.structure else None
+            if structure is not None:
+                prompts.append(DescribedPrompt(record.group, T0 + timedelta(seconds=request.at_s), structure))
         return Period(
             T0 + timedelta(seconds=start_s),
             T0 + timedelta(seconds=end_s),
             routes=[Route(*key, sums) for key, sums in routes.items()],
             prefixes=[Prefix(*key, sums, key in early) for key, sums in prefixes.items()],
             engines=self._engines(start_s, end_s),
-            prompts=seen[-400:],
+            prompts=prompts[-400:],
             ladder=ladder,
         )
 
-    def _between(self, start_s: float, end_s: float) -> Iterable[Ended]:
+    def _between(self, start_s: float, end_s: float) -> Iterable[CompletedRequest]:
         return (
-            one
-            for one in self.ended
-            if start_s < one.at_s <= end_s and one.record.prompt_tokens and one.record.cached_tokens is not None
+            request
+            for request in self.completed
+            if start_s < request.at_s <= end_s
+            and request.record.prompt_tokens
+            and request.record.cached_tokens is not None
         )
 
     def _engines(self, start_s: float, end_s: float) -> list[EngineSums]:
         """Increases between scrapes; a counter that fell was reset."""
-        last: dict[str, Counted] = {}
+        last: dict[str, EngineScrape] = {}
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for one in self.counted:
-            before = last.get(one.replica)
-            if before and start_s < one.at_s <= end_s and one.queries >= before.queries:
-                sums[one.replica][0] += one.queries - before.queries
-                sums[one.replica][1] += one.hits - before.hits
-            last[one.replica] = one
+        for scrape in self.engine_scrapes:
+            before = last.get(scrape.replica)
+            if before and start_s < scrape.at_s <= end_s and scrape.queries >= before.queries:
+                sums[scrape.replica][0] += scrape.queries - before.queries
+                sums[scrape.replica][1] += scrape.hits - before.hits
+            last[scrape.replica] = scrape
         return [EngineSums(name, queries, hits) for name, (queries, hits) in sums.items()]
 
 

@@ -19,18 +19,18 @@ Begin = Callable[[MemoryFleet, Traffic], Iterator[None] | None]
 
 @dataclass(frozen=True)
 class Incident:
-    """What happens, the accepted causes (the first is the event's own), and the fleet it needs."""
+    """A change, its accepted causes (the exact one first), and the fleet in which it happens."""
 
     kind: str
     causes: tuple[str, ...]
     begin: Begin
     settings: Settings = field(default_factory=LowestCostSettings)
-    count: int = 4
-    blocks: int = 1500
-    live: int = 40
+    count: int = 4  # replicas
+    blocks: int = 1500  # of each replica
+    live: int = 40  # conversations in progress
     spread: int | None = None
     drift: float = 0.0
-    is_drop: bool = True  # False: a change of mix, which is to be told apart
+    is_drop: bool = True  # False: a change of mix, which must not be reported as a drop
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def play(incident: Incident, shape: Shape, seed: int) -> MemoryFleet:
     return fleet
 
 
-def _run(fleet: MemoryFleet, traffic: Traffic, shape: Shape, until_s: float, going_on: Iterator[None] | None) -> None:
+def _run(fleet: MemoryFleet, traffic: Traffic, shape: Shape, until_s: float, ongoing: Iterator[None] | None) -> None:
     rng = traffic.rng
     while True:
         wave = 1 + shape.wave * (1 if int(fleet.now_s / 90) % 2 else -1)
@@ -68,14 +68,14 @@ def _run(fleet: MemoryFleet, traffic: Traffic, shape: Shape, until_s: float, goi
         if at_s >= until_s:
             break
         fleet.advance(at_s)
-        if going_on is not None:
-            next(going_on, None)
+        if ongoing is not None:
+            next(ongoing, None)
         group, body = traffic.request(at_s)
         fleet.send(body, group, rng.randint(20, 80))
     fleet.advance(until_s)
 
 
-# --- what happens ---
+# --- incidents ---
 
 
 def _publish(settings: Settings) -> Begin:
@@ -89,13 +89,13 @@ def _publish(settings: Settings) -> Begin:
 
 
 def _busiest(fleet: MemoryFleet) -> Any:
-    return max(fleet.replicas, key=lambda it: it.engine.statistics.hits)
+    return max(fleet.replicas, key=lambda replica: replica.engine.statistics.hits)
 
 
 def _lose(fleet: MemoryFleet, _: Traffic) -> None:
     """Two of three replicas fail at once, like a rack."""
-    hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[len(fleet.replicas) // 2 :]
-    for replica in hot:
+    busiest = sorted(fleet.replicas, key=lambda replica: replica.engine.statistics.hits)[len(fleet.replicas) // 2 :]
+    for replica in busiest:
         fleet.kill(replica)
         fleet.happens("replica_down", replica.row.name)
 
@@ -108,8 +108,8 @@ def _hang(fleet: MemoryFleet, _: Traffic) -> None:
 
 
 def _restart(fleet: MemoryFleet, _: Traffic) -> None:
-    hot = sorted(fleet.replicas, key=lambda it: it.engine.statistics.hits)[-3:]
-    for replica in hot:
+    busiest = sorted(fleet.replicas, key=lambda replica: replica.engine.statistics.hits)[-3:]
+    for replica in busiest:
         fleet.restart(replica)
         fleet.happens("replica_restarted", replica.row.name)
 
@@ -164,25 +164,28 @@ def _reset(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
 
 def _old_router(fleet: MemoryFleet, traffic: Traffic) -> Iterator[None]:
     """A second router joins with an outdated configuration, random placement, and gets most requests."""
-    new = fleet.placement
+    current = fleet.placement
     fleet.revision, usual = 0, fleet.settings
     fleet.settings = RandomSettings()
     fleet.configure()
-    old = fleet.placement
+    outdated = fleet.placement
     fleet.revision, fleet.settings = 1, usual
-    assert isinstance(old, Placement)
+    assert isinstance(outdated, Placement)
     while True:
-        fleet.placement = old if traffic.rng.random() < 0.6 else new
+        fleet.placement = outdated if traffic.rng.random() < 0.6 else current
         yield
 
 
-MANY: dict[str, Any] = {"live": 220, "blocks": 8000}  # conversations that come back rarely: caches fill slowly
+MANY_CONVERSATIONS: dict[str, Any] = {
+    "live": 220,
+    "blocks": 8000,
+}  # conversations that come back rarely: caches fill slowly
 INCIDENTS = (
     Incident("bad policy", ("revision",), _publish(RandomSettings())),
-    Incident("replica lost", ("replica_lost",), _lose, PrefixHashSettings(), count=3, **MANY),
-    Incident("replica added", ("replica_added",), _add, SessionAffinitySettings(), count=2, **MANY),
-    Incident("replica restarted", ("replica_restarted",), _restart, **MANY),
-    Incident("replica hung", ("replica_lost",), _hang, count=2, **MANY),
+    Incident("replica lost", ("replica_lost",), _lose, PrefixHashSettings(), count=3, **MANY_CONVERSATIONS),
+    Incident("replica added", ("replica_added",), _add, SessionAffinitySettings(), count=2, **MANY_CONVERSATIONS),
+    Incident("replica restarted", ("replica_restarted",), _restart, **MANY_CONVERSATIONS),
+    Incident("replica hung", ("replica_lost",), _hang, count=2, **MANY_CONVERSATIONS),
     Incident("timestamp in front", ("prompt_changed",), _timestamp),
     Incident("tools reordered", ("prompt_changed",), _tools),
     Incident("template changed", ("prompt_changed",), _template),

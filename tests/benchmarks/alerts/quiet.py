@@ -18,12 +18,12 @@ BIN_S = 10.0
 DAY_BINS = 8640
 WEEK_BINS = 7 * DAY_BINS
 DAY_S = 86_400.0
-GROUPS = {"chat": (0.4, 0.75), "coding": (0.35, 0.8), "support": (0.25, 0.65)}  # part of the requests, hit rate
+GROUPS = {"chat": (0.4, 0.75), "coding": (0.35, 0.8), "support": (0.25, 0.65)}  # share of the requests, hit rate
 SPREAD = 0.5  # of m (1 - m): variance of one request's hit rate
 TOKENS, TOKENS_SPREAD = 1600.0, 0.5  # of a prompt, and its coefficient of variation
-NEIGHBOURS, SHAKE = 0.5, 0.006  # correlation of bins, and what they shake by together
-WANDER_BINS, WANDER = 180.0, 0.01
-CYCLE = 0.025  # of hit rates, either way
+CORRELATION, NOISE = 0.5, 0.006  # of adjacent bins; standard deviation of noise that all groups share
+DRIFT_BINS, DRIFT = 180.0, 0.01
+CYCLE = 0.025  # amplitude of the daily cycle of hit rates
 DEPLOYS = 20
 
 
@@ -32,13 +32,13 @@ def alarms_in_week(seed: int, days: int = 7) -> int:
     rng, detector = random.Random(f"quiet {seed}"), Detector(Sensitivity(bin_s=BIN_S))
     deploys = {rng.randrange(WEEK_BINS) for _ in range(DEPLOYS)}
     rate = rng.choice((3.0, 8.0, 20.0))
-    shake = wander = 0.0
+    noise = drift = 0.0
     alarms, before = 0, State.STEADY
     for number in range(1, days * DAY_BINS + 1):
-        shake = NEIGHBOURS * shake + math.sqrt(1 - NEIGHBOURS**2) * rng.gauss(0, SHAKE)
-        wander += -wander / WANDER_BINS + math.sqrt(2 / WANDER_BINS) * rng.gauss(0, WANDER)
+        noise = CORRELATION * noise + math.sqrt(1 - CORRELATION**2) * rng.gauss(0, NOISE)
+        drift += -drift / DRIFT_BINS + math.sqrt(2 / DRIFT_BINS) * rng.gauss(0, DRIFT)
         second = number * BIN_S
-        groups = _groups(rng, rate * _daily(second), shake + wander + CYCLE * math.sin(2 * math.pi * second / DAY_S))
+        groups = _groups(rng, rate * _daily(second), noise + drift + CYCLE * math.sin(2 * math.pi * second / DAY_S))
         at = T0 + timedelta(seconds=second)
         state = detector.add(Bin(at, groups), [at] if number in deploys else ()).state
         alarms += state is State.DOWN is not before
@@ -54,14 +54,14 @@ def _daily(second: float) -> float:
     return max(0.55 - 0.45 * math.cos(2 * math.pi * (hour - 3) / 24), 0.1)
 
 
-def _groups(rng: random.Random, rate: float, moved: float) -> dict[str, GroupBin]:
-    found = {}
-    for name, (part, ratio) in GROUPS.items():
-        mean = rate * BIN_S * part
+def _groups(rng: random.Random, rate: float, shift: float) -> dict[str, GroupBin]:
+    bins = {}
+    for name, (share, ratio) in GROUPS.items():
+        mean = rate * BIN_S * share
         count = round(max(rng.gauss(mean, math.sqrt(mean)), 0.0)) if mean else 0
         if count:
-            middle = min(max(ratio + moved, 0.02), 0.98)
-            sigma = math.sqrt(SPREAD * middle * (1 - middle) * (1 + TOKENS_SPREAD**2) / count)
+            center = min(max(ratio + shift, 0.02), 0.98)
+            sigma = math.sqrt(SPREAD * center * (1 - center) * (1 + TOKENS_SPREAD**2) / count)
             prompt = TOKENS * count
-            found[name] = GroupBin(prompt, min(max(rng.gauss(middle, sigma), 0.0), 1.0) * prompt, count)
-    return found
+            bins[name] = GroupBin(prompt, min(max(rng.gauss(center, sigma), 0.0), 1.0) * prompt, count)
+    return bins

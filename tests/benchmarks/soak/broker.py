@@ -31,38 +31,40 @@ def measure_long(verdict: Verdict, seconds: float) -> None:
 
 def measure_flushes(verdict: Verdict) -> None:
     with running_stand() as stand:
-        took = sorted(flush_broker(stand) for _ in range(FLUSHES))
-    well = is_within(took[-1], FLUSHED_S)
-    verdict.holds("work after a flush", f"{_seconds(took)}, of {FLUSHED_S:g}; {FLUSHES} flushes", well)
+        durations_s = sorted(flush_broker(stand) for _ in range(FLUSHES))
+    is_fast = is_within(durations_s[-1], FLUSHED_S)
+    verdict.check("work after a flush", f"{_seconds(durations_s)}, of {FLUSHED_S:g}; {FLUSHES} flushes", is_fast)
 
 
 def _measure(verdict: Verdict, away_s: Sequence[float], limit_s: float) -> None:
     with running_stand() as stand, stand.rest() as rest, alerting_fleet(stand, rest) as fleet:
-        begun, processes = len(stand.worker.lines), stand.worker.family()
-        absences: list[BrokerOutage] = []
+        first_line, processes = len(stand.worker.lines), stand.worker.family()
+        outages: list[BrokerOutage] = []
         for away in away_s:
-            absences.append(kill_broker_for(stand, rest, fleet, away))
-            verdict.say("away", f"{away:.0f} s, resumed {absences[-1].resumed_s:.1f} s after the return")
+            outages.append(kill_broker_for(stand, rest, fleet, away))
+            verdict.report("away", f"{away:.0f} s, resumed {outages[-1].resumed_s:.1f} s after the return")
         fleet.until_delivered()
-        _judge_absences(verdict, absences, limit_s)
+        _judge_outages(verdict, outages, limit_s)
         missing = Counter(fleet.expected) - Counter(fleet.transitions)
-        counted = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.received)} messages"
-        verdict.holds("alerts", counted, fleet.transitions == fleet.received == fleet.expected)
-        verdict.holds("worker and beat", "the same processes as before", stand.worker.family() == processes)
-        said, stacks = (
-            len(stand.worker.log_lines(text, since=begun)) for text in ("the broker is unavailable", "Traceback")
+        counts = f"{len(fleet.expected)} transitions, {missing.total()} lost, {len(fleet.received)} messages"
+        verdict.check("alerts", counts, fleet.transitions == fleet.received == fleet.expected)
+        verdict.check("worker and beat", "the same processes as before", stand.worker.family() == processes)
+        logged, tracebacks = (
+            len(stand.worker.log_lines(text, since=first_line)) for text in ("the broker is unavailable", "Traceback")
         )
-        verdict.holds(
-            "worker's log", f"{said} times that it is away, {stacks} stacks", (said, stacks) == (len(away_s), 0)
+        verdict.check(
+            "worker's log",
+            f"{logged} outages logged, {tracebacks} tracebacks",
+            (logged, tracebacks) == (len(away_s), 0),
         )
 
 
-def _judge_absences(verdict: Verdict, absences: Sequence[BrokerOutage], limit_s: float) -> None:
-    took = sorted(absence.resumed_s for absence in absences)
-    verdict.holds("ticks resume after", f"{_seconds(took)}, of {limit_s:g}", is_within(took[-1], limit_s))
-    statuses = sum((absence.statuses for absence in absences), Counter[int]())
-    read = ", ".join(f"{many:,} times {status}" for status, many in sorted(statuses.items()))
-    verdict.holds("the API reads", read, set(statuses) == {200})
+def _judge_outages(verdict: Verdict, outages: Sequence[BrokerOutage], limit_s: float) -> None:
+    durations_s = sorted(outage.resumed_s for outage in outages)
+    verdict.check("ticks resume after", f"{_seconds(durations_s)}, of {limit_s:g}", is_within(durations_s[-1], limit_s))
+    statuses = sum((outage.statuses for outage in outages), Counter[int]())
+    responses = ", ".join(f"{count:,} times {status}" for status, count in sorted(statuses.items()))
+    verdict.check("API reads", responses, set(statuses) == {200})
 
 
 def _seconds(ascending: Sequence[float]) -> str:

@@ -1,7 +1,7 @@
 """R15: PostgreSQL restarted, killed and down, under real web, worker and router processes.
 
 A script and a browser poll all the time; the script must get 503 as problem+json and never 500. A router produces
-events every few seconds and is killed now and then while it holds unsent ones. Every event it wrote to disk must be
+events every few seconds and is killed sometimes while it holds unsent events. Every event it wrote to disk must be
 stored exactly once.
 """
 
@@ -16,45 +16,46 @@ from tests.reliability.outages import ENDPOINTS, RECOVERS_S, Fault, Polling, dat
 from tests.reliability.stand import running_stand
 
 AWAY_S = 60.0
-GIVE_UP_S = 60.0  # after which waiting for an answer is no use
-KILL_EVERY = 5  # faults, the router is killed
+GIVE_UP_S = 60.0  # after which waiting for a response is given up
+KILL_EVERY = 5  # faults between two kills of the router
 
 
 def measure(verdict: Verdict, count: int, seed: int) -> None:
     chosen = faults(count, seed)
     with running_stand() as stand, stand.rest() as rest, stand.browser() as person, event_router(stand, rest) as router:
-        begun, answered, ticked = len(stand.worker.lines), [], []
+        first_line, api_s, ticks_s = len(stand.worker.lines), [], []
         with Polling(rest, person) as polling:
             for number, fault in enumerate(chosen, start=1):
                 with database_outage(stand, fault, AWAY_S):
                     if number % KILL_EVERY == 0:
-                        router.until_waiting()
+                        router.until_unsent()
                         router.kill()
-                answered.append(until_api_recovers(rest, GIVE_UP_S))
-                ticked.append(stand.until_ticks_resume(GIVE_UP_S))
-        told = router.stop_and_count()
-        stacks = stand.worker.log_lines("Traceback", since=begun)
+                api_s.append(until_api_recovers(rest, GIVE_UP_S))
+                ticks_s.append(stand.until_ticks_resume(GIVE_UP_S))
+        delivery = router.stop_and_count()
+        tracebacks = stand.worker.log_lines("Traceback", since=first_line)
     kinds = Counter(chosen)
-    verdict.say("faults", ", ".join(f"{kinds[fault]} {fault}" for fault in Fault))
-    _judge_asked(verdict, polling)
-    for what, took in (("the API answers after", answered), ("ticks resume after", ticked)):
-        took.sort()
-        figures = f"{took[len(took) // 2]:.1f} s at the median, {took[-1]:.1f} at most, of {RECOVERS_S:g}"
-        verdict.holds(what, figures, is_within(took[-1], RECOVERS_S))
-    _judge_told(verdict, told)
-    verdict.holds("worker's log", f"{len(stacks)} stacks", not stacks)
+    verdict.report("faults", ", ".join(f"{kinds[fault]} {fault}" for fault in Fault))
+    _judge_responses(verdict, polling)
+    for name, durations_s in (("the API responds after", api_s), ("ticks resume after", ticks_s)):
+        durations_s.sort()
+        median_s, max_s = durations_s[len(durations_s) // 2], durations_s[-1]
+        figures = f"{median_s:.1f} s at the median, {max_s:.1f} at most, limit {RECOVERS_S:g}"
+        verdict.check(name, figures, is_within(max_s, RECOVERS_S))
+    _judge_events(verdict, delivery)
+    verdict.check("worker's log", f"{len(tracebacks)} tracebacks", not tracebacks)
 
 
-def _judge_asked(verdict: Verdict, polling: Polling) -> None:
+def _judge_responses(verdict: Verdict, polling: Polling) -> None:
     statuses = polling.statuses
-    seen = ", ".join(f"{many:,} times {status}" for status, many in sorted(statuses.items()))
-    verdict.holds("answers", seen, set(statuses) <= {200, 503} and statuses[503] > 0)
+    counts = ", ".join(f"{count:,} times {status}" for status, count in sorted(statuses.items()))
+    verdict.check("responses", counts, set(statuses) <= {200, 503} and statuses[503] > 0)
     kinds = polling.kinds(503, ENDPOINTS)
-    verdict.holds("refusals of the API", ", ".join(sorted(kinds)), kinds == {"application/problem+json"})
+    verdict.check("503 of the API", ", ".join(sorted(kinds)), kinds == {"application/problem+json"})
 
 
-def _judge_told(verdict: Verdict, told: Delivery) -> None:
-    counted = f"{told.stored} in {told.boots} lives, {told.changes} turns of a replica among them"
-    verdict.holds("events of the router", counted, told.stored >= told.changes > 0)
-    wrong = f"{len(told.lost)} lost, {len(told.repeated)} stored twice"
-    verdict.holds("exactly once", wrong, not (told.lost or told.repeated))
+def _judge_events(verdict: Verdict, delivery: Delivery) -> None:
+    counts = f"{delivery.stored} of {delivery.boots} router processes; {delivery.changes} state changes of a replica"
+    verdict.check("events of the router", counts, delivery.stored >= delivery.changes > 0)
+    errors = f"{len(delivery.lost)} lost, {len(delivery.repeated)} stored twice"
+    verdict.check("exactly once", errors, not (delivery.lost or delivery.repeated))

@@ -1,4 +1,4 @@
-"""R22: migrations on tables of millions of rows while others read and write them."""
+"""R22: migrations on tables of millions of rows while other sessions read and write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.benchmarks.soak.verdict import Verdict
 from tests.benchmarks.telemetry.stand import SERVER
 from tests.pace import is_within
-from tests.reliability.migrating import LONGEST_S, TABLES, TableUser, before, fill, migrate, url_of
+from tests.reliability.migrating import MAX_WAIT_S, TABLES, TableUser, fill, migrate, migrated_database, url_of
 
 
 def measure(verdict: Verdict, rows: int) -> None:
@@ -23,16 +23,16 @@ def measure(verdict: Verdict, rows: int) -> None:
         server = EmbeddedPostgres(folder / "postgres", folder / "pg")
         server.prepare()
         stack.enter_context(running(server.child(*SERVER)))
-        database = url_of(server.socket_dir, stack.enter_context(before(server.socket_dir, folder)))
+        database = url_of(server.socket_dir, stack.enter_context(migrated_database(server.socket_dir, folder)))
         fill(database, rows)
-        verdict.say("tables", f"{len(TABLES)} of {rows:,} rows each")
-        with ExitStack() as using:
-            users = [using.enter_context(TableUser(database, table)) for table in TABLES]
-            begun = time.monotonic()
+        verdict.report("tables", f"{len(TABLES)} of {rows:,} rows each")
+        with ExitStack() as users_stack:
+            users = [users_stack.enter_context(TableUser(database, table)) for table in TABLES]
+            started = time.monotonic()
             migrate(database, folder, within_s=3000)
-            took_s = time.monotonic() - begun
-        verdict.say("migrations", f"{took_s:.0f} s")
+            took_s = time.monotonic() - started
+        verdict.report("migrations", f"{took_s:.0f} s")
         for user in users:
-            longest_s = max(user.durations_s)
-            figures = f"{len(user.durations_s):,} reads and writes, {longest_s:.2f} s at most, of {LONGEST_S:g}"
-            verdict.holds(user.table.name.partition("_")[2], figures, is_within(longest_s, LONGEST_S))
+            max_s = max(user.durations_s)
+            figures = f"{len(user.durations_s):,} reads and writes, {max_s:.2f} s at most, limit {MAX_WAIT_S:g}"
+            verdict.check(user.table.name.partition("_")[2], figures, is_within(max_s, MAX_WAIT_S))

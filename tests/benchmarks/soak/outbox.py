@@ -15,7 +15,7 @@ def measure(verdict: Verdict, cycles: int, seed: int) -> None:
 
     with standing() as stand:
         host = str(stand.folder / "pg")
-        counted = killed_deliveries(host, "warmpath", cycles=cycles, seed=seed, timeout_s=60 + 2.0 * cycles)
-    verdict.say("kills", ", ".join(f"{many} {moment}" for moment, many in sorted(counted.moments.items())))
-    verdict.holds("lost", f"{counted.lost} of {cycles}", counted.lost == 0)
-    verdict.holds("sent twice", f"{counted.sent_again}, more often {counted.too_often}", counted.too_often == 0)
+        counts = killed_deliveries(host, "warmpath", cycles=cycles, seed=seed, timeout_s=60 + 2.0 * cycles)
+    verdict.report("kills", ", ".join(f"{count} {moment}" for moment, count in sorted(counts.moments.items())))
+    verdict.check("lost", f"{counts.lost} of {cycles}", counts.lost == 0)
+    verdict.check("sent twice", f"{counts.sent_again}, more than twice {counts.too_often}", counts.too_often == 0)

@@ -29,14 +29,14 @@ PATH = "/v1/chat/completions"
 REPLICAS = 8
 BLOCKS = 8  # of a prompt
 PROMPT_TOKENS = BLOCKS * BLOCK_TOKENS
-CAPACITY_BLOCKS = 2_000_000  # of 16 tokens, so that what all may hold together is what binds
-LOOKS = 40
-WARM_UP = MAX_ENTRIES + MAX_ENTRIES // 4  # prompts: the index is full then, and what it let go of is free again
+CAPACITY_BLOCKS = 2_000_000  # of 16 tokens: large enough that MAX_ENTRIES is the limit
+SAMPLES = 40
+WARM_UP = MAX_ENTRIES + MAX_ENTRIES // 4  # prompts; then the index is full and evicts entries
 
-SAID = b"x" * (4 * PROMPT_TOKENS)
+FILLER = b"x" * (4 * PROMPT_TOKENS)
 
 
-class Kept:
+class RouterState:
     def __init__(self, residency: Residency | None = None) -> None:
         members = tuple(
             ReplicaConfig(name=f"gpu-{number}", url="http://replica", block_tokens=16, capacity_blocks=CAPACITY_BLOCKS)
@@ -45,20 +45,20 @@ class Kept:
         policy = PolicyConfig(name="soak", revision=1, settings=LowestCostSettings())
         pool = PoolConfig(name="soak", policy=policy, replicas=members)
         self.now_s = 0.0
-        self.book = LoadTracker(clock=lambda: self.now_s)
+        self.load_tracker = LoadTracker(clock=lambda: self.now_s)
         self.residency = Residency() if residency is None else residency
         self.metrics = Metrics()
         self.decisions = DecisionRing()
         self._health = HealthRegistry()
         config = RouterConfig(hash_secret="0" * 32, pools=(pool,))
-        self._placement = Placement(config, self.book, residency=self.residency)
+        self._placement = Placement(config, self.load_tracker, residency=self.residency)
 
-    def take(self, number: int) -> None:
+    def serve(self, number: int) -> None:
         """A whole request, from its body to the end of its accounting."""
         self.now_s += 0.001
         parsed = parse_body(PATH, _body(number))
-        wanted = PlacementRequest(parsed.model, f"group-{number}", session_key(parsed), canonical_prompt(parsed))
-        decision = self._placement.decide(wanted, self._health)
+        request = PlacementRequest(parsed.model, f"group-{number}", session_key(parsed), canonical_prompt(parsed))
+        decision = self._placement.decide(request, self._health)
         record = Record.from_decision(decision, f"id-{number}")
         ticket = self._placement.dispatch(decision)
         ticket.record_first_byte()
@@ -76,28 +76,34 @@ class Kept:
 
 
 def _body(number: int) -> bytes:
-    text = b"%d %b" % (number, SAID[: 4 * PROMPT_TOKENS - 24])
+    text = b"%d %b" % (number, FILLER[: 4 * PROMPT_TOKENS - 24])
     return b'{"model":"llama","user":"u-%d","messages":[{"role":"user","content":"%b"}]}' % (number, text)
 
 
 def measure(verdict: Verdict, prefixes: int) -> None:
     return_large_blocks()
     tune_garbage_collector()
-    kept, prompts = Kept(), max(1, prefixes // BLOCKS)
+    state, prompts = RouterState(), max(1, prefixes // BLOCKS)
     warm_up = min(prompts // 2, WARM_UP)
     for number in range(warm_up):
-        kept.take(number)
-    series, most, looks_kib = kept.series, 0, list[int]()
-    step = max(1, (prompts - warm_up) // LOOKS)
+        state.serve(number)
+    series, max_entries, samples_kib = state.series, 0, list[int]()
+    step = max(1, (prompts - warm_up) // SAMPLES)
     for first in range(warm_up, prompts, step):
         for number in range(first, min(first + step, prompts)):
-            kept.take(number)
-        most = max(most, len(kept.residency))
-        looks_kib.append(resident_kib())
-    quarter = LOOKS // 4
-    verdict.say("prompts", f"{prompts:,} of {BLOCKS} blocks: {prompts * BLOCKS:,} prefixes, without HTTP")
-    verdict.memory(max(looks_kib[:quarter]), max(looks_kib[-quarter:]))
-    verdict.holds("index", f"{most:,} entries at most, of {MAX_ENTRIES:,}", 0 < most <= MAX_ENTRIES)
-    verdict.holds("decisions", f"{len(kept.decisions):,} kept, of {MAX_RECORDS:,}", len(kept.decisions) <= MAX_RECORDS)
-    verdict.holds("series", f"{series} lines after the warm-up, {kept.series} at the end", series == kept.series)
-    verdict.holds("loads", "nothing left" if not kept.book.audit() else str(kept.book.audit()), not kept.book.audit())
+            state.serve(number)
+        max_entries = max(max_entries, len(state.residency))
+        samples_kib.append(resident_kib())
+    quarter = SAMPLES // 4
+    verdict.report("prompts", f"{prompts:,} of {BLOCKS} blocks: {prompts * BLOCKS:,} prefixes, without HTTP")
+    verdict.check_memory(max(samples_kib[:quarter]), max(samples_kib[-quarter:]))
+    verdict.check("index", f"{max_entries:,} entries at most, limit {MAX_ENTRIES:,}", 0 < max_entries <= MAX_ENTRIES)
+    verdict.check(
+        "decisions", f"{len(state.decisions):,} kept, limit {MAX_RECORDS:,}", len(state.decisions) <= MAX_RECORDS
+    )
+    verdict.check("series", f"{series} lines after the warm-up, {state.series} at the end", series == state.series)
+    verdict.check(
+        "loads",
+        "all requests ended" if not state.load_tracker.audit() else str(state.load_tracker.audit()),
+        not state.load_tracker.audit(),
+    )

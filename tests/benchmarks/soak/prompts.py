@@ -10,14 +10,19 @@ from contextlib import asynccontextmanager
 from routing.observability.decision_log import MAX_RECORDS
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: %d\r\n\r\n"
-ANSWER_S = 60.0  # a client waits no longer
+RESPONSE_TIMEOUT_S = 60.0  # of a client
 
 
 def request(number: int, *, stream: bool = False, words: int = 40) -> bytes:
     """Request with this number; the number is its user and starts its prompt."""
-    said = f"{number} " + "Say something that nobody has said before. " * words
-    wanted = {"model": "tiny", "stream": stream, "user": str(number), "messages": [{"role": "user", "content": said}]}
-    body = json.dumps(wanted).encode()
+    prompt = f"{number} " + "Say something that nobody has said before. " * words
+    document = {
+        "model": "tiny",
+        "stream": stream,
+        "user": str(number),
+        "messages": [{"role": "user", "content": prompt}],
+    }
+    body = json.dumps(document).encode()
     return CHAT % len(body) + body
 
 
@@ -38,17 +43,19 @@ class Connection:
         self._reader = reader
         self._writer = writer
 
-    async def ask(self, sent: bytes) -> tuple[int, bytes]:
-        async with asyncio.timeout(ANSWER_S):
-            self._writer.write(sent)
-            head = await self._reader.readuntil(b"\r\n\r\n")
-            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    async def request(self, data: bytes) -> tuple[int, bytes]:
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+            self._writer.write(data)
+            headers = await self._reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line[15:]) for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")
+            )
             await self._reader.readexactly(length)
-        return int(head.split(b" ", 2)[1]), head
+        return int(headers.split(b" ", 2)[1]), headers
 
 
 @asynccontextmanager
-async def on_connected(port: int) -> AsyncIterator[Connection]:
+async def connected(port: int) -> AsyncIterator[Connection]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield Connection(reader, writer)
@@ -56,13 +63,13 @@ async def on_connected(port: int) -> AsyncIterator[Connection]:
         writer.transport.abort()
 
 
-async def warmed(port: int) -> None:
+async def fill_decision_log(port: int) -> None:
     """Send requests until the router's decision log is full, so that further growth is a leak."""
     numbers = iter(range(1 << 40, (1 << 40) + MAX_RECORDS + MAX_RECORDS // 10))
 
-    async def keep_asking() -> None:
-        async with on_connected(port) as connection:
+    async def keep_requesting() -> None:
+        async with connected(port) as connection:
             for number in numbers:
-                await connection.ask(request(number))
+                await connection.request(request(number))
 
-    await asyncio.gather(*(keep_asking() for _ in range(16)))
+    await asyncio.gather(*(keep_requesting() for _ in range(16)))

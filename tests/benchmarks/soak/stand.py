@@ -73,31 +73,31 @@ class RouterProcess:
         url = f"http://127.0.0.1:{self.admin_port}/metrics"
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             text = await response.text()
-        found = re.findall(rf"^warmpath_router_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        values = re.findall(rf"^warmpath_router_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, values))
 
     async def figures(self) -> Figures:
         """Current resource use; memory is the median of several samples."""
-        looks = []
+        samples = []
         for _ in range(5):
-            looks.append(self.rss_kib)
+            samples.append(self.rss_kib)
             await asyncio.sleep(0.05)
-        return Figures(int(median(looks)), self.fds, int(await self.metric("tasks")))
+        return Figures(int(median(samples)), self.fds, int(await self.metric("tasks")))
 
-    async def at_rest(self, within_s: float = 30.0) -> None:
+    async def until_idle(self, within_s: float = 30.0) -> None:
         async with asyncio.timeout(within_s):
             while await self.metric("in_flight"):
                 await asyncio.sleep(0.05)
 
     def judge(self, verdict: Verdict, before: Figures, after: Figures) -> None:
-        verdict.memory(before.rss_kib, after.rss_kib)
-        verdict.flat("open files", before.fds, after.fds, slack=SLACK)
-        verdict.flat("tasks", before.tasks, after.tasks, slack=SLACK)
+        verdict.check_memory(before.rss_kib, after.rss_kib)
+        verdict.check_growth("open files", before.fds, after.fds, slack=SLACK)
+        verdict.check_growth("tasks", before.tasks, after.tasks, slack=SLACK)
 
 
 def resident_kib(proc: Path = Path("/proc/self")) -> int:
-    found = re.search(r"VmRSS:\s+(\d+)", (proc / "status").read_text())
-    return int(found[1]) if found else 0
+    match = re.search(r"VmRSS:\s+(\d+)", (proc / "status").read_text())
+    return int(match[1]) if match else 0
 
 
 def pool_of(
@@ -112,7 +112,7 @@ def pool_of(
     pool = PoolConfig(
         name="soak",
         policy=PolicyConfig(name="soak", revision=1, settings=settings or LowestCostSettings()),
-        replicas=tuple(ReplicaConfig(name=it.name, url=it.url) for it in replicas),
+        replicas=tuple(ReplicaConfig(name=replica.name, url=replica.url) for replica in replicas),
         breaker=breaker or BreakerConfig(),
         health=health or HealthCheck(interval_s=0.5),
         concurrency=concurrency,
@@ -137,17 +137,17 @@ async def started(options: Sequence[str]) -> AsyncIterator[RouterProcess]:
     """Run ``python -m routing serve`` for the length of a block."""
     command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0", *options]
     popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    drinking = None
+    draining = None
     try:
         async with asyncio.timeout(START_S):
             port, admin_port = await asyncio.to_thread(_ports, popen)
-        drinking = asyncio.create_task(asyncio.to_thread(_drink, popen))
+        draining = asyncio.create_task(asyncio.to_thread(_drain_log, popen))
         yield RouterProcess(popen, port, admin_port)
     finally:
         popen.kill()
         popen.wait()
-        if drinking is not None:
-            await asyncio.wait([drinking], timeout=10)
+        if draining is not None:
+            await asyncio.wait([draining], timeout=10)
         if popen.stderr:
             popen.stderr.close()
 
@@ -160,8 +160,8 @@ def _ports(popen: subprocess.Popen[str]) -> tuple[int, int]:
     raise RuntimeError("the router did not start")
 
 
-def _drink(popen: subprocess.Popen[str]) -> None:
-    """Drain its log pipe."""
+def _drain_log(popen: subprocess.Popen[str]) -> None:
+    """Read the router's log, so that its pipe never fills up."""
     assert popen.stderr
     for _ in popen.stderr:
         pass

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 REPLICAS = 200
 EVERY_S = 5
 DAYS = 30
-TIMES = 15
+ROUNDS = 15
 GOALS_MS = {"1 h": 50, "30 d": 150}
 
 
-class Took(NamedTuple):
+class Cost(NamedTuple):
     best_ms: float
-    cpu_ms: float  # ours and the database's
+    cpu_ms: float  # of this process and of the database
 
 
 READINGS = """
@@ -51,14 +51,14 @@ from generate_series(%(start)s::timestamptz, %(end)s, interval '1 hour') at,
 def main() -> None:
     with standing():
         now = datetime.now().astimezone()
-        rolled = _fill(now)
-        print("\n".join([rolled, *table(_charts(now))]))
+        rollup_line = _fill(now)
+        print("\n".join([rollup_line, *table(_charts(now))]))
 
 
-def table(measured: dict[str, dict[str, Took]]) -> list[str]:
+def table(measured: dict[str, dict[str, Cost]]) -> list[str]:
     names = list(measured[next(iter(measured))])
     head = "  ".join(f"{key} (goal {goal} ms)".rjust(18) for key, goal in GOALS_MS.items())
-    title = f"{REPLICAS} replicas, one call of a service with its queries: best of {TIMES} (mean CPU of both sides)"
+    title = f"{REPLICAS} replicas, a service call with its queries: minimum of {ROUNDS} (mean CPU of both sides)"
     return [
         title,
         f"{'':26}{head}",
@@ -66,11 +66,11 @@ def table(measured: dict[str, dict[str, Took]]) -> list[str]:
     ]
 
 
-def _cell(took: Took) -> str:
-    return f"{took.best_ms:8.1f} ({took.cpu_ms:5.1f}) ms"
+def _cell(cost: Cost) -> str:
+    return f"{cost.best_ms:8.1f} ({cost.cpu_ms:5.1f}) ms"
 
 
-def _charts(now: datetime) -> dict[str, dict[str, Took]]:
+def _charts(now: datetime) -> dict[str, dict[str, Cost]]:
     from telemetry.metrics.windows import Window, choose_step
     from telemetry.services.figures import series
 
@@ -82,24 +82,24 @@ def _charts(now: datetime) -> dict[str, dict[str, Took]]:
         "utilization_by_replica": lambda window: series.utilization_by_replica(None, window),
     }
     windows = {}
-    for key, seconds in {"1 h": 3600, "30 d": DAYS * 86_400}.items():  # as pages ask: telemetry.web.ranges
+    for key, seconds in {"1 h": 3600, "30 d": DAYS * 86_400}.items():  # the windows of pages: telemetry.web.ranges
         windows[key] = Window.last(seconds, until=now, step_s=choose_step(seconds, points=100))
-    return {key: {name: _took(call, window) for name, call in calls.items()} for key, window in windows.items()}
+    return {key: {name: _measure(call, window) for name, call in calls.items()} for key, window in windows.items()}
 
 
-def _took(call: Callable[[Window], object], window: Window) -> Took:
+def _measure(call: Callable[[Window], object], window: Window) -> Cost:
     """CPU time; wall time would include other processes."""
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("set max_parallel_workers_per_gather = 0")  # a worker's CPU would be nobody's
+        cursor.execute("set max_parallel_workers_per_gather = 0")  # the CPU of parallel workers would not be counted
     call(window)
     elapsed_s, cpu_s = [], time.process_time() + server_s()
-    for _ in range(TIMES):
-        begun = time.perf_counter()
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
         call(window)
-        elapsed_s.append(time.perf_counter() - begun)
-    return Took(1000 * min(elapsed_s), 1000 * (time.process_time() + server_s() - cpu_s) / TIMES)
+        elapsed_s.append(time.perf_counter() - started)
+    return Cost(1000 * min(elapsed_s), 1000 * (time.process_time() + server_s() - cpu_s) / ROUNDS)
 
 
 def _fill(now: datetime) -> str:
@@ -118,25 +118,26 @@ def _fill(now: datetime) -> str:
     rows = [Replica(pool=pool, name=f"r{n:03}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS)]
     replicas = [replica.pk for replica in Replica.objects.bulk_create(rows)]
     edges = tuple(0.01 * 1.5**n for n in range(22))
-    begun = (now - timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
+    start = (now - timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
     values = {"layout": layout_ids([edges])[edges], "replicas": replicas, "every": EVERY_S}
-    ensure_days({begun.date(), now.date()})
-    month_ago = begun - timedelta(days=DAYS + 1)
+    ensure_days({start.date(), now.date()})
+    month_ago = start - timedelta(days=DAYS + 1)
     ensure_rollups(3600, month_ago, now)
     with connection.cursor() as cursor:
-        cursor.execute(READINGS, values | {"start": begun + timedelta(seconds=EVERY_S), "end": now})
-        begun_s = time.perf_counter()
+        cursor.execute(READINGS, values | {"start": start + timedelta(seconds=EVERY_S), "end": now})
+        started_s = time.perf_counter()
         roll_up(now, readings_kept_s=86_400, budget_s=120)
-        took_s = time.perf_counter() - begun_s
+        took_s = time.perf_counter() - started_s
         for statement in HOURS.split(";"):
-            cursor.execute(statement, values | {"start": month_ago, "end": begun})
+            cursor.execute(statement, values | {"start": month_ago, "end": start})
         roll_up(now, readings_kept_s=86_400, budget_s=120)
         cursor.execute("select count(*) from telemetry_reading")
         (count,) = cursor.fetchone()
         cursor.execute("analyze")
     reached = RollupState.objects.get(pk=60).rolled_through
-    hours = (now - begun).total_seconds() / 3600
+    hours = (now - start).total_seconds() / 3600
     return (
         f"rolled up {count} readings ({REPLICAS} replicas, {hours:.1f} h) to 1 m, 5 m, 1 h and 6 h in {took_s:.1f} s: "
-        f"{1e6 * took_s / count:.1f} us a reading; {(now - reached).total_seconds():.0f} s are left to readings\n"
+        f"{1e6 * took_s / count:.1f} us per reading; "
+        f"the last {(now - reached).total_seconds():.0f} s are not rolled up yet\n"
     )

@@ -1,7 +1,7 @@
-"""What five minutes at 200 requests/s cost on their way to a ladder: ``... benchmarks telemetry --decisions``.
+"""Cost of five minutes at 200 requests/s up to the ladder: ``... benchmarks telemetry --decisions``.
 
 Rows as the collector stores them, of growing sessions, sampled as by default; then the worker's part: reading,
-replay, writing the bin and the caches. CPU of the worker and PostgreSQL, least of several rounds. ``at once`` starts
+replay, writing the bin and the caches. CPU of the worker and PostgreSQL, minimum of several rounds. ``at once`` starts
 cold with all five minutes. ``a minute`` is the run a minute later, which continues with the kept caches: one complete
 minute and two incomplete ones.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REQUESTS, SECONDS = 72_000, 360  # the last minute is that of the second run
 BUDGET = 2000  # blocks a second: the default
 FLEETS = (4, 32)
-ROOM_BLOCKS = 60_000  # of the fleet
+CACHE_BLOCKS = 60_000  # of the fleet
 LIMIT_S = 1.0
 ROUNDS = 5
 START = datetime(2031, 3, 4, 12, tzinfo=UTC)
@@ -34,15 +34,15 @@ STORED = """at router_id boot seq pool "group" matched_by policy revision arm st
 
 
 def main() -> None:
-    print(f"{'replicas':>8} {'reading':>8} {'at once':>8} {'a minute':>9} {'limit':>6}   seconds of CPU, of both sides")
+    print(f"{'replicas':>8} {'reading':>8} {'at once':>8} {'a minute':>9} {'limit':>6}   CPU s, worker + PostgreSQL")
     with standing():
         for replicas in FLEETS:
             requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
-            told = sampled(requests, sample_ratio(sum(one.block_count for one in requests) / SECONDS, BUDGET))
+            sample = sampled(requests, sample_ratio(sum(request.block_count for request in requests) / SECONDS, BUDGET))
             pool = fleet(replicas)
-            store(told, pool.name)
-            took = [rounds(pool) for _ in range(ROUNDS)]
-            reading, whole, minute = (min(column) for column in zip(*took, strict=True))
+            store(sample, pool.name)
+            costs = [rounds(pool) for _ in range(ROUNDS)]
+            reading, whole, minute = (min(column) for column in zip(*costs, strict=True))
             print(f"{replicas:>8} {reading:>8.2f} {whole:>8.2f} {minute:>9.2f} {LIMIT_S:>6.1f}", flush=True)
 
 
@@ -53,7 +53,7 @@ def fleet(replicas: int) -> Pool:
 
     Replica.objects.all().delete()
     pool = Pool.objects.create(project=default_project(), name=f"of-{replicas}")
-    blocks = ROOM_BLOCKS // replicas * HASH_TOKENS // 16
+    blocks = CACHE_BLOCKS // replicas * HASH_TOKENS // 16
     rows = [(f"r{number}", f"http://r{number}.{pool.name}") for number in range(replicas)]
     Replica.objects.bulk_create(
         Replica(pool=pool, name=name, url=url, block_tokens=16, capacity_blocks=blocks) for name, url in rows
@@ -78,9 +78,9 @@ def rounds(pool: Pool) -> tuple[float, float, float]:
 
 
 def cpu_s(run: Callable[[], object]) -> float:
-    begun_s = time.process_time() + server_s()
+    started_s = time.process_time() + server_s()
     run()
-    return time.process_time() + server_s() - begun_s
+    return time.process_time() + server_s() - started_s
 
 
 def store(requests: list[Request], pool: str) -> None:
@@ -92,15 +92,23 @@ def store(requests: list[Request], pool: str) -> None:
     columns = ", ".join(STORED.split())
     with connection.cursor() as cursor:
         with cursor.copy(f"copy telemetry_decision ({columns}) from stdin") as copy:
-            for number, one in enumerate(requests):
-                copy.write_row(_row(number, one, pool))
+            for number, request in enumerate(requests):
+                copy.write_row(_row(number, request, pool))
         cursor.execute("analyze telemetry_decision")
 
 
-def _row(number: int, one: Request, pool: str) -> tuple[object, ...]:
+def _row(number: int, request: Request, pool: str) -> tuple[object, ...]:
     at = START + timedelta(seconds=SECONDS * number / REQUESTS)
-    blocks = [block - HASHES if block >= HASHES >> 1 else block for block in one.blocks]  # the column has a sign
-    placed = (at, 1, pool, number, pool, one.group, "", "", 1, "", "", one.replica, "hit", 200)
-    tokens = (one.estimate_tokens, one.prompt_tokens, one.cached_tokens, one.block_tokens, one.hash_tokens)
-    prompt = (blocks, one.positions, one.block_count, one.sample_ratio, f"req-{number}", 0)
+    blocks = [
+        block - HASHES if block >= HASHES >> 1 else block for block in request.blocks
+    ]  # the column is a signed integer
+    placed = (at, 1, pool, number, pool, request.group, "", "", 1, "", "", request.replica, "hit", 200)
+    tokens = (
+        request.estimate_tokens,
+        request.prompt_tokens,
+        request.cached_tokens,
+        request.block_tokens,
+        request.hash_tokens,
+    )
+    prompt = (blocks, request.positions, request.block_count, request.sample_ratio, f"req-{number}", 0)
     return (*placed, *tokens, *prompt)

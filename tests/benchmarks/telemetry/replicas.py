@@ -26,7 +26,7 @@ def grown(text: str, number: int) -> str:
     return GROWING.sub(lambda line: f"{line[1]} {float(line[2]) * (1 + number)}", text)
 
 
-def answers() -> list[bytes]:
+def responses() -> list[bytes]:
     """Complete HTTP responses in order."""
     text = CAPTURE.read_text()
     bodies = [grown(text, number).encode() for number in range(VERSIONS)]
@@ -39,28 +39,28 @@ def answers() -> list[bytes]:
 class Replica(asyncio.Protocol):
     """Serves ``/metrics`` and the recorded times."""
 
-    texts: list[bytes]
+    responses: list[bytes]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport, self.heard = transport, b""
+        self.transport, self.received = transport, b""
         self.address = transport.get_extra_info("sockname")[0]
 
     def data_received(self, data: bytes) -> None:
-        self.heard += data
-        if not self.heard.endswith(b"\r\n\r\n"):
+        self.received += data
+        if not self.received.endswith(b"\r\n\r\n"):
             return
-        if self.heard.startswith(b"GET /arrivals"):
+        if self.received.startswith(b"GET /arrivals"):
             body = json.dumps(arrivals).encode()
             self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         else:
-            seen = arrivals[self.address]
-            seen.append(monotonic())
-            self.transport.write(self.texts[min(len(seen), VERSIONS) - 1])
+            times = arrivals[self.address]
+            times.append(monotonic())
+            self.transport.write(self.responses[min(len(times), VERSIONS) - 1])
         self.transport.close()
 
 
 async def serve() -> None:
-    Replica.texts = answers()
+    Replica.responses = responses()
     listener = socket.create_server(("0.0.0.0", 0), backlog=4096)
     server = await asyncio.get_running_loop().create_server(Replica, sock=listener)
     print(listener.getsockname()[1], flush=True)

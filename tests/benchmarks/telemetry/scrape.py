@@ -19,9 +19,9 @@ from tests.benchmarks.telemetry.stand import Stand, standing
 
 REPLICAS = 1000
 INTERVAL_S = 10
-TICKS = 4  # that are measured, after those that a worker needs to begin
+TICKS = 4  # measured, after the warm-up of the worker
 JITTER_GOAL = 0.10  # of the interval
-CACHE = {"block_tokens": 32, "capacity_blocks": 2048}  # what they will tell, so that it is no news
+CACHE = {"block_tokens": 32, "capacity_blocks": 2048}  # as the replicas report it, so that no scrape changes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,31 @@ def main() -> None:
 
 def table(measured: Measured) -> list[str]:
     jitters = measured.jitters
-    p50, p99, most = (jitters[min(len(jitters) - 1, int(q * len(jitters)))] for q in (0.5, 0.99, 1.0))
+    p50, p99, maximum = (jitters[min(len(jitters) - 1, int(q * len(jitters)))] for q in (0.5, 0.99, 1.0))
     core = measured.cpu_s / measured.wall_s
     each_ms = 1000 * measured.cpu_s / max(measured.scrapes, 1)
     return [
-        f"{REPLICAS} replicas (64 kB each) every {INTERVAL_S} s, one worker held to one core, {measured.wall_s:.0f} s",
-        f"  worker, with all it does  {each_ms:5.2f} ms of CPU a scrape, {100 * core:4.0f} % of a core",
-        f"  jitter of a replica       p50 {p50:6.1%}  p99 {p99:6.1%}  most {most:6.1%}   goal under {JITTER_GOAL:.0%}",
+        f"{REPLICAS} replicas (64 kB each) every {INTERVAL_S} s, one worker on one core, {measured.wall_s:.0f} s",
+        f"  worker, all its tasks     {each_ms:5.2f} ms of CPU per scrape, {100 * core:4.0f} % of a core",
+        f"  jitter of a replica       p50 {p50:6.1%}  p99 {p99:6.1%}  max {maximum:6.1%}  goal under {JITTER_GOAL:.0%}",
         f"  ticks missed {measured.missed}, scrapes failed {measured.failures}, scrapes {measured.scrapes}",
     ]
 
 
 def _measure(stand: Stand, port: int) -> Measured:
     with _worker(stand) as worker:
-        _until(lambda: _least(port) >= 2, 60)
-        before, cpu_s, began = _arrivals(port), _cpu_s(worker), time.monotonic()
-        time.sleep(TICKS * INTERVAL_S)  # what is measured is what happens in this time
-        after, cpu_s, wall_s = _arrivals(port), _cpu_s(worker) - cpu_s, time.monotonic() - began
+        _until(lambda: _min_scrapes(port) >= 2, 60)
+        before, cpu_s, started = _arrivals(port), _cpu_s(worker), time.monotonic()
+        time.sleep(TICKS * INTERVAL_S)
+        after, cpu_s, wall_s = _arrivals(port), _cpu_s(worker) - cpu_s, time.monotonic() - started
     from telemetry.models import Reading, ScrapeShard
 
-    seen = {address: times[len(before[address]) - 1 :] for address, times in after.items()}
+    measured = {address: times[len(before[address]) - 1 :] for address, times in after.items()}
     return Measured(
         cpu_s,
         wall_s,
-        sum(len(times) - 1 for times in seen.values()),
-        sorted(abs(b - a - INTERVAL_S) / INTERVAL_S for times in seen.values() for a, b in pairwise(times)),
+        sum(len(times) - 1 for times in measured.values()),
+        sorted(abs(b - a - INTERVAL_S) / INTERVAL_S for times in measured.values() for a, b in pairwise(times)),
         sum(ScrapeShard.objects.values_list("missed", flat=True)),
         Reading.objects.filter(state="stale").count(),
     )
@@ -133,19 +133,19 @@ def _cpu_s(group: int) -> float:
 
 
 def _arrivals(port: int) -> dict[str, list[float]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/arrivals", timeout=20) as answer:
-        found: dict[str, list[float]] = json.load(answer)
-        return found
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/arrivals", timeout=20) as response:
+        arrivals: dict[str, list[float]] = json.load(response)
+        return arrivals
 
 
-def _least(port: int) -> int:
-    found = _arrivals(port)
-    return min(map(len, found.values())) if len(found) == REPLICAS else 0
+def _min_scrapes(port: int) -> int:
+    arrivals = _arrivals(port)
+    return min(map(len, arrivals.values())) if len(arrivals) == REPLICAS else 0
 
 
 def _until(condition, timeout_s: float) -> None:
-    ends = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             raise TimeoutError("the worker scraped nothing")
         time.sleep(0.5)

@@ -7,7 +7,7 @@ from tests.contracts.documents.reading import ROOT
 
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_make_run.py",
-    "make test": "tests/contracts/documents/test_commands.py",  # this very run
+    "make test": "tests/contracts/documents/test_commands.py",  # this test run
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
     "make compile": "tests/compiled/test_wheel.py",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.contracts.documents.reading import DOCUMENTS, ROOT, sources
 
-EVERYTHING = "\n".join(path.read_text() for path in DOCUMENTS)
+ALL_TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 PACKAGES = ("controlplane", "routing", "telemetry")
 
 
@@ -23,16 +23,21 @@ def variables() -> set[str]:
 
 @pytest.mark.parametrize("variable", sorted(variables()))
 def test_every_environment_variable_is_documented(variable):
-    assert f"`{variable}`" in EVERYTHING
+    assert f"`{variable}`" in ALL_TEXT
 
 
 def commands() -> list[str]:
-    return [p.stem for pkg in PACKAGES for p in (ROOT / pkg).glob("management/commands/*.py") if p.stem != "__init__"]
+    return [
+        path.stem
+        for package in PACKAGES
+        for path in (ROOT / package).glob("management/commands/*.py")
+        if path.stem != "__init__"
+    ]
 
 
 @pytest.mark.parametrize("command", commands())
 def test_every_management_command_is_documented(command):
-    assert re.search(rf"\b{command}\b", EVERYTHING)
+    assert re.search(rf"\b{command}\b", ALL_TEXT)
 
 
 @pytest.mark.parametrize("package", [*PACKAGES, "routing/balancing", "routing/balancing/strategies", "routing/proxy"])
@@ -40,7 +45,7 @@ def test_every_package_has_a_readme(package):
     assert (ROOT / package / "README.md").is_file()
 
 
-def test_every_dependency_says_what_it_is_for():
+def test_every_dependency_has_a_comment_with_its_purpose():
     lines = (ROOT / "pyproject.toml").read_text().splitlines()
     declared = [line for line in lines if re.match(r'^    "[a-z0-9-]+(\[[a-z,-]+\])?[><=]', line)]
     assert len(declared) >= 20
@@ -48,14 +53,14 @@ def test_every_dependency_says_what_it_is_for():
 
 
 @pytest.mark.parametrize("lock", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
-def test_no_lock_names_a_host(lock):
+def test_no_lock_file_contains_a_url(lock):
     text = lock.read_text()
     assert "://" not in text
     assert "--hash=sha256:" in text
     assert "--index-url" not in text
 
 
-def test_the_engine_is_in_no_lock():
+def test_vllm_and_torch_are_in_no_lock_file():
     for lock in (ROOT / "requirements").glob("*.txt"):
         assert not re.search(r"^(vllm|torch)==", lock.read_text(), re.MULTILINE)
 
@@ -69,10 +74,10 @@ def test_pre_commit_runs_what_make_check_runs():
     assert "entry: make check" in (ROOT / ".pre-commit-config.yaml").read_text()
 
 
-def test_locks_hold_what_pyproject_asks_for():
+def test_lock_files_contain_all_dependencies_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["controlplane"]]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["controlplane"]]
     base = (ROOT / "requirements/base.txt").read_text()
-    for requirement in wanted:
+    for requirement in requirements:
         name = re.match(r"[a-z0-9-]+", requirement).group()
         assert re.search(rf"^{name}(\[[^\]]*\])?==", base, re.MULTILINE), f"{name}: run `make lock`"

@@ -44,14 +44,14 @@ def described(field: msgspec.inspect.Field) -> list[str]:
             return ["-", "-", default]
         unit, kind = kind.extra["unit"], kind.type
         assert isinstance(kind, IntType | FloatType)
-        least = kind.ge if kind.ge is not None else kind.gt
-        return [unit, f"{least:.12g} to {kind.le:.13g}", default]
+        minimum = kind.ge if kind.ge is not None else kind.gt
+        return [unit, f"{minimum:.12g} to {kind.le:.13g}", default]
     assert isinstance(kind, StrType)
     return ["-", "-", default]
 
 
 @pytest.mark.parametrize(("section", "kind"), SECTIONS.items())
-def test_every_setting_is_documented_as_the_schema_has_it(section: str, kind: type[Frozen]) -> None:
+def test_every_setting_is_documented_as_in_the_schema(section: str, kind: type[Frozen]) -> None:
     table = rows(section)
     fields = {field.name: described(field) for field in msgspec.inspect.type_info(kind).fields}
 

@@ -20,12 +20,12 @@ def headings(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_to_a_heading_that_is_there(document: Path) -> None:
-    astray = []
+def test_every_link_points_to_an_existing_file_and_heading(document: Path) -> None:
+    broken = []
     for link in LINK.findall(BLOCK.sub("", document.read_text())):
         path, _, heading = link.partition("#")
         target = document.parent / path if path else document
         if not target.exists() or (heading and heading not in headings(target)):
-            astray.append(link)
+            broken.append(link)
 
-    assert astray == []
+    assert broken == []

@@ -19,36 +19,36 @@ NAME = re.compile(r"`([^`]+)`")
 MAPS = [path for path in DOCUMENTS if path.name == "README.md" and SECTION in path.read_text()]
 
 
-def named(readme: Path) -> list[str]:
+def listed(readme: Path) -> list[str]:
     """Names in the first column of a table, as paths relative to the folder."""
     section = re.split(r"^## ", readme.read_text().partition(SECTION)[2], maxsplit=1, flags=re.MULTILINE)[0]
     rows = (line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
     return [name for row in rows for name in NAME.findall(row)]
 
 
-def there(folder: Path) -> list[str]:
+def modules_of(folder: Path) -> list[str]:
     """Modules of a folder and its subfolders, as a table should name them."""
-    found = []
+    names = []
     for path in folder.iterdir():
         if path / "README.md" in MAPS:
-            found.append(f"{path.name}/")
+            names.append(f"{path.name}/")
         elif path.is_dir():
-            found += [f"{path.name}/{name}" for name in there(path)]
+            names += [f"{path.name}/{name}" for name in modules_of(path)]
         elif path.suffix == ".py" and path.name != "__init__.py":
-            found.append(path.name)
-    return found
+            names.append(path.name)
+    return names
 
 
 @pytest.mark.parametrize("readme", MAPS, ids=lambda path: str(path.parent.relative_to(ROOT)))
-def test_every_file_is_in_its_map_once_and_every_file_there_is_real(readme: Path) -> None:
-    folder, names = readme.parent, named(readme)
-    modules = there(folder)
+def test_every_module_is_listed_once_and_every_listed_file_exists(readme: Path) -> None:
+    folder, names = readme.parent, listed(readme)
+    modules = modules_of(folder)
     if "<strategy>.py" in names:
         modules = [name for name in modules if not (folder / name).with_suffix(".md").exists()]
 
-    told = Counter(name for name in names if not name.startswith("<"))
-    assert [name for name in told if not (folder / name).exists()] == []
-    assert Counter({name: count for name, count in told.items() if not name.endswith(".md")}) == Counter(modules)
+    counts = Counter(name for name in names if not name.startswith("<"))
+    assert [name for name in counts if not (folder / name).exists()] == []
+    assert Counter({name: count for name, count in counts.items() if not name.endswith(".md")}) == Counter(modules)
 
 
 def test_every_module_of_the_router_is_in_a_map() -> None:

@@ -1,4 +1,4 @@
-"""Every rule of how figures are computed is kept somewhere and tested by a test that names it."""
+"""Every rule for computing figures is implemented in a file that names it and checked by a test that names it."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,9 @@ ROW = re.compile(r"^\| ([HT]\d+) \|[^|]+\| ([^|]+) \| `([^`]+)::(\w+)` \|$", re.
 
 
 def rows() -> dict[str, tuple[list[str], str, str]]:
-    """Rule -> where it is kept, its test's file, its test."""
-    found = ROW.findall(README.read_text("utf-8"))
-    return {rule: (re.findall(r"`([^`]+)`", kept), path, test) for rule, kept, path, test in found}
+    """Rule -> (files that implement it, file of its test, name of its test)."""
+    matches = ROW.findall(README.read_text("utf-8"))
+    return {rule: (re.findall(r"`([^`]+)`", kept), path, test) for rule, kept, path, test in matches}
 
 
 def test_every_rule_has_one_row():
@@ -31,9 +31,9 @@ def body_of(test: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_is_kept_where_the_table_says_and_its_test_names_it(rule):
+def test_the_files_and_the_test_of_a_rule_name_it(rule):
     kept, path, test = rows()[rule]
 
-    assert [where for where in kept if not (README.parent / where).resolve().is_file()] == []
+    assert [file for file in kept if not (README.parent / file).resolve().is_file()] == []
     assert re.search(rf"\b{rule}\b", body_of(test, Path(ROOT / path).read_text("utf-8")))
-    assert any(re.search(rf"\b{rule}\b", (README.parent / where).read_text("utf-8")) for where in kept)
+    assert any(re.search(rf"\b{rule}\b", (README.parent / file).read_text("utf-8")) for file in kept)

@@ -1,4 +1,4 @@
-"""The list of security requirements names tests that exist, and says what is missing where something is."""
+"""The list of security requirements names tests that exist, and gives a reason for each requirement that is not met."""
 
 import ast
 import re
@@ -19,21 +19,21 @@ def functions_of(path: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, functions) and node.name.startswith("test_")}
 
 
-def test_each_row_has_a_state_and_a_reason_where_it_is_not_met():
+def test_each_requirement_has_a_state_and_a_reason_if_it_is_not_met():
     assert len(ROWS) > 60
-    for number, what, state, shown in ROWS:
-        word, _, reason = state.partition(":")
-        assert word in STATES, number
-        assert bool(reason) == (word != "met"), f"{number}: {what}"
-        assert shown or word != "met", f"{number}: by which test?"
+    for number, requirement, state, evidence in ROWS:
+        name, _, reason = state.partition(":")
+        assert name in STATES, number
+        assert bool(reason) == (name != "met"), f"{number}: {requirement}"
+        assert evidence or name != "met", f"{number}: no test is named"
 
 
-def test_each_test_that_is_named_exists():
+def test_each_named_test_exists():
     named = [name for row in ROWS for name in re.findall(r"`(tests/[^`]+)`", row[3])]
     missing = [name for name in named if name.partition("::")[2] not in functions_of(name.partition("::")[0])]
     assert missing == []
 
 
-def test_no_requirement_stands_there_twice():
+def test_no_requirement_is_listed_twice():
     numbers = [number for row in ROWS for number in row[0].split(", ")]
     assert sorted(set(numbers)) == sorted(numbers)

@@ -1,4 +1,4 @@
-"""Every strategy and each of its settings is documented, with the unit, range and default that the schema says."""
+"""Every strategy and each of its settings is documented, with the unit, range and default of the schema."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def described(field: msgspec.inspect.Field) -> tuple[str, str, str]:
-    """Unit, range and default, as a row says them."""
+    """Unit, range and default of a field, in the document's format."""
     kind, unit = field.type, "-"
     if isinstance(kind, msgspec.inspect.Metadata):
         unit = (kind.extra or {}).get("unit", "-")
@@ -54,7 +54,7 @@ def test_every_strategy_has_its_document(settings: type[Settings]) -> None:
 
 
 @every_strategy
-def test_every_setting_is_documented_as_the_schema_has_it(settings: type[Settings]) -> None:
+def test_every_setting_is_documented_as_in_the_schema(settings: type[Settings]) -> None:
     table = rows(documentation(settings).partition("\n## Settings\n")[2])
     fields = {field.name: described(field) for field in msgspec.inspect.type_info(settings).fields}
 
@@ -63,7 +63,7 @@ def test_every_setting_is_documented_as_the_schema_has_it(settings: type[Setting
 
 
 @every_strategy
-def test_every_example_is_a_policy(settings: type[Settings]) -> None:
+def test_every_example_is_a_valid_policy(settings: type[Settings]) -> None:
     examples = re.findall(r"```json\n(.*?)```", documentation(settings), re.DOTALL)
 
     assert examples

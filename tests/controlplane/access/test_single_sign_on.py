@@ -37,10 +37,10 @@ def provider(running, settings, monkeypatch):
     settings.SOCIALACCOUNT_PROVIDERS = sign_in.providers(settings.OIDC_ISSUER)
     settings.OIDC_GROUP_ROLES = sign_in.group_roles(["platform=admin", "fleet ops=operator@here", "readers=viewer"])
     for person in ("ada", "bob", "admin"):
-        running.move(person)
+        running.set_groups(person)
     yield running
-    running.lie()
-    running.lie(userinfo=True)
+    running.override_claims()
+    running.override_claims(userinfo=True)
 
 
 def leave(client, provider, **query):
@@ -61,7 +61,7 @@ def roles(person):
 
 
 def test_a_new_user_gets_the_roles_of_their_groups(client, here, provider):
-    provider.move("ada", "fleet ops", "readers", "chess club")
+    provider.set_groups("ada", "fleet ops", "readers", "chess club")
     response = come_back(client, provider, "ada", next="/fleet/")
     assert (response.status_code, response["Location"]) == (302, "/fleet/")
     assert client.get("/fleet/").status_code == 200
@@ -74,29 +74,29 @@ def test_a_new_user_gets_the_roles_of_their_groups(client, here, provider):
 
 
 def test_group_roles_are_synchronized_at_sign_in_and_assigned_roles_stay(client, here, provider):
-    provider.move("ada", "platform")
+    provider.set_groups("ada", "platform")
     come_back(client, provider, "ada")
     ada = User.objects.get(username="ada")
     set_role(ada, Role.EDITOR, here.project)
     assert roles("ada") == {(None, "admin"), ("here", "editor")}
-    provider.move("ada", "fleet ops")
+    provider.set_groups("ada", "fleet ops")
     come_back(client, provider, "ada")
     assert roles("ada") == {("here", "editor"), ("here", "operator")}
-    provider.move("ada")
+    provider.set_groups("ada")
     come_back(client, provider, "ada")
     assert roles("ada") == {("here", "editor")}
     assert AuditEntry.objects.filter(summary="ada no longer has a role in all projects, by group.").exists()
 
 
 def test_the_higher_of_two_roles_counts(client, here, provider):
-    provider.move("ada", "fleet ops")
+    provider.set_groups("ada", "fleet ops")
     come_back(client, provider, "ada")
     set_role(User.objects.get(username="ada"), Role.VIEWER, here.project)
     assert client.get(f"/fleet/replicas/{here.replica.pk}/state/draining/").status_code == 200
 
 
 def test_a_new_user_without_a_mapped_group_is_rejected(client, here, provider):
-    provider.move("bob", "chess club")
+    provider.set_groups("bob", "chess club")
     response = come_back(client, provider, "bob")
     assert response.status_code == 403
     assert "None of your groups has a role here" in response.text
@@ -107,7 +107,7 @@ def test_a_new_user_without_a_mapped_group_is_rejected(client, here, provider):
 def test_accounts_are_not_matched_by_name_or_email(client, here, provider):
     ours = add_person("admin", password=OURS, email="admin@example.com")
     set_role(ours, Role.ADMIN, None)
-    provider.move("admin", "readers")
+    provider.set_groups("admin", "readers")
     come_back(client, provider, "admin")
     theirs = SocialAccount.objects.get().user
     assert theirs != ours
@@ -116,7 +116,7 @@ def test_accounts_are_not_matched_by_name_or_email(client, here, provider):
 
 
 def test_a_disabled_user_is_rejected(client, here, provider):
-    provider.move("ada", "platform")
+    provider.set_groups("ada", "platform")
     come_back(client, provider, "ada")
     ada = User.objects.get(username="ada")
     User.objects.create_superuser("root", password=OURS)
@@ -134,7 +134,7 @@ def test_a_connected_account_is_identified_by_its_subject(client, here, provider
     come_back(client, provider, "ada", process="connect")
     assert SocialAccount.objects.get().user == ours
     stranger = Client()
-    provider.move("ada", "fleet ops")
+    provider.set_groups("ada", "fleet ops")
     come_back(stranger, provider, "ada")
     assert stranger.get("/fleet/").context["request"].user == ours
     assert roles("grace") == {(None, "viewer"), ("here", "operator")}
@@ -144,7 +144,7 @@ def test_a_connected_account_is_identified_by_its_subject(client, here, provider
 
 
 def test_an_account_connected_to_another_user_is_not_taken_over(client, here, provider):
-    provider.move("ada", "readers")
+    provider.set_groups("ada", "readers")
     come_back(Client(), provider, "ada")
     client.force_login(add_person("mallory", password=OURS))
     come_back(client, provider, "ada", process="connect", follow=True)
@@ -152,7 +152,7 @@ def test_an_account_connected_to_another_user_is_not_taken_over(client, here, pr
 
 
 def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
-    provider.move("ada", "readers")
+    provider.set_groups("ada", "readers")
     come_back(client, provider, "ada")
     response = client.post("/accounts/single-sign-on/disconnect/", follow=True)
     assert "You have no password here" in response.text
@@ -160,7 +160,7 @@ def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
 
 
 def test_a_single_sign_on_user_cannot_set_a_password(client, here, provider, settings):
-    provider.move("ada", "platform")
+    provider.set_groups("ada", "platform")
     come_back(client, provider, "ada")
     assert "Change password" not in client.get("/fleet/").text
     response = client.get("/accounts/password/change/", follow=True)
@@ -174,7 +174,7 @@ def test_a_single_sign_on_user_cannot_set_a_password(client, here, provider, set
 
 
 def test_an_authorization_code_needs_the_pkce_verifier(client, here, provider):
-    provider.move("ada", "readers")
+    provider.set_groups("ada", "readers")
     url = leave(client, provider)
     asked = parse_qs(urlsplit(url).query)
     assert asked["code_challenge_method"] == ["S256"]
@@ -187,7 +187,7 @@ def test_an_authorization_code_needs_the_pkce_verifier(client, here, provider):
 
 
 def test_an_unsolicited_callback_is_rejected(client, here, provider):
-    provider.move("ada", "readers")
+    provider.set_groups("ada", "readers")
     back = provider.sign_in(leave(Client(), provider), "ada").removeprefix("http://testserver")
     response = client.get(back)  # another browser's
     assert response.status_code == 403
@@ -205,8 +205,8 @@ def test_an_unsolicited_callback_is_rejected(client, here, provider):
     ],
 )
 def test_inconsistent_claims_are_rejected(client, here, provider, lie, where):
-    provider.move("ada", "platform")
-    provider.lie(userinfo=where == "userinfo", **lie)
+    provider.set_groups("ada", "platform")
+    provider.override_claims(userinfo=where == "userinfo", **lie)
     response = come_back(client, provider, "ada")
     assert response.status_code in {403, 502}
     assert "_auth_user_id" not in client.session
@@ -234,15 +234,15 @@ def test_an_internal_issuer_is_not_contacted(client, provider, settings, host, c
 
 def test_the_authentication_time_is_the_providers(client, here, provider, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
-    provider.move("ada", "platform")
+    provider.set_groups("ada", "platform")
     come_back(client, provider, "ada")
     assert client.get("/people/new/").status_code == 200, "the provider asked just now, and for whatever it asks for"
-    provider.lie(auth_time=1_700_000_000)
+    provider.override_claims(auth_time=1_700_000_000)
     come_back(client, provider, "ada")
     asked = client.get("/people/new/")
     assert asked["Location"].startswith(f"/accounts/oidc/{provider.name}/?")
     assert parse_qs(urlsplit(asked["Location"]).query)["auth_params"] == ["prompt=login&max_age=0"]
-    provider.lie()
+    provider.override_claims()
     url = leave(client, provider, auth_params="prompt=login&max_age=0", next="/people/new/")
     assert parse_qs(urlsplit(url).query)["prompt"] == ["login"]
     back = provider.sign_in(url, "ada").removeprefix("http://testserver")

@@ -30,7 +30,7 @@ def test_each_address_of_a_name_is_a_target(server):
         ("10.0.0.1:9000", "http://10.0.0.1:9000"),
         ("10.0.0.2:9000", "http://10.0.0.2:9000"),
     ]
-    assert server.asked == [("udp", NAME, "A")]  # asked once: what was checked is what is connected to
+    assert server.queries == [("udp", NAME, "A")]  # asked once: what was checked is what is connected to
 
 
 def test_an_ipv6_address_is_written_as_urls_want_it(server):
@@ -49,7 +49,7 @@ def test_a_long_answer_is_fetched_over_tcp(server):
     server.mode = "truncate"
     server.records[NAME]["A"] = [f"10.1.{number}.1" for number in range(90)]
     assert len(poll(server).targets) == 90
-    assert {transport for transport, *_ in server.asked} == {"udp", "tcp"}
+    assert {transport for transport, *_ in server.queries} == {"udp", "tcp"}
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_more_targets_than_allowed_are_refused_whole(server):
 def test_no_name_server_is_asked_that_nobody_may_connect_to(server, address, says):
     with pytest.raises(PollError, match=says):
         poll(server, server=address)
-    assert server.asked == []
+    assert server.queries == []

@@ -279,7 +279,7 @@ def test_the_last_replica_of_a_task_groups_subset_stays_and_says_why(cluster):
 def test_a_paused_source_is_not_looked_at(cluster):
     update_source(cluster.row, enabled=False)
     cluster.report("vllm-1")
-    assert (cluster.api.asked, cluster.row.status) == ([], "paused")
+    assert (cluster.api.requests, cluster.row.status) == ([], "paused")
     with pytest.raises(ConflictError, match="paused"):
         request_poll(cluster.row)
 
@@ -287,10 +287,10 @@ def test_a_paused_source_is_not_looked_at(cluster):
 def test_a_source_is_looked_at_when_it_is_due_and_when_somebody_asks(cluster):
     cluster.report("vllm-1")
     poll_sources()
-    assert len(cluster.api.asked) == 1
+    assert len(cluster.api.requests) == 1
     request_poll(cluster.row)
     poll_sources()
-    assert len(cluster.api.asked) == 2
+    assert len(cluster.api.requests) == 2
 
 
 def test_a_source_that_names_ever_other_engines_fills_neither_table_nor_pool(cluster):

@@ -35,7 +35,7 @@ def test_a_pods_name_is_the_identity(server):
     found = poll(server)
     assert seen(found) == [("vllm-0", "http://10.0.0.1:8000", "ready"), ("vllm-1", "http://10.0.0.2:8000", "ready")]
     assert found.targets[0].labels == {"node": "gpu-node-1", "zone": "eu-central-1a"}
-    path, query, authorization = server.asked[0]
+    path, query, authorization = server.requests[0]
     assert path == "/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices"
     assert query["labelSelector"] == "kubernetes.io/service-name=vllm"
     assert authorization == f"Bearer {TOKEN}"
@@ -60,7 +60,7 @@ def test_pages_are_followed_to_the_last(server):
     server.page = 2
     server.slices = [endpoint_slice(pod(f"vllm-{n}", f"10.0.0.{n}"), name=f"vllm-{n}") for n in range(1, 8)]
     assert len(poll(server).targets) == 7
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_a_list_that_expires_while_it_is_read_is_read_again(server):
@@ -159,7 +159,7 @@ def test_ten_thousand_endpoints_are_refused_before_they_are_all_read(server):
     server.slices = [endpoint_slice(*[pod(f"p{n}-{m}", f"10.{n}.0.{m}") for m in range(100)]) for n in range(100)]
     with pytest.raises(PollError, match="the limit is 100"):
         poll(server)
-    assert len(server.asked) < 10
+    assert len(server.requests) < 10
 
 
 def test_a_list_without_end_is_left(server):
@@ -193,13 +193,13 @@ def test_the_server_is_believed_by_the_authority_that_is_given_and_by_no_other(t
     with serving_kubernetes(authority.issue("api").server()) as server:
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
         assert len(poll(server, ca=authority.path.read_text()).targets) == 1
-        asked = len(server.asked)
+        requests = len(server.requests)
         for ca in ("", other.path.read_text()):
             with pytest.raises(PollError, match=r"(?i)certificate verify failed"):
                 poll(server, ca=ca)
         with pytest.raises(PollError, match="Invalid certificate authority"):
             poll(server, ca="nonsense")
-        assert len(server.asked) == asked  # nobody got the token
+        assert len(server.requests) == requests  # nobody got the token
 
 
 @pytest.mark.parametrize(

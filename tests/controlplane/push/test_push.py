@@ -131,7 +131,7 @@ def test_a_router_at_an_address_outside_the_fleets_networks_is_never_connected_t
 
 def test_a_lost_acknowledgement_is_made_good_by_the_next_try(start_router, pool):
     router = start_router()
-    router.fault = lambda: "lose_answer"
+    router.fault = lambda: "lose_ack"
     reconcile_routers()
     assert (router.revision, row(router).running_number) == (newest(), None)
     router.fault = lambda: None
@@ -144,7 +144,7 @@ def test_a_lost_acknowledgement_is_made_good_by_the_next_try(start_router, pool)
 def test_a_heartbeat_makes_a_lost_acknowledgement_good_too(start_router, policy):
     rollout = publish(policy)
     router = start_router()
-    router.fault = lambda: "lose_answer"
+    router.fault = lambda: "lose_ack"
     reconcile_routers()
     announce(**router.announcement())
     assert row(router).running_number == newest()
@@ -157,7 +157,7 @@ def test_a_router_that_fell_silent_is_asked_first_and_not_pushed_to(start_router
     reconcile_routers()
     Router.objects.update(last_seen_at=timezone.now() - timezone.timedelta(seconds=20))
     reconcile_routers()
-    assert (router.looks, len(router.pushes)) == (1, 1)
+    assert (router.state_reads, len(router.pushes)) == (1, 1)
     assert row(router).silent_for_s(timezone.now()) < 5
 
 
@@ -264,7 +264,7 @@ def test_two_routers_of_a_fleet_hash_with_the_same_secret(start_router, pool):
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_lost_repeated_or_delayed_every_router_converges(start_router, pool, policy, seed):
     chance = random.Random(seed)
-    faults = [None, None, "drop", "lose_answer", "nack", "error", "garbage"]
+    faults = [None, None, "drop", "lose_ack", "nack", "error", "garbage"]
     routers = [start_router(f"router-{number}") for number in range(4)]
     for router in routers:
         router.fault = lambda: chance.choice(faults)

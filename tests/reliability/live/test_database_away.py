@@ -16,8 +16,8 @@ from tests.conftest import wait_until
 from tests.pace import is_within
 from tests.reliability.event_router import event_router
 from tests.reliability.outages import (
+    CLIENT_TIMEOUT_S,
     ENDPOINTS,
-    GIVES_UP_S,
     PAGES,
     RECOVERS_S,
     Polling,
@@ -64,7 +64,7 @@ def test_each_event_of_a_router_is_stored_once_over_outages(stand, rest, browser
             for number, fault in enumerate(faults(4, seed=1)):
                 with database_outage(stand, fault):
                     if number == 1:
-                        router.until_waiting()
+                        router.until_unsent()
                         router.kill()
                 until_api_recovers(rest)
                 stand.until_ticks_resume(RECOVERS_S)
@@ -83,8 +83,12 @@ def test_requests_time_out_while_the_database_is_frozen(stand, rest, browser):
             started = time.monotonic()
             assert rest.get("pools").status_code == 503
             assert browser.get("/policies/").status_code == 503
-            assert is_within(time.monotonic() - started, 2 * (GIVES_UP_S + 3))
-            soon(lambda: stand.worker.log_lines("the database is unavailable"), 2 * GIVES_UP_S, "the worker to give up")
+            assert is_within(time.monotonic() - started, 2 * (CLIENT_TIMEOUT_S + 3))
+            soon(
+                lambda: stand.worker.log_lines("the database is unavailable"),
+                2 * CLIENT_TIMEOUT_S,
+                "the worker to give up",
+            )
         finally:
             stand.postgres.thaw()
         until_api_recovers(rest)
@@ -98,7 +102,7 @@ def test_a_statement_that_waits_for_a_lock_times_out(stand, rest):
         assert rest.get("pools").status_code == 503
         took_s = time.monotonic() - started
     assert took_s > STATEMENT_S - 1
-    assert is_within(took_s, GIVES_UP_S + 3)
+    assert is_within(took_s, CLIENT_TIMEOUT_S + 3)
     until_api_recovers(rest)
 
 

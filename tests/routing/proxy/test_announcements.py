@@ -19,7 +19,8 @@ from routing.admin import announce
 from routing.admin.announce import Announcement, announce_forever
 from routing.admin.events import FILE, EventSpool, StateObserver
 from routing.schema import HealthCheck
-from tests.fakes.control_plane import answering, control_plane
+from tests.fakes.control_plane import control_plane
+from tests.fakes.control_plane import serving as serving_control_plane
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import Harness, config, routed
 
@@ -115,7 +116,7 @@ async def test_a_malformed_response_acknowledges_no_event_and_stops_nothing(
         heard += 1
         return web.Response(body=says)
 
-    async with answering(listen) as url, routed(config([replica])) as harness:
+    async with serving_control_plane(listen) as url, routed(config([replica])) as harness:
         spool = EventSpool(tmp_path, "boot")
         spool.add("x")
         task = asyncio.create_task(
@@ -142,7 +143,7 @@ async def test_new_events_are_sent_without_waiting_for_a_heartbeat(
             spool.add("meanwhile")
         return web.json_response({"events_taken": len(events)})
 
-    async with answering(listen) as url, routed(config([replica])) as harness:
+    async with serving_control_plane(listen) as url, routed(config([replica])) as harness:
         announcement = Announcement(url, "a", "d", "1.0", None)
         task = asyncio.create_task(announce_forever(harness.server.data.view, announcement, spool))
         await harness.until(lambda: len(heard) == 2, "a second announcement")

@@ -108,7 +108,7 @@ async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
     ):
         assert await streams.play(harness, 200) == {"whole": 200}
         await harness.at_rest()
-        assert {fault for proxy in proxies for fault in proxy.met} >= set(faults)
+        assert {fault for proxy in proxies for fault in proxy.injected} >= set(faults)
 
 
 @pytest.mark.parametrize("seed", [4, 5, 6])

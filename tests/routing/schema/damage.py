@@ -74,7 +74,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, 1, 1 << 63, 1e308, -1e308, 0.5, "", "a", "A", "a" * 5000, "\0", "\n", "é", "\ud800", [], [[]]),
     *("http://", "http://a:99999", "http://a:0", "http://[", "http://[::1", "http://a b", "http://u:p@a", "http://a?b"),
     *("file:///etc/passwd", "http://" + "a" * 300, "http://a..b", "http://a/%", "//a", "http://a\u2100", "http://:80"),
@@ -86,23 +86,23 @@ def encrypted(config: Any, **envelope: Any) -> bytes:
     return json.dumps({"schema": 1, "revision": 1, "config": config, **envelope}).encode("utf-8", "surrogatepass")
 
 
-def places(tree: Any) -> list[tuple[Any, Any]]:
+def locations(tree: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) of a JSON tree."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    return [place for key in keys for place in ((tree, key), *places(tree[key]))]
+    return [location for key in keys for location in ((tree, key), *locations(tree[key]))]
 
 
 def damage(tree: Any, chance: random.Random) -> None:
     """Change one value: replace it, remove it, add an unknown field, or copy another part there."""
-    container, key = chance.choice(places(tree))
-    what = chance.randrange(5)
-    if what == 0:
-        container[key] = json.loads(json.dumps(chance.choice(places(tree))[0]))
-    elif what == 1:
+    container, key = chance.choice(locations(tree))
+    kind = chance.randrange(5)
+    if kind == 0:
+        container[key] = json.loads(json.dumps(chance.choice(locations(tree))[0]))
+    elif kind == 1:
         del container[key]
-    elif what == 2 and isinstance(container, dict):
+    elif kind == 2 and isinstance(container, dict):
         container[chance.choice(["", "a - at `b`", "strategy", "name", "\0", "a" * 3000])] = deepcopy(
-            chance.choice(ODD)
+            chance.choice(ODD_VALUES)
         )
     else:
-        container[key] = deepcopy(chance.choice(ODD))
+        container[key] = deepcopy(chance.choice(ODD_VALUES))

@@ -24,56 +24,56 @@ OWN = PolicyConfig(name="own", revision=2, settings=RandomSettings())
 GROUPS = (TaskGroupConfig(name="coding"), TaskGroupConfig(name="batch", policy=OWN))
 
 
-def trial(**fields: Any) -> Canary:
+def canary(**fields: Any) -> Canary:
     return Canary(**{"revision": 9, "settings": LowestCostSettings(), **fields})
 
 
-def in_pool(tried: Canary) -> RouterConfig:
+def in_pool(tested: Canary) -> RouterConfig:
     whole = pool(groups=GROUPS)
-    return config(replace(whole, policy=replace(whole.policy, trial=tried)))
+    return config(replace(whole, policy=replace(whole.policy, trial=tested)))
 
 
-def in_group(tried: Canary) -> RouterConfig:
-    return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, trial=tried)))))
+def in_group(tested: Canary) -> RouterConfig:
+    return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, trial=tested)))))
 
 
 @pytest.mark.parametrize(
-    "tried",
+    "tested",
     [
-        trial(),
-        trial(revision=1),  # an earlier revision may be a canary
-        trial(share=0.001),
-        trial(routers=("router-1", "router-2")),
-        trial(groups=("coding",)),
+        canary(),
+        canary(revision=1),  # an earlier revision may be a canary
+        canary(share=0.001),
+        canary(routers=("router-1", "router-2")),
+        canary(groups=("coding",)),
     ],
     ids=repr,
 )
-def test_a_canary_round_trips(tried: Canary) -> None:
-    written = dump_snapshot(in_pool(tried), 1)
+def test_a_canary_round_trips(tested: Canary) -> None:
+    written = dump_snapshot(in_pool(tested), 1)
 
-    assert load_snapshot(written.document).config.pools[0].policy.trial == tried
+    assert load_snapshot(written.document).config.pools[0].policy.trial == tested
 
 
 @pytest.mark.parametrize(
     ("snapshot", "path", "reason"),
     [
-        (in_pool(trial(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is active"),
-        (in_group(trial(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is active"),
-        (in_pool(trial(revision=0)), "$.pools[0].policy.trial.revision", ">= 1"),
-        (in_pool(trial(share=0.0)), "$.pools[0].policy.trial.share", "> 0"),
-        (in_pool(trial(share=1.01)), "$.pools[0].policy.trial.share", "<= 1"),
-        (in_pool(trial(routers=())), "$.pools[0].policy.trial.routers", "null for all"),
-        (in_pool(trial(routers=("Router 1",))), "$.pools[0].policy.trial.routers[0]", "regex"),
-        (in_pool(trial(groups=())), "$.pools[0].policy.trial.groups", "null for all"),
-        (in_pool(trial(groups=("coding", "nobody"))), "$.pools[0].policy.trial.groups[1]", "'nobody'"),
-        (in_pool(trial(groups=("batch",))), "$.pools[0].policy.trial.groups[0]", "its own policy"),
-        (in_group(trial(groups=("batch",))), "$.pools[0].groups[1].policy.trial.groups", "only a pool's policy"),
+        (in_pool(canary(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is active"),
+        (in_group(canary(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is active"),
+        (in_pool(canary(revision=0)), "$.pools[0].policy.trial.revision", ">= 1"),
+        (in_pool(canary(share=0.0)), "$.pools[0].policy.trial.share", "> 0"),
+        (in_pool(canary(share=1.01)), "$.pools[0].policy.trial.share", "<= 1"),
+        (in_pool(canary(routers=())), "$.pools[0].policy.trial.routers", "null for all"),
+        (in_pool(canary(routers=("Router 1",))), "$.pools[0].policy.trial.routers[0]", "regex"),
+        (in_pool(canary(groups=())), "$.pools[0].policy.trial.groups", "null for all"),
+        (in_pool(canary(groups=("coding", "nobody"))), "$.pools[0].policy.trial.groups[1]", "'nobody'"),
+        (in_pool(canary(groups=("batch",))), "$.pools[0].policy.trial.groups[0]", "its own policy"),
+        (in_group(canary(groups=("batch",))), "$.pools[0].groups[1].policy.trial.groups", "only a pool's policy"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_invalid_canary_is_rejected_with_its_path(snapshot: RouterConfig, path: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejection:
         dump_snapshot(snapshot, 1)
 
-    assert refused.value.path.replace("[...]", "[0]") == path
-    assert reason in refused.value.reason
+    assert rejection.value.path.replace("[...]", "[0]") == path
+    assert reason in rejection.value.reason

@@ -27,11 +27,11 @@ def read(document: bytes) -> bool:
     try:
         loaded = load_snapshot(document)
     except ConfigError as error:
-        refusal = error
+        rejection = error
     else:
         return can_be_run(loaded.config)
-    assert refusal.path.startswith("$")
-    assert 0 < len(str(refusal)) <= REASON_CHARS
+    assert rejection.path.startswith("$")
+    assert 0 < len(str(rejection)) <= REASON_CHARS
     return False
 
 
@@ -52,24 +52,24 @@ def test_the_undamaged_configuration_is_accepted() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_changed_values_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
     chance = random.Random(seed)
-    read_ones = 0
+    accepted = 0
     for _ in range(ROUNDS):
         tree = json.loads(json.dumps(CONFIG))
         for _ in range(chance.randrange(1, 4)):
             damage(tree, chance)
-        read_ones += read(encrypted(tree))
-    assert 0 < read_ones < ROUNDS
+        accepted += read(encrypted(tree))
+    assert 0 < accepted < ROUNDS
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_changed_bytes_are_accepted_or_rejected_with_a_reason(seed: int) -> None:
     chance = random.Random(seed)
-    sound = encrypted(CONFIG)
+    valid = encrypted(CONFIG)
     for _ in range(ROUNDS):
-        at = chance.randrange(len(sound))
-        put = chance.choice((b"", b"{", b"]", b'"', b"\\", b"\0", b"\xff", b"1e999", b"null", chance.randbytes(3)))
-        read(sound[:at] + put + sound[at + chance.randrange(3) :])
-        read(sound[:at])
+        at = chance.randrange(len(valid))
+        inserted = chance.choice((b"", b"{", b"]", b'"', b"\\", b"\0", b"\xff", b"1e999", b"null", chance.randbytes(3)))
+        read(valid[:at] + inserted + valid[at + chance.randrange(3) :])
+        read(valid[:at])
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -94,9 +94,9 @@ def test_arbitrary_json_is_rejected(schema: Any, revision: Any, sha256: Any, con
         load_settings(json.dumps(config).encode())
 
 
-@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"schema":1,"revision":1,"config":[', b'{"config":{"pools":['])
-def test_deep_nesting_is_rejected(opening: bytes) -> None:
-    assert not read(opening * 100_000)
+@pytest.mark.parametrize("prefix", [b"[", b'{"a":', b'{"schema":1,"revision":1,"config":[', b'{"config":{"pools":['])
+def test_deep_nesting_is_rejected(prefix: bytes) -> None:
+    assert not read(prefix * 100_000)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_patterns_allow_no_trailing_newline(keys: tuple[str | int, ...]) -> None
     pool["replicas"][0]["api_key"] = "secret"
     assert read(encrypted(tree))
 
-    *above, last = keys
+    *parents, last = keys
     part = tree
-    for key in above:
+    for key in parents:
         part = part[key]
     part[last] += "\n"
     with pytest.raises(ConfigError, match="matching regex"):

@@ -27,10 +27,10 @@ def test_an_invalid_network_is_rejected_with_its_path(field: str, wrong: str) ->
     document = json.loads(dumped(ReplicaNetworks()))
     document["config"]["replica_networks"][field] = ["10.0.0.0/8", wrong]
     del document["sha256"]
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as rejection:
         load_snapshot(json.dumps(document).encode())
-    assert refusal.value.path == f"$.replica_networks.{field}[1]"
-    assert "10.0.0.0/8" in refusal.value.reason
+    assert rejection.value.path == f"$.replica_networks.{field}[1]"
+    assert "10.0.0.0/8" in rejection.value.reason
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def sequence(prompt: int, output: int, keys: list[int] | None = None, at_s: floa
 
 
 def submitted(model: Engine, *sequences: Sequence) -> None:
-    for one in sequences:
-        model.submit(one)
+    for each in sequences:
+        model.submit(each)
 
 
 def run(model: Engine, now_s: float = 0.0, until_s: float = 0.0) -> float:
@@ -70,7 +70,7 @@ def test_the_rest_of_a_chunk_goes_to_the_next_prompt() -> None:
     step = model.begin(0.0)
     assert step is not None
     assert step.prefill_tokens == 64
-    assert [it.prompt_tokens for it in step.prefilled] == [40]
+    assert [each.prompt_tokens for each in step.prefilled] == [40]
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
@@ -104,7 +104,7 @@ def test_sequences_beyond_max_running_wait_in_order() -> None:
     model, sequences = engine(max_running=2), [sequence(16, 5) for _ in range(4)]
     submitted(model, *sequences)
     model.begin(0.0)
-    assert [it.state for it in sequences] == [State.PREFILLING] * 2 + [State.WAITING] * 2
+    assert [each.state for each in sequences] == [State.PREFILLING] * 2 + [State.WAITING] * 2
     assert (model.statistics.running, model.statistics.waiting) == (2, 2)
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_yet_blocks_those_behind_it() -> None:
     end_s = step_once(model)
     assert model.statistics.waiting == 2
     run(model, end_s)
-    assert [it.state for it in sequences] == [State.FINISHED] * 3
+    assert [each.state for each in sequences] == [State.FINISHED] * 3
 
 
 def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once() -> None:
@@ -197,7 +197,7 @@ def test_equal_steps_taken_at_once_have_the_results_of_single_steps() -> None:
         run(model, 0.0, until_s)
         statistics = model.statistics
         counts = statistics.inter_token.buckets, statistics.iteration_tokens.buckets, statistics.generation_tokens
-        results.append(([it.finished_s for it in sequences], counts))
+        results.append(([each.finished_s for each in sequences], counts))
     assert results[0][1] == results[1][1]
     assert results[0][0] == pytest.approx(results[1][0])
 
@@ -251,7 +251,7 @@ def check_invariants(model: Engine) -> None:
     pool, statistics = model.pool, model.statistics
     assert pool.capacity is not None
     assert 0 <= pool.held <= pool.capacity
-    assert {block for it in model.running for block in it.blocks} == {i for i, n in enumerate(pool._refs) if n}
+    assert {block for each in model.running for block in each.blocks} == {i for i, n in enumerate(pool._refs) if n}
     assert statistics.prompt_tokens <= statistics.queries >= statistics.hits
     assert statistics.generation_tokens == statistics.time_to_first_token.count + statistics.inter_token.count
 
@@ -303,7 +303,7 @@ def test_a_replay_serves_every_request_and_is_deterministic(
         return replay(requests, CONFIG, replicas, lambda _request, engines: next(turn) % len(engines))
 
     first, second = play(), play()
-    assert [it.finished_s for it in first.sequences] == [it.finished_s for it in second.sequences]
+    assert [each.finished_s for each in first.sequences] == [each.finished_s for each in second.sequences]
     for ended, request in zip(first.sequences, requests, strict=True):
         assert ended.generated_tokens == request.output_tokens
         assert ended.first_token_s is not None

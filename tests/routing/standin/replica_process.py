@@ -17,7 +17,7 @@ DEADLINE_S = 20.0
 
 
 @dataclass
-class Answer:
+class Response:
     """A whole response."""
 
     status: int
@@ -30,9 +30,9 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream, [DONE] as that string."""
+        """The events of a stream; the last is the string [DONE]."""
         data = [event.removeprefix("data: ") for event in self.body.decode().split("\n\n") if event]
-        return [one if one == "[DONE]" else json.loads(one) for one in data]
+        return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 
 @dataclass
@@ -46,14 +46,14 @@ class ReplicaProcess:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
 
-    def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        """One exchange on a connection of its own; a body that is no text or bytes goes as JSON."""
+    def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Response:
+        """One exchange on a connection of its own; a body other than str or bytes is sent as JSON."""
         connection = self.connect()
         try:
             self.start(connection, method, path, body, headers)
             response = connection.getresponse()
             names = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, names, response.read())
+            return Response(response.status, names, response.read())
         finally:
             connection.close()
 
@@ -71,27 +71,27 @@ class ReplicaProcess:
             body, sent["Content-Type"] = json.dumps(body), "application/json"
         connection.request(method, path, body, {**sent, **(headers or {})})
 
-    def chat(self, content: str, max_tokens: int = 4, **fields: Any) -> Answer:
+    def chat(self, content: str, max_tokens: int = 4, **fields: Any) -> Response:
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, **fields}
         return self.send("POST", "/v1/chat/completions", body)
 
-    def fault(self, **fault: Any) -> Answer:
+    def fault(self, **fault: Any) -> Response:
         return self.send("POST", "/standin/fault", fault)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of a sample; labels given must be among its labels."""
+        """The value of the first sample that has these labels."""
         for line in self.send("GET", "/metrics").body.decode().splitlines():
             sample, _, value = line.rpartition(" ")
-            found, _, text = sample.partition("{")
-            if found == name and all(f'{key}="{wanted}"' in text for key, wanted in labels.items()):
+            sample_name, _, text = sample.partition("{")
+            if sample_name == name and all(f'{key}="{expected}"' in text for key, expected in labels.items()):
                 return float(value)
         raise AssertionError(f"no sample {name} {labels}")
 
-    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], description: str) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {DEADLINE_S} s for {what}")
+                raise AssertionError(f"waited {DEADLINE_S} s for {description}")
             time.sleep(0.01)
 
 

@@ -33,23 +33,23 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": VALUES}, optional={"content":
 OTHERS = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=2)
 
 
-def read(how: Callable[..., GenerationRequest], body: dict[str, Any], *more: Any) -> GenerationRequest | ApiError:
+def read(reader: Callable[..., GenerationRequest], body: dict[str, Any], *more: Any) -> GenerationRequest | ApiError:
     try:
-        return how(body, "tiny", 1000, *more)
-    except ApiError as refusal:
-        return refusal
+        return reader(body, "tiny", 1000, *more)
+    except ApiError as error:
+        return error
 
 
 @given(messages=MESSAGES | VALUES, others=OTHERS)
 def test_any_chat_body_is_read_or_rejected(messages: Any, others: dict[str, Any]) -> None:
-    ask = read(read_chat, {"messages": messages, **others}, True)
-    assert ask.status in {400, 404} if isinstance(ask, ApiError) else len(ask.prompts) == 1
+    outcome = read(read_chat, {"messages": messages, **others}, True)
+    assert outcome.status in {400, 404} if isinstance(outcome, ApiError) else len(outcome.prompts) == 1
 
 
 @given(prompt=st.just("x") | VALUES, others=OTHERS)
 def test_any_completion_body_is_read_or_rejected(prompt: Any, others: dict[str, Any]) -> None:
-    ask = read(read_completion, {"prompt": prompt, **others})
-    assert ask.status in {400, 404} if isinstance(ask, ApiError) else ask.prompts
+    outcome = read(read_completion, {"prompt": prompt, **others})
+    assert outcome.status in {400, 404} if isinstance(outcome, ApiError) else outcome.prompts
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ CODE = "def _of(self, at: int) -> list[int]:\n    return [self._rows[at][0] for 
 GREEK = "Ένα αντίγραφο που έχασε ένα πρόθεμα το υπολογίζει ξανά. "
 
 
-@pytest.mark.parametrize(("text", "least", "most"), [(ENGLISH, 2.6, 3.2), (CODE, 1.5, 2.3), (GREEK, 1.6, 2.0)])
-def test_bytes_per_token_depend_on_the_text(text: str, least: float, most: float) -> None:
+@pytest.mark.parametrize(("text", "minimum", "maximum"), [(ENGLISH, 2.6, 3.2), (CODE, 1.5, 2.3), (GREEK, 1.6, 2.0)])
+def test_bytes_per_token_depend_on_the_text(text: str, minimum: float, maximum: float) -> None:
     data = (20 * text).encode()
 
-    assert least <= len(data) / count_tokens(encode(data)) <= most
+    assert minimum <= len(data) / count_tokens(encode(data)) <= maximum
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))

@@ -23,7 +23,7 @@ def shared() -> Iterator[ReplicaProcess]:
 
 @pytest.fixture
 def replica(shared: ReplicaProcess) -> Iterator[ReplicaProcess]:
-    """One that behaves, with an empty cache."""
+    """A replica without a fault and with an empty cache."""
     yield shared
     shared.fault(kind="none")
     shared.wait_for(lambda: shared.metric("vllm:num_requests_running") == 0, "the engine to be idle")
@@ -57,13 +57,13 @@ def test_the_headers_of_a_stream_come_at_once_and_its_first_event_after_prefill(
 
 @alone
 def test_a_cached_prompt_needs_no_prefill(replica: ReplicaProcess) -> None:
-    begun_s = time.perf_counter()
+    started_s = time.perf_counter()
     replica.chat("word " * 5000, max_tokens=1)
     again_s = time.perf_counter()
 
     usage = replica.chat("word " * 5000, max_tokens=1).json["usage"]
 
-    assert time.perf_counter() - again_s < (again_s - begun_s) / 2
+    assert time.perf_counter() - again_s < (again_s - started_s) / 2
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 16 * 16
 
 
@@ -98,7 +98,7 @@ def test_tokenize_and_usage_count_the_same_tokens(replica: ReplicaProcess) -> No
 
 
 def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
-    prompt = "the very same opening in two forms, which is long enough for a few blocks " * 4
+    prompt = "the very same beginning in two forms, which is long enough for a few blocks " * 4
     tokens = replica.send("POST", "/tokenize", {"prompt": prompt}).json["tokens"]
     replica.send("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 1})
 
@@ -108,7 +108,7 @@ def test_token_ids_and_text_share_blocks(replica: ReplicaProcess) -> None:
 
 
 def test_prompts_with_different_salts_share_no_blocks(replica: ReplicaProcess) -> None:
-    long = "shared opening " * 30
+    long = "shared beginning " * 30
     replica.chat(long, cache_salt="a")
 
     cached = [
@@ -139,7 +139,7 @@ def test_a_stream_has_the_text_of_the_whole_response(replica: ReplicaProcess) ->
 
 
 def test_output_stops_by_itself_unless_eos_is_ignored(replica: ReplicaProcess) -> None:
-    replica.fault(kind="slow", factor=0.05)  # that is faster
+    replica.fault(kind="slow", factor=0.05)  # a factor below 1 is faster
 
     own, forced = (replica.chat("and so on", max_tokens=900, ignore_eos=ignore).json for ignore in (False, True))
 
@@ -183,9 +183,9 @@ def test_clients_that_disconnect_while_the_process_is_stopped_cause_no_error(
             connection.close()
         replica.process.send_signal(signal.SIGCONT)
 
-        answered = replica.chat("word")
+        response = replica.chat("word")
 
-        assert answered.json["usage"]["completion_tokens"] == 4
+        assert response.json["usage"]["completion_tokens"] == 4
         assert replica.send("GET", "/load").json == {"server_load": 0}
     assert capfd.readouterr().err == ""
 
@@ -223,11 +223,11 @@ def test_a_crash_aborts_a_stream_after_the_configured_events(replica: ReplicaPro
     connection = open_stream(replica, "hello", max_tokens=50)
     response = connection.getresponse()
 
-    with pytest.raises((http.client.IncompleteRead, ConnectionError)) as torn:
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)) as failure:
         response.read()
 
-    if isinstance(torn.value, http.client.IncompleteRead):
-        assert torn.value.partial.count(b"data: ") == 3
+    if isinstance(failure.value, http.client.IncompleteRead):
+        assert failure.value.partial.count(b"data: ") == 3
     connection.close()
     replica.wait_for(lambda: replica.metric("vllm:num_requests_running") == 0, "the request to be gone")
 
@@ -258,10 +258,10 @@ def test_a_crashed_engine_sends_an_error_event_and_done(replica: ReplicaProcess)
 def test_the_refuse_fault_responds_with_its_status(replica: ReplicaProcess, status: int) -> None:
     replica.fault(kind="refuse", status=status)
 
-    answers = [replica.chat("hello"), replica.chat("hello", stream=True)]
+    responses = [replica.chat("hello"), replica.chat("hello", stream=True)]
 
-    assert [answer.status for answer in answers] == [status] * 2
-    assert answers[0].json["error"]["code"] == status
+    assert [response.status for response in responses] == [status] * 2
+    assert responses[0].json["error"]["code"] == status
     assert replica.send("GET", "/health").status == 200
 
 

@@ -22,7 +22,7 @@ WORDS = PseudoWords(0)
 
 @dataclass(frozen=True)
 class Played:
-    """A job as the replicas see it, its answers being the stand-in's own."""
+    """A job as replicas see it, with the stand-in's responses."""
 
     job: Job
     prompt_tokens: int
@@ -39,21 +39,21 @@ class Played:
 
 
 def played(mix: Mix, seconds: float) -> list[Played]:
-    answers: defaultdict[object, list[str]] = defaultdict(list)
+    responses: defaultdict[object, list[str]] = defaultdict(list)
     rows = []
     for job in takewhile(lambda job: job.at_s < seconds, mix.jobs()):
-        body = job.body(None, answers[job.script])
+        body = job.body(None, responses[job.script])
         text = render_chat(body["messages"], body.get("tools"))
         prompt = encode(text)
-        answer = "".join(WORDS.tokens(prompt, job.output_tokens))
-        answers[job.script].append(answer)
-        opening = text[: text.index(b"<|im_end|>")]
-        tier1 = xxh3_64_intdigest(opening if len(opening) > 280 else text[:1024])
-        rows.append(Played(job, count_tokens(prompt), block_keys(prompt + answer.encode(), 16), tier1))
+        response = "".join(WORDS.tokens(prompt, job.output_tokens))
+        responses[job.script].append(response)
+        system = text[: text.index(b"<|im_end|>")]
+        tier1 = xxh3_64_intdigest(system if len(system) > 280 else text[:1024])
+        rows.append(Played(job, count_tokens(prompt), block_keys(prompt + response.encode(), 16), tier1))
     return rows
 
 
-def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
+def test_the_same_seed_gives_the_same_jobs_and_another_seed_gives_others() -> None:
     def first(seed: int) -> list[tuple[float, str, int]]:
         jobs = Mix(seed).jobs()
         return [(job.at_s, job.script.group, job.output_tokens) for job in (next(jobs) for _ in range(200))]
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
     assert first(1) == first(1) != first(2)
 
 
-def test_jobs_are_in_order_at_the_rate_asked_for_from_the_first_minute() -> None:
+def test_jobs_are_in_order_and_have_the_configured_rate_from_the_first_minute() -> None:
     jobs = list(takewhile(lambda job: job.at_s < 600, Mix(3, rate=4.0).jobs()))
 
     assert [job.at_s for job in jobs] == sorted(job.at_s for job in jobs)
@@ -72,14 +72,14 @@ def test_jobs_are_in_order_at_the_rate_asked_for_from_the_first_minute() -> None
 
 def test_each_group_has_its_share_of_the_requests() -> None:
     jobs = list(takewhile(lambda job: job.at_s < 1200, Mix(4).jobs()))
-    found = Counter(job.script.group for job in jobs)
+    counts = Counter(job.script.group for job in jobs)
 
     for group in GROUPS:
-        assert found[group.name] / len(jobs) == pytest.approx(group.share, abs=0.05)
+        assert counts[group.name] / len(jobs) == pytest.approx(group.share, abs=0.05)
     assert sum(group.share for group in GROUPS) == pytest.approx(1.0)
 
 
-def test_a_turn_carries_the_answers_before_it_and_the_same_system_prompt() -> None:
+def test_a_turn_contains_the_previous_responses_and_the_same_system_prompt() -> None:
     jobs = takewhile(lambda job: job.at_s < 600, Mix(5).jobs())
     job = next(job for job in jobs if job.turn == 2 and job.script.group == "coding-assistant")
 
@@ -105,33 +105,33 @@ def test_chat_follows_the_traces_statistics_at_its_scale() -> None:
     """The trace's: median 7,640, mean 12,870, p90 28,637 tokens a prompt; 65 % of the requests open a conversation."""
     jobs = takewhile(lambda job: job.at_s < 4000, Mix(7).jobs())
     chat = [job for job in jobs if job.script.group == "chat"]
-    opening = [job for job in chat if job.turn == 0]
-    lengths = sorted(CHAT_SCALE * len(job.script.messages(0, [])[1]["content"]) / 4 for job in opening)
+    first_turns = [job for job in chat if job.turn == 0]
+    lengths = sorted(CHAT_SCALE * len(job.script.messages(0, [])[1]["content"]) / 4 for job in first_turns)
 
-    assert len(opening) / len(chat) == pytest.approx(0.65, abs=0.06)
+    assert len(first_turns) / len(chat) == pytest.approx(0.65, abs=0.06)
     assert median(lengths) == pytest.approx(7640, rel=0.15)
     assert lengths[int(0.9 * len(lengths))] == pytest.approx(28_637, rel=0.2)
     assert CHAT_SCALE * mean(job.output_tokens for job in chat) == pytest.approx(346, rel=0.1)
 
 
-def test_at_the_default_size_affinity_beats_round_robin_by_far_without_overload() -> None:
+def test_at_the_default_size_affinity_has_a_much_higher_hit_rate_than_round_robin() -> None:
     """The table in routing/simulation/README.md, in small: five minutes, the first one left out."""
     rows = played(Mix(1, DEFAULT_RATE), 300)
     config = EngineConfig(blocks=DEFAULT_BLOCKS - 1)
     turn = count()
 
-    def home(row: Played, engines: object) -> int:
+    def choose_by_prefix(row: Played, engines: object) -> int:
         order = sorted(range(4), key=lambda index: xxh3_64_intdigest(b"replica-%d" % index, row.tier1))
         loads = [engine.outstanding for engine in engines]  # type: ignore[attr-defined]
         bound = max(4, -(-2 * (sum(loads) + 1) // 4))
         return next((index for index in order if loads[index] < bound), order[0])
 
     results = {}
-    for name, choose in (("round robin", lambda _row, _engines: next(turn) % 4), ("prefix hash", home)):
+    for name, choose in (("round robin", lambda _row, _engines: next(turn) % 4), ("prefix hash", choose_by_prefix)):
         outcome = replay(rows, config, 4, choose)
-        warm = [one for one, row in zip(outcome.sequences, rows, strict=True) if row.at_s > 60]
-        hits = sum(one.cached_tokens or 0 for one in warm) / sum(one.prompt_tokens for one in warm)
-        waits = sorted((one.first_token_s or 0) - one.arrived_s for one in warm)
+        warm = [sequence for sequence, row in zip(outcome.sequences, rows, strict=True) if row.at_s > 60]
+        hits = sum(sequence.cached_tokens or 0 for sequence in warm) / sum(sequence.prompt_tokens for sequence in warm)
+        waits = sorted((sequence.first_token_s or 0) - sequence.arrived_s for sequence in warm)
         results[name] = (hits, waits[len(waits) // 2], waits[int(0.99 * len(waits))])
 
     assert 0.35 < results["round robin"][0] < 0.50

@@ -44,13 +44,13 @@ class Script:
 class Jobs:
     """A workload that is a list."""
 
-    given: list[Job]
+    items: list[Job]
 
     def jobs(self) -> Iterator[Job]:
-        return iter(self.given)
+        return iter(self.items)
 
 
-def alone(count: int, gap_s: float = 0.0) -> Jobs:
+def single_requests(count: int, gap_s: float = 0.0) -> Jobs:
     return Jobs([Job(index * gap_s, Script(session_id=None), 0, 3) for index in range(count)])
 
 
@@ -61,23 +61,23 @@ def turns(count: int) -> Jobs:
 
 @dataclass
 class FakeRouter:
-    """Answers as it is told, and remembers what it was asked."""
+    """Sends scripted responses and records requests."""
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    at_once: int = 0
-    most_at_once: int = 0
+    in_flight: int = 0
+    max_in_flight: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             return await self.answer(request)
         finally:
-            self.at_once -= 1
+            self.in_flight -= 1
 
 
 def event(document: object) -> bytes:
@@ -99,8 +99,8 @@ def stream_of(*events: bytes, pause_s: float = 0.0) -> Callable[[web.Request], A
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await asyncio.sleep(pause_s)
-        for one in events:
-            await response.write(one)
+        for each in events:
+            await response.write(each)
         return response
 
     return answer
@@ -124,12 +124,12 @@ async def serving(router: FakeRouter, port: int = 0) -> AsyncIterator[str]:
 
 async def play(url: str, workload: Any, **limits: Any) -> Player:
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
-        one = Player(ChatClient(http, url), PlayConfig(**limits))
-        await one.play(workload)
-    return one
+        player = Player(ChatClient(http, url), PlayConfig(**limits))
+        await player.play(workload)
+    return player
 
 
-async def test_a_request_says_its_group_and_session_and_asks_for_usage() -> None:
+async def test_a_request_has_its_group_and_session_and_requests_usage() -> None:
     router = FakeRouter(stream_of(*GOOD))
     async with serving(router) as url:
         await play(url, turns(1), model="m")
@@ -139,35 +139,35 @@ async def test_a_request_says_its_group_and_session_and_asks_for_usage() -> None
     assert (body["model"], body["stream"], body["stream_options"]) == ("m", True, {"include_usage": True})
 
 
-async def test_what_a_client_sees_is_tallied_by_group() -> None:
+async def test_results_are_totalled_by_group() -> None:
     async with serving(FakeRouter(stream_of(*GOOD, pause_s=0.05))) as url:
-        one = await play(url, alone(3))
+        player = await play(url, single_requests(3))
 
-    tally = one.totals["g"]
-    assert (tally.requests, tally.ok, dict(tally.errors)) == (3, 3, {})
-    assert (tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (300, 192, 9)
-    assert tally.hit_rate == 0.64
-    assert tally.ttft.count == 3
-    assert (tally.ttft.quantile(0.5) or 0) >= 0.05
-
-
-async def test_an_answer_that_does_not_tell_its_cached_tokens_leaves_the_hit_rate_unknown() -> None:
-    silent = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 3}}
-    async with serving(FakeRouter(stream_of(event(silent), event(b"[DONE]")))) as url:
-        one = await play(url, alone(1))
-
-    assert one.totals["g"].hit_rate is None
-    assert one.report(1.0)["hit_rate"] is None
+    totals = player.totals["g"]
+    assert (totals.requests, totals.ok, dict(totals.errors)) == (3, 3, {})
+    assert (totals.prompt_tokens, totals.cached_tokens, totals.completion_tokens) == (300, 192, 9)
+    assert totals.hit_rate == 0.64
+    assert totals.ttft.count == 3
+    assert (totals.ttft.quantile(0.5) or 0) >= 0.05
 
 
-async def refused(_request: web.Request) -> web.StreamResponse:
+async def test_the_hit_rate_is_unknown_if_responses_report_no_cached_tokens() -> None:
+    without_details = {"choices": [], "usage": {"prompt_tokens": 100, "completion_tokens": 3}}
+    async with serving(FakeRouter(stream_of(event(without_details), event(b"[DONE]")))) as url:
+        player = await play(url, single_requests(1))
+
+    assert player.totals["g"].hit_rate is None
+    assert player.report(1.0)["hit_rate"] is None
+
+
+async def rejecting(_request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {}}, status=503)
 
 
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (refused, "http_503"),
+        (rejecting, "http_503"),
         (stream_of(event(content("one"))), "broken"),
         (stream_of(event({"error": {"message": "x"}}), event(b"[DONE]")), "stream_error"),
         (stream_of(event({"choices": [{"delta": {}, "finish_reason": "abort"}]}), event(b"[DONE]")), "abort"),
@@ -177,10 +177,10 @@ async def refused(_request: web.Request) -> web.StreamResponse:
 )
 async def test_each_kind_of_failure_has_its_name(answer: Any, kind: str) -> None:
     async with serving(FakeRouter(answer)) as url:
-        one = await play(url, alone(1))
+        player = await play(url, single_requests(1))
 
-    assert dict(one.totals["g"].errors) == {kind: 1}
-    assert one.totals["g"].ok == 0
+    assert dict(player.totals["g"].errors) == {kind: 1}
+    assert player.totals["g"].ok == 0
 
 
 async def silent(_request: web.Request) -> web.StreamResponse:
@@ -194,15 +194,15 @@ async def silent_after_a_byte(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("answer", [silent, silent_after_a_byte])
-async def test_a_router_that_falls_silent_is_a_timeout(answer: Any) -> None:
+async def test_a_router_that_stops_responding_is_a_timeout(answer: Any) -> None:
     async with serving(FakeRouter(answer)) as url:
         assert await error_of(url, sock_read=0.1) == "timeout"
         assert await error_of(url, total=0.1) == "timeout"
 
 
-async def test_a_router_that_accepts_nobody_is_one_that_is_not_there() -> None:
+async def test_a_router_that_accepts_no_connection_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as others:
-        for _ in range(3):  # fill its line, so that the next SYN is dropped
+        for _ in range(3):  # fill the backlog, so that the next SYN is dropped
             other = others.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(full.getsockname())
@@ -217,7 +217,7 @@ async def error_of(url: str, **limits_s: float) -> str | None:
         return (await ChatClient(http, url).send(b"{}", {"Content-Type": "application/json"})).error
 
 
-async def test_a_turn_waits_for_the_answer_before_it_and_carries_it() -> None:
+async def test_a_turn_waits_for_the_previous_response_and_contains_it() -> None:
     router = FakeRouter(stream_of(*GOOD, pause_s=0.02))
     async with serving(router) as url:
         await play(url, turns(3))
@@ -227,28 +227,28 @@ async def test_a_turn_waits_for_the_answer_before_it_and_carries_it() -> None:
         "turn 1 after ['one two']",
         "turn 2 after ['one two', 'one two']",
     ]
-    assert router.most_at_once == 1
+    assert router.max_in_flight == 1
 
 
 async def test_a_failed_turn_ends_its_session_and_the_rest_is_skipped() -> None:
-    router = FakeRouter(refused)
+    router = FakeRouter(rejecting)
     async with serving(router) as url:
-        one = await play(url, turns(4))
+        player = await play(url, turns(4))
 
     assert len(router.bodies) == 1
-    assert one.skipped == 3
+    assert player.skipped == 3
 
 
-async def test_no_more_are_in_flight_than_allowed() -> None:
+async def test_the_number_of_requests_in_flight_is_limited() -> None:
     router = FakeRouter(stream_of(*GOOD, pause_s=0.02))
     async with serving(router) as url:
-        one = await play(url, alone(12), in_flight=3)
+        player = await play(url, single_requests(12), in_flight=3)
 
-    assert router.most_at_once == 3
-    assert one.totals["g"].ok == 12
+    assert router.max_in_flight == 3
+    assert player.totals["g"].ok == 12
 
 
-async def test_a_router_that_is_away_is_waited_for_and_what_was_missed_is_not_sent_in_a_burst(
+async def test_the_schedule_pauses_while_the_router_is_unreachable_and_continues_without_a_burst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(player_module, "BACK_OFF_S", (0.05, 0.1))
@@ -265,37 +265,37 @@ async def test_a_router_that_is_away_is_waited_for_and_what_was_missed_is_not_se
 
     router.answer = timed
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as http:
-        one = Player(ChatClient(http, url), PlayConfig())
-        playing = asyncio.create_task(one.play(alone(30, gap_s=0.02)))
-        while one.totals["g"].errors["connect"] < 3:
+        player = Player(ChatClient(http, url), PlayConfig())
+        playing = asyncio.create_task(player.play(single_requests(30, gap_s=0.02)))
+        while player.totals["g"].errors["connect"] < 3:
             await asyncio.sleep(0)
         async with serving(router, port):
             await playing
 
-    tally = one.totals["g"]
-    assert 3 <= tally.errors["connect"] < 15  # it backed off
-    assert tally.ok == 30 - tally.errors["connect"]
-    assert times[-1] - times[0] >= 0.02 * (len(times) - 1) * 0.8  # and came back at its own pace
+    totals = player.totals["g"]
+    assert 3 <= totals.errors["connect"] < 15  # it backed off
+    assert totals.ok == 30 - totals.errors["connect"]
+    assert times[-1] - times[0] >= 0.02 * (len(times) - 1) * 0.8  # and continued at the scheduled rate
 
 
-async def test_a_count_of_requests_ends_an_endless_workload() -> None:
+async def test_a_request_limit_ends_an_endless_workload() -> None:
     async with serving(FakeRouter(stream_of(*GOOD))) as url:
-        one = await play(url, Mix(1, rate=500.0), requests=20)
+        player = await play(url, Mix(1, rate=500.0), requests=20)
 
-    assert total(one.totals).requests + one.skipped == 20
+    assert total(player.totals).requests + player.skipped == 20
 
 
-def test_its_figures_are_the_replicas_own(tmp_path: Path) -> None:
+def test_totals_agree_with_the_metrics_of_the_replica(tmp_path: Path) -> None:
     with replica_process("--prefill-rate", "1000000", "--step-s", "0.0005") as replica:
         url = f"http://127.0.0.1:{replica.port}"
         command = [sys.executable, "-m", "routing.traffic.command", "--router", url, "--mix", "2", "--rate", "40"]
         report_file = tmp_path / "report.json"
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--requests", "60", "--report", str(report_file)], timeout=60, capture_output=True, check=True
         )
         report = json.loads(report_file.read_text())
 
-        assert done.stderr == b""
+        assert process.stderr == b""
         assert (
             report["ok"] == report["requests"] == replica.metric("vllm:request_success_total", finished_reason="length")
         )
@@ -305,7 +305,7 @@ def test_its_figures_are_the_replicas_own(tmp_path: Path) -> None:
         assert set(report["groups"]) == {"chat", "coding-assistant", "retrieval", "batch-summaries"}
 
 
-def test_a_trace_that_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_trace_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.jsonl").write_text("{}\n")
 
     assert main(["--router", "http://127.0.0.1:1", "--trace", str(tmp_path / "t.jsonl")]) == 2
@@ -314,7 +314,7 @@ def test_a_trace_that_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.Capt
     assert "line 1" in capsys.readouterr().err
 
 
-def test_quantiles_are_right_to_five_percent_and_unknown_of_nothing() -> None:
+def test_quantiles_are_accurate_to_five_percent_and_none_without_values() -> None:
     durations = Durations()
     assert durations.summary() == {"mean": None, "p50": None, "p95": None, "p99": None}
     for milliseconds in range(1, 1001):
@@ -329,7 +329,7 @@ def test_quantiles_are_right_to_five_percent_and_unknown_of_nothing() -> None:
     ("option", "value"),
     [("--requests", "-1"), ("--in-flight", "0"), ("--rate", "nan"), ("--rate", "inf"), ("--time-scale", "0")],
 )
-def test_what_would_never_end_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_would_never_end_are_rejected(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--router", "http://127.0.0.1:1", "--mix", "1", option, value])
     assert f"{option}: expected a finite number above 0" in capsys.readouterr().err

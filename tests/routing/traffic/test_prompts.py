@@ -17,8 +17,8 @@ def request(tokens: int, ids: tuple[int, ...] | None = None, at_s: float = 0.0) 
     return TraceRequest(at_s, tokens, 5, ids if ids is not None else tuple(range(blocks)))
 
 
-def rendered(one: TraceRequest) -> bytes:
-    return encode(render_chat(trace_messages(one)))
+def rendered(request: TraceRequest) -> bytes:
+    return encode(render_chat(trace_messages(request)))
 
 
 prompts = st.lists(st.integers(0, 3), min_size=1, max_size=6).flatmap(
@@ -41,28 +41,28 @@ def shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 @settings(max_examples=200, deadline=None)
 @given(first=prompts, second=prompts)
-def test_two_prompts_share_exactly_the_full_blocks_that_their_ids_say(
+def test_two_prompts_share_exactly_the_blocks_with_common_ids(
     first: tuple[tuple[int, ...], int], second: tuple[tuple[int, ...], int]
 ) -> None:
     pair = [request((len(ids) - 1) * BLOCK_TOKENS + last, chained(ids)) for ids, last in (first, second)]
-    by_id = shared(*(one.keys for one in pair))
+    by_id = shared(*(request.keys for request in pair))
 
-    keys = [block_keys(rendered(one), BLOCK_TOKENS)[: one.prompt_tokens // BLOCK_TOKENS] for one in pair]
+    keys = [block_keys(rendered(request), BLOCK_TOKENS)[: request.prompt_tokens // BLOCK_TOKENS] for request in pair]
 
     assert shared(*keys) == by_id
 
 
 @given(st.integers(30, 5 * BLOCK_TOKENS))
-def test_a_prompt_has_the_length_that_the_trace_says(tokens: int) -> None:
-    found = count_tokens(rendered(request(tokens)))
+def test_a_prompt_has_the_length_of_the_trace(tokens: int) -> None:
+    length = count_tokens(rendered(request(tokens)))
 
-    over = tokens % BLOCK_TOKENS
-    room = 0
-    if over < 7:
-        room = 7  # the template's end never eats into a full block
+    remainder = tokens % BLOCK_TOKENS
+    slack = 0
+    if remainder < 7:
+        slack = 7  # the template's end never eats into a full block
     if BLOCK_TOKENS < tokens <= BLOCK_TOKENS + 12:
-        room = 12  # and there the change of roles is in the way too
-    assert tokens <= found <= tokens + room
+        slack = 12  # after the first block the change of roles takes tokens too
+    assert tokens <= length <= tokens + slack
 
 
 def test_the_first_block_is_the_system_prompt() -> None:
@@ -79,7 +79,7 @@ def test_a_passage_is_a_function_of_its_key() -> None:
     assert passage("a", BLOCK_BYTES).isascii()
 
 
-def test_a_looped_trace_goes_on_in_time() -> None:
+def test_a_looped_trace_continues_with_later_times() -> None:
     workload = TraceWorkload([request(600, at_s=0.0), request(700, at_s=9.0)], loop=True)
     jobs = workload.jobs()
 

@@ -24,7 +24,7 @@ def test_a_row_is_read_with_its_time_in_seconds_and_its_full_blocks_as_keys() ->
     assert request.keys == (0,)
 
 
-def test_plain_and_packed_files_read_alike(tmp_path: Path) -> None:
+def test_plain_and_gzipped_files_give_the_same_requests(tmp_path: Path) -> None:
     text = b"\n".join([line(0), line(1000), b""])
     (tmp_path / "a.jsonl").write_bytes(text)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
@@ -32,14 +32,14 @@ def test_plain_and_packed_files_read_alike(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "a.jsonl") == read_trace(tmp_path / "a.jsonl.gz")
 
 
-def test_rows_of_one_stamp_are_spread_over_the_gap_to_the_next() -> None:
+def test_requests_with_one_timestamp_are_spread_over_the_gap_to_the_next() -> None:
     requests = spread(parse_lines([line(0), line(0), line(0), line(3000), line(3000)], "t"))
 
     assert [request.at_s for request in requests] == [0.0, 1.0, 2.0, 3.0, 4.5]
 
 
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("invalid", "message"),
     [
         (b"{", "t, line 2: Input data was truncated"),
         (line(0, tokens=0), "t, line 2: Expected `int` >= 1"),
@@ -49,11 +49,11 @@ def test_rows_of_one_stamp_are_spread_over_the_gap_to_the_next() -> None:
         (line(10), "t, line 2: the timestamp is before that of the previous line"),
     ],
 )
-def test_a_line_that_is_no_request_is_named(bad: bytes, message: str) -> None:
+def test_an_invalid_line_is_named_in_the_error(invalid: bytes, message: str) -> None:
     with pytest.raises(TraceError, match=message.replace("`", ".")):
-        list(parse_lines([line(20), bad], "t"))
+        list(parse_lines([line(20), invalid], "t"))
 
 
-def test_nothing_to_spread_is_nothing() -> None:
+def test_spreading_keeps_an_empty_or_single_request_trace() -> None:
     assert spread([]) == []
     assert spread([TraceRequest(7.0, 1, 1, (0,))]) == [TraceRequest(7.0, 1, 1, (0,))]

@@ -34,8 +34,8 @@ def generous_deadlines(monkeypatch):
 @pytest.fixture
 def server(metrics_server):
     """Matches paths without their query."""
-    scripted = metrics_server.next_answer
-    metrics_server.next_answer = lambda path: scripted(path.partition("?")[0])
+    scripted = metrics_server.next_responder
+    metrics_server.next_responder = lambda path: scripted(path.partition("?")[0])
     return metrics_server
 
 

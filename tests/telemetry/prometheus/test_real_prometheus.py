@@ -35,11 +35,11 @@ def test_readings_from_prometheus_equal_what_the_replica_said(pool, metrics_serv
     metrics_server.script("/metrics", FIRST)
     replica = add_replica(pool, name="r1", url=metrics_server.url)
     server = create_server(name="prom", url=prometheus, pools=[pool], matchers='job=~"vllm-.*"')
-    real_prometheus.await_that(lambda: try_server(server).found == ["r1"], "Prometheus to have scraped r1")
+    real_prometheus.wait_until(lambda: try_server(server).found == ["r1"], "Prometheus to have scraped r1")
 
     read_server(server, due=datetime(2031, 3, 4, 12, 0, 0, tzinfo=UTC), deadline_s=10)
     metrics_server.script("/metrics", text(replica_text(1500, 400, running=3.0, finished=2, ttft=(1, 4, 0, 0, 0))))
-    real_prometheus.await_that(lambda: _reads(server, queries=1500), "Prometheus to have scraped what is new")
+    real_prometheus.wait_until(lambda: _reads(server, queries=1500), "Prometheus to have scraped what is new")
     read_server(server, due=datetime(2031, 3, 4, 12, 0, 5, tzinfo=UTC), deadline_s=10)
 
     first, second = Reading.objects.filter(replica=replica).order_by("at")
@@ -58,7 +58,7 @@ def test_a_replica_that_prometheus_cannot_scrape_is_down_and_a_prometheus_that_i
     metrics_server.script("/metrics", FIRST)
     replica = add_replica(pool, name="r1", url=metrics_server.url)
     server = create_server(name="prom", url=prometheus, pools=[pool])
-    real_prometheus.await_that(lambda: try_server(server).found == ["r1"], "Prometheus to have scraped r1")
+    real_prometheus.wait_until(lambda: try_server(server).found == ["r1"], "Prometheus to have scraped r1")
     read_server(server, due=datetime(2031, 3, 4, 12, 0, 0, tzinfo=UTC), deadline_s=10)
 
     MetricsServer.objects.filter(pk=server.pk).update(url="http://127.0.0.1:1")
@@ -74,7 +74,7 @@ def test_a_replica_that_prometheus_cannot_scrape_is_down_and_a_prometheus_that_i
     metrics_server.script("/metrics", status(500))
     MetricsServer.objects.filter(pk=server.pk).update(url=prometheus)
     server.refresh_from_db()
-    real_prometheus.await_that(lambda: try_server(server).missing != [], "Prometheus to notice")
+    real_prometheus.wait_until(lambda: try_server(server).missing != [], "Prometheus to notice")
     for second in (20, 25):
         read_server(server, due=datetime(2031, 3, 4, 12, 0, second, tzinfo=UTC), deadline_s=10)
     state = ScrapeState.objects.get(replica=replica)

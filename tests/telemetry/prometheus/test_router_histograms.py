@@ -59,7 +59,7 @@ def test_quantiles_of_summed_series_are_those_of_all_observations(tmp_path: Path
         targets = [f"{server.url[7:]}/{number}/metrics" for number in range(len(routers))]
         with real_prometheus.running(tmp_path, targets) as url:
             count = "sum(warmpath_router_ttft_seconds_count)"
-            real_prometheus.await_that(lambda: _value(url, count) == 4 * 1007, "Prometheus to have scraped all three")
+            real_prometheus.wait_until(lambda: _value(url, count) == 4 * 1007, "Prometheus to have scraped all three")
             for name in ("ttft_seconds", "reuse_ttft_seconds"):
                 theirs = {q: _quantile(url, q, f"sum by (le) (warmpath_router_{name}_bucket)") for q in QUANTILES}
 
