@@ -207,7 +207,7 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
     missed = _discovered(cluster, "gpu-8", 8, state=DiscoveredState.ADOPTED, replica=pool.replicas.get(name="gpu-8"))
     DiscoveredReplica.objects.filter(pk=missed.pk).update(missing_since=now - timedelta(seconds=40))
     failing = create_source(pool, name="names", kind="dns", settings={"host": "vllm.example"}, adoption="adopt")
-    error = "No name server answered within 10 s."
+    error = "No name server responded within 10 s."
     ReplicaSource.objects.filter(pk=failing.pk).update(
         looked_at=now, error=error, next_look_at=now + timedelta(hours=1)
     )

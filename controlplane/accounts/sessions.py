@@ -83,7 +83,7 @@ def record_activity(request: HttpRequest, user: User | None = None) -> None:
         session.save()
     former, session[_LISTED_KEY] = session.get(_LISTED_KEY, ""), session.session_key
     agent = request.headers.get("User-Agent", "")
-    record_session(user, session.session_key or "", former=former, address=client_address(request), agent=agent)
+    record_session(user, session.session_key or "", former_key=former, address=client_address(request), agent=agent)
 
 
 @receiver(user_logged_in, dispatch_uid="controlplane.signed_in")

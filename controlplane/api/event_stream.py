@@ -58,13 +58,13 @@ def acquire_slot() -> None:
         raise TooManyWaitersError
 
 
-def wait_for_events(position: events.Place, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
+def wait_for_events(position: events.Position, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
     """The events after a position, as soon as there are any, or [] after ``wait_s`` seconds. TooManyWaitersError."""
     following = events.events_after(position, rows, limit)
     if following or wait_s <= 0:
         return following
     deadline_s = time.monotonic() + wait_s
-    seen: events.Place | None = None
+    seen: events.Position | None = None
     acquire_slot()
     try:
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -73,13 +73,13 @@ def wait_for_events(position: events.Place, rows: QuerySet[Event], *, limit: int
                 return following
             seen = newest
             events.release_connection()
-            time.sleep(min(events.EVERY_S, left_s))
+            time.sleep(min(events.POLL_INTERVAL_S, left_s))
         return []
     finally:
         _slots.release()
 
 
-def event_stream(request: Request, position: events.Place, rows: Rows) -> StreamingHttpResponse:
+def event_stream(request: Request, position: events.Position, rows: Rows) -> StreamingHttpResponse:
     """Server-sent events after a position, for as long as ``rows`` returns any rows."""
     subscription = Subscription(position, rows)
     is_asgi = isinstance(request._request, ASGIRequest)  # noqa: SLF001 - the server's request
@@ -110,10 +110,10 @@ def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySe
 class Subscription:
     """One client's position in the events: what to send next."""
 
-    def __init__(self, position: events.Place, rows: Rows) -> None:
+    def __init__(self, position: events.Position, rows: Rows) -> None:
         acquire_slot()
         self._position, self._rows = position, rows
-        self._newest_seen: events.Place | None = None
+        self._newest_seen: events.Position | None = None
         self._started_s = self._keepalive_s = self._checked_s = time.monotonic()
         self._has_slot = threading.Lock()
 
@@ -149,7 +149,7 @@ class Subscription:
         self._keepalive_s = now_s
         return b": alive\n\n"
 
-    def _events(self, rows: QuerySet[Event], newest: events.Place) -> bytes:
+    def _events(self, rows: QuerySet[Event], newest: events.Position) -> bytes:
         batch = events.events_after(self._position, rows, MAX_BATCH)
         if batch:
             self._position = (batch[-1].xact, batch[-1].pk)
@@ -171,7 +171,7 @@ class Chunks:
             if chunk:
                 yield chunk
             else:
-                time.sleep(events.EVERY_S)
+                time.sleep(events.POLL_INTERVAL_S)
 
 
 class AsyncChunks:
@@ -188,7 +188,7 @@ class AsyncChunks:
             if chunk:
                 yield chunk
             else:
-                await asyncio.sleep(events.EVERY_S)
+                await asyncio.sleep(events.POLL_INTERVAL_S)
 
 
 def _encoded(event: Event) -> bytes:

@@ -15,7 +15,7 @@ from psycopg.abc import PQGen
 
 RV = TypeVar("RV")
 WAIT_INTERVAL_S = 0.1  # psycopg's default: how often it checks for an interrupt
-UNAVAILABLE = frozenset({"57P01", "57P02", "57P03", "53300"})  # SQLSTATE of a server that stops, starts or is full
+UNAVAILABLE_STATES = frozenset({"57P01", "57P02", "57P03", "53300"})  # SQLSTATE: server stops, starts or is full
 
 
 class TimeoutConnection(Connection[Any]):
@@ -59,7 +59,7 @@ def is_unavailable(error: BaseException) -> bool:
     if cause is not None and not isinstance(cause, Error):
         return False
     state = getattr(cause, "sqlstate", None)
-    return state is None or state in UNAVAILABLE or state.startswith("08")
+    return state is None or state in UNAVAILABLE_STATES or state.startswith("08")
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -17,10 +17,10 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from psycopg import sql
 
-AUDIT = "controlplane_auditentry"
-READ_ONLY = ("django_migrations",)
+AUDIT_TABLE = "controlplane_auditentry"
+READ_ONLY_TABLES = ("django_migrations",)
 
-PARTITIONED = """
+PARTITIONED_TABLES_QUERY = """
 select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = current_schema() and (c.relkind = 'p' or c.relispartition) and c.relkind in ('p', 'r')
     and pg_get_userbyid(c.relowner) <> %s
@@ -58,10 +58,10 @@ def grant_application(role: str) -> None:
             "grant usage, select, update on all sequences in schema public to {role}",
             "revoke all on {audit} from public, {role}",
             "grant select, insert on {audit} to {role}",
-            *(f"revoke insert, update, delete on {table} from {{role}}" for table in READ_ONLY),
+            *(f"revoke insert, update, delete on {table} from {{role}}" for table in READ_ONLY_TABLES),
         ):
-            cursor.execute(sql.SQL(statement).format(role=name, audit=sql.Identifier(AUDIT)))
-        cursor.execute(PARTITIONED, [role])
+            cursor.execute(sql.SQL(statement).format(role=name, audit=sql.Identifier(AUDIT_TABLE)))
+        cursor.execute(PARTITIONED_TABLES_QUERY, [role])
         for (table,) in cursor.fetchall():
             cursor.execute(sql.SQL("alter table {} owner to {}").format(sql.SQL(table), name))
 
@@ -73,14 +73,14 @@ def can_alter_audit() -> bool:
             "select pg_has_role(c.relowner, 'member')"
             " or has_table_privilege(c.oid, 'update, delete, truncate, trigger')"
             " from pg_class c where c.oid = %s::regclass",
-            [AUDIT],
+            [AUDIT_TABLE],
         )
         return bool(cursor.fetchone()[0])
 
 
-def _connect_as(entry: dict[str, object]) -> None:
+def _connect_as(database: dict[str, object]) -> None:
     current: Any = connections[DEFAULT_DB_ALIAS]
     current.close()
     current.close_pool()  # the pool belongs to the alias, not to the connection
-    connections.settings[DEFAULT_DB_ALIAS] = entry
+    connections.settings[DEFAULT_DB_ALIAS] = database
     del connections[DEFAULT_DB_ALIAS]

@@ -17,15 +17,15 @@ from typing import ParamSpec, TypeVar
 from django.db import OperationalError, connection, transaction
 
 ATTEMPTS = 5
-BASE_DELAY_S = 0.02  # doubled with each attempt; the actual delay is random, so that two transactions do not meet again
-CONFLICTS = frozenset({"40001", "40P01"})  # SQLSTATE
+BASE_DELAY_S = 0.02  # doubled with each attempt; the delay is random, so that two transactions do not conflict again
+CONFLICT_STATES = frozenset({"40001", "40P01"})  # SQLSTATE
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def retry_on_conflict(transaction: Callable[P, T]) -> Callable[P, T]:
-    """Run a function that is one transaction, at most ``ATTEMPTS`` times while PostgreSQL aborts it.
+    """Run a transaction again while PostgreSQL aborts it because of a conflict, at most ``ATTEMPTS`` times in all.
 
     Inside another transaction it runs once, because only that transaction as a whole could be retried.
     """
@@ -47,7 +47,7 @@ def retry_on_conflict(transaction: Callable[P, T]) -> Callable[P, T]:
 
 def is_conflict(error: BaseException) -> bool:
     """Whether an error is a deadlock or a serialization failure."""
-    return getattr(error.__cause__, "sqlstate", None) in CONFLICTS
+    return getattr(error.__cause__, "sqlstate", None) in CONFLICT_STATES
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from controlplane.discovery.targets import (
     Target,
     base_url,
     collect,
-    shown,
+    printable,
 )
 
 
@@ -99,11 +99,11 @@ def _resolve(settings: DnsSettings, limits: PollLimits) -> Iterable[dns.rdata.Rd
     except dns.resolver.NoAnswer:
         raise PollError(f"{host} has no {record} record.") from None
     except dns.exception.Timeout:
-        raise PollError(f"No name server answered within {limits.deadline_s:g} s.") from None
+        raise PollError(f"No name server responded within {limits.deadline_s:g} s.") from None
     except dns.resolver.NoNameservers as error:
-        raise PollError(f"The name server failed: {shown(error, 200)}") from None
+        raise PollError(f"The name server failed: {printable(error, 200)}") from None
     except (dns.exception.DNSException, OSError, UnicodeError, ValueError) as error:
-        raise PollError(f"DNS: {shown(error, 200) or type(error).__name__}") from None
+        raise PollError(f"DNS: {printable(error, 200) or type(error).__name__}") from None
 
 
 def _resolver(settings: DnsSettings, limits: PollLimits) -> dns.resolver.Resolver:
@@ -125,4 +125,4 @@ def _server(text: str) -> tuple[str, int]:
         ipaddress.ip_address(address)
         return address, int(port)
     except ValueError:
-        raise PollError(f"Invalid name server {shown(text)}: expected an IP address, or address:port.") from None
+        raise PollError(f"Invalid name server {printable(text)}: expected an IP address, or address:port.") from None

@@ -23,7 +23,7 @@ from controlplane.discovery.targets import (
     SourceSettings,
     Target,
     collect,
-    shown,
+    printable,
 )
 
 MAX_FILE_BYTES = 1 << 20
@@ -73,7 +73,7 @@ def targets(groups: object, settings: FileSettings) -> Iterator[Target]:
     for number, group in enumerate(groups):
         labels, addresses = _group(group, number)
         for address in addresses:
-            yield _target(address, labels, settings, alone=len(addresses) == 1)
+            yield _target(address, labels, settings, is_single=len(addresses) == 1)
 
 
 def resolved_path(path: str) -> Path:
@@ -84,12 +84,12 @@ def resolved_path(path: str) -> Path:
         raise PollError("The path is outside WARMPATH_DISCOVERY_DIR.")
     try:
         folder = Path(django_settings.DISCOVERY_DIR).resolve(strict=True)
-        found = (folder / path).resolve(strict=True)  # links are followed here; opening follows none
+        resolved = (folder / path).resolve(strict=True)  # links are followed here; opening follows none
     except (OSError, RuntimeError, ValueError) as error:
-        raise PollError(f"{shown(path)} cannot be read: {_error_text(error)}.") from None
-    if not found.is_relative_to(folder):
+        raise PollError(f"{printable(path)} cannot be read: {_error_text(error)}.") from None
+    if not resolved.is_relative_to(folder):
         raise PollError("The path is outside WARMPATH_DISCOVERY_DIR.")
-    return found
+    return resolved
 
 
 def _content(path: Path) -> bytes:
@@ -99,15 +99,15 @@ def _content(path: Path) -> bytes:
         with os.fdopen(handle, "rb") as file:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
-                raise PollError(f"{shown(path.name)} is not a regular file.")
+                raise PollError(f"{printable(path.name)} is not a regular file.")
             content = file.read(MAX_FILE_BYTES + 1)
             after = os.fstat(handle)
     except OSError as error:
-        raise PollError(f"{shown(path.name)} cannot be read: {_error_text(error)}.") from None
+        raise PollError(f"{printable(path.name)} cannot be read: {_error_text(error)}.") from None
     if len(content) > MAX_FILE_BYTES:
-        raise PollError(f"{shown(path.name)} is longer than {MAX_FILE_BYTES} bytes.")
+        raise PollError(f"{printable(path.name)} is longer than {MAX_FILE_BYTES} bytes.")
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size) or len(content) != after.st_size:
-        raise PollError(f"{shown(path.name)} changed while it was read: write a new file and rename it.")
+        raise PollError(f"{printable(path.name)} changed while it was read: write a new file and rename it.")
     return content
 
 
@@ -117,7 +117,7 @@ def _parsed(path: Path, content: bytes) -> object:
         return json.loads(text) if path.suffix == ".json" else yaml.load(text, _LOADER)  # noqa: S506 - a safe loader
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = str(error).replace("\n", " ") or "it is nested too deeply"
-        raise PollError(f"{shown(path.name)} cannot be parsed: {shown(reason, 200)}") from None
+        raise PollError(f"{printable(path.name)} cannot be parsed: {printable(reason, 200)}") from None
 
 
 def _group(group: object, number: int) -> tuple[Mapping[str, Any], list[object]]:
@@ -129,13 +129,13 @@ def _group(group: object, number: int) -> tuple[Mapping[str, Any], list[object]]
     return labels, group["targets"]
 
 
-def _target(address: object, labels: Mapping[str, Any], settings: FileSettings, *, alone: bool) -> Target:
+def _target(address: object, labels: Mapping[str, Any], settings: FileSettings, *, is_single: bool) -> Target:
     """The name label applies only to a group with a single target."""
-    name = labels.get(settings.name_label) if alone and settings.name_label else None
+    name = labels.get(settings.name_label) if is_single and settings.name_label else None
     scheme = str(labels.get("__scheme__", settings.scheme))
-    plain = {str(key): str(value) for key, value in labels.items() if isinstance(value, str | int | float)}
+    label_texts = {str(key): str(value) for key, value in labels.items() if isinstance(value, str | int | float)}
     error = "" if _ADDRESS.fullmatch(str(address)) else "expected host:port"
-    return Target(key=str(name or address), url=f"{scheme}://{address}", labels=plain, error=error)
+    return Target(key=str(name or address), url=f"{scheme}://{address}", labels=label_texts, error=error)
 
 
 def _error_text(error: Exception) -> str:

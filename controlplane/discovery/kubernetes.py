@@ -30,7 +30,7 @@ from controlplane.discovery.targets import (
     Target,
     base_url,
     collect,
-    shown,
+    printable,
 )
 from controlplane.egress import FetchedResponse, fetch, guarded_client
 from controlplane.models import TargetCondition
@@ -144,12 +144,12 @@ class _Status(Struct):
 
 def targets(slices: Sequence[Slice], settings: KubernetesSettings) -> Iterator[Target]:
     """The endpoints of one address family, IPv4 if there are any: a dual-stack pod is one replica."""
-    filled = [piece for piece in slices if piece.endpoints]
-    family = "IPv4" if any(piece.address_type == "IPv4" for piece in filled) else "IPv6"
-    for piece in filled:
-        if piece.address_type == family:
-            port = _port(piece.ports or [], settings)
-            for endpoint in piece.endpoints or []:
+    filled = [entry for entry in slices if entry.endpoints]
+    family = "IPv4" if any(entry.address_type == "IPv4" for entry in filled) else "IPv6"
+    for entry in filled:
+        if entry.address_type == family:
+            port = _port(entry.ports or [], settings)
+            for endpoint in entry.endpoints or []:
                 yield _target(endpoint, port, settings)
 
 
@@ -176,16 +176,16 @@ def _port(ports: Sequence[SlicePort], settings: KubernetesSettings) -> int:
     """The configured port, or the only one; PollError if it is missing or ambiguous."""
     if settings.port.isdigit():
         return int(settings.port)
-    numbered = {port.name or "": port.port for port in ports if port.port}
+    numbered = {entry.name or "": entry.port for entry in ports if entry.port}
     if settings.port:
-        found = numbered.get(settings.port)
+        port = numbered.get(settings.port)
     else:
-        found = next(iter(numbered.values())) if len(numbered) == 1 else None
-    if found is None:
-        names = ", ".join(shown(name or number, 20) for name, number in sorted(numbered.items())) or "none"
+        port = next(iter(numbered.values())) if len(numbered) == 1 else None
+    if port is None:
+        names = ", ".join(printable(name or number, 20) for name, number in sorted(numbered.items())) or "none"
         problem = f"no port named {settings.port}" if settings.port else "more or fewer than one port"
-        raise PollError(f"The service has {problem} (it has: {shown(names, 200)}). Set the port.")
-    return found
+        raise PollError(f"The service has {problem} (it has: {printable(names, 200)}). Set the port.")
+    return port
 
 
 # --- requests to the API server --------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def _api_server(settings: KubernetesSettings, token: str) -> _ApiServer:
     if not host:
         raise PollError("Warmpath does not run in a Kubernetes cluster: set the API server and its token.")
     try:
-        own = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # read every time: the cluster rotates it
+        account_token = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # read each time: it is rotated
         authority = (ACCOUNT / "ca.crt").read_text(encoding="ascii")
     except (OSError, UnicodeError) as error:
         raise PollError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
-    return _ApiServer(base_url("https", host, int(port)), own, _authority(authority))
+    return _ApiServer(base_url("https", host, int(port)), account_token, _authority(authority))
 
 
 def _checked_url(url: str, token: str) -> str:
@@ -257,15 +257,15 @@ class _ExpiredError(Exception):
 def _pages(
     http: httpx.Client, server: _ApiServer, settings: KubernetesSettings, ends_at: float, limits: PollLimits
 ) -> Iterator[Slice]:
-    token, endpoints = "", 0
+    continue_token, endpoints = "", 0
     for _ in range(MAX_PAGES):
-        page = _decoded(_get(http, server, settings, token, ends_at - time.monotonic()), settings)
-        endpoints += sum(len(piece.endpoints or ()) for piece in page.items)
+        page = _decoded(_get(http, server, settings, continue_token, ends_at - time.monotonic()), settings)
+        endpoints += sum(len(entry.endpoints or ()) for entry in page.items)
         if endpoints > 4 * limits.max_targets:
             raise PollError(f"The service has at least {endpoints} endpoints; the limit is {limits.max_targets}.")
         yield from page.items
-        token = page.metadata.next or ""
-        if not token:
+        continue_token = page.metadata.next or ""
+        if not continue_token:
             return
     raise PollError(f"The API server's list has more than {MAX_PAGES} pages.")
 
@@ -284,7 +284,7 @@ def _get(
     except httpx.TimeoutException:
         raise PollError("The API server did not respond in time.") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise PollError(f"The API server cannot be reached: {shown(error, 200)}") from None
+        raise PollError(f"The API server cannot be reached: {printable(error, 200)}") from None
 
 
 def _decoded(response: FetchedResponse, settings: KubernetesSettings) -> _SliceList:
@@ -295,7 +295,7 @@ def _decoded(response: FetchedResponse, settings: KubernetesSettings) -> _SliceL
     try:
         return msgspec.json.decode(response.body, type=_SliceList)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise PollError(f"The API server did not return a list of EndpointSlices: {shown(error, 200)}") from None
+        raise PollError(f"The API server did not return a list of EndpointSlices: {printable(error, 200)}") from None
 
 
 def _error_text(response: FetchedResponse, settings: KubernetesSettings) -> str:
@@ -307,4 +307,4 @@ def _error_text(response: FetchedResponse, settings: KubernetesSettings) -> str:
         message = msgspec.json.decode(response.body, type=_Status).message
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         message = ""
-    return f"The API server returned status {response.status}{': ' + shown(message, 200) if message else ''}."
+    return f"The API server returned status {response.status}{': ' + printable(message, 200) if message else ''}."

@@ -78,6 +78,6 @@ def poll(source: ReplicaSource) -> PollResult | PollError:
         return error
     except (ControlPlaneError, msgspec.ValidationError) as error:
         return PollError(str(error))
-    except Exception as error:  # a hostile response may break this poll, but not those of other sources
+    except Exception as error:  # a malicious response fails this poll, not those of other sources
         log.exception("polling source %s failed", source.name)
         return PollError(f"The poll failed: {type(error).__name__}. The worker's log has details.")

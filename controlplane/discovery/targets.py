@@ -89,15 +89,15 @@ def collect(candidates: Iterable[Target], limits: PollLimits) -> PollResult:
     rejections: list[tuple[str, str]] = []
     accepted: dict[str, Target] = {}
     keys: dict[str, str] = {}  # of accepted targets, by URL
-    for target in sorted(_limited(candidates, limits.max_targets), key=_sort_key):
+    for target in sorted(_check_number(candidates, limits.max_targets), key=_sort_key):
         if reason := _invalid(target, limits.rules) or _duplicate(target, accepted, keys):
             rejections.append((target.key, reason))
         elif target.key not in accepted:
-            accepted[target.key] = _trimmed(target)
+            accepted[target.key] = _trim_labels(target)
             keys[target.url] = target.key
     if len(accepted) > limits.max_targets:
         raise _too_many(len(accepted), limits.max_targets)
-    texts = [f"{shown(key) or 'A target without a name'}: {reason}." for key, reason in rejections]
+    texts = [f"{printable(key) or 'A target without a name'}: {reason}." for key, reason in rejections]
     if rejections and not accepted:
         raise PollError(f"No target is valid. {texts[0]}")
     rejected_keys = frozenset(key for key, _ in rejections) - frozenset(accepted)
@@ -105,18 +105,18 @@ def collect(candidates: Iterable[Target], limits: PollLimits) -> PollResult:
     return PollResult(targets, tuple(texts[:MAX_LISTED_REJECTIONS]), rejected_keys)
 
 
-def shown(text: object, max_chars: int = 80) -> str:
+def printable(text: object, max_chars: int = 80) -> str:
     """Untrusted text for a message: one line, printable, cut to ``max_chars``."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: max_chars + 1])
-    return plain if len(plain) <= max_chars else f"{plain[:max_chars]}..."
+    line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[: max_chars + 1])
+    return line if len(line) <= max_chars else f"{line[:max_chars]}..."
 
 
 def _sort_key(target: Target) -> tuple[int, str, str]:
     return (_READINESS.index(target.condition), target.key, target.url)
 
 
-def _limited(candidates: Iterable[Target], max_targets: int) -> list[Target]:
-    """All candidates: a source may report an engine several times, but not without limit."""
+def _check_number(candidates: Iterable[Target], max_targets: int) -> list[Target]:
+    """The candidates as a list; PollError for more than four per allowed target (an engine may be reported twice)."""
     reported: list[Target] = []
     for target in candidates:
         reported.append(target)
@@ -134,7 +134,7 @@ def _invalid(target: Target, rules: Rules) -> str | None:
     try:
         check_base_url(target.url)
     except ConfigError as error:
-        return f"{shown(target.url)}: {error.reason}"
+        return f"{printable(target.url)}: {error.reason}"
     for address in written_addresses(urlsplit(target.url).hostname or ""):
         if refusal := rules.refusal(address):
             return f"{refusal}; WARMPATH_FLEET_NETWORKS lists the networks of replicas"
@@ -147,11 +147,11 @@ def _duplicate(target: Target, accepted: Mapping[str, Target], keys: Mapping[str
         return f"reported at {same_key.url} and at {target.url}; the first is used"
     same_url = keys.get(target.url)
     if same_url not in (None, target.key):
-        return f"{target.url} is already target {shown(same_url)}"
+        return f"{target.url} is already target {printable(same_url)}"
     return None
 
 
-def _trimmed(target: Target) -> Target:
+def _trim_labels(target: Target) -> Target:
     labels = [(str(name), str(value)) for name, value in target.labels.items()]
     labels = [(name, value) for name, value in labels if (name + value).isprintable() and len(name) <= MAX_LABEL_CHARS]
     kept = {name: value[:MAX_LABEL_CHARS] for name, value in sorted(labels)[:MAX_LABELS]}

@@ -61,8 +61,8 @@ class ReplicaSource(models.Model):
     held = models.CharField(max_length=500, blank=True)  # why missing replicas are not removed
     refused = models.JSONField(default=list)  # why entries of the last result were rejected
     found = models.PositiveIntegerField(null=True, blank=True)  # targets in the last result
-    new = models.PositiveIntegerField(null=True, blank=True)  # of them, new ones
-    vanished = models.PositiveIntegerField(null=True, blank=True)  # known ones that were missing
+    new = models.PositiveIntegerField(null=True, blank=True)  # new targets in the last result
+    vanished = models.PositiveIntegerField(null=True, blank=True)  # discovered engines that were missing
 
     class Meta:
         ordering = ("name",)

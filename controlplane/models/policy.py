@@ -138,7 +138,7 @@ class ConfigSnapshot(models.Model):
 class RolloutState(models.TextChoices):
     """The transitions between states are in ``services/policies/rollout_transitions.py``."""
 
-    AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by somebody other than the publisher
+    AWAITING_APPROVAL = "awaiting_approval", "Awaiting approval"  # by a user other than the publisher
     PENDING = "pending", "Pending"  # no router runs it yet
     PROGRESSING = "progressing", "Progressing"  # routers run its current stage, or are about to
     PAUSED = "paused", "Paused"  # by a user; the analysis continues
@@ -158,7 +158,7 @@ OPEN_ROLLOUTS = (
 )
 
 
-NONE_YET = Value([], models.JSONField())
+EMPTY_LIST = Value([], models.JSONField())
 
 
 class HoldReason(models.TextChoices):
@@ -182,14 +182,14 @@ class Rollout(models.Model):
     why = models.CharField(max_length=500, blank=True, default="", db_default="")  # reason for the state
 
     # rollout_plans.Stage; []: all at once.
-    stages = models.JSONField(default=list, db_default=NONE_YET, blank=True)
+    stages = models.JSONField(default=list, db_default=EMPTY_LIST, blank=True)
     stage = models.PositiveSmallIntegerField(default=0, db_default=0)  # index in ``stages``
     stage_since = models.DateTimeField(null=True, blank=True)  # when the stage was entered
     stage_converged_at = models.DateTimeField(null=True, blank=True)  # when every connected router first ran it
     paused_at = models.DateTimeField(null=True, blank=True)  # None: not paused
     stage_paused_s = models.FloatField(default=0.0, db_default=0.0)  # finished pauses since convergence
     guard = models.JSONField(null=True, blank=True)  # rollout_plans.GuardLimits; None: no analysis
-    readings = models.JSONField(default=list, db_default=NONE_YET, blank=True)  # last analysis results
+    readings = models.JSONField(default=list, db_default=EMPTY_LIST, blank=True)  # last analysis results
     readings_at = models.DateTimeField(null=True, blank=True)
 
     started_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="+")

@@ -1,1 +1,1 @@
-"""From rows to routers: what they should run, and how it gets there."""
+"""Builds the configuration of routers from database rows, and sends it to them."""

@@ -2,10 +2,10 @@
 
 Theory of operation. A document is signed when it is sent, not when it is frozen. The signature holds for
 ``WARMPATH_CONFIG_VALID_H`` hours, and the control plane renews it at half that time by sending the same number again
-to routers that check signatures. A recorded document is therefore useless after that time even against a router that
-knows no newer number, while a router whose control plane is down keeps its configuration.
+to routers that check signatures. An attacker who recorded a document cannot use it after that time, not even against a
+router without a newer configuration. A router whose control plane is down keeps its configuration.
 
-Every outcome is a value, because an unreachable router is normal.
+An unreachable router is normal, so functions return it as a value instead of raising.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE_S = 5.0  # of one whole request
 MAX_TIMESTAMP = 253_402_300_799  # end of the year 9999, the latest that a datetime can hold
 MAX_RESPONSE_BYTES = 8 << 20  # GET /admin/config returns the whole configuration
 MAX_EXPLANATION_BYTES = 4 << 20  # a candidate takes about 300 bytes
-CHECKED = ("verified", "expired", "unsigned")  # signature states reported by routers that check signatures
+CHECKED_STATES = ("verified", "expired", "unsigned")  # signature states reported by routers that check signatures
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -211,7 +211,7 @@ def signing_key_id() -> str:
 
 def needs_renewal(router: Router, now: datetime) -> bool:
     """Whether a router checks signatures, and its signature has another key or is past half of its validity."""
-    if router.signature_state not in CHECKED:
+    if router.signature_state not in CHECKED_STATES:
         return False
     expires_at = router.signature_expires_at
     return router.signature_key != signing_key_id() or expires_at is None or expires_at < now + _validity() / 2
@@ -219,8 +219,8 @@ def needs_renewal(router: Router, now: datetime) -> bool:
 
 def needing_renewal(now: datetime) -> Q:
     """``needs_renewal`` as a condition on rows."""
-    fresh = Q(signature_key=signing_key_id(), signature_expires_at__gte=now + _validity() / 2)
-    return Q(signature_state__in=CHECKED) & ~fresh
+    current = Q(signature_key=signing_key_id(), signature_expires_at__gte=now + _validity() / 2)
+    return Q(signature_state__in=CHECKED_STATES) & ~current
 
 
 def _validity() -> timedelta:

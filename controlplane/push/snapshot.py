@@ -32,10 +32,10 @@ from controlplane.schema_fields import schema_values
 from routing import schema
 
 
-def access_of(keys: Iterable[ClientKey], pools: Sequence[Pool]) -> schema.Access:
+def build_access(keys: Iterable[ClientKey], pools: Sequence[Pool]) -> schema.Access:
     """The permitted keys, sorted by name; ``pools`` have their groups prefetched."""
-    restricted = (_restricted(key, pools) for key in keys)
-    return schema.Access(tuple(sorted((key for key in restricted if key), key=lambda key: key.name)))
+    restricted_keys = (_restrict_key(key, pools) for key in keys)
+    return schema.Access(tuple(sorted((key for key in restricted_keys if key), key=lambda key: key.name)))
 
 
 def api_key(key: ClientKey) -> schema.ApiKey:
@@ -43,8 +43,8 @@ def api_key(key: ClientKey) -> schema.ApiKey:
     return schema.ApiKey(
         name=key.full_name,
         digest=key.digest,
-        models=_tuple(key.models),
-        groups=_tuple(key.groups),
+        models=_optional_tuple(key.models),
+        groups=_optional_tuple(key.groups),
         tenant=f"{key.project.name}.{key.tenant}" if key.tenant else None,
         requests_per_s=key.requests_per_s,
         burst=key.burst,
@@ -53,7 +53,7 @@ def api_key(key: ClientKey) -> schema.ApiKey:
     )
 
 
-def names_of(pools: Iterable[Pool]) -> set[str] | None:
+def model_names(pools: Iterable[Pool]) -> set[str] | None:
     """Names of all models, aliases and adapters of some pools; None if a pool accepts any model."""
     names: set[str] = set()
     for pool in pools:
@@ -74,13 +74,13 @@ def _with_full_key_names(
     return msgspec.structs.replace(group, match=match)
 
 
-def _restricted(key: ClientKey, pools: Sequence[Pool]) -> schema.ApiKey | None:
+def _restrict_key(key: ClientKey, pools: Sequence[Pool]) -> schema.ApiKey | None:
     """The key restricted to what exists in its project; None if that is nothing."""
-    own = [pool for pool in pools if pool.project_id == key.project_id]
+    own_pools = [pool for pool in pools if pool.project_id == key.project_id]
     config = api_key(key)
-    models = _permitted_models(config.models, names_of(own), is_only_project=len(own) == len(pools))
-    groups = _existing(config.groups, {group.name for pool in own for group in pool.groups.all()})
-    if not own or models == () or groups == ():
+    models = _permitted_models(config.models, model_names(own_pools), is_only_project=len(own_pools) == len(pools))
+    groups = _keep_existing(config.groups, {group.name for pool in own_pools for group in pool.groups.all()})
+    if not own_pools or models == () or groups == ():
         return None
     return msgspec.structs.replace(config, models=models, groups=groups)
 
@@ -93,28 +93,28 @@ def _permitted_models(
         return named
     if named is None:
         return None if is_only_project else tuple(sorted(existing))
-    return _existing(named, existing)
+    return _keep_existing(named, existing)
 
 
-def _existing(named: tuple[str, ...] | None, existing: Collection[str]) -> tuple[str, ...] | None:
+def _keep_existing(named: tuple[str, ...] | None, existing: Collection[str]) -> tuple[str, ...] | None:
     return None if named is None else tuple(name for name in named if name in existing)
 
 
-def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
+def _optional_tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
 
 def build_config(hash_secret: str) -> schema.RouterConfig:
     """The configuration of the whole fleet; ten queries, however large the fleet is."""
-    canaries, rows, fleet = _canary_rollouts(), list(_pools()), FleetSettings.objects.first()
+    canaries, pools, fleet = _canary_rollouts(), list(_pools()), FleetSettings.objects.first()
     active_keys = ClientKey.objects.filter(revoked_at=None).select_related("project")
-    access = access_of(active_keys, rows) if fleet and fleet.needs_key else None
+    access = build_access(active_keys, pools) if fleet and fleet.needs_key else None
     permitted = frozenset(key.name for key in access.keys) if access else frozenset()
-    pools = tuple(_pool(pool, canaries, permitted) for pool in rows)
+    pool_configs = tuple(_pool(pool, canaries, permitted) for pool in pools)
     fleet_wide = schema_values(schema_fields.FLEET, fleet) if fleet else {}
     networks = schema.ReplicaNetworks(allowed=tuple(map(str, settings.FLEET_NETWORKS)))
     return schema.RouterConfig(
-        hash_secret=hash_secret, pools=pools, access=access, replica_networks=networks, **fleet_wide
+        hash_secret=hash_secret, pools=pool_configs, access=access, replica_networks=networks, **fleet_wide
     )
 
 
@@ -122,14 +122,14 @@ def _pools() -> Iterable[Pool]:
     live = PolicyRevision.objects.filter(state=RevisionState.LIVE)
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", live, to_attr="live_revisions"))
     groups = TaskGroup.objects.order_by("name").prefetch_related("replicas", Prefetch("policy", policies))
-    own = policies.filter(group=None)
+    pool_policies = policies.filter(group=None)
     return (
         Pool.objects.order_by("name")
         .select_related("project")
         .prefetch_related(
             Prefetch("replicas", Replica.objects.order_by("name")),
             Prefetch("groups", groups),
-            Prefetch("policies", own, to_attr="own_policies"),
+            Prefetch("policies", pool_policies, to_attr="own_policies"),
         )
     )
 
@@ -142,8 +142,8 @@ def _canary_rollouts() -> Mapping[int, Rollout]:
 
 
 def _pool(pool: Pool, canaries: Mapping[int, Rollout], permitted: Collection[str]) -> schema.PoolConfig:
-    own = (_group(group, canaries) for group in pool.groups.all())
-    groups = tuple(_with_full_key_names(group, pool.project.name, permitted) for group in own)
+    configs = (_group(group, canaries) for group in pool.groups.all())
+    groups = tuple(_with_full_key_names(config, pool.project.name, permitted) for config in configs)
     without_policy = [group.name for group in groups if group.policy is None]
     policy = _policy(pool.own_policies[0], canaries, without_policy)  # type: ignore[attr-defined]  # prefetched above
     if policy is None:
@@ -197,7 +197,7 @@ def _policy(
 
 
 def _canary(rollout: Rollout, without_policy: Collection[str]) -> schema.Canary | None:
-    """The canary of the rollout's current stage; None if its task groups are gone or now have policies of their own."""
+    """The canary of the rollout's current stage; None if its task groups were removed or have their own policies."""
     scope = rollout.stages[rollout.stage]
     groups = None if scope["groups"] is None else tuple(name for name in scope["groups"] if name in without_policy)
     if groups == ():

@@ -1,1 +1,1 @@
-"""The only writers. One verb per function: atomic, typed, recorded as an event."""
+"""Services: the only functions that write rows. Each makes one change, atomically, and records it as an event."""

@@ -2,7 +2,7 @@
 
 Theory of operation. Entries are numbered without gaps and each contains the digest of the entry before it, so an entry
 that is changed, deleted or inserted breaks the chain at that number. An advisory lock serializes writers from the first
-entry of a transaction to its commit. Someone who rewrites the last entries together with all their digests is detected
+entry of a transaction to its commit. An attacker who rewrites the last entries with all their digests is detected
 only by comparing with a digest noted earlier: the daily check stores the newest digest, and ``verify_audit`` prints it.
 """
 

@@ -1,7 +1,7 @@
 """Checks and row operations that several services share. Errors name the JSON path of the invalid field.
 
-A stored secret is sent only to the address it was entered for. Otherwise somebody who may change an address, but was
-never shown the secret beside it, could have the secret sent to a server of their own. Every service that stores a
+A stored secret is sent only to the address it was entered for. Otherwise a user who may change an address, but was
+never shown its secret, could have the secret sent to a server of their own. Every service that stores a
 secret together with an address calls ``check_destination`` when the address changes and the secret is not entered
 again; ``tests/controlplane/test_secret_destinations.py`` fails for an encrypted field without such a rule.
 """
@@ -35,9 +35,9 @@ Row = TypeVar("Row", bound=Model)
 def check_name(name: str, pattern: str, path: str) -> None:
     """InvalidError unless the name matches ``SHORT_NAME`` or ``LONG_NAME`` (``models.fleet``)."""
     if not re.fullmatch(pattern, name):
-        longest = 30 if pattern == SHORT_NAME else 63
+        max_chars = 30 if pattern == SHORT_NAME else 63
         allowed = (
-            f"expected up to {longest} lower-case letters, digits and -, beginning and ending with a letter or digit"
+            f"expected up to {max_chars} lower-case letters, digits and -, beginning and ending with a letter or digit"
         )
         raise InvalidError(path, allowed)
 
@@ -91,28 +91,30 @@ def unique_or(conflict: Callable[[IntegrityError], ConflictError]) -> Iterator[N
         raise conflict(error) from None
 
 
-def change_fields(row: Row, values: Mapping[str, Any], facts: Callable[[Row], dict[str, Any]]) -> dict[str, Any] | None:
+def change_fields(
+    row: Row, values: Mapping[str, Any], event_fields: Callable[[Row], dict[str, Any]]
+) -> dict[str, Any] | None:
     """Set and save fields of a locked row; ``{"before", "after"}`` for the event, None if nothing changed.
 
-    ``facts`` returns the part of the row that events show.
+    ``event_fields`` returns the part of the row that events show.
     """
-    before = facts(row)
+    before = event_fields(row)
     for name, value in values.items():
         setattr(row, name, value)
-    after = facts(row)
+    after = event_fields(row)
     if after == before:
         return None
     row.save()
     return {"before": before, "after": after}
 
 
-def name_conflict(noun: str, value: str, owners: QuerySet[Model], by: User | None) -> ConflictError:
+def name_conflict(kind: str, value: str, owners: QuerySet[Model], by: User | None) -> ConflictError:
     """Error for a name or URL that one of ``owners`` has; says so only to users who may see an owner.
 
     ``by`` is None where the system acts by itself.
     """
     is_visible = by is None or not owners.exists() or visible(roles_of(by), owners).exists()
-    return NameTakenError(noun, value) if is_visible else NotUsableError(value)
+    return NameTakenError(kind, value) if is_visible else NotUsableError(value)
 
 
 def origin_of(url: str) -> str:

@@ -5,7 +5,7 @@ above the last one" could miss one that is committed late. Readers therefore fol
 the oldest transaction that is still running: whatever is committed later has a higher number. The position of an event,
 ``(xact, id)``, can be looked up by its id.
 
-Readers poll, because polling works behind every connection pooler: while clients wait, a process asks for the newest
+Readers poll, because polling works behind every connection pooler: while clients wait, a process queries the newest
 position at most every half second, and a client reads events only when the position has changed.
 """
 
@@ -58,9 +58,9 @@ OBSERVED = frozenset(
     }
 )
 
-Place = tuple[int, int]  # (xact, id), ascending
-START: Place = (0, 0)  # before every event
-EVERY_S = 0.5
+Position = tuple[int, int]  # (xact, id), ascending
+BEFORE_ALL: Position = (0, 0)  # before every event
+POLL_INTERVAL_S = 0.5
 
 
 def record_event(
@@ -106,21 +106,21 @@ def record_event(
     )
 
 
-def newest_position() -> Place:
+def newest_position() -> Position:
     """The newest position that no running transaction can precede. One query, on an index."""
     committed = Event.objects.filter(xact__lt=_transaction_number("xmin"))
-    return committed.order_by("-xact", "-id").values_list("xact", "id").first() or START
+    return committed.order_by("-xact", "-id").values_list("xact", "id").first() or BEFORE_ALL
 
 
-def position_of(event_id: int) -> Place:
+def position_of(event_id: int) -> Position:
     """The position of an event, or of the newest one before it if it was deleted."""
-    return Event.objects.filter(pk__lte=event_id).order_by("-pk").values_list("xact", "id").first() or START
+    return Event.objects.filter(pk__lte=event_id).order_by("-pk").values_list("xact", "id").first() or BEFORE_ALL
 
 
-def events_after(place: Place, rows: QuerySet[Event], limit: int) -> list[Event]:
+def events_after(position: Position, rows: QuerySet[Event], limit: int) -> list[Event]:
     """At most ``limit`` of ``rows`` after a position, the oldest first."""
-    xact, number = place
-    later = rows.filter(Q(xact__gt=xact) | Q(xact=xact, pk__gt=number), xact__lt=_transaction_number("xmin"))
+    xact, event_id = position
+    later = rows.filter(Q(xact__gt=xact) | Q(xact=xact, pk__gt=event_id), xact__lt=_transaction_number("xmin"))
     return list(later.order_by("xact", "id")[:limit])
 
 
@@ -134,13 +134,13 @@ class PositionCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._position: Place = START
+        self._position: Position = BEFORE_ALL
         self._read_at = 0.0
 
-    def read(self) -> Place:
+    def read(self) -> Position:
         """The newest position; a query at most every half second. Releases the connection."""
         with self._lock:
-            if time.monotonic() - self._read_at >= EVERY_S:
+            if time.monotonic() - self._read_at >= POLL_INTERVAL_S:
                 self._position = newest_position()
                 self._read_at = time.monotonic()
                 release_connection()

@@ -79,7 +79,7 @@ def save_record(request: IdempotentRequest, *, status: int, headers: dict[str, s
 
 
 def body_of(record: IdempotencyRecord) -> bytes:
-    """The stored body; DecryptionError if the key that encrypted it is gone."""
+    """The stored body; DecryptionError if the key that encrypted it is no longer configured."""
     return decrypt(record.encrypted)
 
 
@@ -121,11 +121,11 @@ def _record(instance: Model, created: bool, **_: Any) -> None:
 
 def configurations(rows: list[Model]) -> tuple[ConfigSnapshot | None, ConfigSnapshot] | None:
     """The snapshots before (None: the first) and after the recorded changes; None without a new snapshot."""
-    frozen = [row for row in rows if isinstance(row, ConfigSnapshot)]
-    if not frozen:
+    snapshots = [row for row in rows if isinstance(row, ConfigSnapshot)]
+    if not snapshots:
         return None
-    earlier = ConfigSnapshot.objects.defer("encrypted").filter(number__lt=frozen[0].number)
-    return earlier.order_by("-number").first(), frozen[-1]
+    earlier = ConfigSnapshot.objects.defer("encrypted").filter(number__lt=snapshots[0].number)
+    return earlier.order_by("-number").first(), snapshots[-1]
 
 
 def events(rows: list[Model]) -> list[Event]:

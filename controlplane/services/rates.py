@@ -46,11 +46,11 @@ class Counter:
         if not limit or time.monotonic() < self._retry_at:
             return None
         now = time.time()
-        name = f"warmpath:rate:{client}:{int(now // WINDOW_S)}"
+        key = f"warmpath:rate:{client}:{int(now // WINDOW_S)}"
         try:
             with self._server.pipeline(transaction=False) as pipe:
-                pipe.incr(name)
-                pipe.expire(name, 2 * WINDOW_S)
+                pipe.incr(key)
+                pipe.expire(key, 2 * WINDOW_S)
                 count = int(pipe.execute()[0])
         except redis.RedisError as error:
             if time.monotonic() >= self._retry_at:
@@ -67,11 +67,11 @@ def counter() -> Counter:
 
 def connect(url: str) -> redis.Redis:
     """A client without retries; accepts Celery's URLs of Unix sockets."""
-    never, parts = Retry(NoBackoff(), 0), urlsplit(url)
+    no_retries, parts = Retry(NoBackoff(), 0), urlsplit(url)
     if parts.scheme in {"redis+socket", "socket", "unix"}:
-        number = int((parse_qs(parts.query).get("virtual_host") or ["0"])[0].strip("/") or 0)
-        return redis.Redis(unix_socket_path=parts.path, db=number, socket_timeout=TIMEOUT_S, retry=never)
-    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=never)
+        database = int((parse_qs(parts.query).get("virtual_host") or ["0"])[0].strip("/") or 0)
+        return redis.Redis(unix_socket_path=parts.path, db=database, socket_timeout=TIMEOUT_S, retry=no_retries)
+    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=no_retries)
 
 
 @lru_cache(maxsize=4)

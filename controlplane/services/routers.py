@@ -1,7 +1,7 @@
 """Routers: heartbeats with their events, acknowledgements, claims of pushes, and routers without a heartbeat.
 
-Theory of operation. Every fact about a router is written with its row locked, and only if it is newer than what is
-known, so late, repeated and reordered messages do no harm. ``pushed_number`` and ``push_after`` state what was last
+Theory of operation. Every fact about a router is written with its row locked, and only if it is newer than the
+row, so late, repeated and reordered messages do no harm. ``pushed_number`` and ``push_after`` state what was last
 sent and until when it is not sent again; a newer number never waits.
 """
 
@@ -80,7 +80,7 @@ def announce(
         setattr(router, field, value)
     router.warming = dict(warming or {})
     _set_signature(router, signature)
-    _set_seen(router)
+    _mark_seen(router)
     # A heartbeat that was sent before an acknowledgement may arrive after it, with an older number.
     if restarted or (revision or 0) >= (router.running_number or 0) or not _has_just_acknowledged(router):
         _set_running(router, revision, sha256 or "")
@@ -105,7 +105,7 @@ def mark_lost_routers() -> int:
             with item(f"{router.name} is lost"), transaction.atomic():
                 router.lost_at = timezone.now()
                 router.save()
-                summary = f"No heartbeat of router {router.name} since {_format(router.last_seen_at)}."
+                summary = f"No heartbeat of router {router.name} since {_format_time(router.last_seen_at)}."
                 record_event(EventKind.ROUTER_LOST, summary, router=router)
     advance_rollouts()
     return len(lost)
@@ -127,7 +127,7 @@ def remove_router(router: Router, *, by: User | None = None, reason: str = "") -
             f"lost {LOST_AFTER_S:.0f} s after its last heartbeat."
         )
     before = {"admin_url": row.admin_url, "version": row.version, "running_number": row.running_number}
-    summary = f"Router {row.name} was removed; its last heartbeat was at {_format(row.last_seen_at)}."
+    summary = f"Router {row.name} was removed; its last heartbeat was at {_format_time(row.last_seen_at)}."
     record_event(EventKind.ROUTER_REMOVED, summary, by=by, detail={"before": before, "after": None}, reason=reason)
     row.delete()
 
@@ -179,8 +179,8 @@ def record_nack(router_id: int, *, number: int, path: str, reason: str, running_
     if router is None:
         return
     nack = {"revision": number, "path": path[:500], "reason": reason[:500]}
-    known = router.last_nack or {}
-    if any(known.get(key) != value for key, value in nack.items()):
+    last_nack = router.last_nack or {}
+    if any(last_nack.get(key) != value for key, value in nack.items()):
         summary = f"Router {router.name} rejected configuration {number}: {nack['path']}: {nack['reason']}"
         record_event(EventKind.CONFIG_REFUSED, summary, router=router, detail=nack)
     router.last_nack = {**nack, "at": timezone.now().isoformat()}
@@ -207,7 +207,7 @@ def _lock_responding(router_id: int, number: int, *, pause_s: float | None) -> R
     """The locked row of a router that responded to a push; None if it was removed."""
     router = _lock(router_id)
     if router is not None:
-        _set_seen(router)
+        _mark_seen(router)
         _release_claim(router, number, pause_s=pause_s)
         router.push_failures, router.last_error = 0, ""
     return router
@@ -227,7 +227,7 @@ def _has_just_acknowledged(router: Router) -> bool:
     return router.last_ack_at is not None and timezone.now() - router.last_ack_at < timedelta(seconds=5)
 
 
-def _set_seen(router: Router) -> None:
+def _mark_seen(router: Router) -> None:
     router.last_seen_at = timezone.now()
     if router.lost_at is not None:
         router.lost_at = None
@@ -249,7 +249,7 @@ def _set_signature(router: Router, signature: Signature | None) -> None:
     router.signature_expires_at = None if expires_at is None else datetime.fromtimestamp(expires_at, UTC)
 
 
-def _format(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.isoformat(timespec="seconds")
 
 

@@ -28,7 +28,7 @@ def single_snapshot(*, reason: str, by: User | None = None) -> Iterator[None]:
     """Freeze all changes of a block as one snapshot at its end, in one transaction with them.
 
     Intermediate states need not be valid: a name may move from one pool to another although both have it for a moment.
-    At the end InvalidError, or ConflictError if somebody else changed the fleet meanwhile.
+    At the end InvalidError, or ConflictError if another user changed the fleet meanwhile.
     """
     with transaction.atomic():
         first, token = newest_snapshot(), _deferred.set(True)
@@ -39,7 +39,9 @@ def single_snapshot(*, reason: str, by: User | None = None) -> Iterator[None]:
         _lock_numbering()
         newest = newest_snapshot()
         if first and newest and newest.number != first.number:
-            raise ConflictError("Somebody else changed the fleet at the same time; look again. Nothing was changed.")
+            raise ConflictError(
+                "Another user changed the fleet at the same time, so nothing was changed. Reload and try again."
+            )
         freeze_snapshot(reason=reason, by=by)
 
 
@@ -94,7 +96,7 @@ def newest_snapshot() -> ConfigSnapshot | None:
 
 
 def snapshot_document(snapshot: ConfigSnapshot) -> bytes:
-    """The bytes that routers receive, including secrets; DecryptionError if the key is gone."""
+    """The bytes that routers receive, including secrets; DecryptionError if their key is no longer configured."""
     return decrypt(snapshot.encrypted)
 
 

@@ -1,4 +1,4 @@
-"""Rows that the control plane's tests start from."""
+"""Fixtures with the rows that most tests of the control plane need."""
 
 import pytest
 import time_machine
@@ -35,7 +35,7 @@ def policy(pool: Pool) -> RoutingPolicy:
 
 @pytest.fixture
 def time_machine_at():
-    """Move the clock so many seconds ahead of the real one, which goes on; however long the test takes."""
+    """Move the clock a number of seconds ahead of the real clock; it keeps running."""
     travels = []
 
     def move(seconds: float) -> None:

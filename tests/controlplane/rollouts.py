@@ -11,20 +11,22 @@ AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK,
 FORMER = {"strategy": "round_robin"}
 NEXT = {"strategy": "prefix_hash"}
 READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": 0.41, "limit": 0.05}
-BREACH = [{**READING, "verdict": "breached", "detail": "A hit rate of 41.0 % beside 60.0 %."}]
-DOUBT = [{**READING, "trial": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
+BREACH = [{**READING, "verdict": "breached", "detail": "A hit rate of 41.0 % compared with 60.0 %."}]
+INCONCLUSIVE = [{**READING, "trial": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
 
 
-def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **asked):
-    """Publish a draft by stages that are observed for a minute each; without a guard unless one is asked for."""
+def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **options):
+    """Publish a draft with stages that are observed for a minute each; without analysis unless ``guard`` is set."""
     draft = save_draft(policy, settings, by=by)
-    given = [{"observe_s": 60, **stage} for stage in stages]
-    return publish_revision(draft.pk, by=by, plan=make_plan(policy, stages=given, guard=guard), **asked)
+    timed_stages = [{"observe_s": 60, **stage} for stage in stages]
+    return publish_revision(draft.pk, by=by, plan=make_plan(policy, stages=timed_stages, guard=guard), **options)
 
 
 def start_routers(*names):
     """Routers that announced themselves and run nothing yet."""
-    return [announce(name=name, boot="b", admin_url=f"http://10.0.1.{at}:8081") for at, name in enumerate(names, 1)]
+    return [
+        announce(name=name, boot="b", admin_url=f"http://10.0.1.{number}:8081") for number, name in enumerate(names, 1)
+    ]
 
 
 def newest():
@@ -33,7 +35,7 @@ def newest():
 
 
 def ack(*routers):
-    """The named routers, by default all that are present, acknowledge the newest snapshot."""
+    """Acknowledge the newest snapshot for these routers, by default for all connected ones."""
     snapshot = newest()
     for router in routers or Router.objects.filter(lost_at=None):
         record_ack(router.pk, number=snapshot.number, sha256=snapshot.sha256)
@@ -41,22 +43,22 @@ def ack(*routers):
 
 
 def nack(router, reason="no room"):
-    """A router rejects the newest snapshot."""
+    """Reject the newest snapshot for a router."""
     running = Router.objects.get(pk=router.pk).running_number
     record_nack(router.pk, number=newest().number, path="$.pools[0]", reason=reason, running_number=running)
     advance_rollouts()
 
 
-def verdict(rollout, word, readings=(), stage=None):
+def verdict(rollout, result, readings=(), stage=None):
     """Store a result of the canary analysis for the current stage, or for another."""
     rollout.refresh_from_db()
     apply_verdict(
-        rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(word), readings=list(readings)
+        rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(result), readings=list(readings)
     )
     rollout.refresh_from_db()
 
 
-def said_of_pool(name="default"):
+def newest_policy(name="default"):
     """The policy of a pool in the newest snapshot."""
     return next(pool for pool in newest().document["pools"] if pool["name"] == name)["policy"]
 
@@ -72,8 +74,8 @@ def moves(rollout):
 
 
 def announce_all(routers):
-    """Routers send a heartbeat and run what they ran."""
+    """Send a heartbeat for each router, with the configuration that it runs."""
     for router in routers:
         router.refresh_from_db()
-        told = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}
-        announce(**told, revision=router.running_number, sha256=router.running_sha256)
+        identity = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}
+        announce(**identity, revision=router.running_number, sha256=router.running_sha256)

@@ -1,4 +1,4 @@
-"""Settings as a process of their own reads them."""
+"""Read settings in a separate process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PRODUCTION = {
 }
 
 
-def read(which, names, **environment):
-    """(these settings, what was said instead if they cannot be read)."""
+def read(module, names, **environment):
+    """(values of the named settings, stderr); the values are None if the settings module raises."""
     code = (
-        f"import json, controlplane.settings.{which} as s;"
+        f"import json, controlplane.settings.{module} as s;"
         f"print(json.dumps({{n: getattr(s, n, None) for n in {names!r}}}, default=str))"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}

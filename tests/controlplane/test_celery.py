@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def broker(valkey, monkeypatch):
-    """What lies in Celery's queue, on a real server."""
+    """A connection to Celery's broker, a real server."""
     monkeypatch.setattr(app.conf, "broker_url", valkey)
     path = valkey.removeprefix("redis+socket://").partition("?")[0]
     with redis.Redis(unix_socket_path=path) as connection:
@@ -41,17 +41,17 @@ def test_a_hanging_broker_delays_no_request(monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
-        begun = time.monotonic()
+        started = time.monotonic()
         wake("controlplane.tasks.push_config", 7)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - started < 10
     assert "tasks cannot be woken (controlplane.tasks.push_config: " in caplog.text
 
 
 def test_an_outage_of_the_broker_is_logged_once_and_so_is_its_end(broker, monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     caplog.clear()
-    with monkeypatch.context() as gone:
-        gone.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
+    with monkeypatch.context() as unreachable:
+        unreachable.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
         for number in range(3):
             wake("controlplane.tasks.push_config", number)
     for number in range(3):
@@ -64,19 +64,19 @@ def test_an_outage_of_the_broker_is_logged_once_and_so_is_its_end(broker, monkey
 
 
 def test_tasks_are_accepted_as_json_only(broker):
-    """Otherwise anybody who can write to the broker could run code in a worker (S17)."""
-    taken, refused = [], []
+    """With pickle, any client of the broker could run code in a worker."""
+    accepted, rejected = [], []
     with app.connection_for_read() as connection:
-        consumer = app.amqp.TaskConsumer(connection.default_channel, callbacks=[lambda body, _: taken.append(body)])
-        consumer.on_decode_error = lambda _, error: refused.append(type(error))
+        consumer = app.amqp.TaskConsumer(connection.default_channel, callbacks=[lambda body, _: accepted.append(body)])
+        consumer.on_decode_error = lambda _, error: rejected.append(type(error))
         for serializer in ("pickle", "yaml", "json"):
             producer = connection.Producer(serializer=serializer)
             producer.publish({"by": serializer}, routing_key="celery", exchange="celery")
         with consumer:
             for _ in range(3):
                 connection.drain_events(timeout=5)
-    assert [body["by"] for body in taken] == ["json"]
-    assert refused == [ContentDisallowed, ContentDisallowed]
+    assert [body["by"] for body in accepted] == ["json"]
+    assert rejected == [ContentDisallowed, ContentDisallowed]
 
 
 def test_a_worker_has_only_our_tasks():
@@ -84,4 +84,4 @@ def test_a_worker_has_only_our_tasks():
     packages = {name.partition(".")[0] for name in app.tasks}
     assert packages == {"celery", "controlplane", "telemetry"}
     assert app.conf.accept_content == ["json"]
-    assert {one["task"] for one in app.conf.beat_schedule.values()} <= set(app.tasks)
+    assert {entry["task"] for entry in app.conf.beat_schedule.values()} <= set(app.tasks)

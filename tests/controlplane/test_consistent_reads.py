@@ -18,24 +18,24 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @contextmanager
-def committed_before(table: str, work: Callable[[], object]) -> Iterator[None]:
+def committed_before(table: str, change: Callable[[], object]) -> Iterator[None]:
     """Commit another connection's change right before a table is queried."""
-    waiting = [work]
+    pending = [change]
 
     def before(execute, sql, params, many, context):
-        if f'FROM "{table}"' in sql and waiting:
-            assert at_once(waiting.pop()) == [None]
+        if f'FROM "{table}"' in sql and pending:
+            assert at_once(pending.pop()) == [None]
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(before):
         yield
-    assert not waiting
+    assert not pending
 
 
 def test_an_export_is_consistent_with_a_concurrent_removal(pool, admin_user):
-    whole = export_bundle(roles_of(admin_user))
+    before = export_bundle(roles_of(admin_user))
     with committed_before("controlplane_routingpolicy", lambda: remove_pool(pool)):
-        assert export_bundle(roles_of(admin_user)) == whole
+        assert export_bundle(roles_of(admin_user)) == before
     assert export_bundle(roles_of(admin_user))["pools"] == []
 
 

@@ -16,16 +16,16 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def documented(postgres):
-    """Runs the documented SQL with names of this test; the environment of a process."""
+def environment(postgres):
+    """The environment of a process, after the documented SQL created its database and roles."""
     tag = secrets.token_hex(4)
     owner, application = f"owner_{tag}", f"app_{tag}"
     names = {"warmpath_owner": owner, "warmpath": application}
-    statements = re.sub(r"\bwarmpath(_owner)?\b", lambda found: names[found[0]], SQL).strip().split(";\n")
+    statements = re.sub(r"\bwarmpath(_owner)?\b", lambda match: names[match[0]], SQL).strip().split(";\n")
     with psycopg.connect(host=str(postgres), user="postgres", autocommit=True) as server:
         for statement in statements:
             server.execute(statement)
-    environment = {
+    variables = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "controlplane.settings.production",
         "WARMPATH_SECRET_KEY": secrets.token_urlsafe(48),
@@ -34,10 +34,10 @@ def documented(postgres):
         "WARMPATH_DATABASE_URL": f"postgresql://{application}@/{application}?host={postgres}",
         "WARMPATH_REDIS_URL": "redis://127.0.0.1:1/0",
     }
-    as_owner = environment | {"WARMPATH_DATABASE_OWNER_URL": f"postgresql://{owner}@/{application}?host={postgres}"}
+    as_owner = variables | {"WARMPATH_DATABASE_OWNER_URL": f"postgresql://{owner}@/{application}?host={postgres}"}
     manage("migrate", environment=as_owner)
     manage("migrate", environment=as_owner)  # again, as after an upgrade
-    yield environment
+    yield variables
     with psycopg.connect(host=str(postgres), user="postgres", autocommit=True) as server:
         server.execute(f"drop database {application} with (force)")
         server.execute(f"drop role {owner}")
@@ -59,17 +59,17 @@ def manage(*arguments, environment):
 
 
 @pytest.fixture
-def application(documented):
+def application(environment):
     """A connection with the application's role; rolled back after the test."""
-    with psycopg.connect(documented["WARMPATH_DATABASE_URL"]) as connection:
+    with psycopg.connect(environment["WARMPATH_DATABASE_URL"]) as connection:
         yield connection
         connection.rollback()
 
 
-def test_the_application_serves_with_its_own_role(documented):
-    manage("seed_fleet", "--replica", "http://127.0.0.1:9101", environment=documented)
-    manage("maintain_partitions", environment=documented)
-    assert "whole" in manage("verify_audit", environment=documented)
+def test_the_application_serves_with_its_own_role(environment):
+    manage("seed_fleet", "--replica", "http://127.0.0.1:9101", environment=environment)
+    manage("maintain_partitions", environment=environment)
+    assert "whole" in manage("verify_audit", environment=environment)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_the_applications_role_cannot_touch_the_audit_log(application, statement
 
 def test_the_application_reads_and_appends_to_the_audit_log(application):
     columns = "number, at, kind, actor, token, address, request_id, project, pool, summary, reason, previous, digest"
-    said = "999999, now(), 'x', '', '', '', '', '', '', 'x', '', '', ''"
-    application.execute(f"insert into controlplane_auditentry ({columns}) values ({said})")
+    values = "999999, now(), 'x', '', '', '', '', '', '', 'x', '', '', ''"
+    application.execute(f"insert into controlplane_auditentry ({columns}) values ({values})")
     assert application.execute("select count(*) from controlplane_auditentry").fetchone()[0] >= 1
     application.execute("update auth_user set first_name = 'x'")
     application.execute("create table telemetry_reading_29990101 (like telemetry_reading including all)")
@@ -112,15 +112,15 @@ def test_the_application_reads_and_appends_to_the_audit_log(application):
     )
 
 
-def test_the_site_knows_whether_its_role_can_alter_the_log(documented):
+def test_the_site_knows_whether_its_role_can_alter_the_log(environment):
     code = "import django; django.setup(); from controlplane.database.roles import can_alter_audit as c; print(c())"
-    for role, expected in ((documented["WARMPATH_DATABASE_URL"], "False"), (owner_of(documented), "True")):
-        environment = documented | {"WARMPATH_DATABASE_URL": role}
+    for role, expected in ((environment["WARMPATH_DATABASE_URL"], "False"), (owner_of(environment), "True")):
+        variables = environment | {"WARMPATH_DATABASE_URL": role}
         done = subprocess.run(
             [sys.executable, "-c", code],
             check=False,
             cwd=ROOT,
-            env=environment,
+            env=variables,
             capture_output=True,
             text=True,
             timeout=60,

@@ -9,35 +9,35 @@ from controlplane.celery import DependencyState
 
 
 @pytest.fixture
-def absence():
-    return DependencyState("it is away", "it is back")
+def dependency():
+    return DependencyState("unavailable", "recovered")
 
 
 @pytest.fixture
-def said(caplog):
+def messages(caplog):
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in caplog.records]
 
 
-def test_an_outage_is_logged_once(absence, said):
+def test_an_outage_is_logged_once(dependency, messages):
     for _ in range(3):
-        absence.record_outage("why", time.monotonic())
+        dependency.record_outage("refused", time.monotonic())
     for _ in range(3):
-        absence.record_recovery(time.monotonic())
-    absence.record_outage("why", time.monotonic())
-    assert said() == ["it is away", "it is back", "it is away"]
+        dependency.record_recovery(time.monotonic())
+    dependency.record_outage("refused", time.monotonic())
+    assert messages() == ["unavailable", "recovered", "unavailable"]
 
 
-def test_an_operation_issued_before_the_outage_is_no_recovery(absence, said):
+def test_an_operation_issued_before_the_outage_is_no_recovery(dependency, messages):
     early = time.monotonic()
-    absence.record_outage("why", time.monotonic())
-    absence.record_recovery(early)
-    assert said() == ["it is away"]
+    dependency.record_outage("refused", time.monotonic())
+    dependency.record_recovery(early)
+    assert messages() == ["unavailable"]
 
 
-def test_a_failure_issued_before_the_recovery_is_no_outage(absence, said):
+def test_a_failure_issued_before_the_recovery_is_no_outage(dependency, messages):
     early = time.monotonic()
-    absence.record_outage("why", time.monotonic())
-    absence.record_recovery(time.monotonic())
-    absence.record_outage("gave up waiting", early)
-    assert said() == ["it is away", "it is back"]
+    dependency.record_outage("refused", time.monotonic())
+    dependency.record_recovery(time.monotonic())
+    dependency.record_outage("gave up waiting", early)
+    assert messages() == ["unavailable", "recovered"]

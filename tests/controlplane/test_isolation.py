@@ -18,7 +18,7 @@ TASK = PeriodicTask.LADDERS
 
 
 def run(*failing, names=("a", "b", "c"), error=KeyError, **options):
-    """One run over items; the names of those that came to their end."""
+    """One run over items; the names of the items that succeeded."""
     done = []
     with isolated_items(TASK, **options) as item:
         for name in names:
@@ -48,7 +48,7 @@ def test_the_same_failure_is_logged_once_and_its_end_once(caplog):
     assert ItemFailure.objects.count() == 0
 
 
-def test_a_failure_of_an_item_that_is_not_tried_again_expires():
+def test_the_failure_of_an_item_that_is_not_retried_expires():
     run("b")
     run(names=("a", "c"))
     assert failing_items(timezone.now())[TASK] == 1
@@ -58,7 +58,7 @@ def test_a_failure_of_an_item_that_is_not_tried_again_expires():
     assert ItemFailure.objects.count() == 0
 
 
-def test_a_complete_run_forgets_items_that_are_gone():
+def test_a_complete_run_deletes_failures_of_items_that_no_longer_exist():
     run("b")
     run(names=("a",), is_complete=True)
     assert ItemFailure.objects.count() == 0
@@ -73,30 +73,30 @@ def test_an_item_that_fails_in_one_of_its_steps_has_failed():
     assert ItemFailure.objects.count() == 1
 
 
-def test_items_tried_together_recover_together():
+def test_items_processed_together_recover_together():
     run("b")
     with isolated_items(TASK) as item, item.all_of(["a", "b"]):
         pass
     assert ItemFailure.objects.count() == 0
     with isolated_items(TASK) as item, item.all_of(["a", "b"]):
         raise KeyError
-    assert ItemFailure.objects.count() == 0  # each of them is tried by itself next
+    assert ItemFailure.objects.count() == 0  # each item is then processed by itself
 
 
-def away() -> OperationalError:
+def server_unavailable() -> OperationalError:
     error = OperationalError("the server closed the connection")
     error.__cause__ = psycopg.OperationalError("the server closed the connection")
     return error
 
 
-def full() -> OperationalError:
+def disk_full() -> OperationalError:
     error = OperationalError("no space left")
     error.__cause__ = psycopg.errors.DiskFull("no space left")
     return error
 
 
-@pytest.mark.parametrize("error", [away, full, SoftTimeLimitExceeded, KeyboardInterrupt])
-def test_what_concerns_every_item_passes_through(error):
+@pytest.mark.parametrize("error", [server_unavailable, disk_full, SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_an_error_that_concerns_every_item_is_raised(error):
     with pytest.raises(type(error())), isolated_items(TASK) as item, item("a"):
         raise error()
     assert ItemFailure.objects.count() == 0

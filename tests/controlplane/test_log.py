@@ -12,28 +12,28 @@ from tests.controlplane.settings_files import PRODUCTION, read
 
 @pytest.fixture
 def lines():
-    """What is logged from now on, line by line."""
-    written = io.StringIO()
-    handler = logging.StreamHandler(written)
+    """The log lines since the test started, parsed."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
     logging.getLogger().addHandler(handler)
-    yield lambda: [json.loads(line) for line in written.getvalue().splitlines()]
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
     logging.getLogger().removeHandler(handler)
 
 
 def test_each_line_is_an_object_that_names_its_request(client, db, lines):
     client.get("/api/v1/nothing", headers={"X-Request-Id": "abc-1"})
-    (line,) = [one for one in lines() if one["logger"] == "django.request"]
+    (line,) = [entry for entry in lines() if entry["logger"] == "django.request"]
     assert (line["level"], line["request_id"]) == ("WARNING", "abc-1")
     assert line["message"].endswith("/api/v1/nothing")
     assert line["at"].endswith("+00:00")
 
 
 def test_log_lines_cannot_be_forged(lines):
-    said = 'a\n{"level": "INFO"}'
-    logging.getLogger("controlplane").error("it said %s", said, exc_info=ValueError("two\nlines"))
+    forged = 'a\n{"level": "INFO"}'
+    logging.getLogger("controlplane").error("received %s", forged, exc_info=ValueError("two\nlines"))
     (line,) = lines()
-    assert line["message"] == 'it said a\n{"level": "INFO"}'
+    assert line["message"] == 'received a\n{"level": "INFO"}'
     assert line["exception"].endswith("ValueError: two\nlines")
 
 
@@ -43,5 +43,5 @@ def test_the_log_format_is_a_setting():
         values, _ = read("production", ("LOGGING",), **PRODUCTION, WARMPATH_LOG_FORMAT=form)
         formats[form] = values["LOGGING"]["handlers"]["stderr"]["formatter"]
     assert formats == {"line": "line", "json": "json"}
-    values, said = read("production", (), **PRODUCTION, WARMPATH_LOG_FORMAT="xml")
-    assert (values, "WARMPATH_LOG_FORMAT: expected line or json, not xml" in said) == (None, True)
+    values, stderr = read("production", (), **PRODUCTION, WARMPATH_LOG_FORMAT="xml")
+    assert (values, "WARMPATH_LOG_FORMAT: expected line or json, not xml" in stderr) == (None, True)

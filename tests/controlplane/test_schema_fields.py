@@ -1,4 +1,4 @@
-"""Parts of the routers' schema that rows keep."""
+"""Parts of the routers' schema that rows store."""
 
 import pytest
 
@@ -56,15 +56,15 @@ def test_canonical_values_have_every_default():
     ],
 )
 def test_invalid_settings_are_rejected_with_a_pointer(value, path, reason):
-    with pytest.raises(InvalidError) as refusal:
+    with pytest.raises(InvalidError) as error:
         canonical(schema.Tier1, value, "$.tier1")
-    (fault,) = refusal.value.faults
+    (fault,) = error.value.faults
     assert fault.path == path
     assert reason in fault.reason
 
 
 def test_all_faults_are_reported_together():
     kinds = kinds_of(schema.PoolConfig, "health", "aliases")
-    with pytest.raises(InvalidError) as refusal:
+    with pytest.raises(InvalidError) as error:
         canonical_fields(kinds, {"health": {"failures": 0}, "aliases": [{"name": "a"}], "description": "left alone"})
-    assert {fault.path for fault in refusal.value.faults} == {"$.health.failures", "$.aliases[0]"}
+    assert {fault.path for fault in error.value.faults} == {"$.health.failures", "$.aliases[0]"}

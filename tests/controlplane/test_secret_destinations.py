@@ -1,4 +1,4 @@
-"""No stored secret is sent to an address that it was not given for; every encrypted field has that rule."""
+"""A stored secret is sent only to the address it was entered for; every encrypted field has that rule."""
 
 import json
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Case:
     path: str
     pointer: str  # of the secret
     move: dict[str, Any]  # to another address
-    respelled: dict[str, Any]  # to the same, written differently
-    given: dict[str, Any]  # a fresh secret
-    taken: dict[str, Any]  # none any more
+    respelled: dict[str, Any]  # to the same address, written differently
+    replaced: dict[str, Any]  # with a new secret
+    removed: dict[str, Any]  # without a secret
 
     def encrypted(self) -> str:
         row = type(self.row).objects.get(pk=self.row.pk)
@@ -90,17 +90,17 @@ CASES = {
     "telemetry.MetricsServer.encrypted": server_case,
 }
 ELSEWHERE = {
-    "telemetry.Channel.encrypted": "each secret of each kind is a case of its own, below",
+    "telemetry.Channel.encrypted": "each secret of each kind has its own case, below",
     "telemetry.Heartbeat.encrypted": "the secret is the address as a whole: another address is another secret",
     "controlplane.FleetSecret.encrypted": "part of the configuration, which goes to routers that hold the admin token",
     "controlplane.ConfigSnapshot.encrypted": "the configuration itself, as above",
-    "controlplane.IdempotencyRecord.encrypted": "given to whoever sends the same request with the same token",
+    "controlplane.IdempotencyRecord.encrypted": "returned to a client that sends the same request with the same token",
 }
 
 
 def test_every_encrypted_field_has_a_case_or_a_reason():
-    found = {f"{model._meta.label}.{field}" for model, field in encrypted_fields()}
-    assert found == set(CASES) | set(ELSEWHERE)
+    fields = {f"{model._meta.label}.{field}" for model, field in encrypted_fields()}
+    assert fields == set(CASES) | set(ELSEWHERE)
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_a_new_address_without_the_secret_is_rejected(api, case):
         assert [fault["pointer"] for fault in response.data["errors"]] == [case.pointer]
         assert CANARY not in response.content.decode()
     assert case.encrypted() == before
-    shown = json.dumps(api.get(case.path).json())
-    assert "evil" not in shown
+    response = json.dumps(api.get(case.path).json())
+    assert "evil" not in response
 
 
 def test_a_respelled_address_keeps_the_secret(api, case):
@@ -140,13 +140,13 @@ def test_a_respelled_address_keeps_the_secret(api, case):
 
 
 def test_a_new_address_with_a_new_secret_is_accepted(api, case):
-    assert patch(api, case, case.move | case.given).status_code == 200
+    assert patch(api, case, case.move | case.replaced).status_code == 200
     assert FRESH in case.encrypted()
     assert "evil" in json.dumps(api.get(case.path).json())
 
 
 def test_a_new_address_without_any_secret_is_accepted(api, case):
-    assert patch(api, case, case.move | case.taken).status_code == 200
+    assert patch(api, case, case.move | case.removed).status_code == 200
     assert CANARY not in case.encrypted()
 
 
@@ -154,7 +154,7 @@ def test_a_bundle_cannot_move_a_secret(api, pool):
     replica_case(pool)
     source_case(pool)
     bundle = json.loads(api.get("/api/v1/config").content)
-    for key, at, change in (
+    for key, pointer, change in (
         ("replicas", "#/pools/0/replicas/0/api_key", {"url": "http://evil.example"}),
         ("sources", "#/pools/0/sources/0/secret", {"settings": {"service": "vllm", "api_url": "https://evil.example"}}),
     ):
@@ -163,13 +163,13 @@ def test_a_bundle_cannot_move_a_secret(api, pool):
         for query in ({}, {"dry_run": "true"}):
             response = api.put("/api/v1/config", moved, format="json", headers={"If-Match": "*"}, query_params=query)
             assert response.status_code == 422, response.content
-            assert [fault["pointer"] for fault in response.data["errors"]] == [at]
+            assert [fault["pointer"] for fault in response.data["errors"]] == [pointer]
     assert not Replica.objects.filter(url__contains="evil").exists()
 
 
 # --- channels: each secret of each kind -------------------------------------------------------------------
 
-CHANNELS = {  # kind: what it needs besides the secret, and a change of the address
+CHANNELS = {  # kind: its other settings, and a change of the address
     "alertmanager": ({"url": "https://am.example"}, {"url": "https://evil.example"}),
     "email": (
         {"recipients": "a@example.org", "sender": "b@example.org", "host": "smtp.example.org", "username": "u"},
@@ -179,7 +179,7 @@ CHANNELS = {  # kind: what it needs besides the secret, and a change of the addr
     "slack": ({}, {"url": "https://evil.example/x"}),
     "webhook": ({"url": "https://hooks.example/x"}, {"url": "https://evil.example/x"}),
 }
-SECRETS = {  # kind.field: a value, and a fresh one; None where the secret is the address itself
+SECRETS = {  # kind.field: a value, and a new one; None where the secret is the address itself
     "alertmanager.password": (CANARY, FRESH),
     "alertmanager.bearer_token": (CANARY, FRESH),
     "email.password": (CANARY, FRESH),
@@ -199,13 +199,13 @@ def test_every_secret_of_every_kind_of_channel_has_a_case():
 
 @pytest.fixture(params=sorted(name for name, values in SECRETS.items() if values))
 def channel_case(request, db):
-    """The channel, the secret's name, its values, and the change of address; beside it no secret is kept."""
+    """The channel, the secret's name, its values, and the change of address; the channel has no other stored secret."""
     kind, field = request.param.split(".")
-    needed, move = CHANNELS[kind]
+    settings, move = CHANNELS[kind]
     value, fresh = SECRETS[request.param]
     if request.param == "alertmanager.password":
-        needed = needed | {"username": "u"}
-    channel = create_channel("on-call", kind=kind, config=needed | {field: value})
+        settings = settings | {"username": "u"}
+    channel = create_channel("on-call", kind=kind, config=settings | {field: value})
     others = {"secret": FRESH_SIGNING} if request.param == "webhook.previous_secret" else {}
     return channel, field, value, fresh, move | others
 
@@ -261,7 +261,7 @@ def test_a_new_path_keeps_the_signing_secret(api, db):
 
 @pytest.fixture
 def followed(pool):
-    """A replica with a key that follows a source, and what the source found."""
+    """A replica with an API key that follows a source, and its discovered row."""
     settings = {"service": "vllm", "api_url": "https://api.example:6443"}
     source = create_source(pool, name="cluster", kind="kubernetes", settings=settings, secret=TOKEN)
     replica = add_replica(pool, name="vllm-1", url="http://10.0.0.1:8000", api_key=CANARY)
@@ -287,7 +287,7 @@ def test_an_api_key_does_not_follow_a_changed_source(api, followed):
     row.refresh_from_db()
     assert replica.url == "http://10.0.0.1:8000"
     assert "$.api_key" in row.problem
-    # Given anew, though it is the same, it follows again.
+    # The same key, entered again, follows the engine.
     change = {"api_key": CANARY}
     api.patch("/api/v1/replicas/vllm-1", change, format="json", headers={"If-Match": "*"})
     reconcile_source(source.pk)
@@ -306,7 +306,7 @@ def test_a_swap_is_rejected_where_one_key_may_not_move(pool, followed):
     reconcile_source(source.pk)
     row.refresh_from_db()
     assert "$.api_key" in row.problem
-    assert {one.name: one.url for one in Replica.objects.all()} == {
+    assert {replica.name: replica.url for replica in Replica.objects.all()} == {
         "vllm-1": "http://10.0.0.1:8000",
         "vllm-2": "http://10.0.0.9:8000",
     }

@@ -27,33 +27,33 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def said(caplog):
+def debug_log(caplog):
     """Everything that is logged with ``WARMPATH_LOG_LEVEL=DEBUG``."""
     caplog.set_level(logging.DEBUG)
     return caplog
 
 
 @pytest.fixture
-def planted(operator, pool, said):
+def planted(operator, pool, debug_log):
     """(secrets, responses) of many requests, rejected ones among them."""
-    answers = []
-    person, rest = Client(raise_request_exception=False), APIClient(raise_request_exception=False)
-    person.force_login(operator)
+    responses = []
+    browser, rest = Client(raise_request_exception=False), APIClient(raise_request_exception=False)
+    browser.force_login(operator)
     rest.force_login(operator)
 
     def web(path, **fields):
-        answers.append(person.post(path, fields))
-        return answers[-1].text
+        responses.append(browser.post(path, fields))
+        return responses[-1].text
 
     def api(method, path, body):
-        answers.append(getattr(rest, method)(path, body, headers={"If-Match": "*"}))
-        return answers[-1].text
+        responses.append(getattr(rest, method)(path, body, headers={"If-Match": "*"}))
+        return responses[-1].text
 
     web("/people/new/", username="ada", password=PASSWORD)
     web("/people/new/", username="not a name", password=PASSWORD)
     for fields in ({"login": "ada", "password": WRONG}, {"login": "ada", "password": PASSWORD}):
-        answers += [Client().post("/accounts/login/", fields)]
-    answers.append(Client().post("/accounts/login/", {"login": WRONG, "password": "x"}))
+        responses += [Client().post("/accounts/login/", fields)]
+    responses.append(Client().post("/accounts/login/", {"login": WRONG, "password": "x"}))
     add_person("bob", password=PASSWORD)
     replica = {"pool": pool.name, "name": "r1", "url": "http://10.0.0.1:8000", "api_key": API_KEY}
     assert '"r1"' in api("post", "/api/v1/replicas", replica)
@@ -61,26 +61,26 @@ def planted(operator, pool, said):
     api("patch", "/api/v1/replicas/r1", {"api_key": API_KEY, "weight": -1})
     config = {"url": f"http://127.0.0.1:1/{WEBHOOK}", "secret": f"whsec_{SECRET}"}
     assert "on-call" in api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
-    assert answers.pop().status_code == 201  # tells the signing secret, this once
+    assert responses.pop().status_code == 201  # shows the signing secret once
     api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
     api("post", "/api/v1/channels", {"name": "x", "kind": "webhook", "config": config | {"secret": SECRET[:9]}})
     api("post", "/api/v1/channels/on-call/test", {})
     token = re.search(r"wp_[0-9a-f]{16}\.([\w-]{43})", web("/tokens/", name="deploy", scope="write", days="7"))[1]
-    answers.pop()  # as does this page the token
-    page = person.get("/accounts/second-factor/set-up/").text
+    responses.pop()  # shows the token once
+    page = browser.get("/accounts/second-factor/set-up/").text
     factor = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
     web("/accounts/second-factor/set-up/", code="000000")
-    answers.pop()  # shows the key again, as it must
+    responses.pop()  # shows the key of the second factor
     reconcile_routers()
     deliver_notifications()
-    answers += [person.get(path) for path in PAGES]
-    answers += [rest.get(f"/api/v1/{path}") for path in LISTS]
+    responses += [browser.get(path) for path in PAGES]
+    responses += [rest.get(f"/api/v1/{path}") for path in LISTS]
     assert not Authenticator.objects.exists()
-    return {PASSWORD, WRONG, API_KEY, WEBHOOK, SECRET, token, factor}, answers
+    return {PASSWORD, WRONG, API_KEY, WEBHOOK, SECRET, token, factor}, responses
 
 
 def spellings(secret):
-    """Encodings of a secret that are as good as the secret."""
+    """Encodings from which the secret can be read."""
     raw = secret.encode()
     inner = [base64.b64encode(b"\0" * pad + raw)[4 if pad else 0 : -4].decode() for pad in range(3)]
     return {secret, raw.hex(), urlencode({"": secret})[1:], secret[::-1], *inner}
@@ -97,28 +97,28 @@ def test_no_table_has_a_plain_secret(planted):
         tables, found, rows = [name for (name,) in cursor.fetchall()], {}, 0
         for table in tables:
             cursor.execute(sql.SQL("select t::text from {} t").format(sql.Identifier(table)))
-            kept = [row for (row,) in cursor.fetchall()]
-            rows += len(kept)
-            if here := found_in("\n".join(kept), secrets):
-                found[table] = here
+            contents = [row for (row,) in cursor.fetchall()]
+            rows += len(contents)
+            if leaked := found_in("\n".join(contents), secrets):
+                found[table] = leaked
     assert found == {}
     assert len(tables) > 25
     assert rows > 50
 
 
-def test_no_log_line_has_a_secret(planted, said):
+def test_no_log_line_has_a_secret(planted, debug_log):
     secrets, _ = planted
-    records = said.get_records("setup")
+    records = debug_log.get_records("setup")
     lines = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in records)
     assert len(records) > 4
     assert found_in(lines, secrets) == []
 
 
 def test_no_response_has_a_secret(planted):
-    secrets, answers = planted
-    for response in answers:
+    secrets, responses = planted
+    for response in responses:
         body = b"".join(response.streaming_content) if response.streaming else response.content
-        # Somebody who typed a name wrongly gets back what they typed; nobody else does.
-        told = found_in(body.decode(), secrets - {WRONG})
-        assert told == [], response.request["PATH_INFO"]
-    assert {response.status_code for response in answers} >= {200, 201, 302, 422}
+        # The sign-in form shows a mistyped name again, to the user who typed it.
+        leaked = found_in(body.decode(), secrets - {WRONG})
+        assert leaked == [], response.request["PATH_INFO"]
+    assert {response.status_code for response in responses} >= {200, 201, 302, 422}

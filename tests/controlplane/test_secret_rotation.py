@@ -30,25 +30,25 @@ def secrets_at_rest(replica, operator):
     return create_token(operator, name="deploy", scopes=[Scope.READ])[1]
 
 
-def opened():
-    """Every secret that there is, as the present keys read it."""
-    found = {
+def decrypted_secrets():
+    """Every encrypted value, decrypted with the current keys."""
+    stored = {
         (model, field, row.pk): getattr(row, field)
         for model, field in encrypted_fields()
         for row in model.objects.all()
     }
-    return {key: decrypt(encrypted) for key, encrypted in found.items() if encrypted is not None}
+    return {key: decrypt(encrypted) for key, encrypted in stored.items() if encrypted is not None}
 
 
 def test_rotated_secrets_need_only_the_new_key(secrets_at_rest, settings, capsys):
-    plain, codes = opened(), Authenticator.objects.get(type="recovery_codes").wrap().generate_codes()
+    plain, codes = decrypted_secrets(), Authenticator.objects.get(type="recovery_codes").wrap().generate_codes()
     assert len(plain) >= 3
     former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
     settings.SECRET_KEY_FALLBACKS = [former]
     call_command("rotate_secrets")
-    assert find_token(secrets_at_rest) is not None, "used once while both keys are there"
+    assert find_token(secrets_at_rest) is not None, "used once while both keys are configured"
     settings.SECRET_KEY_FALLBACKS = []
-    assert opened() == plain
+    assert decrypted_secrets() == plain
     assert Authenticator.objects.get(type="recovery_codes").wrap().generate_codes() == codes
     assert Authenticator.objects.get(type="totp").wrap().validate_code("000000") in {True, False}
     assert find_token(secrets_at_rest) is not None

@@ -1,4 +1,4 @@
-"""Settings of the local stack and of production, read in a process of their own."""
+"""Settings of the local stack and of production, read in a separate process."""
 
 import pytest
 
@@ -37,22 +37,22 @@ def test_production_cookies_have_the_host_prefix():
     ],
 )
 def test_an_invalid_setting_stops_the_start(variable, value):
-    values, said = read("production", (), **PRODUCTION | {variable: value})
+    values, stderr = read("production", (), **PRODUCTION | {variable: value})
     assert values is None
-    assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in said
+    assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in stderr
 
 
 def test_debug_is_limited_to_loopback(tmp_path):
     local = {"WARMPATH_DEBUG": "1", "WARMPATH_DATA_DIR": str(tmp_path)}
     assert read("dev", ("DEBUG",), **local)[0] == {"DEBUG": True}
-    values, said = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")
+    values, stderr = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")
     assert values is None
-    assert "ImproperlyConfigured: WARMPATH_DEBUG" in said
+    assert "ImproperlyConfigured: WARMPATH_DEBUG" in stderr
 
 
 def test_the_local_stack_migrates_as_the_owner_and_serves_as_the_application(tmp_path):
     values, _ = read("dev", ("DATABASES", "DATABASE_OWNER"), WARMPATH_DATA_DIR=str(tmp_path))
     assert (values["DATABASES"]["default"]["USER"], values["DATABASE_OWNER"]["USER"]) == ("warmpath", "postgres")
-    own = {"WARMPATH_DATABASE_URL": "postgresql://me@/x", "WARMPATH_DATA_DIR": str(tmp_path)}
-    values, _ = read("dev", ("DATABASES", "DATABASE_OWNER"), **own)
+    configured = {"WARMPATH_DATABASE_URL": "postgresql://me@/x", "WARMPATH_DATA_DIR": str(tmp_path)}
+    values, _ = read("dev", ("DATABASES", "DATABASE_OWNER"), **configured)
     assert (values["DATABASES"]["default"]["USER"], values["DATABASE_OWNER"]) == ("me", {})

@@ -20,31 +20,31 @@ PART = b"x" * 1024
 
 def streamed(factory):
     """(the response's content, the parts that the view has yielded)."""
-    asked = []
+    yielded = []
 
     def parts():
         for number in range(PARTS):
-            asked.append(number)
+            yielded.append(number)
             yield PART
 
     response = StreamingMiddleware(lambda _: StreamingHttpResponse(parts()))(factory().get("/"))
-    return response.streaming_content, asked
+    return response.streaming_content, yielded
 
 
 def test_a_stream_reads_no_more_than_one_chunk_ahead():
-    content, asked = streamed(AsyncRequestFactory)
+    content, yielded = streamed(AsyncRequestFactory)
 
     async def read():
-        return [(len(piece), len(asked)) async for piece in content]
+        return [(len(chunk), len(yielded)) async for chunk in content]
 
-    seen = async_to_sync(read)()
-    assert seen[:2] == [(CHUNK_BYTES, 64), (CHUNK_BYTES, 128)]
-    assert sum(size for size, _ in seen) == PARTS * len(PART)
+    progress = async_to_sync(read)()
+    assert progress[:2] == [(CHUNK_BYTES, 64), (CHUNK_BYTES, 128)]
+    assert sum(size for size, _ in progress) == PARTS * len(PART)
 
 
 def test_under_wsgi_the_iterator_is_unchanged():
-    content, asked = streamed(RequestFactory)
-    assert (next(content), len(asked)) == (PART, 1)
+    content, yielded = streamed(RequestFactory)
+    assert (next(content), len(yielded)) == (PART, 1)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -53,12 +53,12 @@ def test_exports_and_files_are_complete_under_asgi(django_user_model):
     for number in range(3):
         create_pool(f"pool-{number}", models=[f"m{number}"], by=olga)
 
-    async def fetched(path):
+    async def fetch(path):
         client = AsyncClient()
         await client.aforce_login(olga)
         response = await client.get(path)
         return b"".join([piece async for piece in response.streaming_content]).decode()
 
-    rows = list(csv.DictReader(io.StringIO(async_to_sync(fetched)("/audit.csv"))))
+    rows = list(csv.DictReader(io.StringIO(async_to_sync(fetch)("/audit.csv"))))
     assert len(rows) >= AuditEntry.objects.filter(kind="pool_created").count() == 3
-    assert ":root" in async_to_sync(fetched)("/static/css/tokens.css")
+    assert ":root" in async_to_sync(fetch)("/static/css/tokens.css")

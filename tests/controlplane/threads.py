@@ -15,37 +15,38 @@ from tests.conftest import wait_until
 AWAITED_S = 20
 
 
-def at_once(*works):
+def at_once(*functions):
     """Run each function in a thread with its own connection; the results, or ControlPlaneErrors."""
 
-    def run(work):
+    def run(function):
         try:
-            return work()
-        except ControlPlaneError as refusal:
-            return refusal
+            return function()
+        except ControlPlaneError as error:
+            return error
         finally:
             connection.close()
 
-    with ThreadPoolExecutor(len(works)) as threads:
-        return [done.result(timeout=AWAITED_S) for done in [threads.submit(run, work) for work in works]]
+    with ThreadPoolExecutor(len(functions)) as threads:
+        futures = [threads.submit(run, function) for function in functions]
+        return [future.result(timeout=AWAITED_S) for future in futures]
 
 
-def at_one_turn(*works):
-    """As ``at_once``, with all waiting for the lock of configuration numbers before any gets it."""
-    with connection.cursor() as cursor, ThreadPoolExecutor(1) as beside:
+def at_once_at_lock(*functions):
+    """As ``at_once``, but every thread waits for the lock of configuration numbers before one gets it."""
+    with connection.cursor() as cursor, ThreadPoolExecutor(1) as background:
         cursor.execute("select pg_advisory_lock(%s)", [NUMBERING_LOCK])
         try:
-            done = beside.submit(at_once, *works)
-            wait_until(lambda: len(waiting()) == len(works) or done.done(), AWAITED_S, "all of them to wait their turn")
+            future = background.submit(at_once, *functions)
+            wait_until(lambda: len(waiting()) == len(functions) or future.done(), AWAITED_S, "all threads to wait")
         finally:
             cursor.execute("select pg_advisory_unlock(%s)", [NUMBERING_LOCK])
-        return done.result(timeout=AWAITED_S)
+        return future.result(timeout=AWAITED_S)
 
 
 def waiting():
     """Connections that wait for a lock."""
     with connection.cursor() as cursor:
-        cursor.execute("select pg_stat_clear_snapshot()")  # else a transaction sees what it saw first
+        cursor.execute("select pg_stat_clear_snapshot()")  # a transaction otherwise reads its first result again
         cursor.execute(
             "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )
@@ -53,13 +54,13 @@ def waiting():
 
 
 @contextmanager
-def in_thread(work):
+def in_thread(function):
     """Run a function in a thread with its own connection; its exception is raised at the end."""
     failures = []
 
     def run():
         try:
-            work()
+            function()
         except Exception as error:  # noqa: BLE001 - raised again below
             failures.append(error)
         finally:

@@ -115,7 +115,7 @@ class EffectSerializer(serializers.Serializer[Any]):
     kind = serializers.CharField()
     impact = serializers.ChoiceField(choices=[(str(impact), str(impact)) for impact in Impact])
     resets = serializers.BooleanField()
-    who = serializers.ListField(child=serializers.CharField())
+    who = serializers.ListField(source="affected", child=serializers.CharField())
     text = serializers.CharField()
     before = serializers.JSONField(allow_null=True)
     after = serializers.JSONField(allow_null=True)
@@ -221,7 +221,7 @@ class RouterProgressSerializer(serializers.Serializer[Any]):
 
     name = serializers.CharField()
     progress = serializers.ChoiceField(choices=[(str(progress), str(progress)) for progress in Progress])
-    on_trial = serializers.BooleanField()
+    on_trial = serializers.BooleanField(source="gets_canary_requests")
     running = serializers.IntegerField(allow_null=True)
     reason = serializers.CharField()
 

@@ -1,1 +1,1 @@
-"""Who may come in, and what they may do."""
+"""Services for users, their sessions, roles, sign-ins and API tokens."""

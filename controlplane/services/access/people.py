@@ -90,19 +90,21 @@ def _require_admin() -> None:
     admins = RoleAssignment.objects.filter(project=None, role=Role.ADMIN).values("user")
     active = User.objects.filter(Q(is_superuser=True) | Q(pk__in=admins), is_active=True)
     if not list(active.select_for_update().order_by("pk").values_list("pk")):
-        raise ConflictError("No admin of all projects would be left. Make somebody else admin first.")
+        raise ConflictError("No admin of all projects would be left. Make another user admin first.")
 
 
 # --- sessions -------------------------------------------------------------------------------------------
 
 
-def record_session(user: User, key: str, *, former: str = "", address: str = "", agent: str = "") -> None:
-    """Record a request of a session, whose key was ``former`` before it changed."""
+def record_session(user: User, key: str, *, former_key: str = "", address: str = "", agent: str = "") -> None:
+    """Record a request of a session, whose key was ``former_key`` before it changed."""
     rows = PersonSession.objects
-    seen = {"address": address[:45], "agent": agent[:200], "seen_at": timezone.now()}
-    if rows.filter(key=key).update(**seen) or (former and rows.filter(key=former).update(key=key, **seen)):
+    request = {"address": address[:45], "agent": agent[:200], "seen_at": timezone.now()}
+    if rows.filter(key=key).update(**request) or (
+        former_key and rows.filter(key=former_key).update(key=key, **request)
+    ):
         return
-    rows.bulk_create([PersonSession(user=user, key=key, **seen)], ignore_conflicts=True)  # of concurrent requests
+    rows.bulk_create([PersonSession(user=user, key=key, **request)], ignore_conflicts=True)  # of concurrent requests
 
 
 def sessions_of(person: User) -> QuerySet[PersonSession]:
@@ -115,8 +117,8 @@ def sessions_of(person: User) -> QuerySet[PersonSession]:
 def end_session(session: PersonSession, *, by: User) -> None:
     """End one session now: its next request requires sign-in."""
     _delete_sessions(PersonSession.objects.filter(pk=session.pk))
-    owner = "one of their sessions" if session.user_id == by.pk else f"a session of {session.user.username}"
-    record_event(EventKind.USER_CHANGED, f"{by.username} ended {owner}.", by=by, detail=_session_detail([session]))
+    ended = "one of their sessions" if session.user_id == by.pk else f"a session of {session.user.username}"
+    record_event(EventKind.USER_CHANGED, f"{by.username} ended {ended}.", by=by, detail=_session_detail([session]))
 
 
 @transaction.atomic
@@ -132,7 +134,7 @@ def end_sessions(person: User, *, except_key: str = "", by: User | None = None) 
 
 
 def delete_ended_sessions() -> None:
-    """Delete expired sessions, and rows whose session is gone."""
+    """Delete expired sessions, and rows whose session was deleted."""
     now = timezone.now()
     Session.objects.filter(expire_date__lt=now).delete()
     ended = ~Exists(Session.objects.filter(session_key=OuterRef("key")))
@@ -231,8 +233,8 @@ def _record_role(
     suffix: str = "",
     by: User | None = None,
 ) -> None:
-    where = f"project {project.name}" if project else "all projects"
-    text = f"is {role} of {where}" if role else f"no longer has a role in {where}"
+    scope = f"project {project.name}" if project else "all projects"
+    text = f"is {role} of {scope}" if role else f"no longer has a role in {scope}"
     detail = {"before": {"role": before}, "after": {"role": role}}
     record_event(EventKind.ROLE_CHANGED, f"{person.username} {text}{suffix}.", project=project, by=by, detail=detail)
 
@@ -255,7 +257,7 @@ def disconnect_single_sign_on(person: User) -> None:
     ConflictError without a password, because the user could not sign in any more.
     """
     if not person.has_usable_password():
-        raise ConflictError("You have no password here. Ask an admin to set one first.")
+        raise ConflictError("You have no password in Warmpath. Ask an admin to set one first.")
     if SocialAccount.objects.filter(user=person).delete()[0]:
         sync_group_roles(person, ())
         summary = f"{person.username} can no longer sign in by single sign-on."

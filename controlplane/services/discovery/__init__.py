@@ -1,1 +1,1 @@
-"""Replicas that are found rather than written down."""
+"""Services for service discovery: replica sources, their polls, and the replicas that follow them."""

@@ -1,9 +1,9 @@
-"""Polls of replica sources: claimed, recorded; and the adoption or dismissal of the engines that they find.
+"""Claims and records polls of replica sources; adopts or dismisses the engines that they discover.
 
 Theory of operation. A conditional update claims a poll, which then runs without the database. Its result is accepted
 only while the claim is valid: a late result, or one for settings that were changed meanwhile, is dropped. A result
 updates the discovered rows (present, or missing since when) and nothing else; ``reconcile`` acts on them. A poll that
-failed, or found nothing, changes nothing, so a temporary failure of a source removes no replica.
+failed, or reported no engine, changes nothing, so a temporary failure of a source removes no replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 
 MAX_CONCURRENT = 16  # polls of one worker
-GRACE_S = 30.0  # by which a claim outlasts the poll's deadline
+CLAIM_GRACE_S = 30.0  # by which a claim outlasts the poll's deadline
 _UPDATED = ("key", "name", "url", "condition", "labels", "state", "problem", "missing_since")
 
 
@@ -41,7 +41,7 @@ def claim_polls() -> list[ReplicaSource]:
     claimed = list(rows.filter(enabled=True, next_look_at__lte=now).order_by("next_look_at")[:MAX_CONCURRENT])
     for source in claimed:
         source.looks += 1
-        source.next_look_at = now + timedelta(seconds=source.interval_s + source.deadline_s + GRACE_S)
+        source.next_look_at = now + timedelta(seconds=source.interval_s + source.deadline_s + CLAIM_GRACE_S)
         source.save(update_fields=["looks", "next_look_at"])
     return claimed
 
@@ -51,7 +51,7 @@ def record_poll_failure(claimed: ReplicaSource, reason: str) -> None:
     """Record a failed poll; discovered engines stay. The first failure is an event."""
     source = _lock_claimed(claimed)
     if source is not None:
-        _fail(source, reason)
+        _record_failure(source, reason)
 
 
 @transaction.atomic
@@ -61,7 +61,7 @@ def record_poll(claimed: ReplicaSource, result: PollResult) -> bool:
     if source is None:
         return False
     if not result.targets:
-        _fail(source, "The source reports no engines; those discovered earlier stay.")
+        _record_failure(source, "The source reports no engines; those discovered earlier stay.")
         return False
     rows = list(source.discovered.select_for_update(of=("self",)))
     new = _merge(source, rows, result)
@@ -79,11 +79,11 @@ def record_poll(claimed: ReplicaSource, result: PollResult) -> bool:
     return True
 
 
-def describe_engines(keys: Iterable[str], most: int = 5) -> str:
+def describe_engines(keys: Iterable[str], max_names: int = 5) -> str:
     """``3 engines: a, b, c``, or the first five and how many more."""
     names = list(keys)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{len(names)} engine{'' if len(names) == 1 else 's'}: {', '.join(names[:most])}{more}"
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return f"{len(names)} engine{'' if len(names) == 1 else 's'}: {', '.join(names[:max_names])}{more}"
 
 
 def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], result: PollResult) -> list[DiscoveredReplica]:
@@ -91,8 +91,8 @@ def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], result: Pol
     now = timezone.now()
     targets = {target.key: target for target in result.targets}
     before = {row.pk: _values(row) for row in rows}
-    known = {row.key: row for row in rows} | _replaced(rows, result)
-    for key, row in known.items():
+    rows_by_key = {row.key: row for row in rows} | _rows_by_new_key(rows, result)
+    for key, row in rows_by_key.items():
         if target := targets.get(key):
             row.key, row.url, row.condition, row.labels = key, target.url, target.condition, dict(target.labels)
             row.missing_since = None
@@ -114,15 +114,19 @@ def _merge(source: ReplicaSource, rows: Sequence[DiscoveredReplica], result: Pol
             labels=dict(target.labels),
         )
         for key, target in targets.items()
-        if key not in known
+        if key not in rows_by_key
     )
 
 
-def _replaced(rows: Sequence[DiscoveredReplica], result: PollResult) -> dict[str, DiscoveredReplica]:
+def _rows_by_new_key(rows: Sequence[DiscoveredReplica], result: PollResult) -> dict[str, DiscoveredReplica]:
     """Rows by the new key of their address: another engine at the same address is the same replica."""
     known, present = {row.key for row in rows}, {target.key for target in result.targets} | result.rejected_keys
-    gone = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
-    return {target.key: gone[target.url] for target in result.targets if target.key not in known and target.url in gone}
+    missing = {row.url: row for row in rows if row.key not in present and row.state != DiscoveredState.DISMISSED}
+    return {
+        target.key: missing[target.url]
+        for target in result.targets
+        if target.key not in known and target.url in missing
+    }
 
 
 def _values(row: DiscoveredReplica) -> list[Any]:
@@ -135,7 +139,7 @@ def _lock_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
     return rows.filter(pk=claimed.pk, looks=claimed.looks, enabled=True).first()
 
 
-def _fail(source: ReplicaSource, reason: str) -> None:
+def _record_failure(source: ReplicaSource, reason: str) -> None:
     if source.failing_since is None:
         source.failing_since = timezone.now()
         summary = f"Polls of source {source.name} fail; discovered engines stay: {reason}"
@@ -205,12 +209,12 @@ def _lock(discovered: DiscoveredReplica) -> DiscoveredReplica:
     return lock_row(rows, discovered.pk)
 
 
-def _replica_name(key: str, *, unique_by: str = "") -> str:
-    """A valid replica name for an engine; with ``unique_by`` it ends in a hash."""
+def _replica_name(key: str, *, hashed_with: str = "") -> str:
+    """A valid replica name for an engine; with ``hashed_with`` it ends in a hash of both."""
     name = re.sub(r"[^a-z0-9._-]+", "-", key.lower()).strip("._-") or "replica"
-    if len(name) <= 63 and not unique_by:
+    if len(name) <= 63 and not hashed_with:
         return name
-    digest = hashlib.sha256(f"{unique_by}/{key}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{hashed_with}/{key}".encode()).hexdigest()[:8]
     return f"{name[:54].rstrip('._-')}-{digest}"
 
 
@@ -223,4 +227,4 @@ def _free_name(row: DiscoveredReplica) -> str:
     if other.url == row.url:
         is_own = other.pool.project_id == row.source.pool.project_id  # other projects' replicas are not named
         raise NameTakenError("replica at", row.url) if is_own else NotUsableError(row.url)
-    return _replica_name(row.key, unique_by=row.source.name)
+    return _replica_name(row.key, hashed_with=row.source.name)

@@ -45,14 +45,14 @@ from controlplane.services.snapshots import single_snapshot
 
 BATCH = 50  # steps in one transaction, which blocks other changes of the fleet
 LAST_REPLICA = "The pool's last active replica is missing or terminating; it stays active."
-REMEMBER_DISMISSED = timedelta(days=7)  # since the last poll that reported it
+DISMISSED_RETENTION = timedelta(days=7)  # since the last poll that reported the engine
 
 Step = tuple[DiscoveredReplica, Callable[[DiscoveredReplica], object]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Removals:
-    """Which replicas to drain and to remove, and why other missing ones stay."""
+    """The replicas to drain and to remove, and why other missing replicas stay."""
 
     drain: list[DiscoveredReplica]
     remove: list[DiscoveredReplica]
@@ -113,9 +113,9 @@ def _move(row: DiscoveredReplica) -> None:
 
 
 @transaction.atomic
-def _reactivate(known: DiscoveredReplica) -> None:
+def _reactivate(discovered: DiscoveredReplica) -> None:
     """Activate a replica whose engine is back, if its source drained it."""
-    row = _lock(known)
+    row = _lock(discovered)
     if row is None or row.replica is None or row.drained_at is None:
         return
     DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=None, drained_here=False)
@@ -159,7 +159,9 @@ def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now
             active -= _is_active(row)
     held = ""
     if len(allowed) < len(due):
-        held = f"{len(missing)} of the pool's {counts['total']} replicas are missing; at most {limit} may go at a time."
+        held = (
+            f"{len(missing)} of the pool's {counts['total']} replicas are missing; at most {limit} may drain at a time."
+        )
     elif len(drain) < len(terminating) + len(allowed):
         held = LAST_REPLICA
     drain_s = source.remove_after_s - source.drain_after_s
@@ -183,8 +185,8 @@ def _age_s(since: datetime | None, now: datetime) -> float:
 
 
 @transaction.atomic
-def _drain(known: DiscoveredReplica) -> None:
-    row = _lock(known)
+def _drain(discovered: DiscoveredReplica) -> None:
+    row = _lock(discovered)
     if row is None or row.replica is None or row.drained_at is not None:
         return
     active = _is_active(row)
@@ -196,9 +198,9 @@ def _drain(known: DiscoveredReplica) -> None:
 
 
 @transaction.atomic
-def _remove(known: DiscoveredReplica) -> None:
+def _remove(discovered: DiscoveredReplica) -> None:
     """Remove a replica and its discovered row: an engine that returns is new."""
-    row = _lock(known)
+    row = _lock(discovered)
     if row is None or row.replica is None or row.missing_since is None or _is_active(row):
         return
     remove_replica(row.replica)
@@ -222,7 +224,7 @@ def _delete_obsolete(source_id: int) -> None:
     missing = [row for row in rows if row.state != DiscoveredState.ADOPTED and row.missing_since]
     missing.sort(key=lambda row: row.last_seen_at, reverse=True)
     proposal = timedelta(seconds=source.remove_after_s)
-    lifetimes = {DiscoveredState.PROPOSED: proposal, DiscoveredState.DISMISSED: REMEMBER_DISMISSED}
+    lifetimes = {DiscoveredState.PROPOSED: proposal, DiscoveredState.DISMISSED: DISMISSED_RETENTION}
     expired = [row for row in missing if now - row.last_seen_at >= lifetimes[DiscoveredState(row.state)]]
     obsolete = {row.pk for row in (*expired, *missing[source.max_targets :])}
     if obsolete:
@@ -238,10 +240,12 @@ def _run_all(source: ReplicaSource, steps: Sequence[Step]) -> None:
         _in_one_snapshot(source, steps[start : start + BATCH])
 
 
-def _in_one_snapshot(source: ReplicaSource, steps: Sequence[Step], work: Callable[[], object] | None = None) -> None:
+def _in_one_snapshot(
+    source: ReplicaSource, steps: Sequence[Step], run_together: Callable[[], object] | None = None
+) -> None:
     """Run steps in one transaction and one snapshot; if that fails, each by itself.
 
-    All rows are locked first, because the logs, whose locks come after those of rows, are written in between.
+    All rows are locked first: steps write the audit log and snapshots, whose locks come after row locks.
     """
     if not steps:
         return
@@ -252,7 +256,7 @@ def _in_one_snapshot(source: ReplicaSource, steps: Sequence[Step], work: Callabl
             list(locked.order_by("pk").values_list("pk"))
             discovered = DiscoveredReplica.objects.select_for_update().filter(pk__in=[row.pk for row, _ in steps])
             list(discovered.order_by("pk").values_list("pk"))
-            work() if work else _run(steps)
+            run_together() if run_together else _run(steps)
     except ControlPlaneError:
         _run(steps)
 
@@ -274,9 +278,9 @@ def _load(source_id: int) -> tuple[ReplicaSource, list[DiscoveredReplica]]:
     return source, list(source.discovered.select_related("replica"))
 
 
-def _lock(known: DiscoveredReplica) -> DiscoveredReplica | None:
+def _lock(discovered: DiscoveredReplica) -> DiscoveredReplica | None:
     """An adopted row, locked after its replica, in the order of a removal by a user."""
-    replica = Replica.objects.select_for_update(of=("self",), no_key=True).filter(pk=known.replica_id or 0).first()
+    replica = Replica.objects.select_for_update(of=("self",), no_key=True).filter(pk=discovered.replica_id or 0).first()
     if replica is None:
         return None
-    return DiscoveredReplica.objects.select_for_update(of=("self",)).filter(pk=known.pk, replica=replica).first()
+    return DiscoveredReplica.objects.select_for_update(of=("self",)).filter(pk=discovered.pk, replica=replica).first()

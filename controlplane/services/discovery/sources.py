@@ -1,4 +1,4 @@
-"""Replica sources: created, changed, removed."""
+"""Create, change, remove and poll replica sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from controlplane.services.checks import (
 from controlplane.services.events import record_event
 
 POLL_TASK = "controlplane.tasks.poll_sources"
-MAX_SECRET = 16_384  # characters; a service account's token has about a thousand
+MAX_SECRET_CHARS = 16_384  # characters; a service account's token has about a thousand
 RANGES: dict[str, tuple[float, float]] = {
     "interval_s": (5, 86_400),
     "deadline_s": (1, 60),
@@ -57,7 +57,7 @@ def create_source(
     with unique_or(lambda _: name_conflict("replica source", name, ReplicaSource.objects.filter(name=name), by)):
         source.save()
     summary = f"Replica source {name} was added to pool {pool.name}."
-    record_event(EventKind.SOURCE_ADDED, summary, pool=pool, by=by, detail={"after": _facts(source)})
+    record_event(EventKind.SOURCE_ADDED, summary, pool=pool, by=by, detail={"after": _event_fields(source)})
     wake(POLL_TASK)
     return source
 
@@ -72,18 +72,18 @@ def update_source(
     """
     rows = ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
     source = lock_row(rows, source.pk)
-    before, server = _facts(source), _server(source)
+    before, server = _event_fields(source), _server(source)
     _set_fields(source, changes, secret)
     if source.encrypted is not None and secret is None:
         check_destination("$.secret", "token", before=server, after=_server(source))
-    if _facts(source) == before and secret is None:
+    if _event_fields(source) == before and secret is None:
         return source
     if source.settings != before["settings"]:
         source.settings_changed_at = timezone.now()
     source.looks += 1
     source.next_look_at = timezone.now()
     source.save()
-    detail = {"before": before, "after": _facts(source)}
+    detail = {"before": before, "after": _event_fields(source)}
     summary = f"Replica source {source.name} was changed."
     record_event(EventKind.SOURCE_CHANGED, summary, pool=source.pool, by=by, detail=detail)
     wake(POLL_TASK)
@@ -94,7 +94,7 @@ def update_source(
 def remove_source(source: ReplicaSource, *, by: User | None = None) -> None:
     """Remove a source and its proposals. Its replicas stay and are no longer updated."""
     source = lock_row(ReplicaSource.objects.select_for_update(of=("self",)).select_related("pool"), source.pk)
-    before = _facts(source)
+    before = _event_fields(source)
     source.delete()
     summary = f"Replica source {before['name']} was removed from pool {source.pool.name}; its replicas stay."
     record_event(EventKind.SOURCE_REMOVED, summary, pool=source.pool, by=by, detail={"before": before})
@@ -107,10 +107,10 @@ def request_poll(source: ReplicaSource) -> None:
     wake(POLL_TASK)
 
 
-def _facts(source: ReplicaSource) -> dict[str, Any]:
+def _event_fields(source: ReplicaSource) -> dict[str, Any]:
     fields = ("name", "kind", "settings", "enabled", *RANGES)
-    shown = {name: getattr(source, name) for name in fields}
-    return {**shown, "adoption": str(source.adoption), "has_secret": source.encrypted is not None}
+    values = {name: getattr(source, name) for name in fields}
+    return {**values, "adoption": str(source.adoption), "has_secret": source.encrypted is not None}
 
 
 def _server(source: ReplicaSource) -> str:
@@ -122,14 +122,14 @@ def _server(source: ReplicaSource) -> str:
 def _set_fields(source: ReplicaSource, changes: dict[str, Any], secret: str | None) -> None:
     kind = kind_named(source.kind)
     for name, value in changes.items():
-        setattr(source, name, _checked(kind, name, value))
+        setattr(source, name, _validate(kind, name, value))
     if source.remove_after_s < source.drain_after_s:
         raise InvalidError("$.remove_after_s", "expected at least drain_after_s: a replica drains before its removal")
     if secret is not None:
-        source.encrypted = encrypt(_checked_secret(kind, secret).encode()) if secret else None
+        source.encrypted = encrypt(_validate_secret(kind, secret).encode()) if secret else None
 
 
-def _checked(kind: SourceKind, name: str, value: Any) -> Any:
+def _validate(kind: SourceKind, name: str, value: Any) -> Any:
     if name == "settings":
         return canonical_settings(kind, value)
     if name in RANGES:
@@ -146,11 +146,11 @@ def _checked(kind: SourceKind, name: str, value: Any) -> Any:
     return bool(value)
 
 
-def _checked_secret(kind: SourceKind, secret: str) -> str:
+def _validate_secret(kind: SourceKind, secret: str) -> str:
     """The secret without surrounding blanks. No error quotes it."""
     if not kind.secret:
         raise InvalidError("$.secret", f"a source of kind {kind.name} has none")
     text = secret.strip()
-    if not text.isascii() or not text.isprintable() or " " in text or len(text) > MAX_SECRET:
-        raise InvalidError("$.secret", f"expected one line of up to {MAX_SECRET} characters without blanks")
+    if not text.isascii() or not text.isprintable() or " " in text or len(text) > MAX_SECRET_CHARS:
+        raise InvalidError("$.secret", f"expected one line of up to {MAX_SECRET_CHARS} characters without blanks")
     return text

@@ -1,1 +1,1 @@
-"""What serves: pools, replicas, task groups, and what their clients may."""
+"""Services for projects, pools, replicas, task groups, client keys and fleet settings."""

@@ -1,4 +1,4 @@
-"""Client keys: created, changed and revoked. Their texts are shown once; routers compare digests."""
+"""Create, change and revoke client keys. A key is shown once, when it is created; routers compare digests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controlplane import schema_fields
 from controlplane.errors import ConflictError, InvalidError, NameTakenError
 from controlplane.models import ClientKey, EventKind, Project, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
-from controlplane.push.snapshot import api_key, names_of
+from controlplane.push.snapshot import api_key, model_names
 from controlplane.schema_fields import canonical_fields
 from controlplane.services.checks import check_name, lock_row, unique_or
 from controlplane.services.events import record_event
@@ -52,7 +52,7 @@ def create_client_key(
     with unique_or(lambda _: NameTakenError("client key", name)):
         key.save()
     summary = f"Client key {key} was created in project {project.name}."
-    _record(EventKind.CLIENT_KEY_CREATED, key, summary, "created", {"after": _facts(key)}, by)
+    _record(EventKind.CLIENT_KEY_CREATED, key, summary, "created", {"after": _event_fields(key)}, by)
     return key, text
 
 
@@ -60,14 +60,14 @@ def create_client_key(
 def update_client_key(key: ClientKey, *, by: User | None = None, **settings: Unpack[KeySettings]) -> ClientKey:
     """Change a key's permissions and limits; its text stays. ConflictError for a revoked key, InvalidError."""
     key = _lock(key)
-    before = _facts(key)
+    before = _event_fields(key)
     for name, value in _checked(settings, key.expires_at).items():
         setattr(key, name, value)
-    if _facts(key) == before:
+    if _event_fields(key) == before:
         return key
     _check_names(key)
     key.save()
-    detail = {"before": before, "after": _facts(key)}
+    detail = {"before": before, "after": _event_fields(key)}
     _record(EventKind.CLIENT_KEY_CHANGED, key, f"Client key {key} was changed.", "changed", detail, by)
     return key
 
@@ -79,18 +79,20 @@ def revoke_client_key(key: ClientKey, *, by: User | None = None) -> None:
     key.revoked_at = timezone.now()
     key.save()
     summary = f"Client key {key} was revoked."
-    _record(EventKind.CLIENT_KEY_REVOKED, key, summary, "revoked", {"before": _facts(key)}, by)
+    _record(EventKind.CLIENT_KEY_REVOKED, key, summary, "revoked", {"before": _event_fields(key)}, by)
 
 
-def _record(kind: EventKind, key: ClientKey, summary: str, verb: str, detail: dict[str, Any], by: User | None) -> None:
+def _record(
+    kind: EventKind, key: ClientKey, summary: str, action: str, detail: dict[str, Any], by: User | None
+) -> None:
     record_event(kind, summary, project=key.project, by=by, detail=detail)
-    freeze_snapshot(reason=f"client key {key.full_name} {verb}", by=by)
+    freeze_snapshot(reason=f"client key {key.full_name} {action}", by=by)
 
 
-def _facts(key: ClientKey) -> dict[str, Any]:
+def _event_fields(key: ClientKey) -> dict[str, Any]:
     """The part of a key that events show, without its digest."""
-    ends = key.expires_at.isoformat() if key.expires_at else None
-    return {"project": key.project.name, **{name: getattr(key, name) for name in _FIELDS}, "expires_at": ends}
+    expires_at = key.expires_at.isoformat() if key.expires_at else None
+    return {"project": key.project.name, **{name: getattr(key, name) for name in _FIELDS}, "expires_at": expires_at}
 
 
 def _lock(key: ClientKey) -> ClientKey:
@@ -121,7 +123,7 @@ def _check_names(key: ClientKey) -> None:
     """InvalidError unless its models and task groups belong to its project, by the routers' own check."""
     groups = set(TaskGroup.objects.filter(pool__project=key.project).values_list("name", flat=True))
     try:
-        check_access(Access((api_key(key),)), groups, names_of(key.project.pools.all()))
+        check_access(Access((api_key(key),)), groups, model_names(key.project.pools.all()))
     except ConfigError as error:
         reason = error.reason.replace("no pool has", f"no pool of project {key.project.name} has")
         raise InvalidError(error.path.replace("$.access.keys[0]", "$"), reason) from None

@@ -47,7 +47,7 @@ def update_project(
     """Change the arguments that are not None. ``needs_approval`` applies to publications from now on."""
     project = lock_row(Project.objects.select_for_update(no_key=True), project.pk)
     settings = {"description": description, "needs_approval": needs_approval}
-    if change := change_fields(project, {k: v for k, v in settings.items() if v is not None}, _project_facts):
+    if change := change_fields(project, {k: v for k, v in settings.items() if v is not None}, _project_event_fields):
         summary = f"Project {project.name} was changed."
         record_event(EventKind.PROJECT_CHANGED, summary, project=project, by=by, detail=change)
     return project
@@ -63,7 +63,7 @@ def remove_project(project: Project, *, by: User | None = None) -> None:
     project.delete()
 
 
-def _project_facts(project: Project) -> dict[str, Any]:
+def _project_event_fields(project: Project) -> dict[str, Any]:
     return {name: getattr(project, name) for name in ("name", "description", "needs_approval")}
 
 
@@ -101,7 +101,7 @@ def create_pool(
     pool = Pool(project=project or default_project(), name=name, **_checked(settings))
     with unique_or(lambda _: name_conflict("pool", name, Pool.objects.filter(name=name), by)):
         pool.save()
-    detail = {"after": _pool_facts(pool)}
+    detail = {"after": _pool_event_fields(pool)}
     record_event(EventKind.POOL_CREATED, f"Pool {name} was created.", pool=pool, by=by, detail=detail)
     create_first_policy(pool, {"strategy": strategy}, by=by)
     with name_conflicting_model(pool, by):
@@ -113,7 +113,7 @@ def create_pool(
 def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSettings]) -> Pool:
     """Change a pool; InvalidError if another pool serves one of its models, or a removed name is still used."""
     pool = lock_row(Pool.objects.select_for_update(no_key=True), pool.pk)
-    if change := change_fields(pool, _checked(settings), _pool_facts):
+    if change := change_fields(pool, _checked(settings), _pool_event_fields):
         record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
         with name_conflicting_model(pool, by):
             freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
@@ -126,24 +126,24 @@ def remove_pool(pool: Pool, *, by: User | None = None) -> None:
     pool = lock_row(Pool.objects.select_for_update(), pool.pk)
     if pool.replicas.exists() or pool.sources.exists() or pool.groups.exists():
         raise InUseError(f"Pool {pool.name} still has replicas, replica sources or task groups; remove those first.")
-    detail = {"before": _pool_facts(pool)}
+    detail = {"before": _pool_event_fields(pool)}
     pool.delete()
     summary = f"Pool {pool.name} was removed."
     record_event(EventKind.POOL_REMOVED, summary, project=pool.project, by=by, detail=detail)
     freeze_snapshot(reason=f"pool {pool.name} removed", by=by)
 
 
-def _pool_facts(pool: Pool) -> dict[str, Any]:
+def _pool_event_fields(pool: Pool) -> dict[str, Any]:
     return {"project": pool.project.name, **{name: getattr(pool, name) for name in _POOL_FIELDS}}
 
 
 def _checked(settings: PoolSettings) -> dict[str, Any]:
     """Validated settings in a canonical order."""
-    given: dict[str, Any] = dict(settings)
+    raw: dict[str, Any] = dict(settings)
     for name in _LISTS:
-        if isinstance(given.get(name), Iterable) and not isinstance(given[name], str | dict):
-            given[name] = list(given[name])
-    values = canonical_fields(schema_fields.POOL, given)
+        if isinstance(raw.get(name), Iterable) and not isinstance(raw[name], str | dict):
+            raw[name] = list(raw[name])
+    values = canonical_fields(schema_fields.POOL, raw)
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):
@@ -152,7 +152,7 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
     return values
 
 
-class Settings(TypedDict, total=False):
+class FleetWideSettings(TypedDict, total=False):
     """Settings of the whole fleet. Omitted: unchanged."""
 
     needs_key: bool  # accept only requests with a client key
@@ -165,11 +165,11 @@ def fleet_settings() -> FleetSettings:
 
 
 @transaction.atomic
-def update_fleet_settings(*, by: User | None = None, **settings: Unpack[Settings]) -> FleetSettings:
+def update_fleet_settings(*, by: User | None = None, **settings: Unpack[FleetWideSettings]) -> FleetSettings:
     """Change the fleet settings; InvalidError for limits that routers would reject."""
     row = FleetSettings.objects.select_for_update().get(pk=fleet_settings().pk)
     needed_key = row.needs_key
-    if change := change_fields(row, canonical_fields(schema_fields.FLEET, settings), _fleet_facts):
+    if change := change_fields(row, canonical_fields(schema_fields.FLEET, settings), _fleet_event_fields):
         summary = "The routers' limits were changed."
         if row.needs_key != needed_key:
             summary = "Requests now need a client key." if row.needs_key else "Requests no longer need a client key."
@@ -178,5 +178,5 @@ def update_fleet_settings(*, by: User | None = None, **settings: Unpack[Settings
     return row
 
 
-def _fleet_facts(row: FleetSettings) -> dict[str, Any]:
+def _fleet_event_fields(row: FleetSettings) -> dict[str, Any]:
     return {"needs_key": row.needs_key, "limits": row.limits}

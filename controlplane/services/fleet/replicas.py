@@ -1,4 +1,4 @@
-"""Replicas: added, changed, moved, drained and removed."""
+"""Add, change, move, drain and remove replicas."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_replica(pool: Pool, *, name: str, by: User | None = None, **settings: Un
     replica = Replica(pool=pool, name=name)
     _set_fields(replica, settings)
     _save(replica, by)
-    detail = {"after": _facts(replica)}
+    detail = {"after": _event_fields(replica)}
     summary = f"Replica {name} was added to pool {pool.name}."
     record_event(EventKind.REPLICA_ADDED, summary, pool=pool, replica=replica, by=by, detail=detail)
     with relative_error_paths():
@@ -67,7 +67,7 @@ def update_replica(replica: Replica, *, by: User | None = None, **settings: Unpa
     replica = _lock(replica)
     if "url" in settings and "api_key" not in settings:
         _check_key_stays(replica, settings["url"])
-    before = _facts(replica)
+    before = _event_fields(replica)
     _set_fields(replica, settings)
     return _finish_change(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", by)
 
@@ -82,7 +82,7 @@ def move_replica(replica: Replica, url: str) -> Replica:
     replica = _lock(replica)
     if _source_changed(replica):
         _check_key_stays(replica, url)
-    before = _facts(replica)
+    before = _event_fields(replica)
     _set_fields(replica, {"url": url})
     return _finish_change(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", None)
 
@@ -101,7 +101,7 @@ def may_move(replica: Replica, url: str) -> bool:
 def set_replica_state(replica: Replica, state: ReplicaState, *, by: User | None = None) -> Replica:
     """Set the desired state: ``active``, ``draining`` (no new requests) or ``disabled`` (no health checks either)."""
     replica = _lock(replica)
-    before = _facts(replica)
+    before = _event_fields(replica)
     replica.state = ReplicaState(state)
     summary = f"Replica {replica.name} is now {replica.state} (was {before['state']})."
     return _finish_change(replica, before, EventKind.REPLICA_STATE_CHANGED, summary, by)
@@ -111,10 +111,10 @@ def set_replica_state(replica: Replica, state: ReplicaState, *, by: User | None 
 def remove_replica(replica: Replica, *, by: User | None = None) -> None:
     """Remove a replica; InUseError for the last one of a task group's subset, which would then mean all replicas.
 
-    Subsets are checked after the snapshot took its lock: before that somebody may remove another replica of them.
+    Subsets are checked after the snapshot took its lock: before that, another replica may be removed concurrently.
     """
     replica = lock_row(Replica.objects.select_for_update(of=("self",)).select_related("pool"), replica.pk)
-    before, pool, groups = _facts(replica), replica.pool, list(replica.groups.all())
+    before, pool, groups = _event_fields(replica), replica.pool, list(replica.groups.all())
     replica.delete()
     summary = f"Replica {replica.name} was removed from pool {pool.name}."
     record_event(EventKind.REPLICA_REMOVED, summary, pool=pool, by=by, detail={"before": before})
@@ -137,16 +137,16 @@ def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_
         return False
     with transaction.atomic():
         replica = _lock(replica)
-        before = _facts(replica)
+        before = _event_fields(replica)
         for name, value in reported.items():
             setattr(replica, name, value)
         size = f"{replica.capacity_blocks} blocks of {replica.block_tokens} tokens"
         summary = f"Replica {replica.name} reported its cache: {size}."
         _finish_change(replica, before, EventKind.REPLICA_CHANGED, summary, None)
-    return _facts(replica) != before
+    return _event_fields(replica) != before
 
 
-def _facts(replica: Replica) -> dict[str, Any]:
+def _event_fields(replica: Replica) -> dict[str, Any]:
     """The part of a replica that events show."""
     set_at = replica.api_key_set_at
     return {name: getattr(replica, name) for name in _FIELDS} | {"api_key_set_at": set_at and set_at.isoformat()}
@@ -168,7 +168,7 @@ def _save(replica: Replica, by: User | None) -> None:
 
 def _finish_change(replica: Replica, before: dict[str, Any], kind: EventKind, summary: str, by: User | None) -> Replica:
     """Save, record and freeze a change of a locked row; nothing if it is none."""
-    after = _facts(replica)
+    after = _event_fields(replica)
     if after != before:
         _save(replica, by)
         detail = {"before": before, "after": after}

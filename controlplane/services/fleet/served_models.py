@@ -27,7 +27,7 @@ class _Card(msgspec.Struct):
     parent: Model | None = None  # of a LoRA adapter: its base model
 
 
-class _List(msgspec.Struct):
+class _ModelList(msgspec.Struct):
     data: list[_Card]
 
 
@@ -50,7 +50,7 @@ def listed_models(urls: Sequence[str]) -> dict[str, ListedModels | None]:
 def _list_models(client: httpx.Client, url: str) -> ListedModels | None:
     try:
         response = fetch(client, "GET", f"{url}/v1/models", deadline_s=DEADLINE_S, max_bytes=MAX_BYTES)
-        cards = msgspec.json.decode(response.body, type=_List).data if response.status == httpx.codes.OK else []
+        cards = msgspec.json.decode(response.body, type=_ModelList).data if response.status == httpx.codes.OK else []
     except (httpx.HTTPError, msgspec.DecodeError, RecursionError):
         return None
     models = {card.id for card in cards if card.parent is None}
@@ -67,8 +67,8 @@ def unnamed_model_warning(added: Pool) -> str:
 
     Routers accept such requests only if there is one pool, or one pool accepts any model.
     """
-    others = [bool(pool.models) for pool in Pool.objects.exclude(pk=added.pk)]
-    if len(others) != 1 or not others[0]:
+    other_pools = list(Pool.objects.exclude(pk=added.pk))
+    if len(other_pools) != 1 or not other_pools[0].models:
         return ""
     if added.models:
         return "Requests that name no model are rejected from now on: there are two pools, and none accepts any model."
@@ -81,7 +81,7 @@ def name_conflicting_model(pool: Pool, by: User | None) -> Iterator[None]:
     try:
         yield
     except InvalidError as error:
-        raise _served_elsewhere(pool, by) or _still_used(pool) or _relative(error) from None
+        raise _name_conflict(pool, by) or _removed_name_in_use(pool) or _relative(error) from None
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _relative(error: InvalidError) -> InvalidError:
     return InvalidError(".".join(steps), reason)
 
 
-def _names_of(pool: Pool) -> ModelNames:
+def _model_names(pool: Pool) -> ModelNames:
     """All names of a pool's models, aliases and adapters, each with its path."""
     return ModelNames(
         tuple(pool.models),
@@ -110,7 +110,7 @@ def _names_of(pool: Pool) -> ModelNames:
     )
 
 
-def _still_used(pool: Pool) -> InvalidError | None:
+def _removed_name_in_use(pool: Pool) -> InvalidError | None:
     """The first removed name that a replica or a task group of the pool uses."""
     adapters = {adapter["name"] for adapter in pool.adapters}
     for replica in pool.replicas.exclude(adapters=None):
@@ -118,23 +118,23 @@ def _still_used(pool: Pool) -> InvalidError | None:
             return InvalidError("$.adapters", f"replica {replica.name} lists {name!r}; change the replica first")
     if not pool.models:
         return None  # it accepts any model
-    names = {name for name, _ in _names_of(pool)}
+    names = {name for name, _ in _model_names(pool)}
     for group in pool.groups.exclude(match=None):
         for name in sorted(set((group.match or {})["models"]) - names):
             return InvalidError("$.models", f"task group {group.name} matches {name!r}; change the group first")
     return None
 
 
-def _served_elsewhere(pool: Pool, by: User | None) -> InvalidError | None:
+def _name_conflict(pool: Pool, by: User | None) -> InvalidError | None:
     """The first name that another pool has as well."""
-    names = list(_names_of(pool))
+    names = list(_model_names(pool))
     for other in Pool.objects.exclude(pk=pool.pk):
         is_visible = by is None or roles_of(by).may(Role.VIEWER, other.project_id)
         label = f"pool {other.name!r}" if is_visible else "another pool"
         if not pool.models and not other.models:
             return InvalidError("$.models", f"every model is already served by {label}; list this pool's models")
-        taken = {name for name, _ in _names_of(other)}
+        other_names = {name for name, _ in _model_names(other)}
         for name, path in names:
-            if name in taken:
+            if name in other_names:
                 return InvalidError(f"$.{path}", f"model {name!r} is already served by {label}")
     return None

@@ -1,4 +1,4 @@
-"""Task groups: created, changed and removed."""
+"""Create, change and remove task groups."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
         group.save()
     group.replicas.set(replicas)
     summary = f"Task group {group} was created."
-    record_event(EventKind.GROUP_CREATED, summary, pool=pool, by=by, detail={"after": _facts(group)})
+    record_event(EventKind.GROUP_CREATED, summary, pool=pool, by=by, detail={"after": _event_fields(group)})
     with relative_error_paths():
         freeze_snapshot(reason=f"task group {group} created", by=by)
     return group
@@ -58,7 +58,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
 def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: Unpack[GroupSettings]) -> TaskGroup:
     """Change a group; InvalidError."""
     group = lock_row(TaskGroup.objects.select_for_update(of=("self",), no_key=True).select_related("pool"), group.pk)
-    before = _facts(group)
+    before = _event_fields(group)
     if "replicas" in settings:
         group.replicas.set(_check_replicas(group.pool, settings.pop("replicas")))
     for name, value in _checked(settings).items():
@@ -66,7 +66,7 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
     if group.match != before["match"]:
         _check_keys(group)
     group.save()
-    after = _facts(group)
+    after = _event_fields(group)
     if after != before:
         change = {"before": before, "after": after}
         summary = f"Task group {group} was changed."
@@ -80,13 +80,13 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
 def remove_task_group(group: TaskGroup, *, by: User | None = None) -> None:
     """Remove a group with its policy; its requests become the pool's own."""
     group = lock_row(TaskGroup.objects.select_for_update(of=("self",)).select_related("pool"), group.pk)
-    detail, name, pool = {"before": _facts(group)}, str(group), group.pool
+    detail, name, pool = {"before": _event_fields(group)}, str(group), group.pool
     group.delete()
     record_event(EventKind.GROUP_REMOVED, f"Task group {name} was removed.", pool=pool, by=by, detail=detail)
     freeze_snapshot(reason=f"task group {name} removed", by=by)
 
 
-def _facts(group: TaskGroup) -> dict[str, Any]:
+def _event_fields(group: TaskGroup) -> dict[str, Any]:
     """The part of a group that events show; a query."""
     replicas = sorted(group.replicas.values_list("name", flat=True))
     return {**{name: getattr(group, name) for name in _FIELDS}, "replicas": replicas}
@@ -96,8 +96,8 @@ def _checked(settings: GroupSettings) -> dict[str, Any]:
     """Validated settings in a canonical order."""
     values = canonical_fields(schema_fields.GROUP, settings)
     if match := values.get("match"):
-        sets = {field: sorted(set(members)) for field, members in match.items()}
-        values["match"] = sets if any(sets.values()) else None
+        names = {field: sorted(set(members)) for field, members in match.items()}
+        values["match"] = names if any(names.values()) else None
     if prefix_hash := values.get("expected_tier1"):
         try:
             canonical(schema_fields.TIER1_HASHES, [prefix_hash], "$.expected_tier1")
@@ -114,9 +114,9 @@ def _check_keys(group: TaskGroup) -> None:
     """InvalidError unless the client keys that it matches belong to its pool's project and are not revoked."""
     names: list[str] = (group.match or {}).get("api_keys", [])
     keys = ClientKey.objects.filter(project=group.pool.project_id, revoked_at=None, name__in=names)
-    known = set(keys.values_list("name", flat=True)) if names else set()
+    existing = set(keys.values_list("name", flat=True)) if names else set()
     for position, name in enumerate(names):
-        if name not in known:
+        if name not in existing:
             raise InvalidError(f"$.match.api_keys[{position}]", f"the pool's project has no client key {name!r}")
 
 

@@ -22,12 +22,12 @@ from controlplane.services.impact.effect import (
     Effect,
     Impact,
     Path,
-    by_severity,
-    count_of,
-    differing,
-    explained,
+    find_differences,
+    format_count,
     format_value,
+    is_explained,
     leaves_of,
+    sort_by_severity,
 )
 from controlplane.services.impact.fleet import fleet_effects
 from controlplane.services.impact.placement import placement_effects
@@ -55,8 +55,8 @@ def effects_of_settings(
     A fixed number of queries, none with a ``fleet``.
     """
     fleet = current_fleet() if fleet is None else fleet
-    former = fleet if before is None else _with_settings(fleet, policy, before)
-    return compare_configs(former, _with_settings(fleet, policy, after))
+    old_config = fleet if before is None else _with_settings(fleet, policy, before)
+    return compare_configs(old_config, _with_settings(fleet, policy, after))
 
 
 def warnings_of_settings(
@@ -84,7 +84,7 @@ def current_fleet() -> schema.RouterConfig:
 
 
 def _config_of(snapshot: ConfigSnapshot) -> schema.RouterConfig:
-    """The snapshot's configuration; without its secrets if the key that encrypted it is gone."""
+    """The snapshot's configuration; without its secrets if the key that encrypted it is no longer configured."""
     try:
         return schema.load_snapshot(snapshot_document(snapshot)).config
     except (DecryptionError, schema.ConfigError):
@@ -119,15 +119,15 @@ def compare_configs(before: schema.RouterConfig | None, after: schema.RouterConf
 
     Every difference is in the ``paths`` of at least one effect.
     """
-    differences = differing(leaves_of(before), leaves_of(after))
+    differences = find_differences(leaves_of(before), leaves_of(after))
     if not differences:
         return []
     effects: list[Effect] = []
     for rules in (_access_effects, fleet_effects, placement_effects):
         effects += rules(before, after, differences)
     described = {path for effect in effects for path in effect.paths}
-    effects += field_effects({path: sides for path, sides in differences.items() if not explained(path, described)})
-    return by_severity(effects)
+    effects += field_effects({path: sides for path, sides in differences.items() if not is_explained(path, described)})
+    return sort_by_severity(effects)
 
 
 def with_policy(
@@ -135,7 +135,7 @@ def with_policy(
 ) -> schema.RouterConfig:
     """The configuration with another policy for a pool, or for one of its task groups."""
 
-    def changed(candidate: schema.PoolConfig) -> schema.PoolConfig:
+    def replace_policy(candidate: schema.PoolConfig) -> schema.PoolConfig:
         if candidate.name != pool:
             return candidate
         if group is None:
@@ -143,7 +143,7 @@ def with_policy(
         groups = (replace(entry, policy=policy) if entry.name == group else entry for entry in candidate.groups)
         return replace(candidate, groups=tuple(groups))
 
-    return replace(config, pools=tuple(changed(candidate) for candidate in config.pools))
+    return replace(config, pools=tuple(replace_policy(candidate) for candidate in config.pools))
 
 
 def _access_effects(
@@ -158,27 +158,27 @@ def _access_effects(
             "prefix hashes match nothing any more."
         )
         yield Effect("hash_secret", Impact.RESET, ("every request",), text, paths=(("hash_secret",),))
-    who = ("every client",)
-    if ("access",) in differences:  # from everybody to keys, or back
-        text, was, now = "Requests no longer need an API key.", "API keys only", "anybody"
+    affected = ("every client",)
+    if ("access",) in differences:  # API keys become required, or are no longer required
+        text, old, new = "Requests no longer need an API key.", "API keys only", "anybody"
         if after.access is not None:
-            keys = count_of(len(after.access.keys), "API key")
-            text, was, now = f"Requests need one of {keys}; others are rejected with 401.", now, was
-        yield Effect("access", Impact.REFUSE, who, text, was, now, 0.0, (("access",),))
+            keys = format_count(len(after.access.keys), "API key")
+            text, old, new = f"Requests need one of {keys}; others are rejected with 401.", new, old
+        yield Effect("access", Impact.REFUSE, affected, text, old, new, 0.0, (("access",),))
     if before.access is None or after.access is None:
         return
-    old, new = ({key.name for key in side.keys} for side in (before.access, after.access))
-    for name in sorted(old | new):
+    old_keys, new_keys = ({key.name for key in side.keys} for side in (before.access, after.access))
+    for name in sorted(old_keys | new_keys):
         path: Path = ("access", "keys", name)
-        who = (f"API key {name}",)
-        if name not in old:
-            yield Effect("key_added", Impact.REFUSE, who, f"API key {name} is accepted.", None, name, 0.0, (path,))
-        elif name not in new:
+        affected = (f"API key {name}",)
+        if name not in old_keys:
+            yield Effect("key_added", Impact.REFUSE, affected, f"API key {name} is accepted.", None, name, 0.0, (path,))
+        elif name not in new_keys:
             text = f"API key {name} is no longer accepted: its requests are rejected with 401."
-            yield Effect("key_removed", Impact.REFUSE, who, text, name, None, 0.0, (path,))
+            yield Effect("key_removed", Impact.REFUSE, affected, text, name, None, 0.0, (path,))
         elif (*path, "digest") in differences:
-            text = f"API key {name} has a new secret: requests with the former one are rejected with 401."
-            yield Effect("key_secret", Impact.REFUSE, who, text, None, None, 0.0, ((*path, "digest"),))
+            text = f"API key {name} has a new secret: requests with the previous one are rejected with 401."
+            yield Effect("key_secret", Impact.REFUSE, affected, text, None, None, 0.0, ((*path, "digest"),))
 
 
 # --- fields without a rule ------------------------------------------------------------------------------
@@ -192,12 +192,12 @@ def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
     """One effect for each leaf, described with the schema's own text."""
     for path, (before, after) in leaves.items():
         objects = [f"{_OBJECTS[step]} {name}" for step, name in pairwise(path) if step in _OBJECTS]
-        rest = max((at + 2 for at, step in enumerate(path[:-1]) if step in _OBJECTS), default=0)
-        field = f"{', '.join(path[rest:-1])} {path[-1]}".replace("_", " ").strip()
+        field_start = max((index + 2 for index, step in enumerate(path[:-1]) if step in _OBJECTS), default=0)
+        field = f"{', '.join(path[field_start:-1])} {path[-1]}".replace("_", " ").strip()
         unit, description = _schema_text(path)
-        place = " of ".join(reversed(objects)) or "every router"
+        subject = " of ".join(reversed(objects)) or "every router"
         old, new = (format_value(_hide(value, path), path[-1]) for value in (before, after))
-        text = f"{place[0].upper()}{place[1:]}: {field} is {new} instead of {old}{' ' if unit else ''}{unit}."
+        text = f"{subject[0].upper()}{subject[1:]}: {field} is {new} instead of {old}{' ' if unit else ''}{unit}."
         if path[-1] == "url":
             description = "The replica keeps its ring position; its cache may be cold."
         is_limit = path[0] == "limits" and path[-1].startswith("max_")
@@ -205,8 +205,8 @@ def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
         if is_limit or _ACCEPTANCE & set(path):
             impact = Impact.REFUSE
         sides = _hide(before, path), _hide(after, path)
-        who = (objects or ["every request"])[-1]
-        yield Effect("field", impact, (who,), f"{text} {description}".strip(), *sides, None, (path,))
+        affected = (objects or ["every request"])[-1]
+        yield Effect("field", impact, (affected,), f"{text} {description}".strip(), *sides, None, (path,))
 
 
 def _hide(value: Any, path: Path) -> Any:
@@ -224,19 +224,19 @@ _Typed = tuple[Any, str, str]  # a type, and the unit and description of its ann
 
 
 @cache
-def _root() -> list[_Typed]:
+def _root_types() -> list[_Typed]:
     return list(_flatten(inspect.type_info(schema.RouterConfig)))
 
 
 def _schema_text(path: Path) -> tuple[str, str]:
     """Unit and description of a leaf; "" where the schema has none."""
-    types = _root()
+    types = _root_types()
     for step in path:
-        types = [inner for kind, _, _ in types for inner in _inside(kind, step)]
+        types = [inner for kind, _, _ in types for inner in _member_types(kind, step)]
     return next(((unit, text) for _, unit, text in types if unit or text), ("", ""))
 
 
-def _inside(kind: Any, step: str) -> Iterator[_Typed]:
+def _member_types(kind: Any, step: str) -> Iterator[_Typed]:
     """The types of a field, or of a member of a list of named objects."""
     if isinstance(kind, inspect.VarTupleType):
         yield from _flatten(kind.item_type)

@@ -33,7 +33,7 @@ class Effect:
 
     kind: str  # what changed, such as "strategy", "replica_left" or "setting"
     impact: Impact
-    who: tuple[str, ...]  # whose requests, such as "pool chat" or "task group chat.agents"
+    affected: tuple[str, ...]  # whose requests, such as "pool chat" or "task group chat.agents"
     text: str
     before: Any = None  # JSON without secrets; None where it does not exist
     after: Any = None
@@ -45,7 +45,7 @@ class Effect:
         return self.impact is Impact.RESET
 
 
-def by_severity(effects: Iterable[Effect]) -> list[Effect]:
+def sort_by_severity(effects: Iterable[Effect]) -> list[Effect]:
     severity = list(Impact)
     return sorted(effects, key=lambda effect: severity.index(effect.impact))
 
@@ -54,20 +54,20 @@ def by_severity(effects: Iterable[Effect]) -> list[Effect]:
 
 
 def percent(ratio: float) -> str:
-    """87.5 %, 5 %, less than 1 %."""
+    """Format a ratio: ``87.5 %``, ``5 %``, ``less than 1 %``."""
     return "less than 1 %" if 0 < ratio < 0.01 else f"{ratio * 100:.3g} %"
 
 
-def enumerate_names(names: Sequence[str], most: int = 6) -> str:
-    """``a, b and c``; of more than ``most`` names the first ones and how many follow."""
-    if len(names) > most:
-        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+def enumerate_names(names: Sequence[str], max_names: int = 6) -> str:
+    """``a, b and c``; of more than ``max_names`` names the first ones and how many follow."""
+    if len(names) > max_names:
+        names = [*names[: max_names - 1], f"{len(names) - max_names + 1} more"]
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def count_of(number: int, noun: str) -> str:
+def format_count(number: int, singular: str) -> str:
     """``1 replica``, ``2 replicas``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {singular}{'' if number == 1 else 's'}"
 
 
 def format_value(value: Any, field: str = "") -> str:
@@ -117,7 +117,7 @@ def leaves_of(config: schema.Frozen | None) -> dict[Path, Any]:
     return leaves
 
 
-def differing(before: dict[Path, Any], after: dict[Path, Any]) -> Differences:
+def find_differences(before: dict[Path, Any], after: dict[Path, Any]) -> Differences:
     """The leaves that differ, in the order of ``after``, then of ``before``; None stands for a missing leaf.
 
     A branch that replaces None, or is replaced by it, is one difference, at the branch.
@@ -127,16 +127,20 @@ def differing(before: dict[Path, Any], after: dict[Path, Any]) -> Differences:
     for path in dict.fromkeys((*after, *before)):
         old, new = before.get(path, _MISSING), after.get(path, _MISSING)
         if old == new or (path in branches and (_is_empty(old) or _is_empty(new))):
-            continue  # a list that got its first members, or lost its last: these differ themselves
-        nulls = (up for up in _branches_of(path) if None in (before.get(up, _MISSING), after.get(up, _MISSING)))
-        place = next(nulls, path)
-        differences[place] = (_value_at(before, place, branches), _value_at(after, place, branches))
+            continue  # a list that got its first members, or lost its last: the members differ themselves
+        null_branches = (
+            branch
+            for branch in _branches_of(path)
+            if None in (before.get(branch, _MISSING), after.get(branch, _MISSING))
+        )
+        topmost = next(null_branches, path)
+        differences[topmost] = (_value_at(before, topmost, branches), _value_at(after, topmost, branches))
     return differences
 
 
-def explained(path: Path, by: Container[Path]) -> bool:
-    """Whether ``by`` contains the leaf or a branch above it."""
-    return path in by or any(branch in by for branch in _branches_of(path))
+def is_explained(path: Path, described: Container[Path]) -> bool:
+    """Whether ``described`` contains the leaf or a branch above it."""
+    return path in described or any(branch in described for branch in _branches_of(path))
 
 
 _MISSING = object()
@@ -151,12 +155,12 @@ def _branches_of(path: Path) -> Iterable[Path]:
     return (path[:length] for length in range(1, len(path)))
 
 
-def _value_at(leaves: dict[Path, Any], place: Path, branches: set[Path]) -> Any:
+def _value_at(leaves: dict[Path, Any], path: Path, branches: set[Path]) -> Any:
     """A leaf's value, or a branch as leaves by their remaining paths; None if missing."""
-    if place in leaves or place not in branches:
-        return leaves.get(place)
-    depth = len(place)
-    return {".".join(path[depth:]): value for path, value in leaves.items() if path[:depth] == place} or None
+    if path in leaves or path not in branches:
+        return leaves.get(path)
+    depth = len(path)
+    return {".".join(leaf[depth:]): value for leaf, value in leaves.items() if leaf[:depth] == path} or None
 
 
 def _flatten(value: Any, path: Path, leaves: dict[Path, Any]) -> None:
@@ -181,7 +185,7 @@ class Route:
     group: schema.TaskGroupConfig | None
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         return f"task group {self.pool.name}.{self.group.name}" if self.group else f"pool {self.pool.name}"
 
     @property
@@ -196,8 +200,8 @@ class Route:
 
     @property
     def policy_path(self) -> Path:
-        own = self.group is not None and self.group.policy is not None
-        return (*self.path, "policy") if own else ("pools", self.pool.name, "policy")
+        has_own_policy = self.group is not None and self.group.policy is not None
+        return (*self.path, "policy") if has_own_policy else ("pools", self.pool.name, "policy")
 
     @property
     def settings(self) -> schema.Settings:
@@ -226,10 +230,10 @@ class Route:
     @cached_property
     def shares(self) -> dict[str, float]:
         """Each replica's share of the ring, 0 to 1, all ranks together."""
-        total, points = sum(self.points.values()), Counter[str]()
-        for name, own in self.points.items():
-            points[name.partition("#")[0]] += own
-        return {name: own / total for name, own in points.items()}
+        total, by_replica = sum(self.points.values()), Counter[str]()
+        for name, points in self.points.items():
+            by_replica[name.partition("#")[0]] += points
+        return {name: points / total for name, points in by_replica.items()}
 
 
 def routes_of(config: schema.RouterConfig | None) -> dict[tuple[str, str], Route]:

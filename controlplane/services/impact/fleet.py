@@ -14,8 +14,8 @@ from controlplane.services.impact.effect import (
     Impact,
     Path,
     Route,
-    count_of,
     enumerate_names,
+    format_count,
     percent,
     routes_of,
 )
@@ -36,12 +36,12 @@ def fleet_effects(
             yield from _replica_effects(old[pool.name], pool, change)
             yield from _group_effects(old[pool.name], pool, change)
             continue
-        models, replicas = enumerate_names(pool.models) or "any model", count_of(len(pool.replicas), "replica")
+        models, replicas = enumerate_names(pool.models) or "any model", format_count(len(pool.replicas), "replica")
         text = f"Pool {pool.name} is new: {pool.policy.settings.name} places requests for {models} on {replicas}."
         paths: tuple[Path, ...] = (("pools", pool.name),)
         yield Effect("pool_added", Impact.STEER, (f"pool {pool.name}",), text, None, pool.name, None, paths)
     for name in old.keys() - {pool.name for pool in after.pools}:
-        replicas = count_of(len(old[name].replicas), "replica")
+        replicas = format_count(len(old[name].replicas), "replica")
         text = f"Pool {name} is removed with {replicas}: requests for its models are rejected."
         yield Effect("pool_removed", Impact.REFUSE, (f"pool {name}",), text, name, None, None, (("pools", name),))
 
@@ -63,16 +63,16 @@ class _PoolChange:
         """The replica's share of the pool's ring."""
         return (self.after if afterwards else self.before)[""].shares.get(replica, 0.0)
 
-    def users(self, replica: str, *, afterwards: bool) -> tuple[str, ...]:
+    def routes_to(self, replica: str, *, afterwards: bool) -> tuple[str, ...]:
         """The routes that may send requests to the replica."""
         routes = (self.after if afterwards else self.before).values()
-        return tuple(route.who for route in routes if replica in route.shares) or (f"pool {self.pool}",)
+        return tuple(route.label for route in routes if replica in route.shares) or (f"pool {self.pool}",)
 
-    def amount(self, share: float) -> str:
-        """``25 % of prefixes``: a share of what the pool's strategy keeps together."""
+    def describe_share(self, share: float) -> str:
+        """``25 % of prefixes``: a share of what the pool's strategy keeps on one replica."""
         settings = self.after[""].settings
-        other = "prefixes" if isinstance(settings, schema.ResidencySettings) else "requests"
-        return f"{percent(share)} of {AFFINITY.get(settings.name, other)}"
+        default = "prefixes" if isinstance(settings, schema.ResidencySettings) else "requests"
+        return f"{percent(share)} of {AFFINITY.get(settings.name, default)}"
 
 
 # --- replicas -------------------------------------------------------------------------------------------
@@ -84,41 +84,39 @@ def _replica_effects(before: schema.PoolConfig, after: schema.PoolConfig, change
     for name in dict.fromkeys((*new, *old)):
         path = ("pools", after.name, "replicas", name)
         if name in old and name in new:
-            yield from _replica_changed(old[name], new[name], change, path)
+            yield from _change_effects(old[name], new[name], change, path)
         else:
-            yield _membership(new.get(name), old.get(name), change, path)
+            yield _membership_effect(new.get(name), old.get(name), change, path)
 
 
-def _membership(
+def _membership_effect(
     added: schema.ReplicaConfig | None, removed: schema.ReplicaConfig | None, change: _PoolChange, path: Path
 ) -> Effect:
-    name, joins = path[-1], added is not None
+    name, is_added = path[-1], added is not None
     old, new = (str(side.state) if side else None for side in (removed, added))
-    share, impact = change.share(name, afterwards=joins), Impact.MOVE
+    share, impact = change.share(name, afterwards=is_added), Impact.MOVE
     if str(ACTIVE) not in {old, new}:
-        verb = "added" if joins else "removed"
+        verb = "added" if is_added else "removed"
         share, impact, text = 0.0, Impact.QUIET, f"Inactive replica {name} is {verb}: nothing moves."
-    elif joins:
-        text = f"Replica {name} joins the ring: {change.amount(share)} move to it and are cold there at first."
+    elif is_added:
+        text = f"Replica {name} joins the ring: {change.describe_share(share)} move to it and are cold there at first."
     else:
-        text = f"Replica {name} leaves the ring: {change.amount(share)} move to the next replica in ring order."
-    kind, who = "replica_joined" if joins else "replica_left", change.users(name, afterwards=joins)
-    return Effect(kind, impact, who, text, old, new, share, (path,))
+        text = f"Replica {name} leaves the ring: {change.describe_share(share)} move to the next replica in ring order."
+    kind, affected = "replica_joined" if is_added else "replica_left", change.routes_to(name, afterwards=is_added)
+    return Effect(kind, impact, affected, text, old, new, share, (path,))
 
 
-def _replica_changed(
+def _change_effects(
     before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path
 ) -> Iterator[Effect]:
     if (*path, "state") in change.differences:
-        yield _state_changed(before, after, change, (*path, "state"))
+        yield _state_effect(before, after, change, (*path, "state"))
     for field, label in (("weight", "weight"), ("data_parallel_size", "number of data-parallel ranks")):
         if (*path, field) in change.differences:
-            yield _capacity_changed(field, label, (before, after), change, (*path, field))
+            yield _capacity_effect(field, label, (before, after), change, (*path, field))
 
 
-def _state_changed(
-    before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path
-) -> Effect:
+def _state_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path) -> Effect:
     name, active = after.name, after.state is ACTIVE
     effect = partial(Effect, "replica_state", before=str(before.state), after=str(after.state), paths=(path,))
     if not active and before.state is not ACTIVE:
@@ -126,16 +124,16 @@ def _state_changed(
         return effect(Impact.QUIET, (f"pool {change.pool}",), text, moved_ratio=0.0)
     share = change.share(name, afterwards=active)
     if active:
-        text = f"Replica {name} is active again: {change.amount(share)} return to it."
+        text = f"Replica {name} is active again: {change.describe_share(share)} return to it."
     else:
         draining = after.state is schema.ReplicaState.DRAINING
-        rest = "running requests finish" if draining else "health checks stop"
-        amount = f"{change.amount(share)} move to the next replica in ring order until it is active again"
-        text = f"Replica {name} is {after.state}: {rest}, and {amount}."
-    return effect(Impact.MOVE, change.users(name, afterwards=active), text, moved_ratio=share)
+        outcome = "running requests finish" if draining else "health checks stop"
+        amount = f"{change.describe_share(share)} move to the next replica in ring order until it is active again"
+        text = f"Replica {name} is {after.state}: {outcome}, and {amount}."
+    return effect(Impact.MOVE, change.routes_to(name, afterwards=active), text, moved_ratio=share)
 
 
-def _capacity_changed(
+def _capacity_effect(
     field: str,
     label: str,
     replica: tuple[schema.ReplicaConfig, schema.ReplicaConfig],
@@ -145,14 +143,15 @@ def _capacity_changed(
     """Another weight or number of ranks, and so another share of the ring."""
     name = replica[1].name
     old, new = (getattr(side, field) for side in replica)
-    was, now = change.share(name, afterwards=False), change.share(name, afterwards=True)
-    moved = abs(now - was) if field == "weight" else max(was, now)  # each rank has its own ring positions
+    old_share, new_share = change.share(name, afterwards=False), change.share(name, afterwards=True)
+    # Each rank has its own ring positions.
+    moved = abs(new_share - old_share) if field == "weight" else max(old_share, new_share)
     text = (
-        f"The {label} of replica {name} is {new:g} instead of {old:g}: it gets {change.amount(now)}, previously "
-        f"{percent(was)}."
+        f"The {label} of replica {name} is {new:g} instead of {old:g}: it gets {change.describe_share(new_share)}, "
+        f"previously {percent(old_share)}."
     )
     impact = Impact.MOVE if moved else Impact.STEER
-    return Effect(f"replica_{field}", impact, change.users(name, afterwards=True), text, old, new, moved, (path,))
+    return Effect(f"replica_{field}", impact, change.routes_to(name, afterwards=True), text, old, new, moved, (path,))
 
 
 # --- task groups ----------------------------------------------------------------------------------------
@@ -162,20 +161,20 @@ def _group_effects(before: schema.PoolConfig, after: schema.PoolConfig, change: 
     old = {group.name: group for group in before.groups}
     new = {group.name: group for group in after.groups}
     for name in dict.fromkeys((*new, *old)):
-        path, who = ("pools", after.name, "groups", name), (f"task group {after.name}.{name}",)
+        path, affected = ("pools", after.name, "groups", name), (f"task group {after.name}.{name}",)
         if name not in old:
             route = change.after[name]
-            placed = f"{route.settings.name} places its requests on {count_of(len(route.replicas), 'replica')}"
+            placed = f"{route.settings.name} places its requests on {format_count(len(route.replicas), 'replica')}"
             text = f"Task group {name} of pool {after.name} is new: {placed}."
-            yield Effect("group_added", Impact.STEER, who, text, None, name, None, (path,))
+            yield Effect("group_added", Impact.STEER, affected, text, None, name, None, (path,))
         elif name not in new:
             text = f"Task group {name} of pool {after.name} is removed: its requests become the pool's own."
-            yield Effect("group_removed", Impact.STEER, who, text, name, None, None, (path,))
+            yield Effect("group_removed", Impact.STEER, affected, text, name, None, None, (path,))
         else:
-            yield from _subset_changed(change.before[name], change.after[name], change.differences, path)
+            yield from _subset_effects(change.before[name], change.after[name], change.differences, path)
 
 
-def _subset_changed(before: Route, after: Route, differences: Differences, path: Path) -> Iterator[Effect]:
+def _subset_effects(before: Route, after: Route, differences: Differences, path: Path) -> Iterator[Effect]:
     """Which replicas a group may use."""
     fields = ("replicas", "auto_replicas")
     paths = tuple((*path, field) for field in fields if differences.under((*path, field)))
@@ -184,10 +183,10 @@ def _subset_changed(before: Route, after: Route, differences: Differences, path:
     auto, moved = after.group.auto_replicas, moved_ratio(before.points, after.points)
     title = f"Task group {after.group.name} of pool {after.pool.name}"
     if auto is not None:
-        most = "" if auto.max is None else f" and at most {auto.max:,}"
+        maximum = "" if auto.max is None else f" and at most {auto.max:,}"
         moved = None
         text = (
-            f"{title} gets replicas by its share of traffic, at least {auto.reserved:,}{most}; each new one is cold "
+            f"{title} gets replicas by its share of traffic, at least {auto.reserved:,}{maximum}; each new one is cold "
             "at first."
         )
     else:
@@ -198,7 +197,7 @@ def _subset_changed(before: Route, after: Route, differences: Differences, path:
         text = f"{title} may use {_subset_text(after)} instead of {_subset_text(before)}: {outcome}."
     impact = Impact.QUIET if moved == 0.0 else Impact.MOVE
     old, new = (msgspec.to_builtins(group.replicas) for group in (before.group, after.group))
-    yield Effect("group_replicas", impact, (after.who,), text, old, new, moved, paths)
+    yield Effect("group_replicas", impact, (after.label,), text, old, new, moved, paths)
 
 
 def _subset_text(route: Route) -> str:
@@ -206,5 +205,5 @@ def _subset_text(route: Route) -> str:
     if group is not None and group.auto_replicas is not None:
         return "replicas by its share of traffic"
     if group is None or group.replicas is None:
-        return f"all {count_of(len(route.pool.replicas), 'replica')}"
-    return f"{count_of(len(group.replicas), 'replica')} ({enumerate_names(group.replicas, 4)})"
+        return f"all {format_count(len(route.pool.replicas), 'replica')}"
+    return f"{format_count(len(group.replicas), 'replica')} ({enumerate_names(group.replicas, 4)})"

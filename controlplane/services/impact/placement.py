@@ -18,8 +18,8 @@ from controlplane.services.impact.effect import (
     Impact,
     Path,
     Route,
-    count_of,
     enumerate_names,
+    format_count,
     format_value,
     percent,
     routes_of,
@@ -67,47 +67,47 @@ def placement_effects(
     similar: dict[tuple[Any, ...], list[_Change]] = defaultdict(list)
     for key, route in new.items():
         if key in old:
-            for change in _changes(old[key], route, differences):
+            for change in _route_changes(old[key], route, differences):
                 similar[route.pool.name, change.kind, change.verb, change.consequence].append(change)
     described = set[Path]()
     for changes in similar.values():
-        effect = _merge(changes)
+        effect = _merge_changes(changes)
         described.update(effect.paths)
         yield effect
-    yield from _canaries(old, new, differences)
-    yield from _renumbered(old, new, differences.keys() - described)
+    yield from _canary_effects(old, new, differences)
+    yield from _renumbering_effects(old, new, differences.keys() - described)
 
 
-def _changes(before: Route, after: Route, differences: Differences) -> Iterator[_Change]:
+def _route_changes(before: Route, after: Route, differences: Differences) -> Iterator[_Change]:
     policy = tuple(path for path in differences.under(before.policy_path, after.policy_path) if "trial" not in path)
     tier1_overrides = [(*path, "tier1") for path in (before.path, after.path, ("pools", after.pool.name))]
     boundary = differences.under(*tier1_overrides)
     if before.settings.name != after.settings.name:
         verb = f"are placed by {after.settings.name} instead of {before.settings.name}"
         sides = (_json(before.settings), _json(after.settings))
-        yield _Change("strategy", verb, change_of_strategy(before, after), *sides, after, policy + boundary)
+        yield _Change("strategy", verb, strategy_consequence(before, after), *sides, after, policy + boundary)
         return
     same_policy = before.policy_path == after.policy_path
     for field in after.settings.__struct_fields__:
         old, new = getattr(before.settings, field), getattr(after.settings, field)
         if field not in BOUNDARY_FIELDS and old != new:
             paths = tuple(path for path in policy if not same_policy or path[-1] in {field, "revision"})
-            yield _Change("setting", "", change_of_setting(field, before, after), old, new, after, paths)
+            yield _Change("setting", "", setting_consequence(field, before, after), old, new, after, paths)
     boundary += tuple(path for path in policy if path[-1] in BOUNDARY_FIELDS)
     if boundary or before.tier1 != after.tier1:
         boundary += tuple(path for path in policy if path[-1] == "revision")
         sides = (_json(before.tier1), _json(after.tier1))
-        yield _Change("opening", "", change_of_boundary(before, after), *sides, after, boundary)
+        yield _Change("opening", "", boundary_consequence(before, after), *sides, after, boundary)
 
 
-def _merge(changes: Sequence[_Change]) -> Effect:
+def _merge_changes(changes: Sequence[_Change]) -> Effect:
     first, routes = changes[0], [change.route for change in changes]
     subject, consequence = name_routes(routes), first.consequence
     clause = f"Requests of {subject} {first.verb}:" if first.verb else f"For requests of {subject.rstrip(',')},"
     return Effect(
         first.kind,
         consequence.impact,
-        tuple(route.who for route in routes),
+        tuple(route.label for route in routes),
         f"{clause} {consequence.text}.",
         first.before,
         first.after,
@@ -132,7 +132,7 @@ def name_routes(routes: Sequence[Route]) -> str:
 # --- strategies -----------------------------------------------------------------------------------------
 
 
-def change_of_strategy(before: Route, after: Route) -> Consequence:
+def strategy_consequence(before: Route, after: Route) -> Consequence:
     old, new = before.settings, after.settings
     if isinstance(new, schema.ResidencySettings):
         if isinstance(old, schema.ResidencySettings) or _tracks_blocks(before.pool):
@@ -150,13 +150,13 @@ def change_of_strategy(before: Route, after: Route) -> Consequence:
         if old_affinity is None and not isinstance(old, schema.ResidencySettings):
             return Consequence(Impact.STEER, "neither keeps prompts together, so no cached prefix is lost")
         text = (
-            "prompts no longer go to the replica that cached them, and meet it about once in "
-            f"{count_of(len(after.replicas), 'request')}"
+            "prompts no longer go to the replica that cached them; they reach it by chance, about once in "
+            f"{format_count(len(after.replicas), 'request')}"
         )
         return Consequence(Impact.RESET, text, moved)
     same_ring = "affinity_groups" not in {old.name, new.name} and affinity == old_affinity
-    if same_ring and _used_part(before.tier1) == _used_part(after.tier1):
-        moved = _conversations_moved(before, after)
+    if same_ring and _boundary_in_use(before.tier1) == _boundary_in_use(after.tier1):
+        moved = _moved_conversations_ratio(before, after)
         text = f"prefixes keep their preferred replica, and {percent(moved)} of conversations move to another replica"
         return Consequence(Impact.MOVE, text, moved)
     text = f"{percent(moved)} of cached {affinity} move to another replica and must be computed again once"
@@ -168,11 +168,11 @@ def _tracks_blocks(pool: schema.PoolConfig) -> bool:
     return any(isinstance(policy.settings, schema.ResidencySettings) for policy in policies)
 
 
-def _conversations_moved(before: Route, after: Route) -> float:
+def _moved_conversations_ratio(before: Route, after: Route) -> float:
     """Share of conversations that move when the number of replicas of a prefix changes: the first ones stay."""
-    most = max(1, len(after.replicas))
-    few, many = sorted(min(most, getattr(route.settings, "replicas", 1)) for route in (before, after))
-    return 1.0 - few / many
+    active = max(1, len(after.replicas))
+    smaller, larger = sorted(min(active, getattr(route.settings, "replicas", 1)) for route in (before, after))
+    return 1.0 - smaller / larger
 
 
 # --- settings -------------------------------------------------------------------------------------------
@@ -218,23 +218,27 @@ _SETTINGS: dict[str, tuple[Impact, str, str, str]] = {
 }
 
 
-def change_of_setting(field: str, before: Route, after: Route) -> Consequence:
+def setting_consequence(field: str, before: Route, after: Route) -> Consequence:
     old, new = getattr(before.settings, field), getattr(after.settings, field)
     if field == "replicas":
-        moved = _conversations_moved(before, after)
-        outcome = f"{percent(moved)} of conversations move" if moved else "the pool has no more, so nothing moves"
-        text = f"each prefix is shared by {count_of(new, 'replica')} instead of {old:,}: {outcome}"
+        moved = _moved_conversations_ratio(before, after)
+        outcome = (
+            f"{percent(moved)} of conversations move" if moved else "the pool has no more replicas, so nothing moves"
+        )
+        text = f"each prefix is shared by {format_count(new, 'replica')} instead of {old:,}: {outcome}"
         return Consequence(Impact.MOVE if moved else Impact.QUIET, text, moved)
-    show = percent if field.endswith("_ratio") else format_value
+    format_setting = percent if field.endswith("_ratio") else format_value
     if field not in _SETTINGS:
         return Consequence(Impact.STEER, f"{field} is {format_value(new, field)} instead of {format_value(old, field)}")
     impact, text, decreased, increased = _SETTINGS[field]
-    return Consequence(impact, text.format(old=show(old), new=show(new)) + (decreased if new < old else increased))
+    return Consequence(
+        impact, text.format(old=format_setting(old), new=format_setting(new)) + (decreased if new < old else increased)
+    )
 
 
 # --- the tier-1 boundary ----------------------------------------------------------------------------------
 
-_USED_FIELDS: dict[schema.Boundary, tuple[str, ...]] = {
+_BOUNDARY_PARAMETERS: dict[schema.Boundary, tuple[str, ...]] = {
     schema.Boundary.AUTO: ("boundary_bytes",),
     schema.Boundary.SYSTEM: (),
     schema.Boundary.BYTES: ("boundary_bytes",),
@@ -243,9 +247,9 @@ _USED_FIELDS: dict[schema.Boundary, tuple[str, ...]] = {
 }
 
 
-def change_of_boundary(before: Route, after: Route) -> Consequence:
+def boundary_consequence(before: Route, after: Route) -> Consequence:
     old, new = before.tier1, after.tier1
-    if old is None or new is None or _used_part(old) == _used_part(new):
+    if old is None or new is None or _boundary_in_use(old) == _boundary_in_use(new):
         return Consequence(Impact.QUIET, "the changed boundary settings are not used, so nothing moves")
     text = f"tier-1 prefixes end {_boundary_text(new)} instead of {_boundary_text(old)}: "
     if not isinstance(after.settings, schema.Tier1Settings):
@@ -260,11 +264,11 @@ def change_of_boundary(before: Route, after: Route) -> Consequence:
     return Consequence(Impact.RESET, text, moved)
 
 
-def _used_part(tier1: schema.Tier1 | None) -> tuple[Any, ...] | None:
+def _boundary_in_use(tier1: schema.Tier1 | None) -> tuple[Any, ...] | None:
     """The kind of boundary and the fields that it uses."""
     if tier1 is None:
         return None
-    return (tier1.boundary, *(getattr(tier1, field) for field in _USED_FIELDS[tier1.boundary]))
+    return (tier1.boundary, *(getattr(tier1, field) for field in _BOUNDARY_PARAMETERS[tier1.boundary]))
 
 
 def _boundary_text(tier1: schema.Tier1) -> str:
@@ -283,13 +287,13 @@ def _boundary_text(tier1: schema.Tier1) -> str:
 # --- canaries and revisions -------------------------------------------------------------------------------
 
 
-def _canaries(old: Mapping[Any, Route], new: Mapping[Any, Route], differences: Differences) -> Iterator[Effect]:
-    for path, route, former in _policies(old, new):
+def _canary_effects(old: Mapping[Any, Route], new: Mapping[Any, Route], differences: Differences) -> Iterator[Effect]:
+    for path, route, old_route in _policies(old, new):
         if paths := differences.under((*path, "trial")):
-            yield _canary(route, former.policy.trial if former else None, paths)
+            yield _canary_effect(route, old_route.policy.trial if old_route else None, paths)
 
 
-def _canary(route: Route, before: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
+def _canary_effect(route: Route, before: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
     policy, after, impact = route.policy, route.policy.trial, Impact.MOVE
     if after is not None:
         text = f"Revision {after.revision} ({after.settings.name}) of policy {policy.name} is a canary for "
@@ -303,23 +307,25 @@ def _canary(route: Route, before: schema.Canary | None, paths: tuple[Path, ...])
         impact = Impact.QUIET
     else:
         text = f"Revision {policy.revision} of policy {policy.name} becomes active for all requests."
-    return Effect("trial", impact, (route.who,), text, _json(before), _json(after), None, paths)
+    return Effect("trial", impact, (route.label,), text, _json(before), _json(after), None, paths)
 
 
-def _renumbered(old: Mapping[Any, Route], new: Mapping[Any, Route], undescribed: set[Path]) -> Iterator[Effect]:
+def _renumbering_effects(
+    old: Mapping[Any, Route], new: Mapping[Any, Route], undescribed: set[Path]
+) -> Iterator[Effect]:
     """Revisions, and policies of task groups, with the settings that applied before."""
-    for path, route, former in _policies(old, new):
+    for path, route, old_route in _policies(old, new):
         paths = tuple({path, (*path, "revision")} & undescribed)
-        if paths and former is not None:
+        if paths and old_route is not None:
             policy = route.policy
-            other = "before" if former.policy.name == policy.name else f"policy {former.policy.name}"
-            same = f"has the same settings as {other}: no request is placed differently."
-            text = f"Revision {policy.revision} of policy {policy.name} {same}"
-            yield Effect("revision", Impact.QUIET, (route.who,), text, None, policy.revision, 0.0, paths)
+            same_as = "before" if old_route.policy.name == policy.name else f"policy {old_route.policy.name}"
+            comparison = f"has the same settings as {same_as}: no request is placed differently."
+            text = f"Revision {policy.revision} of policy {policy.name} {comparison}"
+            yield Effect("revision", Impact.QUIET, (route.label,), text, None, policy.revision, 0.0, paths)
     for path, route, _ in _policies({}, old):
         if path in undescribed and route.group is not None:
-            text = f"The policy of {route.who} is removed; the pool's has the same settings, so nothing moves."
-            yield Effect("revision", Impact.QUIET, (route.who,), text, None, None, 0.0, (path,))
+            text = f"The policy of {route.label} is removed; the pool's has the same settings, so nothing moves."
+            yield Effect("revision", Impact.QUIET, (route.label,), text, None, None, 0.0, (path,))
 
 
 def _policies(old: Mapping[Any, Route], new: Mapping[Any, Route]) -> Iterator[tuple[Path, Route, Route | None]]:

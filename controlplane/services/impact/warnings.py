@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from controlplane.services.impact.effect import Route, count_of, enumerate_names, percent, routes_of
+from controlplane.services.impact.effect import Route, enumerate_names, format_count, percent, routes_of
 from controlplane.services.impact.placement import AFFINITY
 from routing import schema
 
 BYTES_PER_TOKEN = 4  # of English text, roughly; routers assume the same (ALGORITHMS: 256 bytes, about 64 tokens)
 ASSUMED_TOKENS = 262_144  # cache size of a replica until its engine reports one
-TIGHT = 1.05  # a lower load factor overflows at the slightest imbalance
+MIN_LOAD_FACTOR = 1.05  # a lower one overflows at the slightest imbalance
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ def warnings_of(config: schema.RouterConfig, pool: str, group: str | None = None
     A pool's policy is checked for the task groups that it places too; equal warnings of several routes are merged.
     """
     texts: dict[str, dict[str, None]] = defaultdict(dict)
-    for (of, name), route in routes_of(config).items():
-        placed = route.group is None or route.group.policy is None if group is None else name == group
-        if of != pool or not placed:
+    for (route_pool, route_group), route in routes_of(config).items():
+        placed = route.group is None or route.group.policy is None if group is None else route_group == group
+        if route_pool != pool or not placed:
             continue
         for rule in RULES:
             if text := rule.find(route):
@@ -60,9 +60,9 @@ def warnings_of(config: schema.RouterConfig, pool: str, group: str | None = None
 
 
 def _warning(rule: Rule, texts: list[str]) -> DraftWarning:
-    text, others = texts[0], len(texts) - 1
-    if others:
-        text += f" The same applies to {others} other task group{'' if others == 1 else 's'}."
+    text, other_groups = texts[0], len(texts) - 1
+    if other_groups:
+        text += f" The same applies to {other_groups} other task group{'' if other_groups == 1 else 's'}."
     return DraftWarning(rule.id, rule.field, text, rule.still_safe, rule.to_do)
 
 
@@ -98,7 +98,7 @@ def _no_replica(route: Route) -> str | None:
 def _none_active(route: Route) -> str | None:
     if route.group is not None or not route.pool.replicas or route.replicas:
         return None
-    return f"None of the {count_of(len(route.pool.replicas), 'replica')} of pool {route.pool.name} is active."
+    return f"None of the {format_count(len(route.pool.replicas), 'replica')} of pool {route.pool.name} is active."
 
 
 @_rule(
@@ -111,7 +111,7 @@ def _group_stranded(route: Route) -> str | None:
     names = route.group.replicas if route.group else None
     if not names or route.replicas or not route.pool.replicas:
         return None
-    return f"{route.who.capitalize()} may use only {enumerate_names(names)}, and none of these is active."
+    return f"{route.label.capitalize()} may use only {enumerate_names(names)}, and none of these is active."
 
 
 @_rule(
@@ -121,10 +121,10 @@ def _group_stranded(route: Route) -> str | None:
     "Publish anyway, or wait until there are two replicas.",
 )
 def _nothing_to_choose(route: Route) -> str | None:
-    kind = route.settings
-    if len(route.points) != 1 or not (kind.name in AFFINITY or isinstance(kind, schema.ResidencySettings)):
+    settings = route.settings
+    if len(route.points) != 1 or not (settings.name in AFFINITY or isinstance(settings, schema.ResidencySettings)):
         return None
-    return f"Requests of {route.who} have only one active replica, {route.replicas[0].name}: there is no choice."
+    return f"Requests of {route.label} have only one active replica, {route.replicas[0].name}: there is no choice."
 
 
 @_rule(
@@ -138,7 +138,7 @@ def _weights_ignored(route: Route) -> str | None:
     if not isinstance(route.settings, schema.LeastTtftSettings) or len(weights) < 2:
         return None
     values = enumerate_names([f"{weight:g}" for weight in weights])
-    return f"The replicas of {route.who} have different weights ({values}); least_ttft uses measured speeds instead."
+    return f"The replicas of {route.label} have different weights ({values}); least_ttft uses measured speeds instead."
 
 
 @_rule(
@@ -167,12 +167,12 @@ def _capacity_unknown(route: Route) -> str | None:
     "Choose 1.25 to 2, and watch the share of requests that overflow.",
 )
 def _no_room(route: Route) -> str | None:
-    kind = route.settings
-    if not isinstance(kind, schema.BoundedLoad) or kind.load_factor >= TIGHT or len(route.points) < 2:
+    settings = route.settings
+    if not isinstance(settings, schema.BoundedLoad) or settings.load_factor >= MIN_LOAD_FACTOR or len(route.points) < 2:
         return None
-    requests = count_of(kind.min_bound * len(route.points), "request")
+    requests = format_count(settings.min_bound * len(route.points), "request")
     return (
-        f"Load factor {kind.load_factor:g} gives a replica hardly more than its share: with more than {requests} "
+        f"Load factor {settings.load_factor:g} gives a replica hardly more than its share: with more than {requests} "
         "at once about every second request overflows."
     )
 
@@ -184,13 +184,13 @@ def _no_room(route: Route) -> str | None:
     "Choose a load factor well below the number of replicas, such as 2.",
 )
 def _never_full(route: Route) -> str | None:
-    kind = route.settings
-    if not isinstance(kind, schema.BoundedLoad) or len(route.points) < 2:
+    settings = route.settings
+    if not isinstance(settings, schema.BoundedLoad) or len(route.points) < 2:
         return None
-    if kind.load_factor * min(route.points.values()) < sum(route.points.values()):
+    if settings.load_factor * min(route.points.values()) < sum(route.points.values()):
         return None
-    replicas = count_of(len(route.points), "replica")
-    return f"Load factor {kind.load_factor:g} lets one of {replicas} take every request: nothing ever overflows."
+    replicas = format_count(len(route.points), "replica")
+    return f"Load factor {settings.load_factor:g} lets one of {replicas} take every request: nothing ever overflows."
 
 
 @_rule(
@@ -200,13 +200,13 @@ def _never_full(route: Route) -> str | None:
     "Lower min_bound to the number of requests that one replica can process.",
 )
 def _never_bound(route: Route) -> str | None:
-    kind = route.settings
+    settings = route.settings
     limit = (route.group.concurrency if route.group else None) or route.pool.concurrency
-    if not isinstance(kind, schema.BoundedLoad) or limit is None or kind.min_bound < limit.max_running:
+    if not isinstance(settings, schema.BoundedLoad) or limit is None or settings.min_bound < limit.max_running:
         return None
     return (
-        f"A replica always accepts {count_of(kind.min_bound, 'request')}, and no more than {limit.max_running:,} run "
-        "at once: the load factor has no effect."
+        f"A replica always accepts {format_count(settings.min_bound, 'request')}, and no more than "
+        f"{limit.max_running:,} run at once: the load factor has no effect."
     )
 
 
@@ -217,11 +217,11 @@ def _never_bound(route: Route) -> str | None:
     "Choose fewer replicas per prefix, or session_affinity, which has the same effect.",
 )
 def _all_share(route: Route) -> str | None:
-    kind, active = route.settings, len(route.replicas)
-    if not isinstance(kind, schema.TieredSettings) or active < 2 or kind.replicas < active:
+    settings, active = route.settings, len(route.replicas)
+    if not isinstance(settings, schema.TieredSettings) or active < 2 or settings.replicas < active:
         return None
-    replicas = count_of(kind.replicas, "replica")
-    return f"Each prefix is shared by {replicas}, and {route.who} has {active}: every replica caches every prefix."
+    replicas = format_count(settings.replicas, "replica")
+    return f"Each prefix is shared by {replicas}, and {route.label} has {active}: every replica caches every prefix."
 
 
 @_rule(
@@ -231,10 +231,10 @@ def _all_share(route: Route) -> str | None:
     "Choose a hot_ratio of at least one replica's share of the traffic.",
 )
 def _more_hot(route: Route) -> str | None:
-    kind, active = route.settings, len(route.replicas)
-    if not isinstance(kind, schema.AffinityGroupsSettings) or active < 2 or kind.hot_ratio * active >= 1:
+    settings, active = route.settings, len(route.replicas)
+    if not isinstance(settings, schema.AffinityGroupsSettings) or active < 2 or settings.hot_ratio * active >= 1:
         return None
-    share = f"{percent(kind.hot_ratio)} of requests"
+    share = f"{percent(settings.hot_ratio)} of requests"
     return f"A prefix gets its own replicas from {share} on, which is less than the share of one of {active} replicas."
 
 
@@ -269,10 +269,10 @@ def _below_block(route: Route) -> str | None:
     "Enter the text before which the prefix ends, or choose auto.",
 )
 def _no_marker(route: Route) -> str | None:
-    kind = route.settings
-    if not isinstance(kind, schema.Tier1Settings) or kind.boundary is not schema.Boundary.MARKER:
+    settings = route.settings
+    if not isinstance(settings, schema.Tier1Settings) or settings.boundary is not schema.Boundary.MARKER:
         return None
-    return None if kind.boundary_marker else "The boundary is marker, but boundary_marker is empty: auto is used."
+    return None if settings.boundary_marker else "The boundary is marker, but boundary_marker is empty: auto is used."
 
 
 @_rule(
@@ -282,9 +282,9 @@ def _no_marker(route: Route) -> str | None:
     "Change tier1 there, or leave the policy's boundary at its default.",
 )
 def _boundary_overridden(route: Route) -> str | None:
-    kind, group = route.settings, route.group
+    settings, group = route.settings, route.group
     override = (group.tier1 if group else None) or route.pool.tier1
-    if override is None or not isinstance(kind, schema.Tier1Settings) or kind.tier1 == schema.Tier1():
+    if override is None or not isinstance(settings, schema.Tier1Settings) or settings.tier1 == schema.Tier1():
         return None
-    owner = route.who if group and group.tier1 else f"pool {route.pool.name}"
-    return f"The tier1 setting of {owner} overrides the policy's boundary for requests of {route.who}."
+    owner = route.label if group and group.tier1 else f"pool {route.pool.name}"
+    return f"The tier1 setting of {owner} overrides the policy's boundary for requests of {route.label}."

@@ -1,1 +1,1 @@
-"""Policies from draft to revision: what their settings may be, what is likely a mistake, what differs."""
+"""Services for policies: drafts, revisions, their settings, and rollouts."""

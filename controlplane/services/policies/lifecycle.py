@@ -63,12 +63,12 @@ def save_draft(
     ``based_on`` is the number of the active revision that the editor saw: StaleDraftError if another one is active.
     InvalidError names the path of a setting that routers would reject.
     """
-    full = canonical_settings(settings)
+    canonical = canonical_settings(settings)
     policy = _lock(policy.pk)
     _check_active(policy, based_on)
     newest = policy.revisions.aggregate(Max("number"))["number__max"] or 0
     draft = policy.draft() or PolicyRevision(policy=policy, number=newest + 1)
-    draft.settings, draft.digest = full, settings_digest(full)
+    draft.settings, draft.digest = canonical, settings_digest(canonical)
     draft.author, draft.reason = by, reason
     draft.save()
     return draft
@@ -105,7 +105,9 @@ def publish_revision(
     if revision is None:
         raise NotADraftError(f"This revision of {policy.name} is no longer a draft: it was published or discarded.")
     if expected_digest is not None and expected_digest != revision.digest:
-        raise StaleDraftError(f"The draft of {policy.name} was edited since you looked at it; look again.")
+        raise StaleDraftError(
+            f"The draft of {policy.name} was edited since you opened it. Reload it and check the changes."
+        )
     if plan.stages and policy.live() is None:
         raise InvalidError("$.plan", "this policy has no active revision to roll back to; publish it all at once")
     supersede_rollouts(policy, by=by, reason=f"Revision {revision.number} was published.")
@@ -158,4 +160,6 @@ def _check_active(policy: RoutingPolicy, number: int | None) -> None:
     """StaleDraftError unless revision ``number`` is active; None matches any."""
     active = policy.live()
     if number is not None and (active is None or active.number != number):
-        raise StaleDraftError(f"Revision {number} of {policy.name} is no longer active; look at the active one first.")
+        raise StaleDraftError(
+            f"Revision {number} of {policy.name} is no longer active. Reload and check the active one first."
+        )

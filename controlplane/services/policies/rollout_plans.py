@@ -27,7 +27,7 @@ OBSERVE_S = 600  # of generated stages: the warm-up, and enough minutes to compa
 SHARES = (0.05, 0.25)  # before every request
 
 
-def _number(unit: str, low: float, high: float, description: str) -> Meta:
+def _range(unit: str, low: float, high: float, description: str) -> Meta:
     return Meta(ge=low, le=high, description=description, extra={"unit": unit})
 
 
@@ -37,7 +37,7 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_hit_rate_drop: (
         Annotated[
             float,
-            _number(
+            _range(
                 "ratio",
                 0,
                 1,
@@ -50,7 +50,7 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_ttft_p95_growth: (
         Annotated[
             float,
-            _number(
+            _range(
                 "ratio",
                 0,
                 100,
@@ -63,14 +63,14 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_error_ratio: (
         Annotated[
             float,
-            _number("ratio", 0, 1, "How far the share of failed requests may rise above that of the active revision."),
+            _range("ratio", 0, 1, "How far the share of failed requests may rise above that of the active revision."),
         ]
         | None
     ) = 0.01
     max_load_skew: (
         Annotated[
             float,
-            _number(
+            _range(
                 "ratio",
                 1,
                 1000,
@@ -82,7 +82,7 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) = 1.5
     min_requests: Annotated[
         int,
-        _number(
+        _range(
             "requests",
             1,
             10_000_000,
@@ -90,7 +90,7 @@ class GuardLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 200
     warm_up_s: Annotated[
-        int, _number("seconds", 0, 86_400, "Time after each step that is not analyzed, while caches fill.")
+        int, _range("seconds", 0, 86_400, "Time after each step that is not analyzed, while caches fill.")
     ] = 120
 
 
@@ -120,7 +120,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: Annotated[float, Meta(gt=0, le=1, description="Share of prefixes.", extra={"unit": "ratio"})] = 1.0
     routers: Annotated[tuple[Name, ...], Meta(min_length=1)] | None = None  # None: all
     groups: Annotated[tuple[Name, ...], Meta(min_length=1)] | None = None  # None: all that the policy places
-    observe_s: Annotated[int, _number("seconds", 0, 604_800, "How long it is observed once every router runs it.")] = (
+    observe_s: Annotated[int, _range("seconds", 0, 604_800, "How long it is observed once every router runs it.")] = (
         OBSERVE_S
     )
 
@@ -132,11 +132,11 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether every request of the other stage is also a request of this one."""
         pairs = ((self.routers, other.routers), (self.groups, other.groups))
         return self.share >= other.share and all(
-            mine is None or (theirs is not None and set(mine) >= set(theirs)) for mine, theirs in pairs
+            own is None or (narrower is not None and set(own) >= set(narrower)) for own, narrower in pairs
         )
 
 
-EVERYTHING = Stage(observe_s=0)
+ALL_REQUESTS = Stage(observe_s=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def make_plan(
             raise InvalidError("$.stages", "expected at least one stage")
         steps = msgspec.convert(canonical(tuple[Stage, ...], stages, "$.stages"), tuple[Stage, ...])
     else:
-        steps = _generate(policy, name, observe_s, shares)
+        steps = _generate_stages(policy, name, observe_s, shares)
     limits = None if guard is None else guard_limits({} if guard is UNSET else guard)
     return RolloutPlan(name, _check_stages(policy, steps), limits)
 
@@ -192,22 +192,22 @@ def read_stage(stored: Mapping[str, Any]) -> Stage:
 
 def describe_stage(stage: Stage | Canary) -> str:
     """The requests of a stage, such as ``5 % of prefixes on router router-1``."""
-    words = ["every request" if stage.share == 1 else f"{stage.share * 100:.3g} % of prefixes"]
+    parts = ["every request" if stage.share == 1 else f"{stage.share * 100:.3g} % of prefixes"]
     if stage.groups is not None:
-        words.append(f"of {_enumerate(stage.groups, 'task group')}")
+        parts.append(f"of {_enumerate(stage.groups, 'task group')}")
     if stage.routers is not None:
-        words.append(f"on {_enumerate(stage.routers, 'router')}")
-    return " ".join(words)
+        parts.append(f"on {_enumerate(stage.routers, 'router')}")
+    return " ".join(parts)
 
 
-def groups_placed(policy: RoutingPolicy) -> list[str]:
+def placed_groups(policy: RoutingPolicy) -> list[str]:
     """The task groups that a pool's policy places: those without an active revision of their own policy."""
     own = policy.pool.policies.filter(revisions__state=RevisionState.LIVE, group__isnull=False).values("group_id")
     groups = TaskGroup.objects.filter(pool=policy.pool).exclude(pk__in=own).order_by("name")
     return list(groups.values_list("name", flat=True))
 
 
-def _generate(policy: RoutingPolicy, name: Plan, observe_s: int, shares: Sequence[float]) -> tuple[Stage, ...]:
+def _generate_stages(policy: RoutingPolicy, name: Plan, observe_s: int, shares: Sequence[float]) -> tuple[Stage, ...]:
     if name is Plan.BY_SHARE:
         stages = [{"share": share, "observe_s": observe_s} for share in shares]
         return msgspec.convert(canonical(tuple[Stage, ...], stages, "$.stages"), tuple[Stage, ...])
@@ -216,7 +216,7 @@ def _generate(policy: RoutingPolicy, name: Plan, observe_s: int, shares: Sequenc
         if not names:
             raise InvalidError("$.plan", "no router is connected; start one, or choose another plan")
         return tuple(Stage(routers=tuple(names[:end]), observe_s=observe_s) for end in range(1, len(names) + 1))
-    names = groups_placed(policy) if policy.group_id is None else []
+    names = placed_groups(policy) if policy.group_id is None else []
     if not names:
         raise InvalidError("$.plan", f"policy {policy.name} places no task groups; choose another plan")
     return tuple(Stage(groups=tuple(names[:end]), observe_s=observe_s) for end in range(1, len(names) + 1))
@@ -230,25 +230,25 @@ def _check_stages(policy: RoutingPolicy, stages: Sequence[Stage]) -> tuple[Stage
     if len(canaries) >= MAX_STAGES:
         raise InvalidError("$.stages", f"expected at most {MAX_STAGES} stages")
     routers = set(Router.objects.values_list("name", flat=True)) if any(stage.routers for stage in canaries) else set()
-    groups = set(groups_placed(policy)) if any(stage.groups for stage in canaries) else set()
-    for at, stage in enumerate(canaries):
-        path = f"$.stages[{at}]"
+    groups = set(placed_groups(policy)) if any(stage.groups for stage in canaries) else set()
+    for index, stage in enumerate(canaries):
+        path = f"$.stages[{index}]"
         if stage.groups is not None and policy.group_id is not None:
             raise InvalidError(f"{path}.groups", "only a pool's policy places several task groups; leave groups out")
-        _check_known(stage.routers, routers, f"{path}.routers", "no router has announced itself as")
-        _check_known(stage.groups, groups, f"{path}.groups", "the pool's policy places no task group")
-    for at, (former, stage) in enumerate(pairwise(canaries), start=1):
-        if not stage.includes(former) or former.includes(stage):
-            raise InvalidError(f"$.stages[{at}]", "expected all requests of the stage before it, and more")
-    return (*canaries, EVERYTHING)
+        _check_names(stage.routers, routers, f"{path}.routers", "no router has announced itself as")
+        _check_names(stage.groups, groups, f"{path}.groups", "the pool's policy places no task group")
+    for index, (previous, stage) in enumerate(pairwise(canaries), start=1):
+        if not stage.includes(previous) or previous.includes(stage):
+            raise InvalidError(f"$.stages[{index}]", "expected all requests of the stage before it, and more")
+    return (*canaries, ALL_REQUESTS)
 
 
-def _check_known(names: Iterable[str] | None, known: set[str], path: str, problem: str) -> None:
-    for at, name in enumerate(names or ()):
-        if name not in known:
-            raise InvalidError(f"{path}[{at}]", f"{problem} {name!r}")
+def _check_names(names: Iterable[str] | None, existing: set[str], path: str, problem: str) -> None:
+    for index, name in enumerate(names or ()):
+        if name not in existing:
+            raise InvalidError(f"{path}[{index}]", f"{problem} {name!r}")
 
 
-def _enumerate(names: Sequence[str], noun: str) -> str:
+def _enumerate(names: Sequence[str], singular: str) -> str:
     rest = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names[:4])}{rest}"
+    return f"{singular}{'s' if len(names) > 1 else ''} {', '.join(names[:4])}{rest}"

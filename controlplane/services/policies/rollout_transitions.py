@@ -92,7 +92,7 @@ def publish_draft(draft: PolicyRevision, *, reason: str) -> None:
 
 def activate_revision(revision: PolicyRevision, *, by: User | None = None, record: bool = True) -> None:
     """Replace the active revision by the canary."""
-    detail = change_of(revision)
+    detail = revision_change(revision)
     revision.policy.revisions.filter(state=RevisionState.LIVE).update(state=RevisionState.RETIRED)
     _end_canary(revision, RevisionState.LIVE)
     if record:
@@ -101,7 +101,7 @@ def activate_revision(revision: PolicyRevision, *, by: User | None = None, recor
         record_event(EventKind.POLICY_PUBLISHED, summary, pool=pool, by=by, detail=detail, reason=revision.reason)
 
 
-def change_of(revision: PolicyRevision) -> dict[str, Any]:
+def revision_change(revision: PolicyRevision) -> dict[str, Any]:
     """Event details of a revision that replaces, or would replace, the active one."""
     active = revision.policy.live()
     before = active.settings if active else None
@@ -241,7 +241,7 @@ def is_canary(rollout: Rollout) -> bool:
 def lock_rollouts(**filters: Any) -> list[Rollout]:
     """Rollouts, locked in the order of their ids, with the related rows as they are once the locks are held.
 
-    Two queries: rows joined to a row that was waited for would be as they were before the wait.
+    Two queries, because a joined query returns related rows as they were before it waited for the lock.
     """
     rows = Rollout.objects.select_for_update(of=("self",), no_key=True).filter(**filters).order_by("pk")
     locked = list(rows.values_list("pk", flat=True))

@@ -40,7 +40,6 @@ from controlplane.services.policies.rollout_transitions import (
     HOLDING,
     PENDING,
     PROGRESSING,
-    change_of,
     change_state,
     end_rollout,
     enter_next_stage,
@@ -52,6 +51,7 @@ from controlplane.services.policies.rollout_transitions import (
     lock_started_rollouts,
     record_rollout_event,
     record_step,
+    revision_change,
     scope_text,
 )
 from controlplane.services.snapshots import freeze_snapshot, newest_snapshot
@@ -87,7 +87,7 @@ def open_rollout(revision: PolicyRevision, plan: RolloutPlan = AT_ONCE, *, by: U
     )
     record_step(rollout, "publish", by=by, reason=revision.reason)
     if needs_approval:
-        detail = change_of(revision)
+        detail = revision_change(revision)
         record_rollout_event(rollout, EventKind.ROLLOUT_PROPOSED, "awaits approval", by=by, detail=detail)
         freeze_snapshot(reason=f"{revision} awaits approval", by=by)  # without the canary that it supersedes
     else:
@@ -102,7 +102,7 @@ def supersede_rollouts(policy: RoutingPolicy, *, by: User | None = None, reason:
 
 
 def _start(rollout: Rollout, by: User | None) -> None:
-    change = change_of(rollout.revision)
+    change = revision_change(rollout.revision)
     enter_stage(rollout, 0, by=by)
     if is_canary(rollout):
         text, reason = f"is a canary for {scope_text(rollout)}", rollout.revision.reason
@@ -114,10 +114,10 @@ def _start(rollout: Rollout, by: User | None) -> None:
 
 @transaction.atomic
 def approve_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
-    """Start a rollout that somebody else published; SelfApprovalError for the publisher."""
+    """Start a rollout that another user published; SelfApprovalError for the publisher."""
     rollout = lock_rollout(rollout_id)
     if rollout.started_by_id == by.pk:
-        raise SelfApprovalError("You published this revision; somebody else has to approve it.")
+        raise SelfApprovalError("You published this revision; another user has to approve it.")
     rollout.approved_by = by
     change_state(rollout, "approve", by=by, reason=reason)
     _start(rollout, by)
@@ -186,8 +186,8 @@ def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: li
 def _apply_verdict(rollout: Rollout, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     rollout.readings, rollout.readings_at = readings, timezone.now()
     rollout.save(update_fields=["readings", "readings_at"])
-    details = [str(reading["detail"]) for reading in readings if reading.get("verdict") == verdict]
-    reason = " ".join(details) or f"Analysis result: {verdict}."
+    texts = [str(reading["detail"]) for reading in readings if reading.get("verdict") == verdict]
+    reason = " ".join(texts) or f"Analysis result: {verdict}."
     if verdict is Verdict.BREACHED:
         end_rollout(rollout, "roll_back", reason=reason, evidence=readings)
         freeze_snapshot(reason=f"rollout of {rollout.revision} rolled back")
@@ -212,7 +212,7 @@ def advance_rollouts() -> None:
     """
     rollouts = lock_started_rollouts()
     if rollouts:
-        fleet = _Fleet.now()
+        fleet = _Fleet.load()
         with isolated_items(PeriodicTask.ROLLOUTS) as item:
             for rollout in rollouts:
                 with item(f"{rollout.pk}: {rollout.revision}"), transaction.atomic():
@@ -227,12 +227,12 @@ class _Fleet:
     routers: Sequence[Router]
 
     @classmethod
-    def now(cls) -> _Fleet:
+    def load(cls) -> _Fleet:
         newest = ConfigSnapshot.objects.aggregate(Max("number"))["number__max"] or 0
         return cls(newest, list(Router.objects.filter(lost_at=None).order_by("name")))
 
 
-def _runs(router: Router, snapshot: ConfigSnapshot, newest: int) -> bool:
+def _has_reached(router: Router, snapshot: ConfigSnapshot, newest: int) -> bool:
     """Whether a router runs this snapshot or a later one of this database (another one's numbers may be higher)."""
     if router.running_number is None:
         return False
@@ -243,7 +243,7 @@ def _advance(rollout: Rollout, fleet: _Fleet) -> None:
     snapshot = rollout.snapshot
     if snapshot is None:
         raise AssertionError(f"the {rollout} was started without a snapshot")
-    running = [router for router in fleet.routers if _runs(router, snapshot, fleet.newest)]
+    running = [router for router in fleet.routers if _has_reached(router, snapshot, fleet.newest)]
     converged = bool(running) and len(running) == len(fleet.routers)
     if converged and rollout.stage_converged_at is None and _runs_on_stage_router(rollout, running):
         rollout.stage_converged_at = timezone.now()
@@ -253,8 +253,8 @@ def _advance(rollout: Rollout, fleet: _Fleet) -> None:
         return
     if rollout.state == PENDING and running:
         change_state(rollout, "begin", evidence=[router.name for router in running])
-    others = [router for router in fleet.routers if router not in running]
-    nacks = [{"router": router.name, **(router.last_nack or {})} for router in others]
+    outdated = [router for router in fleet.routers if router not in running]
+    nacks = [{"router": router.name, **(router.last_nack or {})} for router in outdated]
     _hold_or_release(rollout, [nack for nack in nacks if nack.get("revision", 0) >= snapshot.number])
     if rollout.state == PROGRESSING and is_canary(rollout) and _is_observed(rollout):
         _finish_stage(rollout)
@@ -281,15 +281,15 @@ def _finish_stage(rollout: Rollout) -> None:
         enter_next_stage(rollout, "widen", reason="The observation time of the stage is over.")
         return
     has_result = rollout.readings_at is not None and rollout.readings_at >= timezone.now() - timeout
-    if _is_observed(rollout, beyond=timeout) and not has_result:
+    if _is_observed(rollout, extra=timeout) and not has_result:
         reason = "There is no analysis result: is telemetry's worker running?"
         hold_rollout(rollout, HoldReason.GUARD, reason, rollout.readings)
 
 
-def _is_observed(rollout: Rollout, *, beyond: timedelta = timedelta()) -> bool:
-    """Whether the stage's observation time, pauses excluded, and ``beyond`` are over."""
+def _is_observed(rollout: Rollout, *, extra: timedelta = timedelta()) -> bool:
+    """Whether the stage's observation time, pauses excluded, and ``extra`` are over."""
     end = rollout.stage_ends_at
-    return end is not None and timezone.now() >= end + beyond
+    return end is not None and timezone.now() >= end + extra
 
 
 # --- progress by router ---------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class RouterProgress:
 
     name: str
     progress: Progress
-    on_trial: bool  # whether the stage sends it canary requests
+    gets_canary_requests: bool  # whether the stage includes it
     running: int | None  # number of the snapshot that it runs
     reason: str  # why it does not run the stage's snapshot; "" if it does, or the reason is unknown
 
@@ -319,19 +319,19 @@ def router_progress(rollout: Rollout) -> list[RouterProgress]:
     if snapshot is None or newest is None:
         return []
     names = read_stage(rollout.scope).routers if rollout.scope else None
-    lines = []
+    routers = []
     for router in Router.objects.order_by("name"):
         progress, reason = _progress_of(router, snapshot, newest.number)
-        on_trial = names is None or router.name in names
-        lines.append(RouterProgress(router.name, progress, on_trial, router.running_number, reason))
-    return lines
+        gets_canary_requests = names is None or router.name in names
+        routers.append(RouterProgress(router.name, progress, gets_canary_requests, router.running_number, reason))
+    return routers
 
 
 def _progress_of(router: Router, snapshot: ConfigSnapshot, newest: int) -> tuple[Progress, str]:
     if router.lost_at is not None:
         reason = "No heartbeat. It keeps serving with its configuration and is updated when it reconnects."
         return Progress.LOST, reason
-    if _runs(router, snapshot, newest):
+    if _has_reached(router, snapshot, newest):
         return Progress.ACKNOWLEDGED, ""
     nack = router.last_nack or {}
     if nack.get("revision", 0) >= snapshot.number:

@@ -46,8 +46,8 @@ class SettingChange:
 class StrategyDocument:
     """Paragraphs of a strategy's document, without tables, examples and links."""
 
-    when: tuple[str, ...]
-    what: tuple[str, ...]
+    when_to_use: tuple[str, ...]
+    what_it_does: tuple[str, ...]
 
 
 @cache

@@ -195,7 +195,7 @@ def _waiting_for(rollout: Rollout, routers: list[RouterProgress]) -> str:
         return ""
     if not present:
         return "No router is connected; the rollout continues when one is."
-    if not any(router.on_trial for router in present):
+    if not any(router.gets_canary_requests for router in present):
         return "No router of this step is connected; the rollout continues when one is, or when somebody promotes it."
     if rollout.stage_converged_at is None or rollout.is_last_stage:
         behind = sum(router.progress is not Progress.ACKNOWLEDGED for router in present)

@@ -155,7 +155,7 @@ def test_a_user_without_a_password_cannot_disconnect(client, here, provider):
     provider.set_groups("ada", "readers")
     come_back(client, provider, "ada")
     response = client.post("/accounts/single-sign-on/disconnect/", follow=True)
-    assert "You have no password here" in response.text
+    assert "You have no password in Warmpath" in response.text
     assert SocialAccount.objects.exists()
 
 

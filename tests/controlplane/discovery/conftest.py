@@ -43,7 +43,8 @@ class Cluster:
         return {replica.name: str(replica.state) for replica in self.row.pool.replicas.all()}
 
     @property
-    def known(self):
+    def discovered(self):
+        """States of the discovered engines, by key."""
         return {row.key: str(row.state) for row in self.row.discovered.all()}
 
 

@@ -25,7 +25,7 @@ from controlplane.services.discovery.adoption import adopt, claim_polls, record_
 from controlplane.services.discovery.reconcile import LAST_REPLICA, reconcile_source
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica
-from tests.controlplane.threads import at_once, at_one_turn
+from tests.controlplane.threads import at_once, at_once_at_lock
 
 DRAIN_S, REMOVE_S = 60, 180
 pods = st.dictionaries(
@@ -33,30 +33,32 @@ pods = st.dictionaries(
     st.tuples(st.integers(1, 8), st.sampled_from(list(TargetCondition))),
     max_size=6,
 )
-failures = st.just(PollError("no luck"))
+failures = st.just(PollError("the poll failed"))
 steps = st.lists(st.tuples(st.one_of(pods, pods, pods, failures), st.integers(1, 400)), max_size=8)
-last_answers = st.lists(st.integers(1, 8), min_size=1, max_size=6, unique=True).flatmap(
+last_results = st.lists(st.integers(1, 8), min_size=1, max_size=6, unique=True).flatmap(
     lambda addresses: st.permutations([f"pod-{n}" for n in range(6)]).map(
-        lambda names: dict(zip(names, [(one, TargetCondition.READY) for one in addresses], strict=False))
+        lambda names: dict(zip(names, [(address, TargetCondition.READY) for address in addresses], strict=False))
     )
 )
 
 
-def found(answer):
-    """A result as ``collect`` leaves it: no address twice."""
-    urls = {f"http://10.0.0.{address}:8000": (key, said) for key, (address, said) in sorted(answer.items())}
+def poll_result(pods):
+    """A result as ``collect`` returns it: each address once."""
+    urls = {f"http://10.0.0.{address}:8000": (key, condition) for key, (address, condition) in sorted(pods.items())}
     return PollResult(
-        tuple(Target(key, url, said) for url, (key, said) in sorted(urls.items(), key=lambda kv: kv[1][0]))
+        tuple(
+            Target(key, url, condition) for url, (key, condition) in sorted(urls.items(), key=lambda item: item[1][0])
+        )
     )
 
 
-class Looking:
-    """A source that adopts, beside a replica of somebody's own, and a clock."""
+class PolledSource:
+    """A source that adopts automatically, a replica added by hand, and a clock."""
 
     def __init__(self, pool, traveller):
         self.traveller = traveller
-        self.ended = set()
-        self.own = add_replica(pool, name="own", url="http://10.9.9.9:8000")
+        self.terminating = set()
+        self.manual = add_replica(pool, name="own", url="http://10.9.9.9:8000")
         self.source = create_source(
             pool,
             name="names",
@@ -67,41 +69,41 @@ class Looking:
             remove_after_s=REMOVE_S,
         )
 
-    def poll(self, answer, after_s):
+    def poll(self, pods, after_s):
         before = dict(Replica.objects.values_list("name", "state"))
-        drained = self.drained()
+        drained = self.missing_and_drained()
         self.traveller.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
         (claimed,) = claim_polls()
-        if isinstance(answer, PollError):
-            record_poll_failure(claimed, str(answer))
-        elif record_poll(claimed, found(answer)):
+        if isinstance(pods, PollError):
+            record_poll_failure(claimed, str(pods))
+        elif record_poll(claimed, poll_result(pods)):
             reconcile_source(claimed.pk)
         after = dict(Replica.objects.values_list("name", "state"))
-        self.check_gentle(before, after, drained)
-        if isinstance(answer, PollError) or not answer:
+        self.check_limits(before, after, drained)
+        if isinstance(pods, PollError) or not pods:
             assert after == before
 
-    def has_become(self, answer):
-        """Whether the replicas are those of an answer, each active, and nobody else but one's own."""
-        wanted = {target.key: (target.url, "active") for target in found(answer).targets}
+    def has_converged_to(self, pods):
+        """Whether exactly these pods are active replicas, beside the one added by hand."""
+        expected = {target.key: (target.url, "active") for target in poll_result(pods).targets}
         rows = DiscoveredReplica.objects.exclude(replica=None).select_related("replica")
-        now = {row.key: (row.replica.url, row.replica.state) for row in rows}
-        return now == wanted and Replica.objects.count() == len(wanted) + 1
+        actual = {row.key: (row.replica.url, row.replica.state) for row in rows}
+        return actual == expected and Replica.objects.count() == len(expected) + 1
 
-    def drained(self):
-        """Those of the missing whose replicas are on their way out."""
+    def missing_and_drained(self):
+        """Ids of missing engines whose replicas drain."""
         missing = DiscoveredReplica.objects.exclude(missing_since=None).exclude(replica=None)
         return set(missing.exclude(drained_at=None).values_list("pk", flat=True))
 
-    def check_gentle(self, before, after, drained):
+    def check_limits(self, before, after, drained):
         removed = set(before) - set(after)
         assert all(before[name] != ReplicaState.ACTIVE for name in removed), "removed without draining first"
         assert (Replica.objects.get(name="own").url, after["own"]) == ("http://10.9.9.9:8000", "active")
         present = DiscoveredReplica.objects.filter(missing_since=None).values_list("pk", flat=True)
-        newly = self.drained() - drained - self.ended
-        assert not newly or len(self.drained()) <= max(1, len({*before, *after}) // 2)
-        self.ended |= set(present.filter(condition=TargetCondition.TERMINATING))  # drain at once, however many
+        newly_drained = self.missing_and_drained() - drained - self.terminating
+        assert not newly_drained or len(self.missing_and_drained()) <= max(1, len({*before, *after}) // 2)
+        self.terminating |= set(present.filter(condition=TargetCondition.TERMINATING))  # drain at once, without limit
 
 
 @settings(
@@ -111,22 +113,22 @@ class Looking:
     derandomize=True,
     phases=[Phase.generate],
 )
-@given(steps=steps, last=last_answers)
-def test_replicas_come_to_the_last_steady_answer(pool, steps, last):
+@given(steps=steps, last=last_results)
+def test_replicas_converge_to_the_last_result(pool, steps, last):
     with transaction.atomic(), time_machine.travel(timezone.now(), tick=False) as traveller:
-        looking = Looking(pool, traveller)
-        for answer, after_s in steps:
-            looking.poll(answer, after_s)
+        source = PolledSource(pool, traveller)
+        for pods, after_s in steps:
+            source.poll(pods, after_s)
         for _ in range(24):
-            looking.poll(last, REMOVE_S)
-            if looking.has_become(last):
+            source.poll(last, REMOVE_S)
+            if source.has_converged_to(last):
                 break
-        looking.poll(last, REMOVE_S)
-        assert looking.has_become(last)
+        source.poll(last, REMOVE_S)
+        assert source.has_converged_to(last)
         transaction.set_rollback(True)
 
 
-# --- two at once, with real commits -------------------------------------------------------------------------
+# --- concurrent workers, with real commits -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -135,26 +137,26 @@ def source(pool):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_beats_look_once(source):
+def test_concurrent_workers_claim_a_poll_once(source):
     assert sorted(len(claimed) for claimed in at_once(*[claim_polls] * 6)) == [0, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_answer_that_comes_after_a_newer_look_or_a_change_does_not_count(source):
+def test_a_result_that_arrives_after_a_newer_poll_is_ignored(source):
     (early,) = claim_polls()
     ReplicaSource.objects.update(next_look_at=timezone.now())
     (late,) = claim_polls()
-    assert record_poll(late, found({"pod-1": (1, "ready")}))
-    assert not record_poll(early, found({"pod-2": (2, "ready")}))
+    assert record_poll(late, poll_result({"pod-1": (1, "ready")}))
+    assert not record_poll(early, poll_result({"pod-2": (2, "ready")}))
     record_poll_failure(early, "too late")
     row = ReplicaSource.objects.get()
     assert (row.error, list(row.discovered.values_list("key", flat=True))) == ("", ["pod-1"])
 
 
 @pytest.mark.django_db(transaction=True)
-def test_workers_that_settle_the_same_source_at_once_adopt_each_engine_once(source):
+def test_concurrent_reconciliations_adopt_each_engine_once(source):
     (claimed,) = claim_polls()
-    record_poll(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 7)}))
+    record_poll(claimed, poll_result({f"pod-{n}": (n, "ready") for n in range(1, 7)}))
     at_once(*[lambda: reconcile_source(source.pk)] * 4)
     assert Replica.objects.count() == 6
     assert Event.objects.filter(kind="replica_adopted").count() == 6
@@ -163,28 +165,28 @@ def test_workers_that_settle_the_same_source_at_once_adopt_each_engine_once(sour
 
 
 @pytest.mark.django_db(transaction=True)
-def test_people_and_a_source_at_once_neither_wait_for_each_other_for_ever_nor_lose_a_row(source):
+def test_concurrent_changes_by_users_and_a_source_neither_deadlock_nor_lose_a_row(source):
     (claimed,) = claim_polls()
-    record_poll(claimed, found({f"pod-{n}": (n, "ready") for n in range(1, 5)}))
+    record_poll(claimed, poll_result({f"pod-{n}": (n, "ready") for n in range(1, 5)}))
     reconcile_source(source.pk)
     ReplicaSource.objects.update(drain_after_s=0, remove_after_s=0, next_look_at=timezone.now())
     (claimed,) = claim_polls()
-    record_poll(claimed, found({"pod-1": (1, "ready"), "pod-9": (9, "ready")}))
-    gone, fresh = Replica.objects.get(name="pod-2"), DiscoveredReplica.objects.get(key="pod-9")
+    record_poll(claimed, poll_result({"pod-1": (1, "ready"), "pod-9": (9, "ready")}))
+    missing, new = Replica.objects.get(name="pod-2"), DiscoveredReplica.objects.get(key="pod-9")
 
-    def quietly(work):
+    def error_name(change):
         def run():
             try:
-                work()
-            except Exception as error:  # noqa: BLE001 - which of the two was faster does not matter
+                change()
+            except Exception as error:  # noqa: BLE001 - either change may come first
                 return type(error).__name__
 
         return run
 
     outcomes = at_once(
         lambda: reconcile_source(source.pk),
-        quietly(lambda: remove_replica(gone)),
-        quietly(lambda: adopt(fresh)),
+        error_name(lambda: remove_replica(missing)),
+        error_name(lambda: adopt(new)),
         lambda: reconcile_source(source.pk),
     )
     assert not {"OperationalError", "IntegrityError"} & set(filter(None, outcomes))
@@ -193,7 +195,7 @@ def test_people_and_a_source_at_once_neither_wait_for_each_other_for_ever_nor_lo
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_sources_that_both_miss_a_pools_last_replicas_leave_one(pool):
+def test_two_sources_that_miss_a_pools_last_replicas_leave_one_active(pool):
     sources = [
         create_source(
             pool, name=name, kind="dns", settings={"host": "x.test"}, adoption="adopt", drain_after_s=0,
@@ -204,13 +206,13 @@ def test_two_sources_that_both_miss_a_pools_last_replicas_leave_one(pool):
     for pods in ({"a": {"pod-1": (1, "ready")}, "b": {"pod-2": (2, "ready")}}, {"a": {}, "b": {}}):
         ReplicaSource.objects.update(next_look_at=timezone.now())
         for claimed in claim_polls():
-            record_poll(claimed, found(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
+            record_poll(claimed, poll_result(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
         if pods["a"]:
             for source in sources:
                 reconcile_source(source.pk)
     assert list(Replica.objects.values_list("state", flat=True)) == ["active", "active"]
 
-    at_one_turn(*[lambda source=source: reconcile_source(source.pk) for source in sources])
+    at_once_at_lock(*[lambda source=source: reconcile_source(source.pk) for source in sources])
 
     assert sorted(Replica.objects.values_list("state", flat=True)) == ["active", "draining"]
     (held,) = DiscoveredReplica.objects.exclude(problem="")

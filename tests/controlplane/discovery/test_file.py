@@ -29,10 +29,10 @@ YAML = """
 
 @pytest.fixture
 def folder(tmp_path, settings):
-    inside = tmp_path / "targets"
-    inside.mkdir()
-    settings.DISCOVERY_DIR = str(inside)
-    return inside
+    directory = tmp_path / "targets"
+    directory.mkdir()
+    settings.DISCOVERY_DIR = str(directory)
+    return directory
 
 
 def poll(path="fleet.json", *, max_targets=100, **settings):
@@ -47,25 +47,25 @@ def write(path, content):
 @pytest.mark.parametrize(("name", "content"), [("fleet.json", GROUPS), ("fleet.yml", YAML), ("fleet.yaml", YAML)])
 def test_targets_are_read_with_their_labels(folder, name, content):
     write(folder / name, content)
-    found = poll(name)
-    assert [(target.key, target.url) for target in found.targets] == [
+    result = poll(name)
+    assert [(target.key, target.url) for target in result.targets] == [
         ("10.0.0.1:8000", "http://10.0.0.1:8000"),
         ("10.0.0.2:8000", "http://10.0.0.2:8000"),
         ("gpu-3", "https://10.0.0.3:8000"),
     ]
-    assert found.targets[0].labels == {"rack": "a"}
+    assert result.targets[0].labels == {"rack": "a"}
 
 
-def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
-    """A writer that renames, and a reader that never sees anything but one of its states."""
+def test_a_file_that_is_replaced_by_rename_is_always_read_whole(folder):
+    """While a writer keeps replacing the file, each poll reads one complete version."""
     write(folder / "fleet.json", [{"targets": [f"10.0.1.{n}:8000" for n in range(1, 60)]}])
     stop = threading.Event()
 
     def keep_writing():
-        turn = 0
+        version = 0
         while not stop.is_set():
-            turn += 1
-            targets = [f"10.0.{turn % 2}.{n}:8000" for n in range(1, 60)]
+            version += 1
+            targets = [f"10.0.{version % 2}.{n}:8000" for n in range(1, 60)]
             (folder / "next").write_text(json.dumps([{"targets": targets}]))
             (folder / "next").replace(folder / "fleet.json")
 
@@ -82,9 +82,9 @@ def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
-        ("fleet.json", json.dumps(GROUPS)[:-20], "cannot be parsed"),  # torn
+        ("fleet.json", json.dumps(GROUPS)[:-20], "cannot be parsed"),  # truncated
         ("fleet.json", "", "cannot be parsed"),
         ("fleet.yml", "- targets: [", "cannot be parsed"),
         ("fleet.yml", "a: &a [*a, *a]", "Expected a list of groups"),
@@ -99,21 +99,21 @@ def test_a_file_that_is_renamed_into_place_is_whole_whenever_it_is_read(folder):
         ("fleet.json", "x" * (1 << 20) + "x", "longer than"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_a_failed_poll_that_says_why(folder, name, content, says):
+def test_an_invalid_file_is_a_failed_poll_with_the_reason(folder, name, content, message):
     write(folder / name, content)
-    with pytest.raises(PollError, match=says) as failed:
+    with pytest.raises(PollError, match=message) as failed:
         poll(name)
     assert str(failed.value).isprintable()
 
 
-def test_a_billion_laughs_end_at_the_bound(folder):
+def test_yaml_aliases_that_expand_beyond_the_limit_are_rejected(folder):
     group = "- &g {targets: [" + ",".join(f"10.0.0.{n}:8000" for n in range(50)) + "]}\n"
     write(folder / "fleet.yml", group + "- *g\n" * 5000)
     with pytest.raises(PollError, match="limit is 100"):
         poll("fleet.yml")
 
 
-def test_ten_thousand_targets_are_refused(folder):
+def test_more_targets_than_allowed_are_rejected(folder):
     write(folder / "fleet.json", [{"targets": [f"10.{n // 250}.{n % 250}.1:8000" for n in range(10_000)]}])
     with pytest.raises(PollError, match="limit is 100"):
         poll()
@@ -122,7 +122,7 @@ def test_ten_thousand_targets_are_refused(folder):
 @pytest.mark.parametrize(
     "path", ["../secret.json", "a/../../secret.json", "link.json", "out/secret.json", "nowhere.json"]
 )
-def test_no_path_leads_out_of_the_folder(folder, path):
+def test_a_path_outside_the_folder_is_rejected(folder, path):
     write(folder.parent / "secret.json", GROUPS)
     (folder / "a").mkdir()
     (folder / "link.json").symlink_to(folder.parent / "secret.json")
@@ -131,7 +131,7 @@ def test_no_path_leads_out_of_the_folder(folder, path):
         poll(path)
 
 
-def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folder):
+def test_a_link_within_the_folder_is_followed_as_kubernetes_volumes_require(folder):
     (folder / "..2026").mkdir()
     write(folder / "..2026" / "fleet.json", GROUPS)
     (folder / "..data").symlink_to("..2026")
@@ -139,19 +139,19 @@ def test_a_link_within_the_folder_is_followed_as_kubernetes_mounts_need_it(folde
     assert len(poll().targets) == 3
 
 
-def test_a_pipe_keeps_nobody_waiting(folder):
+def test_a_pipe_is_rejected_without_waiting(folder):
     os.mkfifo(folder / "fleet.json")
     with pytest.raises(PollError, match="not a regular file"):
         poll()
 
 
-def test_without_a_folder_no_file_is_read(settings):
+def test_no_file_is_read_without_a_configured_folder(settings):
     settings.DISCOVERY_DIR = ""
     with pytest.raises(PollError, match="WARMPATH_DISCOVERY_DIR"):
         poll()
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/etc/x.json", "fleet.txt", "a\nb.json", ""])
-def test_a_path_of_another_form_is_refused_when_it_is_set(path):
+def test_a_path_with_invalid_syntax_is_rejected_by_the_settings(path):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"path": path}, FileSettings)

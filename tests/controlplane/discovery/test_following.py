@@ -1,4 +1,4 @@
-"""From responses of an API server over HTTP to rows of replicas."""
+"""Replicas follow the pods that a Kubernetes API server reports over HTTP."""
 
 import pytest
 
@@ -14,23 +14,27 @@ from tests.fakes.fake_kubernetes import pod
 pytestmark = pytest.mark.django_db
 
 
-def kinds(*wanted):
-    return list(Event.objects.filter(kind__in=wanted).order_by("pk").values_list("kind", flat=True))
+def recorded_kinds(*kinds):
+    return list(Event.objects.filter(kind__in=kinds).order_by("pk").values_list("kind", flat=True))
 
 
 # --- adopting ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_found_becomes_replicas_named_as_the_source_names_them(cluster):
+def test_discovered_pods_become_replicas_with_the_pods_names(cluster):
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}
     newest = ConfigSnapshot.objects.first().document["pools"][0]["replicas"]
-    assert [shown["url"] for shown in newest] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert [replica["url"] for replica in newest] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     assert (cluster.row.found, cluster.row.new, cluster.row.vanished, cluster.row.status) == (2, 2, 0, "ok")
-    assert kinds("replicas_found", "replica_adopted") == ["replicas_found", "replica_adopted", "replica_adopted"]
+    assert recorded_kinds("replicas_found", "replica_adopted") == [
+        "replicas_found",
+        "replica_adopted",
+        "replica_adopted",
+    ]
 
 
-def test_looking_again_at_the_same_changes_nothing(cluster):
+def test_a_poll_with_the_same_result_changes_nothing(cluster):
     cluster.report("vllm-1", "vllm-2")
     before = (ConfigSnapshot.objects.count(), Event.objects.count())
     cluster.report("vllm-1", "vllm-2")
@@ -38,18 +42,18 @@ def test_looking_again_at_the_same_changes_nothing(cluster):
     assert cluster.row.new == 0
 
 
-def test_a_fleet_that_comes_up_at_once_is_few_configurations(cluster):
+def test_many_new_engines_become_replicas_in_two_configurations(cluster):
     add_replica(cluster.row.pool, name="by-hand", url="http://10.0.0.7:8000")
     before = ConfigSnapshot.objects.count()
     cluster.report(*[f"vllm-{n}" for n in range(1, 61)])
-    assert len(cluster.replicas) == 60  # one is served by hand, and is in nobody's way
+    assert len(cluster.replicas) == 60  # the one added by hand has the address of vllm-7
     assert ConfigSnapshot.objects.count() == before + 2
     cluster.report(*[(f"vllm-{n}", f"10.3.0.{n}") for n in range(1, 61)])
     assert Replica.objects.get(name="vllm-60").url == "http://10.3.0.60:8000"
-    assert ConfigSnapshot.objects.count() == before + 4  # all that moved, and the one whose address is free now
+    assert ConfigSnapshot.objects.count() == before + 4  # the moved replicas, and vllm-7, whose address is free now
 
 
-def test_where_the_policy_is_to_propose_a_person_decides_about_each(cluster, operator):
+def test_a_user_decides_about_each_proposed_engine(cluster, operator):
     update_source(cluster.row, adoption="propose")
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {}
@@ -58,19 +62,19 @@ def test_where_the_policy_is_to_propose_a_person_decides_about_each(cluster, ope
     dismiss(second, by=operator)
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"gpu-a": "active"}
-    assert cluster.known == {"vllm-1": "adopted", "vllm-2": "dismissed"}
+    assert cluster.discovered == {"vllm-1": "adopted", "vllm-2": "dismissed"}
     with pytest.raises(ConflictError, match="adopted already"):
         adopt(first)
     with pytest.raises(ConflictError, match="drain or remove"):
         dismiss(first)
-    assert adopt(second).name == "vllm-2"  # after all
+    assert adopt(second).name == "vllm-2"  # a dismissed engine can still be adopted
 
 
-def test_a_pod_that_is_not_ready_waits(cluster):
+def test_a_pod_is_adopted_once_it_is_ready(cluster):
     cluster.report(pod("vllm-1", "10.0.0.1", ready=False, serving=False))
-    assert cluster.known == {"vllm-1": "proposed"}
+    assert cluster.discovered == {"vllm-1": "proposed"}
     cluster.report("vllm-1")
-    assert cluster.known == {"vllm-1": "adopted"}
+    assert cluster.discovered == {"vllm-1": "adopted"}
 
 
 def test_a_replica_keeps_its_name_when_its_pod_moves(cluster):
@@ -81,7 +85,7 @@ def test_a_replica_keeps_its_name_when_its_pod_moves(cluster):
     assert (moved.pk, moved.url) == (before, "http://10.0.9.9:8000")
 
 
-def test_pods_that_swap_or_pass_on_their_addresses_are_followed(cluster):
+def test_replicas_follow_pods_that_swap_or_pass_on_their_addresses(cluster):
     cluster.report(("a", "10.0.0.1"), ("b", "10.0.0.2"), ("c", "10.0.0.3"))
     cluster.report(("a", "10.0.0.2"), ("b", "10.0.0.1"), ("c", "10.0.0.3"))  # swapped
     urls = dict(Replica.objects.values_list("name", "url"))
@@ -92,38 +96,38 @@ def test_pods_that_swap_or_pass_on_their_addresses_are_followed(cluster):
     assert "invalid" not in str(ConfigSnapshot.objects.first().document)
 
 
-def test_another_pod_at_a_replicas_address_is_that_replica(cluster):
-    """On the host's network a new pod has the node's address, as the old one had."""
+def test_a_new_pod_at_a_replicas_address_becomes_that_replica(cluster):
+    """With ``hostNetwork`` a new pod has the node's address, as the old pod had."""
     cluster.report(("old-7f", "10.0.0.1"), "vllm-2")
     cluster.report(("new-9c", "10.0.0.1"), "vllm-2")
     assert cluster.replicas == {"old-7f": "active", "vllm-2": "active"}
-    assert cluster.known == {"new-9c": "adopted", "vllm-2": "adopted"}
+    assert cluster.discovered == {"new-9c": "adopted", "vllm-2": "adopted"}
 
 
-def test_an_engine_that_somebody_added_by_hand_is_no_second_replica(cluster):
+def test_an_engine_that_was_added_by_hand_is_not_adopted_again(cluster):
     add_replica(cluster.row.pool, name="by-hand", url="http://10.0.0.1:8000")
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"by-hand": "active", "vllm-2": "active"}
     assert "already a replica at 'http://10.0.0.1:8000'" in cluster.row.discovered.get(key="vllm-1").problem
 
 
-def test_a_name_that_is_taken_gets_a_mark_that_stays_the_same(cluster):
+def test_a_name_that_another_replica_has_gets_a_stable_suffix(cluster):
     add_replica(cluster.row.pool, name="vllm-1", url="http://10.9.9.9:8000")
     cluster.report("vllm-1", "vllm-2")
-    marked = next(name for name in cluster.replicas if name.startswith("vllm-1-"))
-    assert len(marked) == len("vllm-1-") + 8
+    renamed = next(name for name in cluster.replicas if name.startswith("vllm-1-"))
+    assert len(renamed) == len("vllm-1-") + 8
     cluster.report(("vllm-1", "10.0.7.7"), "vllm-2")
-    assert Replica.objects.get(name=marked).url == "http://10.0.7.7:8000"
+    assert Replica.objects.get(name=renamed).url == "http://10.0.7.7:8000"
     assert Replica.objects.get(name="vllm-1").url == "http://10.9.9.9:8000"
 
 
-# --- vanishing --------------------------------------------------------------------------------------------
+# --- missing pods --------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_is_gone_drains_and_then_goes(cluster):
+def test_the_replica_of_a_missing_pod_drains_and_is_then_removed(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1")
-    assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}  # marked, no more
+    assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}  # recorded as missing only
     assert cluster.row.discovered.get(key="vllm-2").missing_since is not None
     assert cluster.row.vanished == 1
     cluster.report("vllm-1", after_s=61)
@@ -132,15 +136,15 @@ def test_a_pod_that_is_gone_drains_and_then_goes(cluster):
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "draining"}
     cluster.report("vllm-1", after_s=60)
     assert cluster.replicas == {"vllm-1": "active"}
-    assert cluster.known == {"vllm-1": "adopted"}
-    assert kinds("replicas_missing", "replica_state_changed", "replica_removed") == [
+    assert cluster.discovered == {"vllm-1": "adopted"}
+    assert recorded_kinds("replicas_missing", "replica_state_changed", "replica_removed") == [
         "replicas_missing",
         "replica_state_changed",
         "replica_removed",
     ]
 
 
-def test_however_late_the_next_look_is_a_replica_drains_before_it_is_removed(cluster):
+def test_a_replica_drains_before_its_removal_however_late_the_next_poll_is(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1")
     cluster.report("vllm-1", after_s=100_000)
@@ -149,13 +153,13 @@ def test_however_late_the_next_look_is_a_replica_drains_before_it_is_removed(clu
     assert cluster.replicas == {"vllm-1": "active"}
 
 
-def test_a_pod_that_terminates_drains_at_once(cluster):
+def test_the_replica_of_a_terminating_pod_drains_at_once(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1", pod("vllm-2", "10.0.0.2", ready=False, terminating=True))
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "draining"}
 
 
-def test_a_pod_that_comes_back_is_active_again(cluster):
+def test_the_replica_of_a_returning_pod_is_active_again(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1")
     cluster.report("vllm-1", after_s=61)
@@ -164,16 +168,16 @@ def test_a_pod_that_comes_back_is_active_again(cluster):
     assert cluster.row.discovered.get(key="vllm-2").drained_at is None
 
 
-def test_a_pod_that_flaps_costs_nothing(cluster):
+def test_a_pod_that_is_missing_in_every_other_poll_changes_nothing(cluster):
     cluster.report("vllm-1", "vllm-2")
     before = (ConfigSnapshot.objects.count(), Event.objects.count())
-    for turn in range(10):
-        cluster.report("vllm-1", *(["vllm-2"] if turn % 2 else []))
+    for poll in range(10):
+        cluster.report("vllm-1", *(["vllm-2"] if poll % 2 else []))
     assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
 @pytest.mark.parametrize("mode", ["answer", "garbage", "500", "401"])
-def test_an_answer_of_nothing_changes_nothing_however_long_it_lasts(cluster, mode):
+def test_empty_and_failed_polls_change_no_replica_however_long_they_last(cluster, mode):
     cluster.report("vllm-1", "vllm-2")
     if mode == "401":
         update_source(cluster.row, secret="another-token")
@@ -182,29 +186,29 @@ def test_an_answer_of_nothing_changes_nothing_however_long_it_lasts(cluster, mod
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}
     assert not cluster.row.discovered.exclude(missing_since=None).exists()
     assert (cluster.row.status, bool(cluster.row.error)) == ("stale", True)
-    assert kinds("source_failing", "source_recovered") == ["source_failing"]
+    assert recorded_kinds("source_failing", "source_recovered") == ["source_failing"]
     if mode != "401":
         cluster.report("vllm-1", "vllm-2")
         assert cluster.row.status == "ok"
-        assert kinds("source_failing", "source_recovered") == ["source_failing", "source_recovered"]
+        assert recorded_kinds("source_failing", "source_recovered") == ["source_failing", "source_recovered"]
 
 
-def test_one_look_that_fails_is_failing_and_not_yet_stale(cluster):
+def test_a_source_is_failing_but_not_stale_after_one_failed_poll(cluster):
     cluster.report("vllm-1")
     cluster.report(mode="500")
     assert (cluster.row.status, cluster.row.found) == ("failing", 1)
 
 
-def test_never_more_than_a_share_goes_at_once_and_in_the_end_all_that_are_gone(cluster):
-    everybody = [f"vllm-{n}" for n in range(1, 9)]
+def test_missing_replicas_drain_a_share_at_a_time_until_all_are_removed(cluster):
+    names = [f"vllm-{n}" for n in range(1, 9)]
     update_source(cluster.row, max_vanished_ratio=0.25)
-    cluster.report(*everybody)
+    cluster.report(*names)
     cluster.report("vllm-1")
     cluster.report("vllm-1", after_s=61)
     drained = [name for name, state in cluster.replicas.items() if state == "draining"]
     assert len(drained) == 2
-    assert (cluster.row.status, kinds("source_holding")) == ("holding", ["source_holding"])
-    assert "7 of the pool's 8 replicas are missing; at most 2 may go" in cluster.row.held
+    assert (cluster.row.status, recorded_kinds("source_holding")) == ("holding", ["source_holding"])
+    assert "7 of the pool's 8 replicas are missing; at most 2 may drain" in cluster.row.held
     for _ in range(60):
         before = cluster.replicas
         cluster.report("vllm-1", after_s=60)
@@ -221,11 +225,11 @@ def test_the_last_active_replica_of_a_pool_stays(cluster):
     cluster.report(pod("vllm-2", "10.0.0.2", ready=False), after_s=100)
     assert cluster.replicas == {"vllm-1": "active"}
     assert "last active replica" in cluster.row.held
-    cluster.report("vllm-2")  # ready now: the other may go
+    cluster.report("vllm-2")  # ready now, so the other replica may drain
     assert cluster.replicas == {"vllm-1": "draining", "vllm-2": "active"}
 
 
-def test_a_target_that_became_unusable_is_not_taken_for_gone(cluster):
+def test_a_rejected_target_does_not_count_as_missing(cluster):
     cluster.report("vllm-1", "vllm-2")
     for _ in range(20):
         cluster.report("vllm-1", ("vllm-2", "169.254.1.1"), after_s=60)
@@ -234,20 +238,20 @@ def test_a_target_that_became_unusable_is_not_taken_for_gone(cluster):
     assert Replica.objects.get(name="vllm-2").url == "http://10.0.0.2:8000"
 
 
-# --- people and sources ------------------------------------------------------------------------------------
+# --- users and sources -------------------------------------------------------------------------------------
 
 
-def test_what_a_person_removed_stays_removed(cluster):
+def test_a_replica_that_a_user_removed_is_not_adopted_again(cluster):
     cluster.report("vllm-1", "vllm-2")
     remove_replica(Replica.objects.get(name="vllm-2"))
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1", "vllm-2")
     assert cluster.replicas == {"vllm-1": "active"}
-    assert cluster.known["vllm-2"] == "dismissed"
+    assert cluster.discovered["vllm-2"] == "dismissed"
 
 
 @pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.DISABLED])
-def test_what_a_person_took_out_is_not_brought_back(cluster, state):
+def test_a_replica_that_a_user_drained_or_disabled_is_not_activated(cluster, state):
     cluster.report("vllm-1", "vllm-2")
     set_replica_state(Replica.objects.get(name="vllm-2"), state)
     cluster.report("vllm-1")
@@ -256,7 +260,7 @@ def test_what_a_person_took_out_is_not_brought_back(cluster, state):
     assert cluster.replicas["vllm-2"] == state
 
 
-def test_a_missing_replica_that_a_person_activates_stays(cluster):
+def test_a_missing_replica_that_a_user_activates_stays(cluster):
     cluster.report("vllm-1", "vllm-2")
     cluster.report("vllm-1")
     cluster.report("vllm-1", after_s=61)
@@ -266,7 +270,7 @@ def test_a_missing_replica_that_a_person_activates_stays(cluster):
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}
 
 
-def test_the_last_replica_of_a_task_groups_subset_stays_and_says_why(cluster):
+def test_the_last_replica_of_a_task_groups_subset_stays_with_the_reason(cluster):
     cluster.report("vllm-1", "vllm-2")
     create_task_group(cluster.row.pool, "chat", replicas=[Replica.objects.get(name="vllm-2")])
     cluster.report("vllm-1")
@@ -276,7 +280,7 @@ def test_the_last_replica_of_a_task_groups_subset_stays_and_says_why(cluster):
     assert "the only one of task group" in cluster.row.discovered.get(key="vllm-2").problem
 
 
-def test_a_paused_source_is_not_looked_at(cluster):
+def test_a_paused_source_is_not_polled(cluster):
     update_source(cluster.row, enabled=False)
     cluster.report("vllm-1")
     assert (cluster.api.requests, cluster.row.status) == ([], "paused")
@@ -284,7 +288,7 @@ def test_a_paused_source_is_not_looked_at(cluster):
         request_poll(cluster.row)
 
 
-def test_a_source_is_looked_at_when_it_is_due_and_when_somebody_asks(cluster):
+def test_a_source_is_polled_when_it_is_due_and_on_request(cluster):
     cluster.report("vllm-1")
     poll_sources()
     assert len(cluster.api.requests) == 1
@@ -293,10 +297,10 @@ def test_a_source_is_looked_at_when_it_is_due_and_when_somebody_asks(cluster):
     assert len(cluster.api.requests) == 2
 
 
-def test_a_source_that_names_ever_other_engines_fills_neither_table_nor_pool(cluster):
+def test_a_source_that_always_reports_other_engines_fills_neither_table_nor_pool(cluster):
     update_source(cluster.row, max_targets=5)
-    for turn in range(12):
-        cluster.report(*[(f"p{turn}-{n}", f"10.1.{turn}.{n}") for n in range(1, 6)], after_s=5)
+    for poll in range(12):
+        cluster.report(*[(f"p{poll}-{n}", f"10.1.{poll}.{n}") for n in range(1, 6)], after_s=5)
     assert len(cluster.replicas) <= 5
     assert cluster.row.discovered.count() <= 15
     assert ReplicaSource.objects.get().error == ""

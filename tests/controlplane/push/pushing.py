@@ -1,4 +1,4 @@
-"""What tests of pushes do, and what they ask afterwards."""
+"""Helpers of push tests: publish, read rows, and end pauses."""
 
 from controlplane.models import ConfigSnapshot, Rollout, Router, RoutingPolicy
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -6,7 +6,7 @@ from tests.fakes.fake_router import FakeRouter
 
 
 def newest() -> int:
-    """The number of the configuration that routers ought to run."""
+    """The number of the newest configuration."""
     return ConfigSnapshot.objects.first().number
 
 
@@ -16,10 +16,10 @@ def publish(policy: RoutingPolicy, load_factor: float = 2.0) -> Rollout:
 
 
 def row(router: FakeRouter) -> Router:
-    """What the control plane knows of it."""
+    """The router's row in the database."""
     return Router.objects.get(name=router.name)
 
 
-def later() -> None:
-    """Let every pause between tries be over."""
+def end_pauses() -> None:
+    """End every pause between push attempts."""
     Router.objects.update(push_after=None)

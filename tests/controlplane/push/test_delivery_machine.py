@@ -1,8 +1,8 @@
-"""R4 as a model: whatever order messages are sent, lost, repeated and delayed in, numbers only grow and all converge.
+"""Stateful test: configuration numbers only grow and all routers converge, whatever happens to messages.
 
-The services are the real ones, and so are a router's store and its files. The network is a bag of messages, from which
-any may be taken at any time, more than once, or never. The control plane keeps nothing in memory, so that its restart
-is a tick that ends after it claimed and before it sent.
+Services, a router's configuration store and its files are real. The simulated network may deliver any message at
+any time, more than once, or never. The control plane keeps no state in memory, so a restart is simulated by a
+reconciliation that ends after it claimed pushes and before it sent them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from controlplane.services.policies.lifecycle import publish_revision, save_draf
 from controlplane.services.policies.rollouts import advance_rollouts
 from controlplane.services.routers import announce, claim_pushes, record_ack, record_nack, record_unreachable
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
-from tests.controlplane.push.real_store import Answer, StoredRouter
+from tests.controlplane.push.real_store import Response, StoredRouter
 
 ROUTERS = 3
 T = TypeVar("T")
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 @dataclass
 class Network:
-    """Messages that are under way. They stay in the bag, so that each may arrive again."""
+    """Messages in transit. A delivered message stays, so that it can arrive again."""
 
     pushes: list[tuple[StoredRouter, bytes, int, str]] = field(default_factory=list)
-    answers: list[tuple[StoredRouter, Answer]] = field(default_factory=list)
+    responses: list[tuple[StoredRouter, Response]] = field(default_factory=list)
     heartbeats: list[dict[str, object]] = field(default_factory=list)
 
 
 def some_of(messages: list[T]) -> st.SearchStrategy[list[T]]:
-    """One to four of them."""
+    """One to four of the messages."""
     return st.lists(st.sampled_from(messages), min_size=1, max_size=4)
 
 
 class Delivery(RuleBasedStateMachine):
-    """One run, in a transaction that is taken back."""
+    """One run, in a transaction that is rolled back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Delivery(RuleBasedStateMachine):
         self.policy = create_pool("default", strategy="round_robin").policies.get(group=None)
         for router in self.routers:
             announce(**router.heartbeat())
-        self.tick()
+        self.reconcile()
         self.publish()
-        self.tick()  # so that an older push and a newer one are under way
+        self.reconcile()  # so that an older and a newer push are in transit
 
     def teardown(self) -> None:
         try:
-            self._settle()
+            self._deliver_everything()
         finally:
             transaction.set_rollback(True)
             self._transaction.__exit__(None, None, None)
@@ -93,8 +93,8 @@ class Delivery(RuleBasedStateMachine):
         publish_revision(draft.pk)
 
     @rule()
-    def tick(self) -> None:
-        """The reconciler sends; whether it arrives is another matter."""
+    def reconcile(self) -> None:
+        """Claim and send pushes, which may be lost."""
         desired = newest_snapshot()
         document = snapshot_document(desired)
         by_name = {router.name: router for router in self.routers}
@@ -102,34 +102,34 @@ class Delivery(RuleBasedStateMachine):
             self.network.pushes.append((by_name[row.name], document, desired.number, desired.sha256))
 
     @rule()
-    def a_tick_dies(self) -> None:
-        """With the control plane, after it claimed and before it sent."""
+    def the_control_plane_stops_between_claim_and_push(self) -> None:
+        """The claims stay until they expire."""
         claim_pushes(newest_snapshot())
 
     @rule()
-    def wait(self) -> None:
-        """Every pause and every claim is over."""
+    def pass_time(self) -> None:
+        """End every pause and every claim."""
         Router.objects.update(push_after=None, last_ack_at=None)
 
     @precondition(lambda self: self.network.pushes)
     @rule(data=st.data())
     def pushes_arrive(self, data: st.DataObject) -> None:
-        """In any order, and some of them more than once."""
+        """In any order, and some pushes more than once."""
         for router, document, number, sha256 in data.draw(some_of(self.network.pushes)):
-            self.network.answers.append((router, router.take(document, number, sha256)))
+            self.network.responses.append((router, router.receive_push(document, number, sha256)))
             self.numbers_only_grow()
 
     @precondition(lambda self: self.network.pushes)
     @rule(data=st.data())
-    def a_push_is_given_up(self, data: st.DataObject) -> None:
+    def a_push_times_out(self, data: st.DataObject) -> None:
         router, _, number, _ = data.draw(st.sampled_from(self.network.pushes))
-        record_unreachable(self._row(router).pk, number=number, reason="no answer")
+        record_unreachable(self._row(router).pk, number=number, reason="no response")
 
-    @precondition(lambda self: self.network.answers)
+    @precondition(lambda self: self.network.responses)
     @rule(data=st.data())
-    def answers_arrive(self, data: st.DataObject) -> None:
-        for router, answer in data.draw(some_of(self.network.answers)):
-            self._record(router, answer)
+    def responses_arrive(self, data: st.DataObject) -> None:
+        for router, response in data.draw(some_of(self.network.responses)):
+            self._record(router, response)
 
     @rule(data=st.data())
     def a_heartbeat_is_sent(self, data: st.DataObject) -> None:
@@ -145,9 +145,9 @@ class Delivery(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.routers)).restart(keeps_disk=keeps_disk)
 
     @rule(data=st.data())
-    def a_router_changes_its_mind(self, data: st.DataObject) -> None:
+    def a_router_starts_or_stops_rejecting(self, data: st.DataObject) -> None:
         router = data.draw(st.sampled_from(self.routers))
-        router.refuses = not router.refuses
+        router.rejects = not router.rejects
 
     @invariant()
     def numbers_only_grow(self) -> None:
@@ -155,34 +155,34 @@ class Delivery(RuleBasedStateMachine):
             assert not router.running or router.running[0] == router.peak
 
     @invariant()
-    def what_runs_is_on_disk(self) -> None:
+    def the_running_configuration_is_on_disk(self) -> None:
         for router in self.routers:
-            assert router.kept == (router.applied.snapshot.document if router.applied else None)
+            assert router.stored_document == (router.applied.snapshot.document if router.applied else None)
 
     @invariant()
-    def nothing_is_known_that_was_never_published(self) -> None:
-        known = dict(ConfigSnapshot.objects.values_list("number", "sha256"))
+    def recorded_numbers_belong_to_snapshots(self) -> None:
+        digests = dict(ConfigSnapshot.objects.values_list("number", "sha256"))
         for row in Router.objects.exclude(running_number=None):
-            assert known[row.running_number] == row.running_sha256
+            assert digests[row.running_number] == row.running_sha256
 
-    def _settle(self) -> None:
-        """From now on everything arrives, in order: two rounds must do."""
+    def _deliver_everything(self) -> None:
+        """Deliver every message in order; all routers converge within two rounds."""
         for router in self.routers:
-            router.refuses = False
+            router.rejects = False
         for _ in range(2):
-            self.wait()
+            self.pass_time()
             for router in self.routers:
                 announce(**router.heartbeat())
             self.network = Network()
-            self.tick()
+            self.reconcile()
             for router, document, number, sha256 in self.network.pushes:
-                self._record(router, router.take(document, number, sha256))
+                self._record(router, router.receive_push(document, number, sha256))
         newest = newest_snapshot()
         assert {router.running for router in self.routers} == {(newest.number, newest.sha256)}
         assert set(Router.objects.values_list("running_number", flat=True)) == {newest.number}
 
-    def _record(self, router: StoredRouter, answer: Answer) -> None:
-        kind, number, sha256, reason, running = answer
+    def _record(self, router: StoredRouter, response: Response) -> None:
+        kind, number, sha256, reason, running = response
         if kind == "ack":
             record_ack(self._row(router).pk, number=number, sha256=sha256)
         else:
@@ -195,15 +195,15 @@ class Delivery(RuleBasedStateMachine):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.timeout(300)
-def test_numbers_only_grow_and_all_converge_whatever_becomes_of_messages() -> None:
+def test_numbers_only_grow_and_all_routers_converge_whatever_happens_to_messages() -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    as_found = [Phase.explicit, Phase.generate]  # to make a counterexample smaller takes many times as long
-    chosen = settings(
+    without_shrinking = [Phase.explicit, Phase.generate]  # shrinking a counterexample takes many times as long
+    run_settings = settings(
         max_examples=10,
         stateful_step_count=25,
-        phases=as_found,
+        phases=without_shrinking,
         deadline=None,
         derandomize=True,
         suppress_health_check=checks,
     )
-    run_state_machine_as_test(Delivery, settings=chosen)
+    run_state_machine_as_test(Delivery, settings=run_settings)

@@ -1,4 +1,4 @@
-"""Pushes beside each other, and beside what hangs: real commits, real threads."""
+"""Concurrent pushes, also to routers that hang; real commits and real threads."""
 
 import time
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @alone
 def test_a_router_that_hangs_delays_no_other(start_router, pool):
-    hanging, *others = [start_router(f"router-{number:02}") for number in range(16)]
+    hanging, *healthy = [start_router(f"router-{number:02}") for number in range(16)]
     hanging.fault = lambda: "hang"
     with in_thread(reconcile_routers) as reconciling:
         wait_until(
-            lambda: Router.objects.filter(running_number=newest()).count() == len(others), 4, "the other routers"
+            lambda: Router.objects.filter(running_number=newest()).count() == len(healthy), 4, "the other routers"
         )
         assert reconciling.is_alive()
         hanging.release.set()
@@ -34,12 +34,12 @@ def test_a_router_that_hangs_delays_no_other(start_router, pool):
 def test_sixteen_routers_converge_within_two_seconds_of_publishing(start_router, policy):
     routers = [start_router(f"router-{number:02}") for number in range(16)]
     reconcile_routers()
-    begun = time.monotonic()
+    started = time.monotonic()
     publish(policy)
     reconcile_routers()
-    took = time.monotonic() - begun
+    elapsed_s = time.monotonic() - started
     assert {router.revision for router in routers} == {newest()}
-    assert is_within(took, 2.0)
+    assert is_within(elapsed_s, 2.0)
 
 
 def test_two_reconcilers_push_to_a_router_once_and_record_one_event(start_router, pool):
@@ -54,8 +54,8 @@ def test_two_reconcilers_push_to_a_router_once_and_record_one_event(start_router
 def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router, pool):
     router = start_router()
     older = newest()
-    stuck = iter(["hang"])
-    router.fault = lambda: next(stuck, None)
+    faults = iter(["hang"])
+    router.fault = lambda: next(faults, None)
     with in_thread(reconcile_routers):
         wait_until(lambda: router.pushes == [older], 4, "the first push")
         add_replica(pool, name="r1", url="http://10.0.0.1:8000")
@@ -66,12 +66,12 @@ def test_a_newer_configuration_does_not_wait_for_a_push_that_hangs(start_router,
 
 
 @alone
-def test_a_broker_that_is_away_is_no_error_and_the_reconciler_does_its_work(start_router, policy, caplog):
+def test_publishing_succeeds_without_a_broker_and_the_reconciler_pushes(start_router, policy, caplog):
     router = start_router()
-    begun = time.monotonic()
-    _broker.record_recovery(begun)
+    started = time.monotonic()
+    _broker.record_recovery(started)
     publish(policy)
-    assert is_within(time.monotonic() - begun, 1.0)  # a person waits for this
+    assert is_within(time.monotonic() - started, 1.0)  # a user waits for the response
     assert any("tasks cannot be woken" in record.getMessage() for record in caplog.records)
     reconcile_routers()
     assert router.revision == newest()

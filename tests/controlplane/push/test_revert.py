@@ -1,4 +1,4 @@
-"""Going back by the page, until every router runs it."""
+"""Reverting a policy on its page, until every router runs the earlier settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEADLINE_S = 5.0  # from the click to the last router
 
 
 @alone
-def test_an_earlier_revision_is_in_force_on_every_router_within_five_seconds(start_router, policy, operator):
+def test_a_reverted_policy_is_active_on_every_router_within_five_seconds(start_router, policy, operator):
     routers = [start_router(f"router-{number}") for number in range(8)]
     publish_revision(save_draft(policy, {"strategy": "prefix_hash"}).pk, by=operator)
     reconcile_routers()
@@ -25,12 +25,14 @@ def test_an_earlier_revision_is_in_force_on_every_router_within_five_seconds(sta
     browser = Client()
     browser.force_login(operator)
 
-    begun = time.monotonic()
-    answer = browser.post(f"/policies/{policy.pk}/revert/1/", {"reason": "TTFT doubled", "typed": "default", "live": 2})
-    reconcile_routers()  # what the publication wakes
-    taken_s = time.monotonic() - begun
+    started = time.monotonic()
+    response = browser.post(
+        f"/policies/{policy.pk}/revert/1/", {"reason": "TTFT doubled", "typed": "default", "live": 2}
+    )
+    reconcile_routers()  # the task that publishing wakes
+    elapsed_s = time.monotonic() - started
 
-    assert answer.status_code == 302
-    placed = [router.running.config.pools[0].policy for router in routers]
-    assert {(policy.revision, policy.settings.name) for policy in placed} == {(3, "round_robin")}
-    assert is_within(taken_s, DEADLINE_S)
+    assert response.status_code == 302
+    policies = [router.running.config.pools[0].policy for router in routers]
+    assert {(policy.revision, policy.settings.name) for policy in policies} == {(3, "round_robin")}
+    assert is_within(elapsed_s, DEADLINE_S)

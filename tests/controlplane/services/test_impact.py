@@ -65,7 +65,7 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
         "of lowest_cost: 87.5 % of cached prefixes move to another replica and must be computed again once."
     )
     assert (effect.impact, effect.resets, effect.moved_ratio) == (RESET, True, pytest.approx(7 / 8))
-    assert effect.who == ("pool chat", "task group chat.a", "task group chat.b")
+    assert effect.affected == ("pool chat", "task group chat.a", "task group chat.b")
     assert (effect.before["strategy"], effect.after["strategy"]) == ("lowest_cost", "prefix_hash")
 
 
@@ -75,7 +75,7 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
         (LOWEST(), LEAST_TTFT(), STEER, "nothing becomes cold"),
         (ROUND(), schema.RandomSettings(), STEER, "neither keeps prompts together"),
         (PREFIX(), LOWEST(), RESET, "start to estimate the cached blocks"),
-        (PREFIX(), ROUND(), RESET, "meet it about once in 8 requests"),
+        (PREFIX(), ROUND(), RESET, "about once in 8 requests"),
         (PREFIX(), schema.SessionAffinitySettings(), RESET, "87.5 % of cached conversations move"),
         (PREFIX(), TIERED(replicas=4), MOVE, "keep their preferred replica, and 75 % of conversations"),
         (TIERED(replicas=2), PREFIX(), MOVE, "keep their preferred replica, and 50 % of conversations"),
@@ -96,7 +96,7 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
         (PREFIX(), PREFIX(boundary_messages=3), QUIET, "are not used"),
     ],
 )
-def test_effect_of_a_policy_change(before, after, impact, text):
+def test_a_policy_change_is_described_with_its_impact(before, after, impact, text):
     effect = only_effect(fleet(before), fleet(after, revision=2))
 
     assert text in effect.text
@@ -174,7 +174,7 @@ def test_replicas_that_join_and_leave_move_their_share():
         ({"data_parallel_size": 2}, MOVE, "ranks of replica r0 is 2 instead of 1"),
     ],
 )
-def test_effect_of_a_replica_change(changes, impact, text):
+def test_a_replica_change_is_described_with_its_impact(changes, impact, text):
     before = fleet(PREFIX(), replicas=4)
     pool = before.pools[0]
     after = replace(before, pools=(replace(pool, replicas=(replace(pool.replicas[0], **changes), *pool.replicas[1:])),))
@@ -186,14 +186,14 @@ def test_effect_of_a_replica_change(changes, impact, text):
 
 
 def test_access_is_described_without_the_secret():
-    def open_to(*names, digest="1"):
-        keys = tuple(schema.ApiKey(name, digest * 63 + str(at)) for at, name in enumerate(names))
+    def with_keys(*names, digest="1"):
+        keys = tuple(schema.ApiKey(name, digest * 63 + str(number)) for number, name in enumerate(names))
         return replace(fleet(), access=schema.Access(keys))
 
-    assert texts(fleet(), open_to("ci")) == ["Requests need one of 1 API key; others are rejected with 401."]
-    assert texts(open_to("ci"), open_to("ci", "web")) == ["API key web is accepted."]
-    assert "API key web is no longer accepted" in texts(open_to("ci", "web"), open_to("ci"))[0]
-    assert "API key ci has a new secret" in texts(open_to("ci"), open_to("ci", digest="2"))[0]
+    assert texts(fleet(), with_keys("ci")) == ["Requests need one of 1 API key; others are rejected with 401."]
+    assert texts(with_keys("ci"), with_keys("ci", "web")) == ["API key web is accepted."]
+    assert "API key web is no longer accepted" in texts(with_keys("ci", "web"), with_keys("ci"))[0]
+    assert "API key ci has a new secret" in texts(with_keys("ci"), with_keys("ci", digest="2"))[0]
 
 
 def test_models_are_described_by_name():
@@ -228,56 +228,59 @@ def test_percentages(ratio, text):
 # --- warnings -------------------------------------------------------------------------------------------
 
 
-def warned(settings=None, *, replicas=4, blocks=16, **pool_settings):
+def fleet_to_check(settings=None, *, replicas=4, blocks=16, **pool_settings):
     return fleet(settings, replicas=replicas, blocks=blocks, **pool_settings)
 
 
-def ids(config, of=None):
-    return {warning.id for warning in warnings_of(config, "chat", of)}
+def warning_ids(config, task_group=None):
+    return {warning.id for warning in warnings_of(config, "chat", task_group)}
 
 
-WRONG_AND_RIGHT = {
-    "no-replica": (warned(replicas=0), warned()),
+CASES = {  # rule: a configuration with the mistake, and one without it
+    "no-replica": (fleet_to_check(replicas=0), fleet_to_check()),
     "none-active": (
-        warned(replicas=2, states=(DRAINING, DISABLED)),
-        warned(replicas=2, states=(DRAINING, ACTIVE)),
+        fleet_to_check(replicas=2, states=(DRAINING, DISABLED)),
+        fleet_to_check(replicas=2, states=(DRAINING, ACTIVE)),
     ),
     "group-stranded": (
-        warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),)),
-        warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0", "r1")),)),
+        fleet_to_check(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),)),
+        fleet_to_check(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0", "r1")),)),
     ),
-    "nothing-to-choose": (warned(PREFIX(), replicas=1), warned(schema.RandomSettings(), replicas=1)),
+    "nothing-to-choose": (fleet_to_check(PREFIX(), replicas=1), fleet_to_check(schema.RandomSettings(), replicas=1)),
     "weights-ignored": (
-        warned(LEAST_TTFT(), replicas=2, weights=(1.0, 2.0)),
-        warned(LOWEST(), replicas=2, weights=(1.0, 2.0)),
+        fleet_to_check(LEAST_TTFT(), replicas=2, weights=(1.0, 2.0)),
+        fleet_to_check(LOWEST(), replicas=2, weights=(1.0, 2.0)),
     ),
-    "capacity-unknown": (warned(blocks=None), warned(PREFIX(), blocks=None)),
-    "no-room": (warned(PREFIX(load_factor=1.0)), warned(PREFIX(load_factor=1.25))),
-    "never-full": (warned(PREFIX(load_factor=4.0)), warned(PREFIX(load_factor=3.9))),
+    "capacity-unknown": (fleet_to_check(blocks=None), fleet_to_check(PREFIX(), blocks=None)),
+    "no-room": (fleet_to_check(PREFIX(load_factor=1.0)), fleet_to_check(PREFIX(load_factor=1.25))),
+    "never-full": (fleet_to_check(PREFIX(load_factor=4.0)), fleet_to_check(PREFIX(load_factor=3.9))),
     "never-bound": (
-        warned(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=8)),
-        warned(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=80)),
+        fleet_to_check(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=8)),
+        fleet_to_check(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=80)),
     ),
-    "all-share": (warned(TIERED(replicas=4)), warned(TIERED(replicas=3))),
-    "more-hot-than-replicas": (warned(AFFINITY(hot_ratio=0.2)), warned(AFFINITY(hot_ratio=0.25))),
+    "all-share": (fleet_to_check(TIERED(replicas=4)), fleet_to_check(TIERED(replicas=3))),
+    "more-hot-than-replicas": (fleet_to_check(AFFINITY(hot_ratio=0.2)), fleet_to_check(AFFINITY(hot_ratio=0.25))),
     "boundary-below-block": (
-        warned(PREFIX(boundary=BYTES, boundary_bytes=500), blocks=128),
-        warned(PREFIX(boundary=BYTES, boundary_bytes=512), blocks=128),
+        fleet_to_check(PREFIX(boundary=BYTES, boundary_bytes=500), blocks=128),
+        fleet_to_check(PREFIX(boundary=BYTES, boundary_bytes=512), blocks=128),
     ),
-    "no-marker": (warned(PREFIX(boundary=MARKER)), warned(PREFIX(boundary=MARKER, boundary_marker="---"))),
+    "no-marker": (
+        fleet_to_check(PREFIX(boundary=MARKER)),
+        fleet_to_check(PREFIX(boundary=MARKER, boundary_marker="---")),
+    ),
     "boundary-not-asked": (
-        warned(PREFIX(boundary_bytes=2048), tier1=schema.Tier1()),
-        warned(PREFIX(), tier1=schema.Tier1()),
+        fleet_to_check(PREFIX(boundary_bytes=2048), tier1=schema.Tier1()),
+        fleet_to_check(PREFIX(), tier1=schema.Tier1()),
     ),
 }
 
 
 @pytest.mark.parametrize("rule", [rule.id for rule in RULES])
 def test_a_rule_warns_only_where_it_should(rule):
-    wrong, right = WRONG_AND_RIGHT[rule]
+    wrong, right = CASES[rule]
 
     (warning,) = (warning for warning in warnings_of(wrong, "chat") if warning.id == rule)
-    assert rule not in ids(right)
+    assert rule not in warning_ids(right)
     for text in (warning.text, warning.still_safe, warning.to_do):
         assert text[0].isupper(), text
         assert text.endswith("."), text
@@ -286,27 +289,27 @@ def test_a_rule_warns_only_where_it_should(rule):
 
 @pytest.mark.parametrize("settings", [LOWEST(), PREFIX()])
 def test_a_good_policy_has_no_warnings(settings):
-    assert ids(warned(settings)) == set()
+    assert warning_ids(fleet_to_check(settings)) == set()
 
 
 def test_a_pools_policy_is_checked_for_the_groups_that_it_places():
-    stranded = warned(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),))
-    own = replace(stranded.pools[0].groups[0], policy=schema.PolicyConfig("chat.agents", 1, LOWEST()))
-    apart = replace(stranded, pools=(replace(stranded.pools[0], groups=(own,)),))
+    stranded = fleet_to_check(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),))
+    own_group = replace(stranded.pools[0].groups[0], policy=schema.PolicyConfig("chat.agents", 1, LOWEST()))
+    with_own_policy = replace(stranded, pools=(replace(stranded.pools[0], groups=(own_group,)),))
 
-    assert "group-stranded" in ids(stranded)
-    assert "group-stranded" not in ids(apart)
-    assert "group-stranded" in ids(apart, "agents")
+    assert "group-stranded" in warning_ids(stranded)
+    assert "group-stranded" not in warning_ids(with_own_policy)
+    assert "group-stranded" in warning_ids(with_own_policy, "agents")
 
 
 def test_similar_warnings_of_several_groups_are_merged():
     groups = tuple(group(f"g{number}", replicas=(f"r{number}",)) for number in range(4))
 
-    (warning,) = warnings_of(warned(PREFIX(), groups=groups), "chat")
+    (warning,) = warnings_of(fleet_to_check(PREFIX(), groups=groups), "chat")
 
     assert warning.text == (
         "Requests of task group chat.g0 have only one active replica, r0: there is no choice. "
         "The same applies to 3 other task groups."
     )
-    same = warned(LOWEST(), blocks=None, groups=(group("a"), group("b")))
+    same = fleet_to_check(LOWEST(), blocks=None, groups=(group("a"), group("b")))
     assert [warning.id for warning in warnings_of(same, "chat")] == ["capacity-unknown"]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from controlplane.services.impact.compare import compare_configs, field_effects
-from controlplane.services.impact.effect import differing, explained, leaves_of
+from controlplane.services.impact.effect import find_differences, is_explained, leaves_of
 from routing import schema
 from routing.schema import SECRET_FIELDS
 
 NAMES = ("a", "b", "c")
-KNOWN = {  # fields whose patterns random text would never match
+VALUES_BY_FIELD = {  # fields whose patterns random text would never match
     "digest": st.sampled_from(["0" * 64, "1" * 64]),
     "hash_secret": st.sampled_from(["0" * 32, "1" * 32]),
     "api_key": st.sampled_from(["secret-key-1", "secret-key-2"]),
@@ -30,8 +30,8 @@ KNOWN = {  # fields whose patterns random text would never match
 
 def values_of(kind: Any, field: str) -> st.SearchStrategy[Any]:  # noqa: C901, PLR0912 - a table of types
     """Values of a type of the schema."""
-    if field in KNOWN:
-        return KNOWN[field]
+    if field in VALUES_BY_FIELD:
+        return VALUES_BY_FIELD[field]
     low = getattr(kind, "ge", None)
     if low is None:
         low = kind.gt + 0.25 if getattr(kind, "gt", None) is not None else 0
@@ -73,18 +73,18 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 configs = values_of(inspect.type_info(schema.RouterConfig), "")
-many = settings(
+many_examples = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
-@many
+@many_examples
 @given(before=st.none() | configs, after=configs)
 def test_every_difference_is_in_the_paths_of_an_effect(before, after):
     effects = compare_configs(before, after)
 
     paths = {path for effect in effects for path in effect.paths}
-    missing = [path for path in differing(leaves_of(before), leaves_of(after)) if not explained(path, paths)]
+    missing = [path for path in find_differences(leaves_of(before), leaves_of(after)) if not is_explained(path, paths)]
     assert missing == []
     assert all(effect.text.endswith(".") for effect in effects), [effect.text for effect in effects]
     assert all(effect.moved_ratio is None or 0 <= effect.moved_ratio <= 1 for effect in effects)
@@ -92,7 +92,7 @@ def test_every_difference_is_in_the_paths_of_an_effect(before, after):
     assert compare_configs(after, same) == []
 
 
-@many
+@many_examples
 @given(config=configs, data=st.data())
 def test_one_changed_value_is_reported_and_nothing_else(config, data):
     tree = json.loads(msgspec.json.encode(config))
@@ -105,7 +105,7 @@ def test_one_changed_value_is_reported_and_nothing_else(config, data):
         after = msgspec.convert(tree, schema.RouterConfig, strict=True)
     except (msgspec.ValidationError, ValueError):
         return  # not a valid value of this field
-    differences = differing(leaves_of(config), leaves_of(after))
+    differences = find_differences(leaves_of(config), leaves_of(after))
 
     effects = compare_configs(config, after)
 
@@ -123,7 +123,7 @@ def paths_of(tree, path=()):
             yield from paths_of(inner, (*path, step))
 
 
-@many
+@many_examples
 @given(before=configs, after=configs)
 def test_effects_contain_no_secret(before, after):
     def secrets(tree):
@@ -133,10 +133,10 @@ def test_effects_contain_no_secret(before, after):
             elif isinstance(inner, dict | list):
                 yield from secrets(inner)
 
-    hidden = {secret for config in (before, after) for secret in secrets(json.loads(msgspec.json.encode(config)))}
+    all_secrets = {secret for config in (before, after) for secret in secrets(json.loads(msgspec.json.encode(config)))}
     text = json.dumps([msgspec.to_builtins(effect) for effect in compare_configs(before, after)], default=str)
 
-    assert not [secret for secret in hidden if secret in text]
+    assert not [secret for secret in all_secrets if secret in text]
 
 
 def test_a_field_without_a_rule_is_described_with_the_schemas_text():
@@ -152,12 +152,12 @@ def test_a_field_without_a_rule_is_described_with_the_schemas_text():
 
 
 def test_a_secret_without_a_rule_is_hidden():
-    alone, nested = field_effects(
+    leaf, branch = field_effects(
         {
             ("pools", "a", "replicas", "r", "api_key"): (None, "s3cret"),
             ("pools", "a", "vault"): (None, {"keys.k.digest": "s3cret", "size": 3}),
         }
     )
 
-    assert "s3cret" not in f"{alone} {nested}"
-    assert (alone.after, nested.after["size"]) == ("***", 3)
+    assert "s3cret" not in f"{leaf} {branch}"
+    assert (leaf.after, branch.after["size"]) == ("***", 3)

@@ -113,11 +113,11 @@ def test_publishing_retires_the_active_revision_and_freezes_a_snapshot(policy, o
     assert {change["field"] for change in event.detail["changes"]} >= {"strategy", "load_factor"}
 
 
-def test_a_draft_is_published_only_once_and_only_as_it_was_seen(policy, operator):
-    seen = save_draft(policy, PREFIX_HASH)
+def test_a_draft_is_published_only_once_and_only_in_the_expected_version(policy, operator):
+    stale = save_draft(policy, PREFIX_HASH)
     draft = save_draft(policy, LEAST_LOAD)
     with pytest.raises(StaleDraftError):
-        publish_revision(seen.pk, expected_digest=seen.digest)
+        publish_revision(stale.pk, expected_digest=stale.digest)
     assert policy.live().number == 1
     publish_revision(draft.pk, by=operator, expected_digest=draft.digest)
     with pytest.raises(NotADraftError):
@@ -168,31 +168,31 @@ def test_a_snapshot_never_changes(pool):
 
 
 @pytest.fixture
-def changed(policy, operator):
+def twice_published(policy, operator):
     """The policy after its second revision."""
     publish_revision(save_draft(policy, PREFIX_HASH, by=operator).pk, by=operator)
     return policy
 
 
-def test_reverting_publishes_a_new_revision_and_keeps_the_draft(changed, operator, django_user_model):
+def test_reverting_publishes_a_new_revision_and_keeps_the_draft(twice_published, operator, django_user_model):
     editor = django_user_model.objects.create_user("ed")
-    save_draft(changed, LEAST_LOAD, by=editor, reason="an experiment")
+    save_draft(twice_published, LEAST_LOAD, by=editor, reason="an experiment")
 
-    rollout = revert_policy(changed, 1, by=operator, reason="TTFT doubled")
+    rollout = revert_policy(twice_published, 1, by=operator, reason="TTFT doubled")
 
-    live, draft = changed.live(), changed.draft()
+    live, draft = twice_published.live(), twice_published.draft()
     assert (live.number, live.strategy, live.author) == (3, "round_robin", operator)
     assert live.reason == "Back to revision 1: TTFT doubled"
     assert (rollout.revision, rollout.snapshot) == (live, ConfigSnapshot.objects.first())
-    assert changed.revisions.get(number=1).state == RevisionState.RETIRED
+    assert twice_published.revisions.get(number=1).state == RevisionState.RETIRED
     assert (draft.number, draft.strategy, draft.author, draft.reason) == (4, "least_load", editor, "an experiment")
 
 
-def test_reverting_needs_another_published_revision_and_a_current_view(changed):
+def test_reverting_needs_another_published_revision_and_the_expected_active_revision(twice_published):
     with pytest.raises(ConflictError, match="already runs the settings of revision 2"):
-        revert_policy(changed, 2)
+        revert_policy(twice_published, 2)
     with pytest.raises(StaleDraftError, match="no longer active"):
-        revert_policy(changed, 1, expected_live=1)
-    draft = save_draft(changed, {"strategy": "random"})
+        revert_policy(twice_published, 1, expected_live=1)
+    draft = save_draft(twice_published, {"strategy": "random"})
     with pytest.raises(PolicyRevision.DoesNotExist):
-        revert_policy(changed, draft.number)
+        revert_policy(twice_published, draft.number)

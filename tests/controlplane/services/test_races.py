@@ -17,7 +17,7 @@ from controlplane.services.policies.rollouts import (
 )
 from controlplane.services.routers import announce
 from tests.controlplane.rollouts import ack, publish_stages, start_routers
-from tests.controlplane.threads import at_once, at_one_turn
+from tests.controlplane.threads import at_once, at_once_at_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -60,8 +60,8 @@ def test_concurrent_first_heartbeats_create_one_router(pool):
 
 
 def test_a_replica_removed_during_other_changes_is_in_no_later_snapshot(pool, replica):
-    others = [lambda n=n: add_replica(pool, name=f"x{n}", url=f"http://10.0.1.{n}:8000") for n in range(4)]
-    at_once(lambda: remove_replica(replica), *others)
+    additions = [lambda n=n: add_replica(pool, name=f"x{n}", url=f"http://10.0.1.{n}:8000") for n in range(4)]
+    at_once(lambda: remove_replica(replica), *additions)
     names = [row["name"] for row in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]]
     assert names == ["x0", "x1", "x2", "x3"]
 
@@ -71,7 +71,7 @@ def test_one_of_two_concurrent_removals_that_would_empty_a_subset_is_rejected(po
     add_replica(pool, name="r3", url="http://10.0.0.3:8000")
     group = create_task_group(pool, "chat", replicas=[replica, other])
 
-    outcomes = at_one_turn(lambda: remove_replica(replica), lambda: remove_replica(other))
+    outcomes = at_once_at_lock(lambda: remove_replica(replica), lambda: remove_replica(other))
 
     assert sorted(type(outcome) for outcome in outcomes if outcome) == [InUseError]
     assert group.replicas.count() == 1, "an empty subset would be the whole pool"

@@ -33,7 +33,7 @@ from controlplane.services.policies.rollouts import (
     resume_rollout,
 )
 from controlplane.services.routers import announce, mark_lost_routers
-from tests.controlplane.rollouts import ack, nack, newest, publish_stages, said_of_pool, start_routers
+from tests.controlplane.rollouts import ack, nack, newest, newest_policy, publish_stages, start_routers
 
 pytestmark = pytest.mark.django_db
 STRATEGIES = ("random", "least_load", "power_of_two", "round_robin")
@@ -58,7 +58,7 @@ class Rollouts(RuleBasedStateMachine):
         self.travel = time_machine.travel(self.now, tick=False)
         self.travel.start()
         self.policy = RoutingPolicy.objects.get(pool=create_pool("machine", models=["m"], strategy="round_robin"))
-        self.active = said_of_pool("machine")
+        self.active = newest_policy("machine")
 
     def teardown(self):
         self.travel.stop()
@@ -80,14 +80,14 @@ class Rollouts(RuleBasedStateMachine):
         guard=st.sampled_from([None, {}]),
     )
     def publish(self, strategy, stages, guard):
-        former = self.open_rollout()
+        previous = self.open_rollout()
         if stages:
             publish_stages(self.policy, stages, settings={"strategy": strategy}, guard=guard)
         else:
             publish_revision(save_draft(self.policy, {"strategy": strategy}).pk)
-        if former is not None:
-            former.refresh_from_db()
-            assert former.state == RolloutState.SUPERSEDED
+        if previous is not None:
+            previous.refresh_from_db()
+            assert previous.state == RolloutState.SUPERSEDED
 
     @rule(name=st.sampled_from(NAMES))
     def acknowledge(self, name):
@@ -111,11 +111,11 @@ class Rollouts(RuleBasedStateMachine):
         self.travel.start()
 
     @rule()
-    def tick(self):
+    def advance(self):
         mark_lost_routers()
         before = list(Rollout.objects.values_list("pk", "state", "stage"))
         advance_rollouts()
-        assert list(Rollout.objects.values_list("pk", "state", "stage")) == before, "a second tick changes nothing"
+        assert list(Rollout.objects.values_list("pk", "state", "stage")) == before, "a second call changes nothing"
 
     @precondition(lambda self: self.open_rollout() is not None)
     @rule(verdict=st.sampled_from(list(Verdict)), late=st.booleans())
@@ -151,7 +151,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @invariant()
     def the_configuration_matches_the_rows(self):
-        config, live = said_of_pool("machine"), self.policy.live()
+        config, live = newest_policy("machine"), self.policy.live()
         assert (config["revision"], config["settings"]) == (live.number, live.settings)
         canary, rollout = self.policy.canary(), self.open_rollout()
         if canary is None:
@@ -164,7 +164,7 @@ class Rollouts(RuleBasedStateMachine):
     @invariant()
     def a_rolled_back_revision_leaves_no_trace(self):
         """The active settings change only by another active revision."""
-        config = {name: value for name, value in said_of_pool("machine").items() if name != "trial"}
+        config = {name: value for name, value in newest_policy("machine").items() if name != "trial"}
         if config["revision"] == self.active["revision"]:
             assert config == {name: value for name, value in self.active.items() if name != "trial"}
         else:
@@ -176,8 +176,8 @@ class Rollouts(RuleBasedStateMachine):
         for rollout in Rollout.objects.prefetch_related("steps"):
             steps = list(rollout.steps.all())
             assert steps[-1].after == rollout.state
-            for former, step in pairwise(steps):
-                assert step.before == former.after
+            for previous, step in pairwise(steps):
+                assert step.before == previous.after
                 assert step.before in TRANSITIONS[step.move].before
                 assert step.after == TRANSITIONS[step.move].after
 

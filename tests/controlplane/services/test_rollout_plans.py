@@ -8,8 +8,8 @@ from controlplane.errors import InvalidError
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.rollout_plans import (
+    ALL_REQUESTS,
     AT_ONCE,
-    EVERYTHING,
     GuardLimits,
     Stage,
     describe_stage,
@@ -113,7 +113,7 @@ def test_a_plan_by_router_needs_a_router(policy):
 @pytest.mark.parametrize(
     ("stage", "text"),
     [
-        (EVERYTHING, "every request"),
+        (ALL_REQUESTS, "every request"),
         (Stage(share=0.05), "5 % of prefixes"),
         (Stage(share=0.125, groups=("chat",)), "12.5 % of prefixes of task group chat"),
         (Stage(routers=("a", "b")), "every request on routers a, b"),
@@ -124,8 +124,8 @@ def test_a_stage_is_described_by_its_requests(stage, text):
     assert describe_stage(stage) == text
 
 
-some = st.one_of(st.none(), st.sets(st.sampled_from("abc"), min_size=1).map(lambda names: tuple(sorted(names))))
-stages = st.builds(Stage, share=st.sampled_from([0.1, 0.5, 1.0]), routers=some, groups=some)
+names_or_all = st.one_of(st.none(), st.sets(st.sampled_from("abc"), min_size=1).map(lambda names: tuple(sorted(names))))
+stages = st.builds(Stage, share=st.sampled_from([0.1, 0.5, 1.0]), routers=names_or_all, groups=names_or_all)
 requests = st.tuples(st.floats(0, 0.999), st.sampled_from("abc"), st.sampled_from([None, *"abc"]))
 
 

@@ -25,9 +25,9 @@ from tests.controlplane.rollouts import (
     AWAITING,
     BREACH,
     COMPLETE,
-    DOUBT,
     FORMER,
     HOLDING,
+    INCONCLUSIVE,
     NEXT,
     PAUSED,
     PENDING,
@@ -39,8 +39,8 @@ from tests.controlplane.rollouts import (
     moves,
     nack,
     newest,
+    newest_policy,
     publish_stages,
-    said_of_pool,
     start_routers,
     state,
     verdict,
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.django_db
 def test_a_stage_sends_a_share_to_the_canary_beside_the_active_revision(policy, routers):
     rollout = publish_stages(policy)
 
-    config = said_of_pool()
+    config = newest_policy()
     assert (config["revision"], config["settings"]) == (1, FORMER)
     assert (config["trial"]["revision"], config["trial"]["share"]) == (2, 0.05)
     assert config["trial"]["settings"]["strategy"] == "prefix_hash"
@@ -81,14 +81,14 @@ def test_the_next_stage_follows_once_every_router_ran_the_stage_for_its_time(pol
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 1)
-    assert said_of_pool()["trial"]["share"] == 0.25
+    assert newest_policy()["trial"]["share"] == 0.25
     ack()
     time_machine_at(200)
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 2)
-    assert "trial" not in said_of_pool()
-    assert said_of_pool()["revision"] == 2
+    assert "trial" not in newest_policy()
+    assert newest_policy()["revision"] == 2
     assert dict(policy.revisions.values_list("number", "state")) == {1: "retired", 2: "live"}
     ack()
     assert state(rollout)[0] == COMPLETE
@@ -129,7 +129,7 @@ def test_the_next_stage_waits_for_a_router_that_joined(policy, routers):
 
 def test_a_stage_on_named_routers_needs_one_of_them(policy, routers, time_machine_at):
     rollout = publish_stages(policy, [{"routers": ["router-2"]}])
-    assert said_of_pool()["trial"]["routers"] == ["router-2"]
+    assert newest_policy()["trial"]["routers"] == ["router-2"]
     time_machine_at(LOST_AFTER_S + 1)
     announce_all(routers[:1])
     mark_lost_routers()
@@ -142,13 +142,13 @@ def test_a_stage_for_task_groups_drops_those_that_the_policy_no_longer_places(po
     for name in ("chat", "batch"):
         create_task_group(policy.pool, name)
     rollout = publish_stages(policy, [{"groups": ["batch", "chat"]}])
-    assert said_of_pool()["trial"]["groups"] == ["batch", "chat"]
+    assert newest_policy()["trial"]["groups"] == ["batch", "chat"]
     remove_task_group(policy.pool.groups.get(name="batch"))
-    assert said_of_pool()["trial"]["groups"] == ["chat"]
+    assert newest_policy()["trial"]["groups"] == ["chat"]
 
     own = create_policy(policy.pool, policy.pool.groups.get(name="chat"))
     publish_revision(save_draft(own, FORMER).pk)
-    assert "trial" not in said_of_pool()
+    assert "trial" not in newest_policy()
     assert state(rollout)[0] in {PENDING, PROGRESSING}
 
 
@@ -201,7 +201,7 @@ def test_a_paused_canary_is_not_promoted_and_can_be_rolled_back(policy, routers,
     verdict(rollout, "passed")
     advance_rollouts()
     assert state(rollout) == (PAUSED, 0)
-    assert said_of_pool()["trial"]["share"] == 0.05
+    assert newest_policy()["trial"]["share"] == 0.05
     verdict(rollout, "breached", BREACH)
     assert state(rollout)[0] == ROLLED_BACK
 
@@ -274,10 +274,10 @@ def test_a_passed_analysis_enters_the_next_stage_after_the_observation_time(poli
 def test_an_inconclusive_analysis_holds_after_the_observation_time(policy, routers, time_machine_at):
     rollout = publish_stages(policy, guard={})
     ack()
-    verdict(rollout, "inconclusive", DOUBT)
+    verdict(rollout, "inconclusive", INCONCLUSIVE)
     assert state(rollout)[0] == PROGRESSING
     time_machine_at(61)
-    verdict(rollout, "inconclusive", DOUBT)
+    verdict(rollout, "inconclusive", INCONCLUSIVE)
     assert (rollout.state, rollout.held_by, rollout.why) == (HOLDING, "guard", "12 of 200 requests so far.")
     advance_rollouts()
     assert state(rollout)[0] == HOLDING
@@ -290,14 +290,14 @@ def test_a_rollout_on_hold_can_be_promoted_and_rolled_back(policy, routers, time
     rollout = publish_stages(policy, guard={})
     ack()
     time_machine_at(61)
-    verdict(rollout, "inconclusive", DOUBT)
+    verdict(rollout, "inconclusive", INCONCLUSIVE)
     promote_rollout(rollout.pk, by=operator, reason="enough for me")
     assert state(rollout) == (PROGRESSING, 1)
     assert rollout.steps.last().by == operator
     time_machine_at(130)
     ack()
     time_machine_at(200)
-    verdict(rollout, "inconclusive", DOUBT)
+    verdict(rollout, "inconclusive", INCONCLUSIVE)
     verdict(rollout, "breached", BREACH)
     assert state(rollout)[0] == ROLLED_BACK
 
@@ -337,7 +337,7 @@ def test_a_missing_analysis_holds_a_finished_stage(policy, routers, time_machine
 
 
 @pytest.mark.parametrize("end", ["abort", "roll_back", "supersede"])
-def test_after_a_canary_ends_the_configuration_is_what_it_was_byte_for_byte(policy, routers, end):
+def test_the_configuration_is_the_same_after_a_canary_ends_byte_for_byte(policy, routers, end):
     before = newest().sha256
     rollout = publish_stages(policy, guard={})
     ack()
@@ -365,7 +365,7 @@ def test_a_breach_keeps_its_evidence(policy, routers):
 
     step = rollout.steps.last()
     assert (step.move, step.evidence, step.by) == ("roll_back", BREACH, None)
-    assert rollout.why == "A hit rate of 41.0 % beside 60.0 %."
+    assert rollout.why == "A hit rate of 41.0 % compared with 60.0 %."
     event = Event.objects.get(kind="rollout_rolled_back")
     assert "A hit rate of 41.0 %" in event.summary
     assert event.detail["evidence"] == BREACH
@@ -417,7 +417,7 @@ def test_a_rollout_that_needs_approval_starts_when_somebody_else_approves(
 
     approve_rollout(rollout.pk, by=second, reason="looks right")
     assert state(rollout) == (PENDING, 0)
-    assert (rollout.approved_by, said_of_pool()["trial"]["share"]) == (second, 0.05)
+    assert (rollout.approved_by, newest_policy()["trial"]["share"]) == (second, 0.05)
     with pytest.raises(RolloutMoveError):
         approve_rollout(rollout.pk, by=second)
 

@@ -57,7 +57,7 @@ def test_a_router_is_lost_after_thirty_seconds_without_a_heartbeat(pool, time_ma
 # --- pushes ---------------------------------------------------------------------------------------------
 
 
-def test_a_push_is_claimed_by_one_worker_until_it_is_answered_or_expires(pool, time_machine_at):
+def test_a_push_is_claimed_by_one_worker_until_its_response_or_expiry(pool, time_machine_at):
     announce(**HEARTBEAT)
     desired = newest_snapshot()
     assert len(claim_pushes(desired)) == 1
@@ -116,19 +116,19 @@ def test_nothing_is_pushed_before_the_first_pool(db):
 # --- events ---------------------------------------------------------------------------------------------
 
 
-def event(seq, *, boot="b1", kind="replica_ejected", ago_s=0.0, **facts):
+def event(seq, *, boot="b1", kind="replica_ejected", age_s=0.0, **facts):
     facts = {"pool": "default", "replica": "r1", "reason": "503", **facts}
-    return {"boot": boot, "seq": seq, "at": time.time() - ago_s, "kind": kind, "facts": facts}
+    return {"boot": boot, "seq": seq, "at": time.time() - age_s, "kind": kind, "facts": facts}
 
 
-def recorded():
+def recorded_sequence_numbers():
     return list(Event.objects.filter(kind="replica_ejected").order_by("pk").values_list("detail__seq", flat=True))
 
 
 @pytest.mark.parametrize("skew_s", [-3600.0, 0.0, 3600.0])
 def test_an_event_has_its_replica_and_its_time_by_our_clock(replica, skew_s):
-    late = event(1, ago_s=600)
-    announce(**HEARTBEAT, events=[{**late, "at": late["at"] + skew_s}], sent_at=time.time() + skew_s)
+    old = event(1, age_s=600)
+    announce(**HEARTBEAT, events=[{**old, "at": old["at"] + skew_s}], sent_at=time.time() + skew_s)
     row = Event.objects.get(kind="replica_ejected")
     assert row.summary == "Router router-1 ejected replica r1: 503."
     assert (row.replica, row.pool, row.router.name) == (replica, replica.pool, "router-1")
@@ -139,7 +139,7 @@ def test_a_resent_event_is_recorded_once(pool):
     events = [event(seq) for seq in range(1, 6)]
     for sent in (events[:3], events, events[2:4], events):
         announce(**HEARTBEAT, events=sent, sent_at=time.time())
-    assert recorded() == [1, 2, 3, 4, 5]
+    assert recorded_sequence_numbers() == [1, 2, 3, 4, 5]
     with pytest.raises(IntegrityError), transaction.atomic():
         RouterReport.objects.create(router=Router.objects.get(), boot="b1", seq=1)
 
@@ -147,7 +147,7 @@ def test_a_resent_event_is_recorded_once(pool):
 def test_sequence_numbers_belong_to_one_boot_of_one_router(pool):
     announce(**HEARTBEAT, events=[event(1), event(1, boot="b0")])
     announce(**{**HEARTBEAT, "name": "router-2"}, events=[event(1)])
-    assert recorded() == [1, 1, 1]
+    assert recorded_sequence_numbers() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_sequence_numbers_belong_to_one_boot_of_one_router(pool):
 )  # fmt: skip
 def test_an_invalid_event_is_dropped(pool, invalid):
     announce(**HEARTBEAT, events=[invalid, event(2)])
-    assert recorded() == [2]
+    assert recorded_sequence_numbers() == [2]
 
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf"), -1e300, 1e300, 0])
@@ -177,7 +177,7 @@ def test_concurrent_heartbeats_record_each_event_once(pool):
     announce(**HEARTBEAT)
     events = [event(seq) for seq in range(1, 21)]
     at_once(*[lambda: announce(**HEARTBEAT, events=events)] * 8)
-    assert sorted(recorded()) == list(range(1, 21))
+    assert sorted(recorded_sequence_numbers()) == list(range(1, 21))
     assert RouterReport.objects.count() == 20
 
 

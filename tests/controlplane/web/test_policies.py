@@ -126,7 +126,7 @@ def test_publishing_a_draft_that_was_edited_meanwhile_is_refused(visitor, policy
 
     answer = visitor.post(path(policy, f"publish/{draft.pk}/"), {"reason": "warm", "digest": seen}, follow=True)
 
-    assert "was edited since you looked at it" in answer.text
+    assert "was edited since you opened it" in answer.text
     assert policy.live().number == 1
 
 
@@ -234,6 +234,6 @@ def test_every_strategy_says_when_to_use_it_in_its_documents_words(visitor, poli
     text = visitor.get(path(policy, f"edit/?strategy={strategy}")).text
 
     assert "and when to use it" in text
-    assert strategy_document(strategy).when[0][:20].replace("`", "") in text.replace("<code>", "").replace(
+    assert strategy_document(strategy).when_to_use[0][:20].replace("`", "") in text.replace("<code>", "").replace(
         "</code>", ""
     )

@@ -10,8 +10,8 @@ from controlplane.services.policies.lifecycle import create_policy, publish_revi
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
 from tests.controlplane.rollouts import (
     BREACH,
-    DOUBT,
     FORMER,
+    INCONCLUSIVE,
     NEXT,
     ack,
     nack,
@@ -155,7 +155,7 @@ def test_readings_stand_beside_their_limits_with_their_verdicts(visitor, policy,
     assert "Caches warm up first: the analysis starts after 2 min." in page(visitor, rollout)
     time_machine_at(600)
     ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": 1.24, "limit": 0.39}
-    verdict(rollout, "inconclusive", [*DOUBT, {**ttft, "verdict": "passed", "detail": "as before"}])
+    verdict(rollout, "inconclusive", [*INCONCLUSIVE, {**ttft, "verdict": "passed", "detail": "as before"}])
     text = page(visitor, rollout)
     for words in ("60.0 %", "5.0 %", "310 ms", "1.24 s", "inconclusive", "passed", "12 of 200 requests so far."):
         assert words in text
@@ -168,7 +168,7 @@ def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
     rollout = publish_stages(policy, guard={})
     verdict(rollout, "breached", BREACH)
     text = page(visitor, rollout)
-    assert "<strong>Rolled back automatically:</strong> A hit rate of 41.0 % beside 60.0 %." in text
+    assert "<strong>Rolled back automatically:</strong> A hit rate of 41.0 % compared with 60.0 %." in text
     assert '<span class="badge bad">failed</span>' in text
     assert "Rolled back" in text
     assert 'data-refresh="0"' in text
