@@ -10,5 +10,5 @@ class ControlPlaneConfig(AppConfig):
     verbose_name = "Control plane"
 
     def ready(self) -> None:
-        """Register the signal receivers of sign-ins."""
+        """Register the signal receivers for sign-ins."""
         import_module("controlplane.accounts.sessions")

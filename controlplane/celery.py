@@ -1,9 +1,9 @@
 """The Celery application, ``wake``, and how tasks, beat and connections survive an unavailable broker or database.
 
-The broker never holds the truth: a lost wake-up costs at most the time until the next beat tick, because every task
-works through what the database says is due. Stock Celery waits up to 30 s between two connection attempts, beat logs a
-traceback for every tick that it cannot send, and a worker whose connection breaks during a task fails when it
-acknowledges the message. The classes below reconnect within seconds and log an outage once.
+The database, not the broker, records which work is due, so a lost wake-up costs at most the time until the next beat
+tick. Stock Celery waits up to 30 s between two connection attempts, beat logs a traceback for every tick that it cannot
+send, and a worker whose connection breaks during a task fails when it acknowledges the message. The classes below
+reconnect within seconds and log an outage once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DependencyState:
     """Logs the outage of a dependency once when it starts, and its recovery once. Thread-safe.
 
     Times are of the monotonic clock. ``issued_at_s`` is when the operation began: an operation that began before the
-    last change of state proves nothing about the present.
+    last change of state says nothing about the present state.
     """
 
     def __init__(self, outage: str, recovery: str) -> None:
@@ -50,7 +50,7 @@ class DependencyState:
         self._last_success_s = float("-inf")
 
     def record_outage(self, reason: object, issued_at_s: float) -> None:
-        """An operation failed. Ignored if another one succeeded after this one began."""
+        """An operation failed. Ignored if another operation succeeded after the failed one began."""
         with self._lock:
             if self._down_since_s is None and issued_at_s > self._last_success_s:
                 self._down_since_s = time.monotonic()
@@ -118,7 +118,7 @@ class ReconnectingAMQP(AMQP):
 
 
 class OutageLoggingScheduler(PersistentScheduler):
-    """A beat that logs once that it cannot send, and continues. The next tick makes up for a lost one."""
+    """A beat that logs an unavailable broker once and continues. The next tick does the work of a lost tick."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -135,7 +135,7 @@ class OutageLoggingScheduler(PersistentScheduler):
 
 
 _database = DependencyState("the database is unavailable", "the database is available again")
-_broker = DependencyState("tasks cannot be woken", "tasks can be woken again")
+_broker = DependencyState("tasks cannot be sent to the broker", "tasks can be sent to the broker again")
 _clock = DependencyState("this worker's clock is wrong", "this worker's clock is right again")
 _disk: dict[str, DependencyState] = {}  # by task: tasks that only read can continue while the disk is full
 
@@ -186,8 +186,8 @@ app = Celery("warmpath", task_cls=ResilientTask, amqp="controlplane.celery:Recon
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["controlplane", "telemetry"])
 
-# A person waits for the response of the request that wakes a task: one immediate retry (0 would mean no limit), and a
-# broker that accepts the connection but does not respond counts as unavailable too.
+# The request that wakes a task waits for the broker: one immediate retry (0 would mean no limit), and a broker that
+# accepts the connection but does not respond counts as unavailable too.
 _ONE_RETRY = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "socket_timeout": 2}
 
 

@@ -6,7 +6,7 @@ from typing import Self
 
 
 class ControlPlaneError(Exception):
-    """Base of all. The text is for the person who sent the request: what failed, and what to do."""
+    """Base class. The message tells the sender of the request what failed and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,45 +45,45 @@ class ConflictError(ControlPlaneError):
 class GoneError(ConflictError):
     """The object was removed since the client read it."""
 
-    def __init__(self, noun: str) -> None:
-        super().__init__(f"This {noun} was removed meanwhile.")
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"This {kind} was removed meanwhile.")
 
 
 class NameTakenError(ConflictError):
     """Another object has this name, or this URL."""
 
-    def __init__(self, noun: str, name: str) -> None:
-        super().__init__(f"There is already a {noun} {name!r}.")
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"There is already a {kind} {name!r}.")
 
 
 class NotUsableError(ConflictError):
-    """A name or URL is taken in a project that this person may not see."""
+    """A name or URL is taken in a project that the user may not see."""
 
     def __init__(self, value: str) -> None:
         super().__init__(f"{value!r} cannot be used here; choose another.")
 
 
 class InUseError(ConflictError):
-    """The object cannot be removed while others depend on it."""
+    """The object cannot be removed while other objects depend on it."""
 
 
 class NotADraftError(ConflictError):
-    """Only a draft can be edited or published; somebody published or discarded this one first."""
+    """Only a draft can be edited or published; this one was already published or discarded."""
 
 
 class StaleDraftError(ConflictError):
     """Another revision became active since the editor read the policy."""
 
 
-class RolloutMoveError(ConflictError):
+class RolloutTransitionError(ConflictError):
     """The rollout's state has no such transition."""
 
 
 class ImmutableError(ConflictError):
     """Rows of this kind never change."""
 
-    def __init__(self, noun: str, name: str) -> None:
-        super().__init__(f"The {noun} {name} never changes; create a new one.")
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"The {kind} {name} never changes; create a new one.")
 
 
 class RequestInProgressError(ConflictError):
@@ -103,7 +103,7 @@ class TooManyIdempotencyKeysError(ControlPlaneError):
 
 
 class RouterUnavailableError(ControlPlaneError):
-    """A router did not respond, or not as a router does."""
+    """A router did not respond, or its response is not a router's."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"Router {name} cannot be queried: {reason}. It continues with its present configuration.")

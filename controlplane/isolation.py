@@ -3,9 +3,9 @@
 Theory of operation. A periodic task works through pools, routers, rules or channels. ``isolated_items`` opens a run,
 and every item runs inside ``item(name)``, which catches the item's exception, logs it with its traceback when it is
 new, and stores an ``ItemFailure``. Pages, ``/metrics`` and alerts read these rows, so a failure stays visible until
-the item succeeds. The row of an item that nobody tries any more, such as a removed pool's, expires after ``EXPIRES``.
+the item succeeds. The row of an item that no longer runs, such as a removed pool's, expires after ``EXPIRES``.
 
-Errors that concern every item pass through: a database that is away or full, and a task that ran out of time.
+Errors that concern every item pass through: an unavailable or full database, and the task's time limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from controlplane.database.base import is_disk_full, is_unavailable
 from controlplane.models import ItemFailure, PeriodicTask
 
 EXPIRES = timedelta(hours=2)  # without a further failure; the slowest isolated task runs once an hour
-LONGEST_NAME = 200  # characters
+MAX_NAME_LENGTH = 200  # characters
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Items:
     """One run of a task. ``item(name)`` is the exception boundary of one item.
 
-    An item that writes inside somebody else's transaction opens a savepoint: ``with item(name), transaction.atomic()``.
+    An item that writes inside its caller's transaction opens a savepoint: ``with item(name), transaction.atomic()``.
     """
 
     def __init__(self, task: PeriodicTask) -> None:
@@ -46,15 +46,15 @@ class Items:
         return Boundary(lambda: self.succeeded.add(name), lambda error: self._fail(name, error))
 
     def all_of(self, names: Sequence[str]) -> Boundary:
-        """Try several items as one; after an exception the caller runs each of them by itself."""
+        """Run several items together; after an exception the caller runs each item separately."""
         return Boundary(lambda: self.succeeded.update(names), self._warn)
 
     def _fail(self, name: str, error: Exception) -> None:
         self.failed.add(name)
-        _record_failure(self.task, name[:LONGEST_NAME], error, timezone.now())
+        _record_failure(self.task, name[:MAX_NAME_LENGTH], error, timezone.now())
 
     def _warn(self, error: Exception) -> None:
-        log.warning("%s: several items failed together; each is tried by itself: %r", self.task.label, error)
+        log.warning("%s: running several items together failed; each item runs separately: %r", self.task.label, error)
 
 
 class Boundary:
@@ -79,9 +79,9 @@ class Boundary:
 
 @contextmanager
 def isolated_items(task: PeriodicTask, *, is_complete: bool = False) -> Iterator[Items]:
-    """Open one run of a task. One query beside those of the items.
+    """Open one run of a task. One query besides those of the items.
 
-    A run that ``is_complete`` tries every item there is, so failures of other items are obsolete after it.
+    A run that ``is_complete`` runs every existing item, so stored failures of other items are obsolete.
     """
     items = Items(task)
     yield items
@@ -95,28 +95,28 @@ def failing_items(now: datetime) -> dict[PeriodicTask, int]:
 
 
 def _concerns_every_item(error: BaseException) -> bool:
-    """Whether an exception is not the fault of one item: the database is away or full, or the time is over."""
+    """Whether the cause is not the item: the database is unavailable or full, or the task's time limit expired."""
     if isinstance(error, OperationalError | InterfaceError):
         return is_unavailable(error) or is_disk_full(error)
     return isinstance(error, SoftTimeLimitExceeded)
 
 
 def _record_failure(task: PeriodicTask, name: str, error: Exception, now: datetime) -> None:
-    """Store it, and log it unless the item's last failure was of the same kind."""
+    """Store a failure, and log it unless the item's last failure was of the same kind."""
     kind = type(error).__name__[:64]
-    known = ItemFailure.objects.filter(task=task, item=name)
-    if known.filter(error=kind).update(at=now, failures=F("failures") + 1):
+    failures = ItemFailure.objects.filter(task=task, item=name)
+    if failures.filter(error=kind).update(at=now, failures=F("failures") + 1):
         return
-    log.error("%s: %s failed; the others continue", task.label, name, exc_info=error)
-    changed = {"at": now, "error": kind}
+    log.error("%s: %s failed; the other items continue", task.label, name, exc_info=error)
+    latest = {"at": now, "error": kind}
     ItemFailure.objects.update_or_create(
-        task=task, item=name, defaults=changed, create_defaults={**changed, "since": now}
+        task=task, item=name, defaults=latest, create_defaults={**latest, "since": now}
     )
 
 
 def _record_recoveries(items: Items, now: datetime, *, is_complete: bool) -> None:
-    """Delete the rows of items that succeeded, and of items that nobody tries any more."""
-    failed, succeeded = ({name[:LONGEST_NAME] for name in names} for names in (items.failed, items.succeeded))
+    """Delete the rows of items that succeeded, and of items that no longer run."""
+    failed, succeeded = ({name[:MAX_NAME_LENGTH] for name in names} for names in (items.failed, items.succeeded))
     for failure in ItemFailure.objects.filter(task=items.task).exclude(item__in=failed):
         if failure.item in succeeded:
             failed_s = (now - failure.since).total_seconds()

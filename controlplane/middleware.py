@@ -28,7 +28,7 @@ CHUNK_BYTES = 65_536  # a smaller chunk is not worth a thread switch
 REQUESTS = Counter(
     "warmpath_controlplane_requests", "Responses of the web process.", ["route", "method", "status", "process"]
 )
-SECONDS = Counter("warmpath_controlplane_request_seconds", "Duration of requests.", ["route", "process"])
+REQUEST_SECONDS = Counter("warmpath_controlplane_request_seconds", "Duration of requests.", ["route", "process"])
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -42,7 +42,7 @@ class StreamingMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
         if isinstance(request, ASGIRequest) and isinstance(response, StreamingHttpResponse) and not response.is_async:
-            response.streaming_content = _chunks(cast("Iterator[bytes]", response.streaming_content))
+            response.streaming_content = _read_chunks(cast("Iterator[bytes]", response.streaming_content))
         return response
 
 
@@ -58,7 +58,7 @@ class RequestCountMiddleware:
         route = request.resolver_match.view_name if request.resolver_match else ""
         method = request.method if request.method in _METHODS else "other"
         REQUESTS.labels(route, method, str(response.status_code), str(os.getpid())).inc()
-        SECONDS.labels(route, str(os.getpid())).inc(time.perf_counter() - started_at_s)
+        REQUEST_SECONDS.labels(route, str(os.getpid())).inc(time.perf_counter() - started_at_s)
         return response
 
 
@@ -108,7 +108,7 @@ class ContentSecurityPolicyMiddleware:
         return response
 
 
-async def _chunks(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _read_chunks(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     """The same bytes in chunks of at least ``CHUNK_BYTES``, except the last."""
     next_chunk = sync_to_async(_next_chunk)
     while chunk := await next_chunk(parts):

@@ -19,10 +19,10 @@ from threading import Event, Lock
 from django.conf import settings
 from django.http import HttpRequest
 
-MAX_ADDRESS = 45  # characters of an IPv6 address
+MAX_ADDRESS_LENGTH = 45  # characters of an IPv6 address
 log = logging.getLogger(__name__)
 
-# Set once this process was forwarded a request without the address of its client.
+# Set after the proxy forwards the first request without its client's address.
 forwarded_for_missing = Event()
 _warning_lock = Lock()
 
@@ -32,14 +32,14 @@ def client_address(request: HttpRequest) -> str:
     if settings.BEHIND_TLS_PROXY:
         forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
         if forwarded:
-            return _without_port(forwarded)[:MAX_ADDRESS]
+            return _without_port(forwarded)[:MAX_ADDRESS_LENGTH]
         if lacks_forwarded_for(request):
             _warn_once()
-    return str(request.META.get("REMOTE_ADDR") or "")[:MAX_ADDRESS]
+    return str(request.META.get("REMOTE_ADDR") or "")[:MAX_ADDRESS_LENGTH]
 
 
 def rate_limit_network(address: str) -> str:
-    """What rate limits count an address as: the address itself, or the /64 of an IPv6 address, which one client has."""
+    """The network that rate limits count: an IPv4 address, or the /64 of an IPv6 address, which one client has."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -59,8 +59,8 @@ def _warn_once() -> None:
             return
         forwarded_for_missing.set()
     log.warning(
-        "The proxy in front sends X-Forwarded-Proto and no X-Forwarded-For: all clients have its address, in "
-        "the audit log and for the limits on sign-ins and requests. Have it append the client's address."
+        "The TLS proxy sends X-Forwarded-Proto but no X-Forwarded-For: the audit log and rate limits see the proxy's "
+        "address for all clients. Configure the proxy to append the client's address to X-Forwarded-For."
     )
 
 

@@ -1,8 +1,8 @@
-"""Parts of the routers' schema that rows store: described for forms and documents, and validated. Pure: no query.
+"""Parts of the routers' schema that rows store: validation, and metadata for forms and documents. No queries.
 
-Nothing about a setting is written here twice: ranges, defaults, units and help come from the schema's annotations. A
-row stores such a part as JSON with every default written out, so that a release which changes a default does not
-change what runs. ``None`` means "not set: the routers' own default".
+Ranges, defaults, units and help come from the schema's annotations. A row stores such a part as JSON with every
+default written out, so that a release which changes a default does not change the running configuration.
+``None`` means "not set: the routers' own default".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec import inspect as described
+from msgspec import inspect
 
 from controlplane.errors import Fault, InvalidError
 from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
@@ -31,7 +31,7 @@ class SettingInfo:
     field: str
     kind: str  # "number", "integer", "choice", "text"; "texts": a list of texts, "pairs": of structs of two texts
     unit: str  # "" for a choice and a text
-    low: float | None  # inclusive; None: unbounded; of a text: its length
+    low: float | None  # inclusive; None: unbounded; for a text, of its length
     high: float | None
     choices: tuple[str, ...]
     default: Any
@@ -58,15 +58,15 @@ def kinds_of(struct: type[msgspec.Struct], *fields: str) -> dict[str, Any]:
 
 
 def canonical(kind: Any, value: Any, path: str) -> Any:
-    """A value of a schema type as JSON, every default written out; None stays None. InvalidError below ``path``."""
+    """A value of a schema type as JSON, every default written out; None stays None. InvalidError within ``path``."""
     if value is None:
         return None
     try:
         decoded = msgspec.json.decode(json.dumps(value, allow_nan=False).encode(), type=kind)
     except msgspec.DecodeError as error:
         match = _REASON.fullmatch(str(error))
-        reason, below = (match["reason"], match["path"] or "") if match else (str(error), "")
-        raise InvalidError(path + below, reason[:_MAX_REASON]) from None
+        reason, inner_path = (match["reason"], match["path"] or "") if match else (str(error), "")
+        raise InvalidError(path + inner_path, reason[:_MAX_REASON]) from None
     except (TypeError, ValueError, RecursionError) as error:  # not representable as JSON
         raise InvalidError(path, str(error)[:_MAX_REASON]) from None
     return json.loads(msgspec.json.encode(decoded))
@@ -94,60 +94,62 @@ def schema_values(kinds: Mapping[str, Any], row: object) -> dict[str, Any]:
 def json_schemas(kinds: Iterable[Any], ref_template: str) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """The JSON schema of each type, and of the components that they refer to by ``ref_template`` with ``{name}``."""
     schemas, components = msgspec.json.schema_components(kinds, ref_template=ref_template)
-    return tuple(map(_published, schemas)), _published(components)
+    return tuple(map(_translate_patterns, schemas)), _translate_patterns(components)
 
 
-def _published(schema: Any) -> Any:
+def _translate_patterns(schema: Any) -> Any:
     r"""A JSON schema with patterns in JSON Schema's dialect, which has ``$`` where Python has ``\Z``."""
     if isinstance(schema, dict):
         return {
-            name: value.replace(r"\Z", "$") if name == "pattern" and isinstance(value, str) else _published(value)
+            name: value.replace(r"\Z", "$")
+            if name == "pattern" and isinstance(value, str)
+            else _translate_patterns(value)
             for name, value in schema.items()
         }
-    return [_published(item) for item in schema] if isinstance(schema, list) else schema
+    return [_translate_patterns(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def _fields(struct: type[msgspec.Struct]) -> tuple[described.Field, ...]:
-    info = described.type_info(struct)
-    if not isinstance(info, described.StructType):
+def _fields(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(struct)
+    if not isinstance(info, inspect.StructType):
         raise TypeError(f"{struct} is no struct")
     return info.fields
 
 
-def _setting(field: described.Field) -> SettingInfo:
+def _setting(field: inspect.Field) -> SettingInfo:
     unit, text, nullable, kind = _unwrapped(field.type)
     required = field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
     default = None if field.default is msgspec.NODEFAULT else field.default
     common: dict[str, Any] = {"help": text, "nullable": nullable, "required": required}
     name = field.encode_name
     match kind:
-        case described.EnumType(cls=cls):
+        case inspect.EnumType(cls=cls):
             choices = tuple(str(member.value) for member in cls)
             return SettingInfo(name, "choice", "", None, None, choices, str(default), **common)
-        case described.StrType():
+        case inspect.StrType():
             return SettingInfo(name, "text", "", kind.min_length, kind.max_length, (), default, **common)
-        case described.FloatType() | described.IntType():
-            word = "number" if isinstance(kind, described.FloatType) else "integer"
+        case inspect.FloatType() | inspect.IntType():
+            kind_name = "number" if isinstance(kind, inspect.FloatType) else "integer"
             low = kind.ge if kind.ge is not None else kind.gt
-            return SettingInfo(name, word, unit, low, kind.le, (), default, **common)
-        case described.VarTupleType(item_type=item):
-            word = "pairs" if isinstance(_unwrapped(item)[3], described.StructType) else "texts"
-            return SettingInfo(name, word, "", None, None, (), list(default or ()), **common)
+            return SettingInfo(name, kind_name, unit, low, kind.le, (), default, **common)
+        case inspect.VarTupleType(item_type=item):
+            kind_name = "pairs" if isinstance(_unwrapped(item)[3], inspect.StructType) else "texts"
+            return SettingInfo(name, kind_name, "", None, None, (), list(default or ()), **common)
     raise TypeError(f"{field.name}: forms do not support a {type(kind).__name__}")
 
 
-def _unwrapped(kind: described.Type) -> tuple[str, str, bool, described.Type]:
+def _unwrapped(kind: inspect.Type) -> tuple[str, str, bool, inspect.Type]:
     """(unit, description, whether null is allowed, the type without metadata and null)."""
     unit, text, nullable = "", "", False
     while True:
         match kind:
-            case described.Metadata(type=inner):
+            case inspect.Metadata(type=inner):
                 unit = (kind.extra or {}).get("unit", unit)
                 text = (kind.extra_json_schema or {}).get("description", text)
                 kind = inner
-            case described.UnionType(types=types) if kind.includes_none:
+            case inspect.UnionType(types=types) if kind.includes_none:
                 nullable = True
-                kind = next(member for member in types if not isinstance(member, described.NoneType))
+                kind = next(member for member in types if not isinstance(member, inspect.NoneType))
             case _:
                 return unit, text, nullable, kind
 

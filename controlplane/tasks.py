@@ -31,7 +31,7 @@ from controlplane.services.routers import claim_pushes, mark_lost_routers, recor
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from controlplane.services.worker_liveness import record_worker_seen
 
-MAX_PARALLEL_PUSHES = 32  # a router that hangs delays no other
+MAX_PARALLEL_PUSHES = 32  # so that one slow router does not delay the others
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -47,7 +47,7 @@ def reconcile_routers() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def push_config(router_id: int) -> None:
-    """Push to one router, if it needs it."""
+    """Push to one router, unless it runs the newest configuration."""
     _push(router_id)
 
 
@@ -74,8 +74,8 @@ def _push(router_id: int | None) -> None:
 
 
 def _deliver_to_all(routers: Sequence[Router], desired: ConfigSnapshot) -> None:
-    """Send concurrently. This thread alone uses the database: it records each response as it arrives, and advances
-    rollouts once for all responses that arrived meanwhile.
+    """Push to all routers concurrently. Only this thread uses the database: it records each response on arrival, and
+    advances rollouts once for all responses that arrived meanwhile.
     """
     document, token = sign(snapshot_document(desired), timezone.now()), settings.ROUTER_ADMIN_TOKEN
     with (

@@ -1,4 +1,4 @@
-"""The site's URLs, and the health probes, which are open to everybody."""
+"""The site's URLs, and the health probes, which need no sign-in."""
 
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, connection
@@ -7,12 +7,12 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import include, path, re_path
 from django.utils import timezone
 
-from controlplane.api.exceptions import no_such_endpoint
+from controlplane.api.exceptions import endpoint_not_found
 from controlplane.services.worker_liveness import is_late, worker_silence_s
 from controlplane.web.urls import account_urlpatterns
 
-handler400 = "controlplane.api.exceptions.malformed"
-handler500 = "controlplane.api.exceptions.failed"
+handler400 = "controlplane.api.exceptions.bad_request"
+handler500 = "controlplane.api.exceptions.server_error"
 
 
 @login_not_required
@@ -59,7 +59,7 @@ urlpatterns = [
     path("accounts/", include(account_urlpatterns)),
     path("api/v1/", include("controlplane.api.urls")),
     path("api/v1/", include("telemetry.api.urls")),
-    re_path("^api/", no_such_endpoint),
+    re_path("^api/", endpoint_not_found),
     path("", include("controlplane.web.urls")),
     path("", include("telemetry.web.urls")),
 ]

@@ -53,10 +53,10 @@ WITHOUT_ROLES = Actor({})
 def actor_of(request: HttpRequest, token: ApiToken | None = None) -> Actor:
     """The actor of this request, cached on it; a token's scopes bound every role. One query at most."""
     cached: tuple[int | None, Actor] | None = getattr(request, "actor", None)  # token id, actor
-    key = token.pk if token else None
-    if cached is None or cached[0] != key:
+    token_id = token.pk if token else None
+    if cached is None or cached[0] != token_id:
         user = token.user if token else getattr(request, "user", None)
-        cached = key, current_actor(user, token)
+        cached = token_id, current_actor(user, token)
         request.actor = cached  # type: ignore[attr-defined]
     return cached[1]
 
@@ -71,7 +71,7 @@ def current_actor(user: User | AnonymousUser | None, token: ApiToken | None) -> 
 
 
 def roles_of(user: User | AnonymousUser | None) -> Actor:
-    """The roles of a person. A superuser, created at the command line, is admin of all projects."""
+    """The roles of a user. A superuser, created at the command line, is admin of all projects."""
     if not isinstance(user, User) or not user.is_active:
         return WITHOUT_ROLES
     if user.is_superuser:
@@ -123,7 +123,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 def visible(actor: Actor, rows: QuerySet[Row]) -> QuerySet[Row]:
-    """Those of the rows that the actor may see. KeyError for a model that is missing in ``PROJECT_OF``."""
+    """The rows that the actor may see. KeyError for a model that is missing in ``PROJECT_OF``."""
     path = PROJECT_OF[rows.model._meta.label]  # noqa: SLF001 - Django's documented way to a model's name
     projects = actor.projects()
     if projects is None:
@@ -136,13 +136,13 @@ def project_id_of(row: Model) -> int | None:
     path = PROJECT_OF[row._meta.label]  # noqa: SLF001 - as above
     if path is None or path == "pk":
         return row.pk if path else None
-    *relations, last = path.split("__")
+    *relations, foreign_key = path.split("__")
     parent: Any = row
     for relation in relations:
         parent = getattr(parent, relation)
         if parent is None:
             return None
-    project_id: int | None = getattr(parent, f"{last}_id")  # None: of all projects, as a silence may be
+    project_id: int | None = getattr(parent, f"{foreign_key}_id")  # None: applies to all projects, as a silence may
     return project_id
 
 

@@ -16,7 +16,13 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
 from controlplane.access.actor import Actor, actor_of, visible_project
-from controlplane.access.rules import MODEL_OF_URL_PARAMETER, PUBLIC_ROUTES, needed_role, permits, reauthenticates
+from controlplane.access.rules import (
+    MODEL_OF_URL_PARAMETER,
+    PUBLIC_ROUTES,
+    needed_role,
+    needs_reauthentication,
+    permits,
+)
 from controlplane.accounts.sign_in_methods import has_totp, is_recently_authenticated, signed_in_by_provider
 from controlplane.models import Role
 
@@ -45,7 +51,7 @@ class AccessMiddleware:
         if not request.user.is_authenticated:  # LoginRequiredMiddleware redirects to the sign-in page
             return None
         if lacks_second_factor(request, actor_of(request)):
-            messages.warning(request, "Your role needs a second factor. Set it up to go on.")
+            messages.warning(request, "Your role needs a second factor. Set it up to continue.")
             return redirect("mfa_activate_totp")
         check_page(request, route, kwargs)
         return redirect_to_reauthentication(request) if must_reauthenticate(request, route) else None
@@ -82,7 +88,7 @@ def lacks_second_factor(request: HttpRequest, actor: Actor) -> bool:
 
 def must_reauthenticate(request: HttpRequest, route: str) -> bool:
     """Whether the route needs a recent authentication and the session's last one is too old."""
-    return reauthenticates(route, request.method or "") and not is_recently_authenticated(request)
+    return needs_reauthentication(route, request.method or "") and not is_recently_authenticated(request)
 
 
 def redirect_to_reauthentication(request: HttpRequest) -> HttpResponse:
@@ -90,13 +96,13 @@ def redirect_to_reauthentication(request: HttpRequest) -> HttpResponse:
     methods = get_adapter().get_reauthentication_methods(request.user)
     if not methods:
         raise PermissionDenied("You have no way to confirm your identity; ask an admin for a password.")
-    back = request.get_full_path()
+    next_url = request.get_full_path()
     if request.method != "GET":
         referer = urlsplit(request.headers.get("Referer", ""))  # the page with the form, unless it is another site's
-        back = referer.path or "/" if referer.netloc == request.get_host() else "/"
+        next_url = referer.path or "/" if referer.netloc == request.get_host() else "/"
         messages.info(request, "Thank you. Nothing was changed yet: submit the form once more.")
     url = methods[0]["url"]
-    return redirect(f"{url}{'&' if '?' in url else '?'}{urlencode({'next': back})}")
+    return redirect(f"{url}{'&' if '?' in url else '?'}{urlencode({'next': next_url})}")
 
 
 def required_role(request: HttpRequest) -> Role:

@@ -36,7 +36,7 @@ def _form(role: Role, *, fleet_wide: bool = False, confirm: tuple[str, ...] = ()
 
 
 def _resource(
-    noun: str,
+    route: str,
     *,
     create: Role | None = None,
     change: Role | None = None,
@@ -51,72 +51,72 @@ def _resource(
         return Rule(roles, is_fleet_wide, tuple(method for method in confirm if method in roles))
 
     return {
-        f"{noun}-list": rule({"GET": VIEWER, "POST": create}, is_fleet_wide=fleet_wide),
-        f"{noun}-detail": rule({"GET": VIEWER, "PATCH": change, "DELETE": remove}, is_fleet_wide=False),
+        f"{route}-list": rule({"GET": VIEWER, "POST": create}, is_fleet_wide=fleet_wide),
+        f"{route}-detail": rule({"GET": VIEWER, "PATCH": change, "DELETE": remove}, is_fleet_wide=False),
     }
 
 
-SEE = _rule(GET=VIEWER)
+VIEW = _rule(GET=VIEWER)
 
 # By the name of the route.
 RULES: Mapping[str, Rule] = {
-    # --- pages: see ---
-    "telemetry:overview": SEE,
-    "telemetry:overview-live": SEE,
-    "telemetry:pool": SEE,
-    "telemetry:pool-live": SEE,
-    "telemetry:group": SEE,
-    "telemetry:group-live": SEE,
-    "telemetry:prompts": SEE,
-    "telemetry:replica": SEE,
-    "telemetry:replica-live": SEE,
-    "telemetry:search": SEE,
-    "telemetry:chart-table": SEE,
-    "telemetry:chart-figure": SEE,
-    "telemetry:chart-csv": SEE,
-    "telemetry:chart-json": SEE,
-    "telemetry:ladder": SEE,
-    "telemetry:ladder-figure": SEE,
+    # --- pages: metrics, requests and alerts ---
+    "telemetry:overview": VIEW,
+    "telemetry:overview-live": VIEW,
+    "telemetry:pool": VIEW,
+    "telemetry:pool-live": VIEW,
+    "telemetry:group": VIEW,
+    "telemetry:group-live": VIEW,
+    "telemetry:prompts": VIEW,
+    "telemetry:replica": VIEW,
+    "telemetry:replica-live": VIEW,
+    "telemetry:search": VIEW,
+    "telemetry:chart-table": VIEW,
+    "telemetry:chart-figure": VIEW,
+    "telemetry:chart-csv": VIEW,
+    "telemetry:chart-json": VIEW,
+    "telemetry:ladder": VIEW,
+    "telemetry:ladder-figure": VIEW,
     "telemetry:links": _rule(POST=VIEWER),
-    "telemetry:link": SEE,
-    "telemetry:link-follow": SEE,
-    "telemetry:prefixes": SEE,
-    "telemetry:requests": SEE,
-    "telemetry:request": SEE,
-    "telemetry:events": SEE,
-    "telemetry:events-csv": SEE,
-    "telemetry:alerts": SEE,
-    "telemetry:alert": SEE,
+    "telemetry:link": VIEW,
+    "telemetry:link-follow": VIEW,
+    "telemetry:prefixes": VIEW,
+    "telemetry:requests": VIEW,
+    "telemetry:request": VIEW,
+    "telemetry:events": VIEW,
+    "telemetry:events-csv": VIEW,
+    "telemetry:alerts": VIEW,
+    "telemetry:alert": VIEW,
     "telemetry:alert-acknowledge": _rule(POST=OPERATOR),
     "telemetry:alert-release": _rule(POST=OPERATOR),
-    "telemetry:silences": SEE,
+    "telemetry:silences": VIEW,
     "telemetry:silence-new": _form(OPERATOR),
     "telemetry:silence-end": _rule(POST=OPERATOR),
     "telemetry:rule-new": _form(EDITOR),
     "telemetry:rule": _form(EDITOR),
     "telemetry:rule-remove": _form(EDITOR),
-    # --- pages: change ---
-    "controlplane:policies": SEE,
-    "controlplane:policy": SEE,
-    "controlplane:policy-rollout": SEE,
+    # --- pages: policies and the fleet ---
+    "controlplane:policies": VIEW,
+    "controlplane:policy": VIEW,
+    "controlplane:policy-rollout": VIEW,
     "controlplane:policy-edit": _form(EDITOR),
     "controlplane:policy-check": _rule(POST=EDITOR),
     "controlplane:policy-discard": _rule(POST=EDITOR),
-    "controlplane:policy-revisions": SEE,
-    "controlplane:policy-compare": SEE,
+    "controlplane:policy-revisions": VIEW,
+    "controlplane:policy-compare": VIEW,
     "controlplane:policy-revert": _form(APPROVER),
     "controlplane:policy-create": _rule(POST=EDITOR),
     "controlplane:policy-publish": _rule(POST=APPROVER),
     "controlplane:policy-remove": _form(APPROVER),
-    "controlplane:rollouts": SEE,
-    "controlplane:rollout": SEE,
-    "controlplane:rollout-pause": _form(OPERATOR),  # what makes things safe, operators may
+    "controlplane:rollouts": VIEW,
+    "controlplane:rollout": VIEW,
+    "controlplane:rollout-pause": _form(OPERATOR),  # operators may stop a rollout
     "controlplane:rollout-abort": _form(OPERATOR),
-    "controlplane:rollout-resume": _form(APPROVER),  # what goes on, approvers may
+    "controlplane:rollout-resume": _form(APPROVER),  # only approvers may continue one
     "controlplane:rollout-promote": _form(APPROVER),
     "controlplane:rollout-approve": _form(APPROVER),
-    "controlplane:fleet": SEE,
-    "controlplane:warming": SEE,
+    "controlplane:fleet": VIEW,
+    "controlplane:warming": VIEW,
     "controlplane:pool-new": _form(ADMIN),
     "controlplane:pool": _form(EDITOR),
     "controlplane:pool-remove": _form(ADMIN, confirm=("GET", "POST")),
@@ -124,21 +124,21 @@ RULES: Mapping[str, Rule] = {
     "controlplane:replica": _form(EDITOR),
     "controlplane:replica-state": _form(OPERATOR),
     "controlplane:replica-remove": _form(EDITOR),
-    "controlplane:pool-sources": SEE,
+    "controlplane:pool-sources": VIEW,
     "controlplane:source-new": _form(EDITOR),
     "controlplane:source": _form(EDITOR),
     "controlplane:source-remove": _form(EDITOR),
     "controlplane:source-look": _rule(POST=OPERATOR),
     "controlplane:discovered-adopt": _rule(POST=EDITOR),
     "controlplane:discovered-dismiss": _rule(POST=EDITOR),
-    "controlplane:task-groups": SEE,
+    "controlplane:task-groups": VIEW,
     "controlplane:task-group-new": _form(EDITOR),
     "controlplane:task-group": _form(EDITOR),
     "controlplane:task-group-remove": _form(EDITOR),
     "controlplane:limits": _form(ADMIN, fleet_wide=True),
-    # --- pages: deliver ---
+    # --- pages: routers, channels and deliveries ---
     "controlplane:routers": _rule(GET=VIEWER, fleet_wide=True),
-    "controlplane:router": SEE,
+    "controlplane:router": VIEW,
     "controlplane:router-remove": _form(EDITOR),
     "controlplane:configurations": _rule(GET=VIEWER, fleet_wide=True),
     "controlplane:configuration": _rule(GET=VIEWER, fleet_wide=True),
@@ -157,10 +157,10 @@ RULES: Mapping[str, Rule] = {
     "telemetry:metrics-server": _form(ADMIN, confirm=("GET", "POST")),
     "telemetry:metrics-server-try": _rule(POST=OPERATOR),
     "telemetry:metrics-server-remove": _form(ADMIN, confirm=("GET", "POST")),
-    "telemetry:deliveries": SEE,
-    "telemetry:delivery": SEE,
+    "telemetry:deliveries": VIEW,
+    "telemetry:delivery": VIEW,
     "telemetry:delivery-replay": _rule(POST=OPERATOR),
-    # --- pages: who may ---
+    # --- pages: users and access ---
     "controlplane:people": _rule(GET=ADMIN, fleet_wide=True),
     "controlplane:person-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
     "controlplane:person": _rule(GET=ADMIN),
@@ -173,10 +173,10 @@ RULES: Mapping[str, Rule] = {
     "controlplane:project-approval": _rule(POST=ADMIN, confirm=("POST",)),
     "controlplane:project-remove": _form(ADMIN, confirm=("GET", "POST")),
     "controlplane:person-sessions-end": _rule(POST=ADMIN, confirm=("POST",)),
-    "controlplane:sessions": _rule(GET=VIEWER),  # one's own
+    "controlplane:sessions": _rule(GET=VIEWER),  # the user's own
     "controlplane:session-end": _rule(POST=VIEWER, confirm=("POST",)),
     "controlplane:sessions-end-others": _rule(POST=VIEWER, confirm=("POST",)),
-    "controlplane:tokens": _form(VIEWER, confirm=("POST",)),  # one's own, and everybody's for admins
+    "controlplane:tokens": _form(VIEWER, confirm=("POST",)),  # the user's own; for admins, all users'
     "controlplane:token-revoke": _rule(POST=VIEWER, confirm=("POST",)),
     "controlplane:client-keys": _rule(GET=VIEWER, POST=ADMIN, confirm=("POST",)),
     "controlplane:client-key": _form(ADMIN, confirm=("POST",)),
@@ -185,9 +185,9 @@ RULES: Mapping[str, Rule] = {
     "controlplane:audit": _rule(GET=ADMIN, fleet_wide=True),
     "controlplane:audit-csv": _rule(GET=ADMIN, fleet_wide=True),
     # --- REST ---
-    "api:openapi": SEE,
-    "api:strategies": SEE,
-    "api:config": _rule(GET=VIEWER, PUT=EDITOR, confirm=("PUT",)),  # and for each action what its own address needs
+    "api:openapi": VIEW,
+    "api:strategies": VIEW,
+    "api:config": _rule(GET=VIEWER, PUT=EDITOR, confirm=("PUT",)),  # and each action needs the role of its own URL
     **_resource("api:project", create=ADMIN, change=ADMIN, remove=ADMIN, fleet_wide=True, confirm=("PATCH", "DELETE")),
     **_resource("api:pool", create=ADMIN, change=EDITOR, remove=ADMIN, confirm=("DELETE",)),
     **_resource("api:replica", create=EDITOR, change=EDITOR, remove=EDITOR),
@@ -200,11 +200,11 @@ RULES: Mapping[str, Rule] = {
     **_resource("api:task-group", create=EDITOR, change=EDITOR, remove=EDITOR),
     **_resource("api:policy", create=EDITOR, remove=APPROVER),
     "api:policy-draft": _rule(PUT=EDITOR, DELETE=EDITOR),
-    "api:policy-diff": SEE,
+    "api:policy-diff": VIEW,
     "api:policy-publish": _rule(POST=APPROVER),
     "api:policy-revert": _rule(POST=APPROVER),
     **_resource("api:revision"),
-    "api:revision-compare": SEE,
+    "api:revision-compare": VIEW,
     **_resource("api:rollout"),
     "api:rollout-pause": _rule(POST=OPERATOR),
     "api:rollout-abort": _rule(POST=OPERATOR),
@@ -216,19 +216,19 @@ RULES: Mapping[str, Rule] = {
     "api:configuration-compare": _rule(GET=VIEWER, fleet_wide=True),
     **_resource("api:router", remove=EDITOR, fleet_wide=True),
     **_resource("api:event"),
-    "api:event-stream": SEE,
+    "api:event-stream": VIEW,
     **_resource("api:client-key", create=ADMIN, change=ADMIN, remove=ADMIN, confirm=("POST", "PATCH", "DELETE")),
     "api:fleet-settings": _rule(GET=VIEWER, PATCH=ADMIN, fleet_wide=True, confirm=("PATCH",)),
     "api:token-list": _rule(GET=ADMIN, POST=ADMIN, fleet_wide=True, confirm=("POST",)),
     "api:token-detail": _rule(GET=ADMIN, DELETE=ADMIN, confirm=("DELETE",)),
     "api:audit-list": _rule(GET=ADMIN, fleet_wide=True),
-    "telemetry-api:prompts": SEE,
+    "telemetry-api:prompts": VIEW,
     "api:audit-detail": _rule(GET=ADMIN),
-    "telemetry-api:series": SEE,
-    "telemetry-api:reconciliation": SEE,
-    "telemetry-api:ladder": SEE,
+    "telemetry-api:series": VIEW,
+    "telemetry-api:reconciliation": VIEW,
+    "telemetry-api:ladder": VIEW,
     **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),
-    "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, and costs something
+    "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, but is expensive
     **_resource("telemetry-api:alert"),
     "telemetry-api:alert-acknowledge": _rule(POST=OPERATOR),
     "telemetry-api:alert-release": _rule(POST=OPERATOR),
@@ -242,7 +242,7 @@ RULES: Mapping[str, Rule] = {
         fleet_wide=True,
         confirm=("POST", "PATCH", "DELETE"),
     ),
-    "telemetry-api:channel-kinds": SEE,
+    "telemetry-api:channel-kinds": VIEW,
     "telemetry-api:channel-test": _rule(POST=OPERATOR),
     **_resource(
         "telemetry-api:metrics-server",
@@ -266,7 +266,7 @@ PUBLIC_ROUTES = frozenset(
     {
         "healthz",
         "readyz",
-        "telemetry:metrics",  # by a token of its own, or from networks of its own
+        "telemetry:metrics",  # needs METRICS_TOKEN, or an address in METRICS_NETWORKS
         "account_login",
         "account_logout",
         "account_inactive",
@@ -284,7 +284,7 @@ PUBLIC_ROUTES = frozenset(
         "mfa_deactivate_totp",
         "mfa_view_recovery_codes",
         "mfa_generate_recovery_codes",
-        "api:announce",  # by the routers' token
+        "api:announce",  # needs the routers' token
     }
 )
 
@@ -328,6 +328,6 @@ def is_fleet_wide(route: str) -> bool:
     return route in RULES and RULES[route].fleet_wide
 
 
-def reauthenticates(route: str, method: str) -> bool:
+def needs_reauthentication(route: str, method: str) -> bool:
     """Whether a person must have authenticated recently. Scripts authenticate with each request."""
     return route in RULES and method in RULES[route].confirm

@@ -64,23 +64,23 @@ def _device_cookie() -> str:
     return "__Host-device" if settings.SESSION_COOKIE_SECURE else "device"
 
 
-class OwnWordsValidator:
-    """Rejects passwords that consist mainly of the username and words an attacker tries here first.
+class GuessableWordsValidator:
+    """Rejects passwords that consist mainly of the username and of words that an attacker would try first.
 
     Without those words, at least eight letters must remain.
     """
 
     def validate(self, password: str, user: User | None = None) -> None:
         """ValidationError for a guessable password."""
-        rest = password.lower()
+        remaining = password.lower()
         name = user.get_username().lower() if user else ""
         for word in (*GUESSABLE_WORDS, *([name] if len(name) > 2 else ())):
-            rest = rest.replace(word, "")
-        if len(rest) < len(password) and sum(map(str.isalpha, rest)) < _MIN_OTHER_LETTERS:
+            remaining = remaining.replace(word, "")
+        if len(remaining) < len(password) and sum(map(str.isalpha, remaining)) < _MIN_OTHER_LETTERS:
             raise ValidationError(self.get_help_text(), code="password_own_words")
 
     def get_help_text(self) -> str:
-        return "This password is little more than your name, or words that are the first to be tried here."
+        return "This password consists mostly of your username, or of words that are easy to guess on this site."
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ships no types
@@ -91,7 +91,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
     """
 
     error_messages = DefaultAccountAdapter.error_messages | {
-        "username_password_mismatch": "The username or the password is not right.",
+        "username_password_mismatch": "The username or the password is wrong.",
         "too_many_login_attempts": (
             f"Signing in failed too often. Wait {settings.SIGN_IN_LOCK_S // 60} minutes, or ask an admin to unlock you."
         ),
@@ -125,7 +125,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth sh
         return response
 
     def get_reauthentication_methods(self, user: User) -> list[dict[str, str]]:
-        """Allauth's methods, and the identity provider, which is asked to authenticate the person anew."""
+        """Allauth's methods, and the identity provider, which then authenticates the user again."""
         methods: list[dict[str, str]] = super().get_reauthentication_methods(user)
         if provider_name() and is_connected(user):
             url = sign_in_url(auth_params="prompt=login&max_age=0")

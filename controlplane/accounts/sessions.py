@@ -52,7 +52,7 @@ class EncryptedSerializer:
 
 
 class SessionEndMiddleware:
-    """Ends a session ``SESSION_COOKIE_AGE`` after the person's last request and ``SESSION_LONGEST_S`` after sign-in.
+    """Ends a session ``SESSION_COOKIE_AGE`` after the person's last request and ``SESSION_MAX_S`` after sign-in.
 
     Requests of pages that refresh themselves do not prolong a session.
     """
@@ -65,7 +65,7 @@ class SessionEndMiddleware:
         session, now = request.session, time.time()
         if not session.accessed or "_auth_user_id" not in session:
             return response
-        if now - session.setdefault(_STARTED_AT, int(now)) >= settings.SESSION_LONGEST_S:
+        if now - session.setdefault(_STARTED_AT, int(now)) >= settings.SESSION_MAX_S:
             session.flush()
         elif "HX-Request" not in request.headers and now - session.get(_ACTIVE_AT, 0) >= ACTIVITY_INTERVAL_S:
             record_activity(request)
@@ -96,7 +96,7 @@ def on_sign_in(request: HttpRequest, user: User, **_: Any) -> None:
 
 @receiver(allauth_logged_in, dispatch_uid="controlplane.signed_in_by_provider")
 def on_provider_sign_in(request: HttpRequest, user: User, sociallogin: SocialLogin | None = None, **_: Any) -> None:
-    """After single sign-on: take over the roles of the user's groups and the provider's time of authentication."""
+    """After single sign-on: assign the roles of the user's groups, and store the provider's time of authentication."""
     if sociallogin is not None:
         sync_group_roles(user, groups_of(sociallogin))
         record_provider_sign_in(request)
@@ -141,6 +141,6 @@ def _record_second_factor(verb: str) -> Callable[..., None]:
 for _signal, _verb in (
     (authenticator_added, "set up"),
     (authenticator_removed, "removed"),
-    (authenticator_reset, "made new"),
+    (authenticator_reset, "regenerated"),
 ):
     _signal.connect(_record_second_factor(_verb), weak=False, dispatch_uid=f"controlplane.second_factor: {_verb}")

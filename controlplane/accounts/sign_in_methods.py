@@ -26,7 +26,7 @@ from django.utils.http import urlencode
 from controlplane.encryption import decrypt, encrypt
 from controlplane.request_origin import rate_limit_network
 
-RECENT_S = 900  # seconds that an authentication counts as recent
+RECENT_S = 900  # an authentication this many seconds ago counts as recent
 CLOCK_SKEW_S = 60  # that a provider's clock may be ahead of ours
 _BY_PROVIDER, _AUTHENTICATED_AT = "signed_in_by_provider", "authenticated_at"  # keys of a session
 

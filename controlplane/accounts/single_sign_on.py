@@ -36,14 +36,14 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         """Reject inconsistent claims; drop e-mail addresses so that accounts are never matched by them."""
         sociallogin.email_addresses = []
         if problem := _problem_of_claims(sociallogin.account.extra_data):
-            raise ImmediateHttpResponse(sign_in_rejected(request, problem))
+            raise ImmediateHttpResponse(render_sign_in_rejected(request, problem))
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
         """Whether one of a new user's groups has a role."""
         if roles_of_groups(groups_of(sociallogin)):
             return True
         raise ImmediateHttpResponse(
-            sign_in_rejected(request, "None of your groups has a role here. Ask an admin of Warmpath.")
+            render_sign_in_rejected(request, "None of your groups has a role here. Ask an admin of Warmpath.")
         )
 
     def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
@@ -55,11 +55,13 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return reverse("mfa_index")
 
     def on_authentication_error(self, request: HttpRequest, provider: Any, **_: Any) -> None:  # noqa: ARG002 - allauth's
-        raise ImmediateHttpResponse(sign_in_rejected(request, "The provider did not confirm who you are. Try again."))
+        raise ImmediateHttpResponse(
+            render_sign_in_rejected(request, "The provider did not confirm who you are. Try again.")
+        )
 
 
-def sign_in_rejected(request: HttpRequest, reason: str, status: int = 403) -> HttpResponse:
-    """The page after a failed single sign-on."""
+def render_sign_in_rejected(request: HttpRequest, reason: str, status: int = 403) -> HttpResponse:
+    """Record a failed single sign-on and render its page."""
     record_sign_in_failure("", detail=" by single sign-on")
     return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=status)
 

@@ -1,1 +1,1 @@
-"""The REST API: doors that parse, call one service and answer."""
+"""The REST API: each view parses a request, calls one service and responds."""

@@ -71,7 +71,7 @@ class HasRole(BasePermission):
         method = request.method or ""
         if isinstance(request.user, User) and method != "OPTIONS" and not hasattr(view, method.lower()):
             raise MethodNotAllowed(method)
-        needed = role_needed(request)
+        needed = needed_role_of(request)
         if needed is None or not permits(actor(request), route_of(request), needed):
             return False
         if request.auth is None:
@@ -80,12 +80,12 @@ class HasRole(BasePermission):
 
     def has_object_permission(self, request: Request, view: Any, obj: Model) -> bool:  # noqa: ARG002 - DRF's signature
         """Whether the role suffices in the object's project. An invisible object is a 404 before this is called."""
-        needed = role_needed(request)
+        needed = needed_role_of(request)
         return needed is not None and actor(request).may(needed, project_id_of(obj))
 
 
 class IsRouter(BasePermission):
-    """Lets in only requests with the routers' shared token."""
+    """Allows only requests with the routers' shared token."""
 
     def has_permission(self, request: Request, view: Any) -> bool:  # noqa: ARG002 - the signature is DRF's
         """Whether RouterAuthentication succeeded."""
@@ -98,7 +98,7 @@ def actor(request: Request) -> Actor:
     return actor_of(request._request, token)  # noqa: SLF001 - Django's middleware caches the actor there
 
 
-def role_needed(request: Request) -> Role | None:
+def needed_role_of(request: Request) -> Role | None:
     """The role that the rule table requires for this route and method; None if it is denied to all."""
     return needed_role(route_of(request), request.method or "")
 

@@ -26,7 +26,7 @@ from controlplane.api import preconditions
 from controlplane.api.auth import actor, signed_in_user
 from controlplane.api.exceptions import PreconditionRequiredError, VersionChangedError
 from controlplane.api.fields import check_unknown_fields
-from controlplane.api.serializers import bundle as s
+from controlplane.api.serializers.bundle import AppliedSerializer, BundleSerializer, Path, check_shape, nested_error
 from controlplane.api.serializers.policies import RolloutSerializer
 from controlplane.api.views import TransactionalView, query_flag
 from controlplane.api.viewsets import fleet
@@ -50,18 +50,18 @@ from controlplane.services.policies.settings import canonical_settings, diff_set
 from controlplane.services.snapshots import single_snapshot
 
 FORMAT = 1
-SECRET = "(a secret)"  # noqa: S105 - what is shown in its place
+SECRET_PLACEHOLDER = "(a secret)"  # noqa: S105 - shown instead of a secret
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of object. Its serializers and services are those of its viewset, so bundles get new fields too."""
 
-    noun: str
+    name: str
     route: str  # prefix of its route names in the rule table
     viewset: type[CrudViewSet[Any]]
     immutable: tuple[str, ...] = ()  # set on creation, never changed
-    nesting: tuple[str, ...] = ("pool",)  # fields that the bundle's nesting replaces
+    nesting: tuple[str, ...] = ("pool",)  # fields that follow from the position in the bundle
 
     def export(self, row: Model) -> dict[str, Any]:
         """The row's fields that a bundle may set, except secrets."""
@@ -95,13 +95,13 @@ MEMBERS: dict[str, tuple[Kind, Callable[[Pool], Mapping[str, Replica | TaskGroup
 
 
 def export_bundle(actor: Actor) -> dict[str, Any]:
-    """The pools that the actor may see and all their members, of one moment. A fixed number of queries."""
+    """The pools that the actor may see and all their members, in one snapshot. A fixed number of queries."""
     live = PolicyRevision.objects.filter(state=RevisionState.LIVE)
     policies = RoutingPolicy.objects.prefetch_related(Prefetch("revisions", live, to_attr="active"))
     groups = TaskGroup.objects.order_by("name").select_related("pool")
-    static = Replica.objects.filter(discovered=None)  # the others are discovered again by their source
+    static_replicas = Replica.objects.filter(discovered=None)  # the others are discovered again by their source
     rows = visible(actor, Pool.objects.order_by("name").select_related("project")).prefetch_related(
-        Prefetch("replicas", static.order_by("name").select_related("pool")),
+        Prefetch("replicas", static_replicas.order_by("name").select_related("pool")),
         Prefetch("sources", ReplicaSource.objects.order_by("name").select_related("pool")),
         Prefetch("groups", groups.prefetch_related("replicas", Prefetch("policy", policies))),
         Prefetch("policies", policies.filter(group=None), to_attr="pool_policy"),
@@ -175,49 +175,49 @@ def apply_bundle(
         existing = {pool.name: pool for pool in visible(actor(request), Pool.objects.select_related("project"))}
         entries = bundle["pools"]
         pools = [
-            application.pool(entry, existing.get(entry.get("name")), ("pools", position))
+            application.apply_pool(entry, existing.get(entry.get("name")), ("pools", position))
             for position, entry in enumerate(entries)
         ]
         for key in MEMBERS:
             for position, (pool, entry) in enumerate(zip(pools, entries, strict=True)):
-                application.members(key, pool, entry.get(key), ("pools", position, key))
+                application.apply_members(key, pool, entry.get(key), ("pools", position, key))
         if prune:
             application.prune(pools, entries, existing)
     for position, (pool, entry) in enumerate(zip(pools, entries, strict=True)):
-        application.policies(pool, entry, ("pools", position))
+        application.apply_policies(pool, entry, ("pools", position))
     return application.applied
 
 
 class _Application:
-    """The application of one bundle: its author, its options, and what it did so far."""
+    """Applies one bundle: holds its author and options, and collects the actions."""
 
     def __init__(self, request: Request, by: User, reason: str, *, draft: bool = False) -> None:
         self.request, self.by, self.reason, self.draft = request, by, reason, draft
         self.applied = Applied()
 
-    def pool(self, entry: Mapping[str, Any], existing: Pool | None, path: s.Path) -> Any:
+    def apply_pool(self, entry: Mapping[str, Any], existing: Pool | None, path: Path) -> Any:
         """Create or change a pool, without its members."""
         fields = {name: value for name, value in entry.items() if name not in {*MEMBERS, "policy"}}
-        return self._object(POOL, fields, existing, path)
+        return self._apply_object(POOL, fields, existing, path)
 
-    def members(self, key: str, pool: Pool, entries: list[Mapping[str, Any]] | None, path: s.Path) -> None:
+    def apply_members(self, key: str, pool: Pool, entries: list[Mapping[str, Any]] | None, path: Path) -> None:
         """Create or change a pool's members of one kind; a missing list changes nothing."""
         kind, rows_of = MEMBERS[key]
         existing = rows_of(pool)
         for position, entry in enumerate(entries or []):
             fields = {name: value for name, value in entry.items() if name not in {"policy", "state"}}
-            row = self._object(kind, fields, existing.get(entry.get("name", "")), (*path, position), pool=pool)
+            row = self._apply_object(kind, fields, existing.get(entry.get("name", "")), (*path, position), pool=pool)
             if isinstance(row, Replica) and "state" in entry:
-                self._state(row, entry["state"], (*path, position, "state"))
+                self._apply_state(row, entry["state"], (*path, position, "state"))
 
-    def policies(self, pool: Pool, entry: Mapping[str, Any], path: s.Path) -> None:
+    def apply_policies(self, pool: Pool, entry: Mapping[str, Any], path: Path) -> None:
         """Publish or draft the settings of a pool and of its groups."""
         if entry.get("policy") is not None:
-            self._settings(pool.policies.get(group=None), entry["policy"], (*path, "policy"))
+            self._apply_settings(pool.policies.get(group=None), entry["policy"], (*path, "policy"))
         groups = {group.name: group for group in pool.groups.select_related("pool")}
         for position, group in enumerate(entry.get("groups") or []):
             if "policy" in group:
-                self._group_policy(groups[group["name"]], group["policy"], (*path, "groups", position, "policy"))
+                self._apply_group_policy(groups[group["name"]], group["policy"], (*path, "groups", position, "policy"))
 
     def prune(self, pools: list[Pool], entries: list[Mapping[str, Any]], existing: Mapping[str, Pool]) -> None:
         """Remove what the bundle's lists do not name: groups before the replicas that they use, pools last. Replicas
@@ -236,8 +236,8 @@ class _Application:
                 self._remove(kind, list(rows_of(pool).values()), pool.name)
         self._remove(POOL, unnamed_pools)
 
-    def _object(
-        self, kind: Kind, fields: Mapping[str, Any], existing: Model | None, path: s.Path, *, pool: Pool | None = None
+    def _apply_object(
+        self, kind: Kind, fields: Mapping[str, Any], existing: Model | None, path: Path, *, pool: Pool | None = None
     ) -> Model:
         with _errors_at(path):
             if existing is not None:
@@ -261,12 +261,12 @@ class _Application:
         row: Model = kind.viewset.update_row(existing, **validated, by=self.by)
         after = kind.export(row)
         changes = [Change(name, before[name], after[name]) for name in after if after[name] != before[name]]
-        changes += [Change(name, SECRET, SECRET) for name in changeable if name not in after]
+        changes += [Change(name, SECRET_PLACEHOLDER, SECRET_PLACEHOLDER) for name in changeable if name not in after]
         if changes:
             self._record("change", kind, row, tuple(changes))
         return row
 
-    def _state(self, replica: Replica, state: Any, path: s.Path) -> None:
+    def _apply_state(self, replica: Replica, state: Any, path: Path) -> None:
         with _errors_at(path):
             if state not in ReplicaState.values:
                 raise InvalidError("$", f"expected one of {', '.join(ReplicaState.values)}")
@@ -276,19 +276,19 @@ class _Application:
             self._check_permission("api:replica-state", "POST", replica)
             self.applied.actions.append(Action("change", "replica", replica.name, replica.pool.name, (change,)))
 
-    def _group_policy(self, group: TaskGroup, settings: Any, path: s.Path) -> None:
+    def _apply_group_policy(self, group: TaskGroup, settings: Any, path: Path) -> None:
         policy = RoutingPolicy.objects.select_related("pool").filter(group=group).first()
         if settings is not None:
             if policy is None:
                 self._check_permission("api:policy-list", "POST", group)
                 policy = create_policy(group.pool, group)
-            self._settings(policy, settings, path)
+            self._apply_settings(policy, settings, path)
         elif policy is not None:
             self._check_permission("api:policy-detail", "DELETE", policy)
             remove_policy(policy, by=self.by)
             self.applied.actions.append(Action("remove", "policy", policy.name, group.pool.name))
 
-    def _settings(self, policy: RoutingPolicy, value: Any, path: s.Path) -> None:
+    def _apply_settings(self, policy: RoutingPolicy, value: Any, path: Path) -> None:
         """Publish or draft settings, unless they are active, being rolled out, or drafted already."""
         with _errors_at(path, instead_of="$.settings"):
             settings = canonical_settings(value)
@@ -305,27 +305,27 @@ class _Application:
             self.applied.rollouts.append(publish_revision(draft.pk, by=self.by, reason=self.reason))
         differences = diff_settings(live.settings if live else None, settings)
         changes = tuple(Change(diff.field, diff.before, diff.after) for diff in differences)
-        op, noun = "change" if live else "create", "draft" if self.draft else "policy"
-        self.applied.actions.append(Action(op, noun, policy.name, policy.pool.name, changes))
+        op, kind = "change" if live else "create", "draft" if self.draft else "policy"
+        self.applied.actions.append(Action(op, kind, policy.name, policy.pool.name, changes))
 
     def _remove(self, kind: Kind, rows: list[Any], pool: str = "") -> None:
         for row in rows:
             self._check_permission(f"{kind.route}-detail", "DELETE", row)
             kind.viewset.remove_row(row, by=self.by)
-            self.applied.actions.append(Action("remove", kind.noun, row.name, pool or row.name))
+            self.applied.actions.append(Action("remove", kind.name, row.name, pool or row.name))
 
     def _record(self, op: str, kind: Kind, row: Any, changes: tuple[Change, ...]) -> None:
         """Record an action. PermissionDenied, which rolls everything back, where its own URL would forbid it."""
         route, method = (f"{kind.route}-list", "POST") if op == "create" else (f"{kind.route}-detail", "PATCH")
         self._check_permission(route, method, row)
         pool = row.name if isinstance(row, Pool) else row.pool.name
-        self.applied.actions.append(Action(op, kind.noun, row.name, pool, changes))
+        self.applied.actions.append(Action(op, kind.name, row.name, pool, changes))
 
     def _check_permission(self, route: str, method: str, row: Model) -> None:
         needed = needed_role(route, method)
         if needed is None or not actor(self.request).may(needed, project_id_of(row)):
-            noun = row._meta.verbose_name  # noqa: SLF001 - Django's name
-            raise PermissionDenied(f"The bundle changes {noun} {row}, which needs the role {needed}.")
+            kind = row._meta.verbose_name  # noqa: SLF001 - Django's name
+            raise PermissionDenied(f"The bundle changes {kind} {row}, which needs the role {needed}.")
 
     def _validated(self, serializer_class: Any, fields: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
         """An entry's fields as a service's arguments."""
@@ -336,15 +336,15 @@ class _Application:
 
 
 @contextmanager
-def _errors_at(path: s.Path, *, instead_of: str = "$") -> Iterator[None]:
-    """Moves the errors of an object to its place in the bundle."""
+def _errors_at(path: Path, *, instead_of: str = "$") -> Iterator[None]:
+    """Rewrites the paths of an object's errors to its position in the bundle."""
     try:
         yield
     except ValidationError as error:
-        raise s.nested_error(path, error.detail) from None
+        raise nested_error(path, error.detail) from None
     except InvalidError as error:
-        place = "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-        raise error.within(place, instead_of=instead_of) from None
+        location = "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+        raise error.within(location, instead_of=instead_of) from None
 
 
 class ConfigView(TransactionalView):
@@ -375,14 +375,14 @@ class ConfigView(TransactionalView):
         if not preconditions.if_match_holds(request, tag):
             raise VersionChangedError(etag=tag, current=current)
 
-    @extend_schema(responses=s.BundleSerializer)
+    @extend_schema(responses=BundleSerializer)
     def get(self, request: Request) -> Response:
         """The pools that you may see, in a stable order, without secrets."""
         return Response(export_bundle(actor(request)))
 
     @extend_schema(
-        request=s.BundleSerializer,
-        responses=s.AppliedSerializer,
+        request=BundleSerializer,
+        responses=AppliedSerializer,
         parameters=[
             OpenApiParameter("prune", bool, description="Remove what the bundle's lists do not name."),
             OpenApiParameter("draft", bool, description="Draft policies instead of publishing them."),
@@ -390,7 +390,7 @@ class ConfigView(TransactionalView):
     )
     def put(self, request: Request) -> Response:
         """Change the fleet to match the bundle: all of it, or nothing."""
-        bundle = s.check_shape(request.data)
+        bundle = check_shape(request.data)
         applied = apply_bundle(
             bundle,
             request,

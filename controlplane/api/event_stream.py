@@ -1,7 +1,7 @@
 """Long polls and server-sent event streams.
 
 A waiting client occupies one of ``MAX_WAITERS`` slots of this process and no database connection. A stream checks the
-client's token or session before each event that it sends, and every few seconds; it ends when they do.
+client's token or session before each chunk of events, and every few seconds. It ends when the token or session does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RETRY = b"retry: 2000\n\n"  # milliseconds until a disconnected client reconnect
 Rows = Callable[[], "QuerySet[Event] | None"]  # the events visible now; None once the client lost its access
 log = logging.getLogger(__name__)
 _slots = threading.BoundedSemaphore(MAX_WAITERS)
-_pulse = events.PositionCache()
+_newest_position = events.PositionCache()
 
 
 class EventStreamRenderer(JSONRenderer):
@@ -60,18 +60,22 @@ def acquire_slot() -> None:
 
 def wait_for_events(position: events.Position, rows: QuerySet[Event], *, limit: int, wait_s: float) -> list[Event]:
     """The events after a position, as soon as there are any, or [] after ``wait_s`` seconds. TooManyWaitersError."""
-    following = events.events_after(position, rows, limit)
-    if following or wait_s <= 0:
-        return following
+    new_events = events.events_after(position, rows, limit)
+    if new_events or wait_s <= 0:
+        return new_events
     deadline_s = time.monotonic() + wait_s
-    seen: events.Position | None = None
+    newest_seen: events.Position | None = None
     acquire_slot()
     try:
         while (left_s := deadline_s - time.monotonic()) > 0:
-            newest = _pulse.read()
-            if newest != seen and newest > position and (following := events.events_after(position, rows, limit)):
-                return following
-            seen = newest
+            newest = _newest_position.read()
+            if (
+                newest != newest_seen
+                and newest > position
+                and (new_events := events.events_after(position, rows, limit))
+            ):
+                return new_events
+            newest_seen = newest
             events.release_connection()
             time.sleep(min(events.POLL_INTERVAL_S, left_s))
         return []
@@ -80,7 +84,7 @@ def wait_for_events(position: events.Position, rows: QuerySet[Event], *, limit: 
 
 
 def event_stream(request: Request, position: events.Position, rows: Rows) -> StreamingHttpResponse:
-    """Server-sent events after a position, for as long as ``rows`` returns any rows."""
+    """Server-sent events after a position, until ``rows`` returns None."""
     subscription = Subscription(position, rows)
     is_asgi = isinstance(request._request, ASGIRequest)  # noqa: SLF001 - the server's request
     chunks = AsyncChunks(subscription) if is_asgi else Chunks(subscription)
@@ -90,7 +94,7 @@ def event_stream(request: Request, position: events.Position, rows: Rows) -> Str
     return response
 
 
-def rows_for(request: Request, queryset: QuerySet[Event], route: str) -> QuerySet[Event] | None:
+def visible_events(request: Request, queryset: QuerySet[Event], route: str) -> QuerySet[Event] | None:
     """The events that the sender of a request may see at this moment; None once the token or session has ended."""
     token: ApiToken | None = None
     user: User | None = None
@@ -135,27 +139,27 @@ class Subscription:
     def _next_chunk(self, now_s: float) -> bytes | None:
         if now_s - self._started_s > MAX_STREAM_S:
             return None
-        newest = _pulse.read()
-        has_news = newest != self._newest_seen and newest > self._position
-        if has_news or now_s - self._checked_s > AUTH_CHECK_INTERVAL_S:
+        newest = _newest_position.read()
+        has_new_events = newest != self._newest_seen and newest > self._position
+        if has_new_events or now_s - self._checked_s > AUTH_CHECK_INTERVAL_S:
             self._checked_s = now_s
             rows = self._rows()
             if rows is None:
                 return None
-            if has_news:
-                return self._events(rows, newest)
+            if has_new_events:
+                return self._encode_events(rows, newest)
         if now_s - self._keepalive_s < KEEPALIVE_INTERVAL_S:
             return b""
         self._keepalive_s = now_s
         return b": alive\n\n"
 
-    def _events(self, rows: QuerySet[Event], newest: events.Position) -> bytes:
+    def _encode_events(self, rows: QuerySet[Event], newest: events.Position) -> bytes:
         batch = events.events_after(self._position, rows, MAX_BATCH)
         if batch:
             self._position = (batch[-1].xact, batch[-1].pk)
         if len(batch) < MAX_BATCH:
             self._newest_seen = newest
-        return b"".join(map(_encoded, batch))
+        return b"".join(map(_encode_event, batch))
 
 
 class Chunks:
@@ -191,6 +195,6 @@ class AsyncChunks:
                 await asyncio.sleep(events.POLL_INTERVAL_S)
 
 
-def _encoded(event: Event) -> bytes:
+def _encode_event(event: Event) -> bytes:
     data: Any = EventSerializer(event).data
     return f"id: {event.pk}\nevent: {event.kind}\ndata: {json.dumps(data, cls=JSONEncoder)}\n\n".encode()

@@ -31,7 +31,7 @@ from controlplane.errors import (
 )
 
 CONTENT_TYPE = "application/problem+json"
-URN = "urn:warmpath:problem:"  # followed by a word of PROBLEM_TYPES, by which scripts tell problems apart
+URN = "urn:warmpath:problem:"  # followed by a value of PROBLEM_TYPES, which scripts can compare
 PROBLEM_TYPES: Mapping[int, str] = {
     400: "malformed",
     401: "unauthenticated",
@@ -57,9 +57,7 @@ log = logging.getLogger(__name__)
 
 class PreconditionRequiredError(exceptions.APIException):
     status_code = HTTPStatus.PRECONDITION_REQUIRED
-    default_detail = (
-        "If-Match is missing. Send the object's ETag, or * for whatever its present version is. Nothing was changed."
-    )
+    default_detail = "If-Match is missing. Send the object's ETag, or * for any version. Nothing was changed."
 
 
 class VersionChangedError(exceptions.APIException):
@@ -74,10 +72,12 @@ class VersionChangedError(exceptions.APIException):
 
 
 class TooManyWaitersError(exceptions.APIException):
-    """The process serves no more clients that wait for events."""
+    """This process already has the maximum number of clients that wait for events."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
-    default_detail = "Too many clients wait for events here; try again in a few seconds, or ask without waiting."
+    default_detail = (
+        "Too many clients wait for events here; try again in a few seconds, or send the request without wait."
+    )
 
 
 class LengthRequiredError(exceptions.APIException):
@@ -92,14 +92,14 @@ class BodyTooLargeError(exceptions.APIException):
         super().__init__(f"The body is larger than {limit_bytes} bytes. Nothing was changed.")
 
 
-# Problem types that the status alone does not tell apart.
+# Problem types of errors that share a status with others.
 SPECIFIC_TYPES: Mapping[type[Exception], str] = {
     RequestInProgressError: "still-running",
     IdempotencyKeyReusedError: "key-reused",
     TooManyWaitersError: "too-many-waiting",
 }
 
-# The first match counts.
+# The first matching entry applies.
 _STATUSES: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
     (HTTPStatus.UNPROCESSABLE_ENTITY, (exceptions.ValidationError, InvalidError, DataError)),
     (HTTPStatus.NOT_FOUND, (Http404, ObjectDoesNotExist, GoneError)),
@@ -124,21 +124,21 @@ def problem_response(error: Exception, context: dict[str, Any]) -> Response:
     return Response(body, status=status, headers=_headers(error, status), content_type=CONTENT_TYPE)
 
 
-def malformed(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - the signature is Django's
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:  # noqa: ARG001 - the signature is Django's
     """Django's 400 handler, for requests such as one with an unknown Host."""
     if request.path.startswith("/api/"):
-        return _problem_json(request, 400, "This request cannot be read.")
-    return HttpResponse("This request cannot be read.\n", status=400, content_type="text/plain")
+        return _problem_json(request, 400, "The request is malformed.")
+    return HttpResponse("The request is malformed.\n", status=400, content_type="text/plain")
 
 
 @csrf_exempt
 @login_not_required
-def no_such_endpoint(request: HttpRequest) -> JsonResponse:
+def endpoint_not_found(request: HttpRequest) -> JsonResponse:
     """404 for every URL below ``/api/`` without a view."""
-    return _problem_json(request, 404, "There is no such address.")
+    return _problem_json(request, 404, "No endpoint has this URL.")
 
 
-def failed(request: HttpRequest) -> HttpResponse:
+def server_error(request: HttpRequest) -> HttpResponse:
     """Django's 500 handler, for exceptions outside views: 503 while the database is unavailable, 500 otherwise."""
     error = sys.exc_info()[1]
     status = 503 if isinstance(error, OperationalError | InterfaceError) else 500
@@ -176,11 +176,11 @@ def _status(error: Exception) -> int:
 
 def _detail(error: Exception, status: int) -> str:
     if is_disk_full(error):
-        return "The database's disk is full: everything can be read, and nothing changed, until there is space."
+        return "The database's disk is full: nothing can be changed until there is space. Reading works."
     if isinstance(error, ControlPlaneError):
         return str(error)
     if isinstance(error, exceptions.ValidationError):
-        return "The request is invalid; errors says where."
+        return "The request is invalid; errors names each invalid field."
     if isinstance(error, exceptions.APIException):
         return str(error.detail)
     if isinstance(error, DataError):  # such as a NUL in a name that is looked up

@@ -13,12 +13,12 @@ from rest_framework.exceptions import PermissionDenied
 from rest_framework.request import Request
 
 from controlplane.access.actor import project_id_of, visible
-from controlplane.api.auth import actor, role_needed
+from controlplane.api.auth import actor, needed_role_of
 from controlplane.schema_fields import json_schemas
 
 
 class _VisibleRowsMixin:
-    """A related object: one that the actor may not see does not exist, one they may not change is forbidden."""
+    """A related object. An invisible one does not exist; one that the actor may not change is forbidden."""
 
     queryset: QuerySet[Any] | Manager[Any]
     context: Mapping[str, Any]
@@ -49,7 +49,7 @@ class ById(_VisibleRowsMixin, serializers.PrimaryKeyRelatedField[Any]):  # type:
 
 def check_allowed(request: Request, row: Model) -> None:
     """PermissionDenied unless the actor holds the role of this route and method in the row's project."""
-    needed = role_needed(request)
+    needed = needed_role_of(request)
     if needed is None or not actor(request).may(needed, project_id_of(row)):
         raise PermissionDenied
 

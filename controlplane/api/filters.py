@@ -29,7 +29,7 @@ from controlplane.models import (
 )
 
 
-def _is_set(field_name: str) -> filters.BooleanFilter:
+def _has_value_filter(field_name: str) -> filters.BooleanFilter:
     """Rows where a nullable column has a value, or with ``false`` those where it has none."""
     return filters.BooleanFilter(field_name=field_name, lookup_expr="isnull", exclude=True)
 
@@ -59,9 +59,9 @@ class ReplicaFilter(filters.FilterSet):
         model = Replica
         fields = ("pool", "state", "label")
 
-    def filter_labels(self, rows: QuerySet[Replica], _: str, last: str) -> QuerySet[Replica]:
+    def filter_labels(self, rows: QuerySet[Replica], _: str, last_label: str) -> QuerySet[Replica]:
         """Reads all values of the parameter; django-filter passes the last one only."""
-        labels = self.data.getlist("label") if hasattr(self.data, "getlist") else [last]
+        labels = self.data.getlist("label") if hasattr(self.data, "getlist") else [last_label]
         for key, equals, value in (label.partition("=") for label in labels):
             if "\0" in key + value:  # PostgreSQL raises for a NUL
                 return rows.none()
@@ -85,7 +85,7 @@ class DiscoveredReplicaFilter(filters.FilterSet):
     pool = filters.CharFilter(field_name="source__pool__name")
     source = filters.CharFilter(field_name="source__name")
     state = filters.ChoiceFilter(choices=DiscoveredState.choices)
-    missing = _is_set("missing_since")
+    missing = _has_value_filter("missing_since")
 
     class Meta:
         model = DiscoveredReplica
@@ -96,7 +96,7 @@ class ClientKeyFilter(filters.FilterSet):
     """``?project=NAME&name=NAME&revoked=true``."""
 
     project = filters.CharFilter(field_name="project__name")
-    revoked = _is_set("revoked_at")
+    revoked = _has_value_filter("revoked_at")
 
     class Meta:
         model = ClientKey
@@ -104,7 +104,7 @@ class ClientKeyFilter(filters.FilterSet):
 
 
 class TaskGroupFilter(filters.FilterSet):
-    """``?pool=NAME&name=NAME&owner=WHO``."""
+    """``?pool=NAME&name=NAME&owner=NAME``."""
 
     pool = filters.CharFilter(field_name="pool__name")
 

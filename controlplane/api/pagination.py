@@ -29,7 +29,7 @@ class Pages(LimitOffsetPagination):
 
 
 class NewestFirst(CursorPagination):
-    """``?cursor=`` for rows that are only ever added: pages stay stable meanwhile. A subclass sets the ordering."""
+    """``?cursor=`` for append-only rows: pages stay stable while rows are added. A subclass sets the ordering."""
 
     page_size = 100
     page_size_query_param = "limit"

@@ -62,17 +62,17 @@ def _configured_half(tag: str) -> str:
 
 
 def earlier_version(
-    now: Mapping[str, Any], changes: Iterable[Change], is_version: Callable[[Mapping[str, Any]], bool]
+    current: Mapping[str, Any], changes: Iterable[Change], is_version: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any] | None:
     """The object at the version that ``is_version`` recognizes, by undoing ``changes``, newest first; None if unknown.
 
     Versions are not stored; the audit log stores what each change did. The entity tag is a digest of the whole object,
     so a reconstructed state with the right tag is that version.
     """
-    state: dict[str, Any] = json.loads(json.dumps(now, cls=JSONEncoder))
+    state: dict[str, Any] = json.loads(json.dumps(current, cls=JSONEncoder))
     for change in changes:
-        if undone := _values_before(state, change):
-            state |= undone
+        if previous_values := _values_before(state, change):
+            state |= previous_values
             if is_version(state):
                 return state
     return None

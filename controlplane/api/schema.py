@@ -30,7 +30,7 @@ class Deprecation:
     """
 
     operation: str  # as in the document: "GET /api/v1/pools/{name}"
-    instead: str  # what clients should do, in a sentence
+    replacement: str  # what clients should use instead, as a sentence
     announced_in: str  # a release, such as "0.2"
     removed_in: str  # the first release that may lack it
     since: date
@@ -71,10 +71,12 @@ def _mark_deprecations(document: dict[str, Any]) -> None:
         method, _, path = entry.operation.partition(" ")
         operation = document["paths"][path][method.lower()]
         subject = f"`{entry.field}`: deprecated" if entry.field else "Deprecated"
-        text = f"{subject} since {entry.announced_in}, removed in {entry.removed_in} at the earliest: {entry.instead}"
+        text = (
+            f"{subject} since {entry.announced_in}, removed in {entry.removed_in} at the earliest: {entry.replacement}"
+        )
         operation["description"] = "\n\n".join(filter(None, [operation.get("description"), text]))
-        marked = [part for part in operation.get("parameters", ()) if part["name"] == entry.field]
-        for part in marked if entry.field else [operation]:
+        deprecated_parameters = [part for part in operation.get("parameters", ()) if part["name"] == entry.field]
+        for part in deprecated_parameters if entry.field else [operation]:
             part["deprecated"] = True
 
 
@@ -120,7 +122,7 @@ _MEANINGS: Mapping[int, str] = {
     500: "An internal error; the log names `request_id`.",
     503: "The database is unavailable, or too many clients wait for events; nothing was changed.",
 }
-_EVERYWHERE = (401, 403, 406, 429, 500, 503)
+_COMMON_ERRORS = (401, 403, 406, 429, 500, 503)
 _TEXT = {"type": "string"}
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _DIFFERENCES = {"type": "array", "items": {"$ref": "#/components/schemas/Difference"}}
@@ -178,7 +180,7 @@ class OperationSchema(AutoSchema):
         if parameters := [*operation.get("parameters", []), *self._own_parameters(method)]:
             operation["parameters"] = sorted(parameters, key=lambda item: (item["in"] != "path", item["name"]))
         responses = operation["responses"]
-        if self._has_tags():
+        if self._has_etag():
             for status, response in responses.items():
                 if status.startswith("2") and "text/event-stream" not in response.get("content", {}):
                     response["headers"] = {"ETag": _ETAG, **({"Location": _LOCATION} if status == "201" else {})}
@@ -191,12 +193,12 @@ class OperationSchema(AutoSchema):
         operation["responses"] = dict(sorted(responses.items()))
         return operation
 
-    def _has_tags(self) -> bool:
-        """Whether the view is a BaseViewSet, or like one."""
+    def _has_etag(self) -> bool:
+        """Whether responses of the view have entity tags: a BaseViewSet, or ConfigView."""
         return hasattr(self.view, "conditional_actions")
 
     def _takes_if_match(self, method: str) -> bool:
-        return self._has_tags() and self.view.detail and method != "GET"
+        return self._has_etag() and self.view.detail and method != "GET"
 
     def _needs_if_match(self, method: str) -> bool:
         if not self._takes_if_match(method):
@@ -206,7 +208,7 @@ class OperationSchema(AutoSchema):
     def _own_parameters(self, method: str) -> Iterator[dict[str, Any]]:
         if method != "GET":
             yield _DRY_RUN
-        elif self._has_tags():
+        elif self._has_etag():
             yield _IF_NONE_MATCH
         if method == "POST" and not any("router" in scheme for scheme in self.get_auth()):
             yield _IDEMPOTENCY_KEY
@@ -216,7 +218,7 @@ class OperationSchema(AutoSchema):
     def _error_statuses(self, operation: dict[str, Any], path: str, method: str) -> list[int]:
         is_change = method != "GET"
         return [
-            *_EVERYWHERE,
+            *_COMMON_ERRORS,
             *([404] if "{" in path else []),
             *([422] if operation.get("parameters") else []),
             *([400, 409, 422] if is_change else []),

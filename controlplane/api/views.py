@@ -67,12 +67,12 @@ class TransactionalView(APIView):
         try:
             self.perform_authentication(request)
         except AuthenticationFailed:
-            self._count_anonymous(request)
+            self._charge_address(request)
             raise
         if owner := _owner_of(request):
-            self._count(owner, settings.API_RATE)
+            self._charge(owner, settings.API_RATE)
         elif request.auth is None:
-            self._count_anonymous(request)
+            self._charge_address(request)
         super().initial(request, *args, **kwargs)
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
@@ -112,17 +112,17 @@ class TransactionalView(APIView):
 
     def _perform_once(self, request: Request) -> Response:
         """Perform the request, or replay the response that is stored under its idempotency key."""
-        asked = _keyed_request(request)
-        if asked is None:
+        keyed_request = _keyed_request(request)
+        if keyed_request is None:
             return self.perform(request)
-        if stored := idempotency.find_record(asked):
+        if stored := idempotency.find_record(keyed_request):
             body = idempotency.body_of(stored)
             headers = {**stored.headers, "Idempotency-Replayed": "true"}
             return Response(json.loads(body) if body else None, status=stored.status, headers=headers)
         response = self.perform(request)
         headers = {name: response[name] for name in _REPLAYED_HEADERS if response.has_header(name)}
         body = b"" if response.data is None else JSONRenderer().render(response.data)
-        idempotency.save_record(asked, status=response.status_code, headers=headers, body=body)
+        idempotency.save_record(keyed_request, status=response.status_code, headers=headers, body=body)
         return response
 
     def _dry_run(self, request: Request) -> Response:
@@ -151,11 +151,11 @@ class TransactionalView(APIView):
         if not length.isdigit() or int(length) > self.max_body_bytes:
             raise BodyTooLargeError(self.max_body_bytes)
 
-    def _count_anonymous(self, request: Request) -> None:
+    def _charge_address(self, request: Request) -> None:
         address = client_address(request._request)  # noqa: SLF001 - the request as the server gave it
-        self._count(f"address:{rate_limit_network(address)}", settings.API_RATE_UNAUTHENTICATED)
+        self._charge(f"address:{rate_limit_network(address)}", settings.API_RATE_UNAUTHENTICATED)
 
-    def _count(self, owner: str, limit: int) -> None:
+    def _charge(self, owner: str, limit: int) -> None:
         self.allowance = rates.counter().charge(owner, limit)
         if self.allowance and self.allowance.remaining < 0:
             raise Throttled(self.allowance.reset_s, f"More than {limit} requests in this minute.")

@@ -8,12 +8,16 @@ import click
 
 from controlplane.cli import fleet, policies
 from controlplane.cli.context import Context, pass_context
-from controlplane.cli.rest import Site, checked_url, credentials_path, forget_credentials, save_credentials
+from controlplane.cli.rest import Site, credentials_path, delete_credentials, save_credentials, validate_url
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--url", envvar="WARMPATH_URL", help="The site, such as https://warmpath.example.com.")
-@click.option("--token", envvar="WARMPATH_TOKEN", help="An API token; better given by WARMPATH_TOKEN or 'login'.")
+@click.option(
+    "--token",
+    envvar="WARMPATH_TOKEN",
+    help="An API token. Prefer WARMPATH_TOKEN or 'login': arguments are visible to other processes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.version_option(package_name="warmpath", message="%(version)s")
 @click.pass_context
@@ -33,7 +37,7 @@ def main(context: click.Context, url: str | None, token: str | None, as_json: bo
 def login(context: Context, url: str, *, token_stdin: bool) -> None:
     """Check a site's address and an API token, and store them."""
     token = sys.stdin.readline() if token_stdin else click.prompt("API token", hide_input=True)
-    site = Site(checked_url(url), token.strip())
+    site = Site(validate_url(url), token.strip())
     pools = context.connect(site, retry_for_s=5.0).get("pools", limit=1)["count"]
     save_credentials(site)
     context.output.message(f"Logged in to {site.url}; you see {pools} pools. The token is in {credentials_path()}.")
@@ -43,7 +47,7 @@ def login(context: Context, url: str, *, token_stdin: bool) -> None:
 @pass_context
 def logout(context: Context) -> None:
     """Delete the site and the token that 'login' stored."""
-    context.output.message("Logged out." if forget_credentials() else "You were not logged in.")
+    context.output.message("Logged out." if delete_credentials() else "You were not logged in.")
 
 
 for command in (*fleet.COMMANDS, *policies.COMMANDS):

@@ -1,4 +1,4 @@
-"""What every command uses: the site, output as tables or JSON, parameter types, and following a rollout."""
+"""Shared by all commands: the site, output as tables or JSON, parameter types, and following a rollout."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.rest import Rest, Site, find_site
+from controlplane.cli.rest import RestClient, Site, find_site
 
-# The columns of each noun's table; JSON output has all fields.
+# The columns of each resource's table; JSON output has all fields.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "projects": ("name", "description"),
     "pools": ("name", "project", "models", "description"),
@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("id", "name", "user", "scopes", "expires_at", "last_used_at", "revoked_at"),
     "audit": ("number", "at", "actor", "kind", "summary", "reason"),
 }
-INTERVAL_S = 1.0  # between two requests while a rollout is followed
+POLL_INTERVAL_S = 1.0  # between two requests while a rollout is followed
 COMPLETE = "complete"
 
 
@@ -49,23 +49,23 @@ class Output:
         self.as_json = as_json
         self.console = Console(soft_wrap=False, highlight=False)
 
-    def rows(self, noun: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def rows(self, resource: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of objects."""
         if self.as_json:
             self.json(list(rows))
         elif not rows:
-            click.echo(f"No {noun.replace('-', ' ')}.")
+            click.echo(f"No {resource.replace('-', ' ')}.")
         else:
-            columns = COLUMNS.get(noun) or tuple(rows[0])
+            columns = COLUMNS.get(resource) or tuple(rows[0])
             headers = [column.rpartition(".")[2] for column in columns]
-            self.table(headers, [[text(_value_at(row, column)) for column in columns] for row in rows])
+            self.table(headers, [[format_value(_value_at(row, column)) for column in columns] for row in rows])
 
     def row(self, row: Mapping[str, Any]) -> None:
         """One object: a line for each field."""
         if self.as_json:
             self.json(row)
         else:
-            self.table(["field", "value"], [[name, text(value)] for name, value in row.items()])
+            self.table(["field", "value"], [[name, format_value(value)] for name, value in row.items()])
 
     def table(self, headers: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         """A table. Values from the site are printed without markup and control characters, which move the cursor."""
@@ -94,7 +94,7 @@ class Output:
         readings = ("name", "baseline", "trial", "limit", "verdict", "detail")
         for key, fields in (("readings", readings), ("steps", ("at", "move", "stage", "by", "reason"))):
             if rollout[key] or key == "steps":
-                self.table(fields, [[text(row[field]) for field in fields] for row in rollout[key]])
+                self.table(fields, [[format_value(row[field]) for field in fields] for row in rollout[key]])
 
 
 def _value_at(row: Mapping[str, Any], path: str) -> Any:
@@ -105,7 +105,7 @@ def _value_at(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as text; unknown is a dash, never 0."""
     if value is None or value in ("", []):
         return "-"
@@ -156,13 +156,13 @@ class Context:
         self.output = Output(as_json=as_json)
 
     @cached_property
-    def rest(self) -> Rest:
+    def rest(self) -> RestClient:
         """A client of the configured site. UsageError without one."""
         return self.connect(find_site(self._url, self._token))
 
-    def connect(self, site: Site, **options: float) -> Rest:
+    def connect(self, site: Site, **options: float) -> RestClient:
         """A client of a site, closed when the command ends."""
-        rest = Rest(site, **options)
+        rest = RestClient(site, **options)
         click.get_current_context().call_on_close(rest.close)
         return rest
 
@@ -170,16 +170,16 @@ class Context:
 pass_context = click.make_pass_decorator(Context)
 
 
-def watch(context: Context, rollout_id: int, *, deadline_s: float | None = None) -> dict[str, Any]:
-    """The rollout once it ended, or as it is at the deadline. Shows its progress on standard error meanwhile."""
-    until_s = None if deadline_s is None else time.monotonic() + deadline_s
+def watch(context: Context, rollout_id: int, *, timeout_s: float | None = None) -> dict[str, Any]:
+    """The rollout after it ended, or after ``timeout_s``. Shows its progress on standard error meanwhile."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     with _progress_display(context.output) as show:
         while True:
             rollout: dict[str, Any] = context.rest.get(f"rollouts/{rollout_id}")
             show(rollout)
-            if rollout["finished_at"] or (until_s is not None and time.monotonic() > until_s):
+            if rollout["finished_at"] or (deadline is not None and time.monotonic() > deadline):
                 return rollout
-            time.sleep(INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def rollout_summary(rollout: dict[str, Any]) -> str:
@@ -199,7 +199,7 @@ def rollout_summary(rollout: dict[str, Any]) -> str:
 
 
 def _fraction_done(rollout: dict[str, Any]) -> float:
-    """Stages that are done, and within the current one the routers that run it, 0 to 1."""
+    """Completed stages, plus the share of routers that run the current one; 0 to 1."""
     if rollout["state"] == COMPLETE:
         return 1.0
     stages, routers = max(len(rollout["stages"]), 1), rollout["routers"]

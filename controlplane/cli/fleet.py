@@ -10,7 +10,17 @@ from typing import Any
 import click
 import yaml
 
-from controlplane.cli.context import COLUMNS, COMPLETE, Context, Document, Output, Pair, pass_context, text, watch
+from controlplane.cli.context import (
+    COLUMNS,
+    COMPLETE,
+    Context,
+    Document,
+    Output,
+    Pair,
+    format_value,
+    pass_context,
+    watch,
+)
 
 PLAN_HAS_CHANGES = 3
 NOT_COMPLETE = 4
@@ -18,19 +28,27 @@ BUNDLE = Document(dict, "a document with 'format' and 'pools', as 'export' write
 
 
 @click.command()
-@click.argument("noun", type=click.Choice(list(COLUMNS)))
+@click.argument("resource", type=click.Choice(list(COLUMNS)))
 @click.argument("name", required=False)
 @click.option(
-    "--filter", "-f", "filters", type=Pair(), multiple=True, metavar="FIELD=VALUE", help="As the API's: -f pool=chat."
+    "--filter",
+    "-f",
+    "filters",
+    type=Pair(),
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A filter of the REST API: -f pool=chat.",
 )
-@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of objects.")
 @pass_context
-def get(context: Context, noun: str, name: str | None, filters: tuple[tuple[str, str], ...], limit: int | None) -> None:
+def get(
+    context: Context, resource: str, name: str | None, filters: tuple[tuple[str, str], ...], limit: int | None
+) -> None:
     """Show one object, or a list."""
     if name:
-        context.output.row(context.rest.get(f"{noun}/{name}"))
+        context.output.row(context.rest.get(f"{resource}/{name}"))
     else:
-        context.output.rows(noun, context.rest.rows(noun, limit=limit, **dict(filters)))
+        context.output.rows(resource, context.rest.rows(resource, limit=limit, **dict(filters)))
 
 
 @click.command()
@@ -51,9 +69,7 @@ def export(context: Context, file: Path) -> None:
 
 def _bundle_options(command: Any) -> Any:
     for decorate in (
-        click.option(
-            "--draft", is_flag=True, help="Draft policies for somebody to publish, instead of publishing them."
-        ),
+        click.option("--draft", is_flag=True, help="Draft policies instead of publishing them."),
         click.option("--prune", is_flag=True, help="Also remove what the document's lists do not name."),
         click.argument("bundle", metavar="FILE", type=BUNDLE),
     ):
@@ -63,12 +79,12 @@ def _bundle_options(command: Any) -> Any:
 
 @click.command()
 @_bundle_options
-@click.option("--exit-code", is_flag=True, help="Exit with 3 where there is anything to do.")
+@click.option("--exit-code", is_flag=True, help="Exit with status 3 if there are changes.")
 @pass_context
 def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, exit_code: bool) -> None:
     """Show what applying a document would do. Changes nothing."""
-    _, match = context.rest.get_with_tag("config")
-    planned = _planned(context, bundle, match, prune=prune, draft=draft)
+    _, if_match = context.rest.get_with_tag("config")
+    planned = _dry_run(context, bundle, if_match, prune=prune, draft=draft)
     _show_actions(context.output, planned)
     if exit_code and planned["actions"]:
         sys.exit(PLAN_HAS_CHANGES)
@@ -76,24 +92,24 @@ def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, 
 
 @click.command()
 @_bundle_options
-@click.option("--reason", help="For the history.")
+@click.option("--reason", help="The reason to record in the history.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--wait/--no-wait", default=True, help="Follow the rollouts that it starts.")
+@click.option("--wait/--no-wait", default=True, help="Follow the rollouts until they end.")
 @pass_context
 def apply(
     context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, reason: str | None, yes: bool, wait: bool
 ) -> None:
     """Change the fleet to match a document: show the plan, ask, and apply it unless the fleet changed meanwhile."""
-    _, match = context.rest.get_with_tag("config")
+    _, if_match = context.rest.get_with_tag("config")
     bundle = {**bundle, **({"reason": reason} if reason else {})}
-    planned = _planned(context, bundle, match, prune=prune, draft=draft)
+    planned = _dry_run(context, bundle, if_match, prune=prune, draft=draft)
     if not planned["actions"]:
         _show_actions(context.output, planned)
         return
     if not yes:
         _show_actions(Output(as_json=False), planned)
         click.confirm("Apply this?", abort=True, err=True)
-    applied = context.rest.send("PUT", "config", bundle, match=match, prune=prune, draft=draft)
+    applied = context.rest.send("PUT", "config", bundle, if_match=if_match, prune=prune, draft=draft)
     _show_actions(context.output, applied)
     if wait:
         states = [watch(context, rollout["id"])["state"] for rollout in applied["rollouts"]]
@@ -101,10 +117,10 @@ def apply(
             sys.exit(NOT_COMPLETE)
 
 
-def _planned(context: Context, bundle: dict[str, Any], match: dict[str, str], **options: bool) -> dict[str, Any]:
+def _dry_run(context: Context, bundle: dict[str, Any], if_match: dict[str, str], **options: bool) -> dict[str, Any]:
     """The result of a dry run."""
-    dry_run = context.rest.send("PUT", "config", bundle, match=match, **options, dry_run=True)
-    planned: dict[str, Any] = dry_run["result"]
+    response = context.rest.send("PUT", "config", bundle, if_match=if_match, **options, dry_run=True)
+    planned: dict[str, Any] = response["result"]
     return planned
 
 
@@ -112,17 +128,17 @@ def _show_actions(output: Output, applied: dict[str, Any]) -> None:
     if output.as_json:
         output.json(applied)
     elif not applied["actions"]:
-        click.echo("Nothing to do: the fleet is as the document says.")
+        click.echo("Nothing to do: the fleet matches the document.")
     else:
         lines = [[action["op"], action["kind"], action["name"], _changes(action)] for action in applied["actions"]]
-        output.table(["", "kind", "name", "what changes"], lines)
+        output.table(["", "kind", "name", "changes"], lines)
 
 
 def _changes(action: dict[str, Any]) -> str:
     lines = []
     for change in action["changes"]:
-        before = "" if action["op"] == "create" else f"{text(change['before'])} -> "
-        lines.append(f"{change['field']}: {before}{text(change['after'])}")
+        before = "" if action["op"] == "create" else f"{format_value(change['before'])} -> "
+        lines.append(f"{change['field']}: {before}{format_value(change['after'])}")
     return "\n".join(lines)
 
 

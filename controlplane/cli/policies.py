@@ -8,7 +8,7 @@ from typing import Any
 import click
 import yaml
 
-from controlplane.cli.context import COMPLETE, Context, Document, Pair, pass_context, text, watch
+from controlplane.cli.context import COMPLETE, Context, Document, Pair, format_value, pass_context, watch
 from controlplane.cli.fleet import NOT_COMPLETE
 
 STAGES = Document(list, "a list of stages, such as [{share: 0.05, observe_s: 600}]")
@@ -28,17 +28,17 @@ Pairs = tuple[tuple[str, str], ...]
     metavar="SETTING=VALUE",
     help="-s strategy=tiered.",
 )
-@click.option("--reason", default="", help="For the history.")
+@click.option("--reason", default="", help="The reason to record in the history.")
 @pass_context
 def draft(context: Context, policy: str, pairs: Pairs, reason: str) -> None:
     """Write a policy's draft: the active settings, with these replaced. Changes no router."""
-    current, match = context.rest.get_with_tag(f"policies/{policy}")
+    current, if_match = context.rest.get_with_tag(f"policies/{policy}")
     live = current["live"]
     settings, active = _values(pairs), live["settings"] if live else {}
     if settings.get("strategy", active.get("strategy")) == active.get("strategy"):
         settings = {**active, **settings}  # another strategy starts with its own defaults
     body = {"settings": settings, "reason": reason, **({"based_on": live["number"]} if live else {})}
-    context.output.row(context.rest.send("PUT", f"policies/{policy}/draft", body, match=match))
+    context.output.row(context.rest.send("PUT", f"policies/{policy}/draft", body, if_match=if_match))
 
 
 @click.command()
@@ -51,7 +51,7 @@ def diff(context: Context, policy: str) -> None:
         context.output.json(comparison)
         return
     lines = [
-        [change["field"], text(change["before"]), text(change["after"]), change["meaning"]]
+        [change["field"], format_value(change["before"]), format_value(change["after"]), change["meaning"]]
         for change in comparison["changes"]
     ]
     context.output.table(["setting", "before", "after", "meaning"], lines)
@@ -59,14 +59,18 @@ def diff(context: Context, policy: str) -> None:
 
 @click.command()
 @click.argument("policy")
-@click.option("--reason", required=True, help="For the history.")
-@click.option("--plan", help="How: all_at_once (the default), by_share, by_router or by_group.")
-@click.option("--stages", type=STAGES, metavar="FILE", help="A list of stages of your own, in YAML or JSON.")
+@click.option("--reason", required=True, help="The reason to record in the history.")
+@click.option("--plan", help="The rollout plan: all_at_once (the default), by_share, by_router or by_group.")
+@click.option("--stages", type=STAGES, metavar="FILE", help="A list of custom stages, in YAML or JSON.")
 @click.option(
-    "--guard", type=Pair(), multiple=True, metavar="LIMIT=VALUE", help="Another limit than the default; null: none."
+    "--guard",
+    type=Pair(),
+    multiple=True,
+    metavar="LIMIT=VALUE",
+    help="Replace a limit of the canary analysis; null switches it off.",
 )
 @click.option("--no-guard", is_flag=True, help="Run the stages without canary analysis.")
-@click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
+@click.option("--wait/--no-wait", default=True, help="Follow the rollout until it ends.")
 @pass_context
 def publish(
     context: Context,
@@ -87,28 +91,30 @@ def publish(
     if no_guard:
         body["guard"] = None
     body["digest"] = context.rest.get(f"policies/{policy}/diff")["digest"]
-    _, match = context.rest.get_with_tag(f"policies/{policy}")
-    _follow(context, context.rest.send("POST", f"policies/{policy}/publish", body, match=match), wait=wait)
+    _, if_match = context.rest.get_with_tag(f"policies/{policy}")
+    _follow(context, context.rest.send("POST", f"policies/{policy}/publish", body, if_match=if_match), wait=wait)
 
 
 @click.command()
 @click.argument("policy")
 @click.argument("revision", type=click.IntRange(1))
-@click.option("--reason", help="For the history.")
+@click.option("--reason", help="The reason to record in the history.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--wait/--no-wait", default=True, help="Follow the rollout.")
+@click.option("--wait/--no-wait", default=True, help="Follow the rollout until it ends.")
 @pass_context
 def revert(context: Context, policy: str, revision: int, *, reason: str | None, yes: bool, wait: bool) -> None:
     """Activate an earlier revision's settings again, as a new revision, on all routers at once."""
-    current, match = context.rest.get_with_tag(f"policies/{policy}")
+    current, if_match = context.rest.get_with_tag(f"policies/{policy}")
     if not yes:
-        typed = click.prompt(f"This takes {policy} back to revision {revision}. Type the policy's name", err=True)
-        if typed != policy:
-            raise click.ClickException("That is not its name. Nothing was changed.")
+        confirmed_name = click.prompt(
+            f"This reverts {policy} to revision {revision}. Type the policy's name to confirm", err=True
+        )
+        if confirmed_name != policy:
+            raise click.ClickException("The name does not match. Nothing was changed.")
     body = {"revision": revision, "reason": reason or ""}
     if current["live"]:
         body["live"] = current["live"]["number"]
-    _follow(context, context.rest.send("POST", f"policies/{policy}/revert", body, match=match), wait=wait)
+    _follow(context, context.rest.send("POST", f"policies/{policy}/revert", body, if_match=if_match), wait=wait)
 
 
 @click.command()
@@ -120,12 +126,12 @@ def explain(context: Context, router: str, request: Any) -> None:
     context.output.row(context.rest.send("POST", f"routers/{router}/explain", request))
 
 
-def _follow(context: Context, rollout: dict[str, Any], *, wait: bool, deadline_s: float | None = None) -> None:
-    """Print a rollout, by default once it ended; exit with 4 unless it completed."""
+def _follow(context: Context, rollout: dict[str, Any], *, wait: bool, timeout_s: float | None = None) -> None:
+    """Print a rollout, with ``wait`` after it ended; then exit with 4 unless it completed."""
     if not wait:
         context.output.rollout(context.rest.get(f"rollouts/{rollout['id']}"))
         return
-    ended = watch(context, rollout["id"], deadline_s=deadline_s)
+    ended = watch(context, rollout["id"], timeout_s=timeout_s)
     context.output.rollout(ended)
     if ended["state"] != COMPLETE:
         sys.exit(NOT_COMPLETE)
@@ -142,8 +148,8 @@ def rollout() -> None:
 
 
 @rollout.command("list")
-@click.option("--policy", help="Of this policy only.")
-@click.option("--state", help="In this state only.")
+@click.option("--policy", help="Only rollouts of this policy.")
+@click.option("--state", help="Only rollouts in this state.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @pass_context
 def list_rollouts(context: Context, policy: str | None, state: str | None, limit: int) -> None:
@@ -161,26 +167,28 @@ def show(context: Context, rollout_id: int) -> None:
 
 @rollout.command("watch")
 @click.argument("rollout_id", metavar="ID", type=int)
-@click.option("--for", "deadline_s", type=click.FloatRange(0), metavar="SECONDS", help="At most so long.")
+@click.option(
+    "--for", "timeout_s", type=click.FloatRange(0), metavar="SECONDS", help="Stop following after this many seconds."
+)
 @pass_context
-def watch_rollout(context: Context, rollout_id: int, deadline_s: float | None) -> None:
+def watch_rollout(context: Context, rollout_id: int, timeout_s: float | None) -> None:
     """Follow a rollout until it ends; exit with 4 unless it completes."""
-    _follow(context, {"id": rollout_id}, wait=True, deadline_s=deadline_s)
+    _follow(context, {"id": rollout_id}, wait=True, timeout_s=timeout_s)
 
 
 def _add_transition(name: str, description: str) -> None:
     @rollout.command(name, help=description)
     @click.argument("rollout_id", metavar="ID", type=int)
-    @click.option("--reason", required=True, help="For the history.")
+    @click.option("--reason", required=True, help="The reason to record in the history.")
     @pass_context
     def transition(context: Context, rollout_id: int, reason: str) -> None:
-        _, match = context.rest.get_with_tag(f"rollouts/{rollout_id}")
-        moved = context.rest.send("POST", f"rollouts/{rollout_id}/{name}", {"reason": reason}, match=match)
-        context.output.rollout(moved)
+        _, if_match = context.rest.get_with_tag(f"rollouts/{rollout_id}")
+        updated = context.rest.send("POST", f"rollouts/{rollout_id}/{name}", {"reason": reason}, if_match=if_match)
+        context.output.rollout(updated)
 
 
 for _name, _description in {
-    "pause": "Stay at the current stage.",
+    "pause": "Pause at the current stage.",
     "resume": "Resume a paused rollout.",
     "promote": "Promote to the next stage now, whatever the analysis says.",
     "approve": "Approve the start of a rollout that somebody else published.",

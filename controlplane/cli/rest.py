@@ -17,7 +17,7 @@ import httpx
 
 TIMEOUT_S = 30.0
 RETRY_FOR_S = 30.0  # while the site is unavailable or busy
-PAGE = 1000
+PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ def find_site(url: str | None, token: str | None) -> Site:
     token = token or (stored.token if stored and site_url == stored.url else None)
     if not site_url or not token:
         raise click.UsageError("Run 'warmpath login URL' first, or set WARMPATH_URL and WARMPATH_TOKEN.")
-    return Site(checked_url(site_url), token)
+    return Site(validate_url(site_url), token)
 
 
-def checked_url(url: str) -> str:
-    """The URL without its final slash. UsageError for anything but a site's address."""
+def validate_url(url: str) -> str:
+    """The URL without its final slash. UsageError unless it is the URL of a site."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise click.UsageError(f"{url!r} is no address of a site, such as https://warmpath.example.com.")
+        raise click.UsageError(f"{url!r} is not the URL of a site, such as https://warmpath.example.com.")
     return url.rstrip("/")
 
 
 def save_credentials(site: Site) -> None:
-    """Write the file. It is never readable by others, not even briefly."""
+    """Write the file. Other users can never read it, not even briefly."""
     path = credentials_path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_suffix(".new")
@@ -69,8 +69,8 @@ def save_credentials(site: Site) -> None:
     temporary.replace(path)
 
 
-def forget_credentials() -> bool:
-    """Delete the file; whether it existed."""
+def delete_credentials() -> bool:
+    """Delete the file. Returns whether it existed."""
     path = credentials_path()
     existed = path.exists()
     path.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ class RequestError(click.ClickException):
     """The site rejected a request or does not respond. The text is for people."""
 
 
-class Rest:
+class RestClient:
     """A client of one site."""
 
     def __init__(self, site: Site, *, retry_for_s: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Rest:
         self._http.close()
 
     def get(self, path: str, **query: Any) -> Any:
-        return self._request("GET", path, params=_query(query)).json()
+        return self._request("GET", path, params=_query_parameters(query)).json()
 
     def get_with_tag(self, path: str) -> tuple[Any, dict[str, str]]:
         """An object, and the ``If-Match`` header that rejects a change of it if somebody else changed it first."""
@@ -113,20 +113,22 @@ class Rest:
 
     def rows(self, path: str, *, limit: int | None = None, **query: Any) -> list[dict[str, Any]]:
         """All rows of a list, or the first ``limit``, page by page."""
-        page = self.get(path, **query, limit=min(limit or PAGE, PAGE))
+        page = self.get(path, **query, limit=min(limit or PAGE_SIZE, PAGE_SIZE))
         rows: list[dict[str, Any]] = page["results"]
         while page.get("next") and (limit is None or len(rows) < limit):
-            # Only the query of the next page is used: the token is sent to no other site that a response names.
+            # Only the query of ``next`` is used, so that a response cannot direct the token to another site.
             page = self._request("GET", f"{path}?{urlsplit(page['next']).query}").json()
             rows += page["results"]
         return rows[:limit]
 
     def send(
-        self, method: str, path: str, body: Any = None, *, match: Mapping[str, str] | None = None, **query: Any
+        self, method: str, path: str, body: Any = None, *, if_match: Mapping[str, str] | None = None, **query: Any
     ) -> Any:
         """Send a change. Its idempotency key makes a retry after a lost response harmless. None for no content."""
         headers = {"Idempotency-Key": str(uuid.uuid4())} if method == "POST" else {}
-        response = self._request(method, path, json=body, params=_query(query), headers={**headers, **(match or {})})
+        response = self._request(
+            method, path, json=body, params=_query_parameters(query), headers={**headers, **(if_match or {})}
+        )
         return response.json() if response.content else None
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -151,7 +153,7 @@ class Rest:
             wait_s = min(2 * wait_s, 5.0)
 
 
-def _query(params: Mapping[str, Any]) -> dict[str, str]:
+def _query_parameters(params: Mapping[str, Any]) -> dict[str, str]:
     """Query parameters as text, without those that are None."""
     texts = {name: str(value) for name, value in params.items() if value is not None}
     return {name: text.lower() if isinstance(params[name], bool) else text for name, text in texts.items()}

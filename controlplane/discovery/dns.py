@@ -111,7 +111,7 @@ def _resolver(settings: DnsSettings, limits: PollLimits) -> dns.resolver.Resolve
     if not settings.server:
         return dns.resolver.Resolver()
     address, port = _server(settings.server)
-    if refusal := limits.rules.refusal(address):
+    if refusal := limits.rules.denial_reason(address):
         raise PollError(f"The name server is not an allowed destination: {refusal}.")
     resolver = dns.resolver.Resolver(configure=False)
     resolver.nameservers = [dns.nameserver.Do53Nameserver(address, port)]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from controlplane.egress import Rules, written_addresses
+from controlplane.egress import Rules, literal_addresses
 from controlplane.models import TargetCondition
 from routing.schema import ConfigError, check_base_url
 
@@ -135,8 +135,8 @@ def _invalid(target: Target, rules: Rules) -> str | None:
         check_base_url(target.url)
     except ConfigError as error:
         return f"{printable(target.url)}: {error.reason}"
-    for address in written_addresses(urlsplit(target.url).hostname or ""):
-        if refusal := rules.refusal(address):
+    for address in literal_addresses(urlsplit(target.url).hostname or ""):
+        if refusal := rules.denial_reason(address):
             return f"{refusal}; WARMPATH_FLEET_NETWORKS lists the networks of replicas"
     return None
 

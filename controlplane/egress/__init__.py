@@ -1,4 +1,4 @@
-"""Outgoing connections of the control plane and telemetry, HTTP and mail, protected against SSRF (S7).
+"""Outgoing HTTP and mail connections of the control plane and telemetry, protected against server-side request forgery.
 
 A URL may come from a user or a router. The host is resolved once, every address is checked, and the connection goes
 to a checked address, with the host name kept for ``Host`` and TLS. Redirects are not followed, proxies from the
@@ -15,7 +15,7 @@ from controlplane.egress.client import (
     guarded_client,
     guarded_session,
 )
-from controlplane.egress.transport import EgressDeniedError, guarded_socket, resolve, system_tls, written_addresses
+from controlplane.egress.transport import EgressDeniedError, guarded_socket, literal_addresses, resolve, system_tls
 
 __all__ = [
     "EgressDeniedError",
@@ -29,10 +29,10 @@ __all__ = [
     "guarded_client",
     "guarded_session",
     "guarded_socket",
+    "literal_addresses",
     "mail_rules",
     "provider_rules",
     "resolve",
     "system_tls",
     "webhook_rules",
-    "written_addresses",
 ]

@@ -19,8 +19,8 @@ def _networks(*texts: str) -> tuple[IpNetwork, ...]:
     return tuple(ipaddress.ip_network(text) for text in texts)
 
 
-# Always denied: unspecified, link-local, multicast, broadcast and the metadata services of clouds.
-NEVER = _networks(*FORBIDDEN_NETWORKS)
+# Unspecified, link-local, multicast, broadcast and the metadata services of clouds.
+ALWAYS_DENIED = _networks(*FORBIDDEN_NETWORKS)
 NOT_PUBLIC = _networks(
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -60,16 +60,16 @@ class Rules:
     public_ports: frozenset[int] | None = None  # allowed for public addresses; None: any
     authorities: str | None = None  # PEM file of certificate authorities trusted besides the system's
 
-    def refusal(self, text: str, port: int | None = None) -> str | None:
+    def denial_reason(self, address: str, port: int | None = None) -> str | None:
         """Why an address, or this port of it, is denied; None if it is allowed."""
         try:
-            faces = embedded_addresses(ipaddress.ip_address(text))
+            addresses = embedded_addresses(ipaddress.ip_address(address))
         except ValueError:
             return "not an IP address"
-        for face in faces:
-            if is_within(face, NEVER):
-                return f"{face} is link-local, multicast, unspecified or a metadata service"
-        innermost = faces[-1]
+        for embedded in addresses:
+            if is_within(embedded, ALWAYS_DENIED):
+                return f"{embedded} is link-local, multicast, unspecified or a metadata service"
+        innermost = addresses[-1]
         if is_within(innermost, self.networks):
             return None
         if not (self.allow_public and is_public(innermost)):

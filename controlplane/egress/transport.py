@@ -25,8 +25,8 @@ from controlplane.egress.addresses import Rules
 
 Resolver = Callable[[str, int], list[str]]
 
-# The system resolver has no deadline, so it runs in threads that callers stop waiting for at theirs.
-_lookups = ThreadPoolExecutor(max_workers=32, thread_name_prefix="resolve")
+# The system resolver has no deadline, so it runs in threads, and callers stop waiting at their own deadline.
+_resolver_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="resolve")
 deadline: ContextVar[float | None] = ContextVar("deadline", default=None)  # of a request, by time.monotonic()
 
 
@@ -36,39 +36,39 @@ class EgressDeniedError(httpx.ConnectError):
 
 def resolve(host: str, port: int) -> list[str]:
     """All addresses of a host, in the system's order; OSError or UnicodeError if there is none."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def written_addresses(host: str) -> list[str]:
+def literal_addresses(host: str) -> list[str]:
     """The address that a literal host denotes, in any form the system accepts (0x7f000001, 127.1); [] for a name."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return []
-    return [str(entry[4][0]).partition("%")[0] for entry in found]
+    return [str(entry[4][0]).partition("%")[0] for entry in entries]
 
 
-def checked(host: str, addresses: Iterable[str], rules: Rules, port: int | None = None) -> list[str]:
+def check_addresses(host: str, addresses: Iterable[str], rules: Rules, port: int | None = None) -> list[str]:
     """The addresses if all are allowed at this port; EgressDeniedError otherwise."""
     addresses = list(addresses)
     for address in addresses:
-        if reason := rules.refusal(address.partition("%")[0], port):
+        if reason := rules.denial_reason(address.partition("%")[0], port):
             raise EgressDeniedError(f"{host} is not an allowed destination: {reason}")
     if not addresses:
         raise httpcore.ConnectError(f"{host} has no address")
     return addresses
 
 
-def remaining(timeout: float | None) -> float | None:
-    """The timeout in seconds, at most the time left until the deadline; ReadTimeout if none is left."""
-    ends_at = deadline.get()
-    if ends_at is None:
+def remaining_timeout(timeout: float | None) -> float | None:
+    """The timeout in seconds, at most the time until the deadline; ReadTimeout after the deadline."""
+    ends_at_s = deadline.get()
+    if ends_at_s is None:
         return timeout
-    left = ends_at - time.monotonic()
-    if left <= 0:
+    left_s = ends_at_s - time.monotonic()
+    if left_s <= 0:
         raise httpcore.ReadTimeout("the request exceeded its deadline")
-    return left if timeout is None else min(timeout, left)
+    return left_s if timeout is None else min(timeout, left_s)
 
 
 class GuardedTransport(httpx.HTTPTransport):
@@ -79,7 +79,7 @@ class GuardedTransport(httpx.HTTPTransport):
     ) -> None:
         super().__init__(verify=system_tls(), trust_env=False)
         self._pool = httpcore.ConnectionPool(
-            ssl_context=tls or verifying(rules.authorities),
+            ssl_context=tls or tls_context(rules.authorities),
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
@@ -104,7 +104,7 @@ class _ConnectionPerRequest(httpcore.AsyncConnectionPool):
 
     def __init__(self, rules: Rules, resolver: Resolver) -> None:
         super().__init__()
-        self.backend, self.tls = GuardedAsyncBackend(rules, resolver), verifying(rules.authorities)
+        self.backend, self.tls = GuardedAsyncBackend(rules, resolver), tls_context(rules.authorities)
 
     async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
         if request.url.scheme not in {b"http", b"https"}:
@@ -139,19 +139,21 @@ class GuardedBackend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Connect to the first address that accepts."""
         try:
-            found = lookup(self.resolver, host, port).result(remaining(timeout))
+            addresses = resolve_in_thread(self.resolver, host, port).result(remaining_timeout(timeout))
         except FutureTimeoutError:
             raise httpcore.ConnectTimeout(f"resolving {host} took too long") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
         failure: Exception = httpcore.ConnectError(host)
-        for address in checked(host, found, self.rules, port):
+        for address in check_addresses(host, addresses, self.rules, port):
             try:
-                stream = self.inner.connect_tcp(address, port, remaining(timeout), local_address, socket_options)
+                stream = self.inner.connect_tcp(
+                    address, port, remaining_timeout(timeout), local_address, socket_options
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
             else:
-                return TimedStream(stream)
+                return DeadlineStream(stream)
         raise failure
 
 
@@ -173,13 +175,15 @@ class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to the first address that accepts."""
         try:
-            found = await asyncio.wait_for(asyncio.wrap_future(lookup(self.resolver, host, port)), timeout)
+            addresses = await asyncio.wait_for(
+                asyncio.wrap_future(resolve_in_thread(self.resolver, host, port)), timeout
+            )
         except TimeoutError:
             raise httpcore.ConnectTimeout(f"resolving {host} took too long") from None
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from None
         failure: Exception = httpcore.ConnectError(host)
-        for address in checked(host, found, self.rules, port):
+        for address in check_addresses(host, addresses, self.rules, port):
             try:
                 return await self.inner.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
@@ -187,17 +191,17 @@ class GuardedAsyncBackend(httpcore.AsyncNetworkBackend):
         raise failure
 
 
-class TimedStream(httpcore.NetworkStream):
+class DeadlineStream(httpcore.NetworkStream):
     """A connection on which every wait ends with the request's deadline, so that trickled bytes cannot extend it."""
 
     def __init__(self, inner: httpcore.NetworkStream) -> None:
         self.inner = inner
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self.inner.read(max_bytes, remaining(timeout))
+        return self.inner.read(max_bytes, remaining_timeout(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self.inner.write(buffer, remaining(timeout))
+        self.inner.write(buffer, remaining_timeout(timeout))
 
     def close(self) -> None:
         self.inner.close()
@@ -205,24 +209,24 @@ class TimedStream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return TimedStream(self.inner.start_tls(ssl_context, server_hostname, remaining(timeout)))
+        return DeadlineStream(self.inner.start_tls(ssl_context, server_hostname, remaining_timeout(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
         return self.inner.get_extra_info(info)
 
 
-def lookup(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
+def resolve_in_thread(resolver: Resolver, host: str, port: int) -> Future[list[str]]:
     """Resolve a host in a background thread."""
-    return _lookups.submit(resolver, host, port)
+    return _resolver_threads.submit(resolver, host, port)
 
 
 def system_tls() -> ssl.SSLContext:
-    """The context that verifies by the system's authorities, or those of ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``."""
-    return verifying(None)
+    """A context with the system's certificate authorities, or those of ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``."""
+    return tls_context(None)
 
 
 @cache
-def verifying(authorities: str | None) -> ssl.SSLContext:
+def tls_context(authorities: str | None) -> ssl.SSLContext:
     """``system_tls`` plus the authorities of a PEM file; cached, because loading hundreds is slow."""
     context = httpx.create_ssl_context(trust_env=True)
     if authorities is not None:
@@ -237,9 +241,9 @@ def guarded_socket(
 
     EgressDeniedError if the rules deny one of its addresses, OSError for every other failure.
     """
-    ends_at = time.monotonic() + timeout_s
+    ends_at_s = time.monotonic() + timeout_s
     try:
-        found = checked(host, lookup(resolver, host, port).result(timeout_s), rules, port)
+        addresses = check_addresses(host, resolve_in_thread(resolver, host, port).result(timeout_s), rules, port)
     except FutureTimeoutError:
         raise TimeoutError("resolving took too long") from None
     except UnicodeError:
@@ -249,9 +253,9 @@ def guarded_socket(
     except httpcore.ConnectError as error:
         raise OSError(str(error)) from None
     failure = OSError("the host has no address")
-    for address in found:
+    for address in addresses:
         try:
-            return socket.create_connection((address, port), max(ends_at - time.monotonic(), 0.01))
+            return socket.create_connection((address, port), max(ends_at_s - time.monotonic(), 0.01))
         except OSError as error:
             failure = error
     raise failure

@@ -238,6 +238,6 @@ LOGGING = {
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.request": {"level": "WARNING"},  # as is one per expired task
         "celery.beat": {"level": "WARNING"},
-        "psycopg.pool": {"level": "ERROR"},  # outages are logged once, by dependency_state
+        "psycopg.pool": {"level": "ERROR"},  # controlplane.celery logs an outage once
     },
 }

@@ -1,4 +1,4 @@
-"""The local stack of ``make run``: loopback, plain HTTP, embedded servers unless URLs of others are set."""
+"""The local stack of ``make run``: loopback, plain HTTP, embedded servers unless URLs of external servers are set."""
 
 from django.core.exceptions import ImproperlyConfigured
 

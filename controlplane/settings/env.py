@@ -19,10 +19,10 @@ from controlplane.database.base import TimeoutConnection
 T = TypeVar("T")
 PREFIX = "WARMPATH_"
 # Seconds. ``timeout``: a request waits this long for a connection. ``reconnect_timeout`` is short because the pool
-# doubles its pauses: after a long outage the next attempt would otherwise come as long after it.
+# doubles the pause after each failure: after a long outage it would otherwise reconnect much too late.
 POOL_TIMEOUTS = {"timeout": 5, "reconnect_timeout": 1}
 CONNECT_TIMEOUT_S = 5
-GRACE_S = 2.0  # that the client waits beyond the server's statement timeout
+GRACE_S = 2.0  # the client waits this much longer than the server's statement timeout
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -50,11 +50,11 @@ def number(name: str, default: float, *, low: float, high: float) -> float:
 
 def flag(name: str, *, default: bool) -> bool:
     """``1 true yes on`` or ``0 false no off``."""
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     value = text(name, "1" if default else "0").lower()
-    if value not in words:
-        raise ImproperlyConfigured(f"{PREFIX}{name}: expected one of {', '.join(words)}, not {value!r}")
-    return words[value]
+    if value not in values:
+        raise ImproperlyConfigured(f"{PREFIX}{name}: expected one of {', '.join(values)}, not {value!r}")
+    return values[value]
 
 
 def words(name: str, default: str = "") -> list[str]:

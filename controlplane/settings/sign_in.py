@@ -24,7 +24,7 @@ class GroupRole:
     project: str | None  # by name; None: all
 
 
-def issuer_of(url: str) -> str:
+def validate_issuer(url: str) -> str:
     """The issuer without a trailing slash; ImproperlyConfigured unless it is https, or http on loopback."""
     parts = urlsplit(url)
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))):
@@ -32,19 +32,19 @@ def issuer_of(url: str) -> str:
     return url.rstrip("/")
 
 
-def group_roles(words: list[str]) -> tuple[GroupRole, ...]:
+def group_roles(items: list[str]) -> tuple[GroupRole, ...]:
     """Parse ``group=role`` and ``group=role@project``; ImproperlyConfigured names an invalid item."""
-    found = []
-    for word in words:
-        group, _, what = word.rpartition("=")
-        role, _, project = what.partition("@")
+    roles = []
+    for item in items:
+        group, _, role_and_project = item.rpartition("=")
+        role, _, project = role_and_project.partition("@")
         if not group.strip() or role not in ROLES:
             raise ImproperlyConfigured(
                 "WARMPATH_OIDC_GROUP_ROLES: expected group=role or group=role@project, separated by commas, "
-                f"with a role out of {', '.join(ROLES)}, not {word!r}"
+                f"with a role out of {', '.join(ROLES)}, not {item!r}"
             )
-        found.append(GroupRole(group.strip(), role, project or None))
-    return tuple(found)
+        roles.append(GroupRole(group.strip(), role, project or None))
+    return tuple(roles)
 
 
 def providers(issuer: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-OIDC_ISSUER = issuer_of(url) if (url := env.text("OIDC_ISSUER", "")) else ""
+OIDC_ISSUER = validate_issuer(url) if (url := env.text("OIDC_ISSUER", "")) else ""
 OIDC_GROUPS_CLAIM = env.text("OIDC_GROUPS_CLAIM", "groups")
 OIDC_GROUP_ROLES = group_roles(env.words("OIDC_GROUP_ROLES"))
 OIDC_NETWORKS = env.networks("OIDC_NETWORKS")  # private networks of the provider
@@ -91,7 +91,7 @@ ACCOUNT_EMAIL_VERIFICATION = "none"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
-    {"NAME": "controlplane.accounts.passwords.OwnWordsValidator"},
+    {"NAME": "controlplane.accounts.passwords.GuessableWordsValidator"},
 ]
 
 # --- limits on failed sign-ins, see controlplane/accounts/sign_in_methods.py ---------------------
@@ -135,7 +135,7 @@ SESSION_SERIALIZER = "controlplane.accounts.sessions.EncryptedSerializer"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = ACCOUNT_SESSION_COOKIE_AGE = 12 * 3600  # idle seconds
-SESSION_LONGEST_S = 7 * 24 * 3600  # seconds since sign-in
+SESSION_MAX_S = 7 * 24 * 3600  # seconds since sign-in
 ACCOUNT_SESSION_REMEMBER = True
 CSRF_COOKIE_SAMESITE = "Lax"
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no extra cookie

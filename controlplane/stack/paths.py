@@ -70,7 +70,7 @@ def secret(data_dir: Path, name: str) -> str:
     return path.read_text(encoding="ascii")
 
 
-def unprivileged() -> Account | None:
+def server_account() -> Account | None:
     """The account of embedded servers: ``nobody`` for root, None (no change) otherwise."""
     if os.geteuid() != 0:
         return None
@@ -80,7 +80,7 @@ def unprivileged() -> Account | None:
 
 def can_reach(path: Path) -> bool:
     """Whether the servers' account can reach ``path``: all directories above it are searchable by others."""
-    return unprivileged() is None or all(folder.stat().st_mode & 0o001 for folder in path.parents if folder.exists())
+    return server_account() is None or all(folder.stat().st_mode & 0o001 for folder in path.parents if folder.exists())
 
 
 def server_dir(data_dir: Path, name: str) -> Path:

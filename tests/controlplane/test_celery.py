@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def broker(valkey, monkeypatch):
-    """A connection to Celery's broker, a real server."""
+    """A connection to a real broker with an empty queue."""
     monkeypatch.setattr(app.conf, "broker_url", valkey)
     path = valkey.removeprefix("redis+socket://").partition("?")[0]
     with redis.Redis(unix_socket_path=path) as connection:
@@ -41,34 +41,34 @@ def test_a_hanging_broker_delays_no_request(monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     with silent() as port:
         monkeypatch.setattr(app.conf, "broker_url", f"redis://127.0.0.1:{port}/0")
-        started = time.monotonic()
+        started_s = time.monotonic()
         wake("controlplane.tasks.push_config", 7)
-        assert time.monotonic() - started < 10
-    assert "tasks cannot be woken (controlplane.tasks.push_config: " in caplog.text
+        assert time.monotonic() - started_s < 10
+    assert "tasks cannot be sent to the broker (controlplane.tasks.push_config: " in caplog.text
 
 
-def test_an_outage_of_the_broker_is_logged_once_and_so_is_its_end(broker, monkeypatch, caplog):
+def test_an_outage_of_the_broker_and_its_recovery_are_logged_once_each(broker, monkeypatch, caplog):
     _broker.record_recovery(time.monotonic())
     caplog.clear()
-    with monkeypatch.context() as unreachable:
-        unreachable.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
+    with monkeypatch.context() as unavailable:
+        unavailable.setattr(app.conf, "broker_url", "redis://127.0.0.1:1/0")
         for number in range(3):
             wake("controlplane.tasks.push_config", number)
     for number in range(3):
         wake("controlplane.tasks.push_config", number)
     assert [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in caplog.records] == [
-        "tasks cannot be woken",
-        "tasks can be woken again",
+        "tasks cannot be sent to the broker",
+        "tasks can be sent to the broker again",
     ]
     assert broker.llen("celery") == 3
 
 
 def test_tasks_are_accepted_as_json_only(broker):
     """With pickle, any client of the broker could run code in a worker."""
-    accepted, rejected = [], []
+    accepted, errors = [], []
     with app.connection_for_read() as connection:
         consumer = app.amqp.TaskConsumer(connection.default_channel, callbacks=[lambda body, _: accepted.append(body)])
-        consumer.on_decode_error = lambda _, error: rejected.append(type(error))
+        consumer.on_decode_error = lambda _, error: errors.append(type(error))
         for serializer in ("pickle", "yaml", "json"):
             producer = connection.Producer(serializer=serializer)
             producer.publish({"by": serializer}, routing_key="celery", exchange="celery")
@@ -76,7 +76,7 @@ def test_tasks_are_accepted_as_json_only(broker):
             for _ in range(3):
                 connection.drain_events(timeout=5)
     assert [body["by"] for body in accepted] == ["json"]
-    assert rejected == [ContentDisallowed, ContentDisallowed]
+    assert errors == [ContentDisallowed, ContentDisallowed]
 
 
 def test_a_worker_has_only_our_tasks():

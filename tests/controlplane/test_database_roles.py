@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def environment(postgres):
-    """The environment of a process, after the documented SQL created its database and roles."""
+def application_environment(postgres):
+    """Creates the documented roles under unique names; the environment of the application's processes."""
     tag = secrets.token_hex(4)
     owner, application = f"owner_{tag}", f"app_{tag}"
     names = {"warmpath_owner": owner, "warmpath": application}
@@ -45,7 +45,7 @@ def environment(postgres):
 
 
 def manage(*arguments, environment):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "manage.py", *arguments],
         check=False,
         cwd=ROOT,
@@ -54,22 +54,22 @@ def manage(*arguments, environment):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture
-def application(environment):
+def application(application_environment):
     """A connection with the application's role; rolled back after the test."""
-    with psycopg.connect(environment["WARMPATH_DATABASE_URL"]) as connection:
+    with psycopg.connect(application_environment["WARMPATH_DATABASE_URL"]) as connection:
         yield connection
         connection.rollback()
 
 
-def test_the_application_serves_with_its_own_role(environment):
-    manage("seed_fleet", "--replica", "http://127.0.0.1:9101", environment=environment)
-    manage("maintain_partitions", environment=environment)
-    assert "whole" in manage("verify_audit", environment=environment)
+def test_the_application_serves_with_its_own_role(application_environment):
+    manage("seed_fleet", "--replica", "http://127.0.0.1:9101", environment=application_environment)
+    manage("maintain_partitions", environment=application_environment)
+    assert "verified" in manage("verify_audit", environment=application_environment)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,14 @@ def test_the_application_reads_and_appends_to_the_audit_log(application):
     )
 
 
-def test_the_site_knows_whether_its_role_can_alter_the_log(environment):
+def test_the_site_knows_whether_its_role_can_alter_the_log(application_environment):
     code = "import django; django.setup(); from controlplane.database.roles import can_alter_audit as c; print(c())"
-    for role, expected in ((environment["WARMPATH_DATABASE_URL"], "False"), (owner_of(environment), "True")):
-        variables = environment | {"WARMPATH_DATABASE_URL": role}
-        done = subprocess.run(
+    for url, expected in (
+        (application_environment["WARMPATH_DATABASE_URL"], "False"),
+        (owner_url(application_environment), "True"),
+    ):
+        variables = application_environment | {"WARMPATH_DATABASE_URL": url}
+        result = subprocess.run(
             [sys.executable, "-c", code],
             check=False,
             cwd=ROOT,
@@ -125,8 +128,8 @@ def test_the_site_knows_whether_its_role_can_alter_the_log(environment):
             text=True,
             timeout=60,
         )
-        assert done.stdout.strip() == expected, done.stderr
+        assert result.stdout.strip() == expected, result.stderr
 
 
-def owner_of(environment):
+def owner_url(environment):
     return environment["WARMPATH_DATABASE_URL"].replace("//app_", "//owner_", 1)

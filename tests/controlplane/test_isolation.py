@@ -18,7 +18,7 @@ TASK = PeriodicTask.LADDERS
 
 
 def run(*failing, names=("a", "b", "c"), error=KeyError, **options):
-    """One run over items; the names of the items that succeeded."""
+    """Run all items once; the names of the items that succeeded."""
     done = []
     with isolated_items(TASK, **options) as item:
         for name in names:
@@ -36,7 +36,7 @@ def test_an_item_that_fails_stops_no_other_and_is_stored():
     assert failing_items(timezone.now())[TASK] == 1
 
 
-def test_the_same_failure_is_logged_once_and_its_end_once(caplog):
+def test_a_repeated_failure_is_logged_once_and_its_recovery_once(caplog):
     with caplog.at_level(logging.WARNING, logger="controlplane.isolation"):
         for _ in range(3):
             run("b")
@@ -48,7 +48,7 @@ def test_the_same_failure_is_logged_once_and_its_end_once(caplog):
     assert ItemFailure.objects.count() == 0
 
 
-def test_the_failure_of_an_item_that_is_not_retried_expires():
+def test_a_failure_of_an_item_that_is_no_longer_run_expires():
     run("b")
     run(names=("a", "c"))
     assert failing_items(timezone.now())[TASK] == 1
@@ -58,7 +58,7 @@ def test_the_failure_of_an_item_that_is_not_retried_expires():
     assert ItemFailure.objects.count() == 0
 
 
-def test_a_complete_run_deletes_failures_of_items_that_no_longer_exist():
+def test_a_complete_run_deletes_failures_of_removed_items():
     run("b")
     run(names=("a",), is_complete=True)
     assert ItemFailure.objects.count() == 0
@@ -73,17 +73,17 @@ def test_an_item_that_fails_in_one_of_its_steps_has_failed():
     assert ItemFailure.objects.count() == 1
 
 
-def test_items_processed_together_recover_together():
+def test_items_run_together_recover_together():
     run("b")
     with isolated_items(TASK) as item, item.all_of(["a", "b"]):
         pass
     assert ItemFailure.objects.count() == 0
     with isolated_items(TASK) as item, item.all_of(["a", "b"]):
         raise KeyError
-    assert ItemFailure.objects.count() == 0  # each item is then processed by itself
+    assert ItemFailure.objects.count() == 0  # the caller runs each item separately next
 
 
-def server_unavailable() -> OperationalError:
+def unavailable() -> OperationalError:
     error = OperationalError("the server closed the connection")
     error.__cause__ = psycopg.OperationalError("the server closed the connection")
     return error
@@ -95,8 +95,8 @@ def disk_full() -> OperationalError:
     return error
 
 
-@pytest.mark.parametrize("error", [server_unavailable, disk_full, SoftTimeLimitExceeded, KeyboardInterrupt])
-def test_an_error_that_concerns_every_item_is_raised(error):
+@pytest.mark.parametrize("error", [unavailable, disk_full, SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_errors_that_concern_every_item_pass_through(error):
     with pytest.raises(type(error())), isolated_items(TASK) as item, item("a"):
         raise error()
     assert ItemFailure.objects.count() == 0
@@ -113,7 +113,7 @@ def test_an_item_with_a_savepoint_leaves_the_transaction_around_it_usable():
     assert Project.objects.count() == 1
 
 
-def test_a_long_name_is_cut():
+def test_a_long_name_is_truncated():
     name = "x" * 300
     run(name, names=(name,))
     run(names=(name,))

@@ -35,8 +35,8 @@ class Case:
     pointer: str  # of the secret
     move: dict[str, Any]  # to another address
     respelled: dict[str, Any]  # to the same address, written differently
-    replaced: dict[str, Any]  # with a new secret
-    removed: dict[str, Any]  # without a secret
+    new_secret: dict[str, Any]
+    no_secret: dict[str, Any]
 
     def encrypted(self) -> str:
         row = type(self.row).objects.get(pk=self.row.pk)
@@ -89,18 +89,18 @@ CASES = {
     "controlplane.ReplicaSource.encrypted": source_case,
     "telemetry.MetricsServer.encrypted": server_case,
 }
-ELSEWHERE = {
+EXEMPT = {
     "telemetry.Channel.encrypted": "each secret of each kind has its own case, below",
     "telemetry.Heartbeat.encrypted": "the secret is the address as a whole: another address is another secret",
     "controlplane.FleetSecret.encrypted": "part of the configuration, which goes to routers that hold the admin token",
     "controlplane.ConfigSnapshot.encrypted": "the configuration itself, as above",
-    "controlplane.IdempotencyRecord.encrypted": "returned to a client that sends the same request with the same token",
+    "controlplane.IdempotencyRecord.encrypted": "returned only to the same request with the same token",
 }
 
 
 def test_every_encrypted_field_has_a_case_or_a_reason():
     fields = {f"{model._meta.label}.{field}" for model, field in encrypted_fields()}
-    assert fields == set(CASES) | set(ELSEWHERE)
+    assert fields == set(CASES) | set(EXEMPT)
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def test_a_new_address_without_the_secret_is_rejected(api, case):
         assert [fault["pointer"] for fault in response.data["errors"]] == [case.pointer]
         assert CANARY not in response.content.decode()
     assert case.encrypted() == before
-    response = json.dumps(api.get(case.path).json())
-    assert "evil" not in response
+    representation = json.dumps(api.get(case.path).json())
+    assert "evil" not in representation
 
 
 def test_a_respelled_address_keeps_the_secret(api, case):
@@ -140,13 +140,13 @@ def test_a_respelled_address_keeps_the_secret(api, case):
 
 
 def test_a_new_address_with_a_new_secret_is_accepted(api, case):
-    assert patch(api, case, case.move | case.replaced).status_code == 200
+    assert patch(api, case, case.move | case.new_secret).status_code == 200
     assert FRESH in case.encrypted()
     assert "evil" in json.dumps(api.get(case.path).json())
 
 
 def test_a_new_address_without_any_secret_is_accepted(api, case):
-    assert patch(api, case, case.move | case.removed).status_code == 200
+    assert patch(api, case, case.move | case.no_secret).status_code == 200
     assert CANARY not in case.encrypted()
 
 
@@ -199,7 +199,7 @@ def test_every_secret_of_every_kind_of_channel_has_a_case():
 
 @pytest.fixture(params=sorted(name for name, values in SECRETS.items() if values))
 def channel_case(request, db):
-    """The channel, the secret's name, its values, and the change of address; the channel has no other stored secret."""
+    """The channel, the secret's name, its values, and the change of address, which keeps no other secret."""
     kind, field = request.param.split(".")
     settings, move = CHANNELS[kind]
     value, fresh = SECRETS[request.param]
@@ -260,8 +260,8 @@ def test_a_new_path_keeps_the_signing_secret(api, db):
 
 
 @pytest.fixture
-def followed(pool):
-    """A replica with an API key that follows a source, and its discovered row."""
+def followed_source(pool):
+    """A replica with an API key that follows a source, and the source's discovered row."""
     settings = {"service": "vllm", "api_url": "https://api.example:6443"}
     source = create_source(pool, name="cluster", kind="kubernetes", settings=settings, secret=TOKEN)
     replica = add_replica(pool, name="vllm-1", url="http://10.0.0.1:8000", api_key=CANARY)
@@ -271,23 +271,23 @@ def followed(pool):
     return source, replica, row
 
 
-def test_an_api_key_follows_its_engine_while_the_source_is_unchanged(followed):
-    source, replica, _ = followed
+def test_an_api_key_follows_its_engine_while_the_source_is_unchanged(followed_source):
+    source, replica, _ = followed_source
     reconcile_source(source.pk)
     replica.refresh_from_db()
     assert replica.url == "http://10.0.0.9:8000"
     assert decrypt(replica.api_key_encrypted).decode() == CANARY
 
 
-def test_an_api_key_does_not_follow_a_changed_source(api, followed):
-    source, replica, row = followed
+def test_an_api_key_does_not_follow_a_changed_source(api, followed_source):
+    source, replica, row = followed_source
     update_source(ReplicaSource.objects.get(), settings=source.settings | {"port": "9999"})
     reconcile_source(source.pk)
     replica.refresh_from_db()
     row.refresh_from_db()
     assert replica.url == "http://10.0.0.1:8000"
     assert "$.api_key" in row.problem
-    # The same key, entered again, follows the engine.
+    # The same key, entered again, is sent to the engine again.
     change = {"api_key": CANARY}
     api.patch("/api/v1/replicas/vllm-1", change, format="json", headers={"If-Match": "*"})
     reconcile_source(source.pk)
@@ -296,8 +296,8 @@ def test_an_api_key_does_not_follow_a_changed_source(api, followed):
     assert (replica.url, row.problem) == ("http://10.0.0.9:8000", "")
 
 
-def test_a_swap_is_rejected_where_one_key_may_not_move(pool, followed):
-    source, _, row = followed
+def test_a_swap_is_rejected_where_one_key_may_not_move(pool, followed_source):
+    source, _, row = followed_source
     other = add_replica(pool, name="vllm-2", url="http://10.0.0.9:8000")
     source.discovered.create(
         key="vllm-2", name="vllm-2", url="http://10.0.0.1:8000", state="adopted", replica=other, condition="ready"
@@ -323,7 +323,7 @@ def test_another_ca_is_another_server(api, pool):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "same"),
     [
         ("http://a", "http://A:80/", True),
         ("https://a", "https://a:443", True),
@@ -335,9 +335,9 @@ def test_another_ca_is_another_server(api, pool):
         ("http://[::1]:1", "http://[::1]:1", True),
     ],
 )
-def test_an_origin_is_scheme_user_host_and_port(one, other, same):
-    assert (origin_of(one) == origin_of(other)) is same
-    assert (address_of(one) == address_of(other)) is same
+def test_an_origin_is_scheme_user_host_and_port(first, second, same):
+    assert (origin_of(first) == origin_of(second)) is same
+    assert (address_of(first) == address_of(second)) is same
 
 
 def test_an_address_is_an_origin_and_a_path():

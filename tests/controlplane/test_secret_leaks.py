@@ -27,14 +27,14 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def debug_log(caplog):
+def logs(caplog):
     """Everything that is logged with ``WARMPATH_LOG_LEVEL=DEBUG``."""
     caplog.set_level(logging.DEBUG)
     return caplog
 
 
 @pytest.fixture
-def planted(operator, pool, debug_log):
+def planted(operator, pool, logs):
     """(secrets, responses) of many requests, rejected ones among them."""
     responses = []
     browser, rest = Client(raise_request_exception=False), APIClient(raise_request_exception=False)
@@ -61,12 +61,12 @@ def planted(operator, pool, debug_log):
     api("patch", "/api/v1/replicas/r1", {"api_key": API_KEY, "weight": -1})
     config = {"url": f"http://127.0.0.1:1/{WEBHOOK}", "secret": f"whsec_{SECRET}"}
     assert "on-call" in api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
-    assert responses.pop().status_code == 201  # shows the signing secret once
+    assert responses.pop().status_code == 201  # shows the signing secret, only here
     api("post", "/api/v1/channels", {"name": "on-call", "kind": "webhook", "config": config})
     api("post", "/api/v1/channels", {"name": "x", "kind": "webhook", "config": config | {"secret": SECRET[:9]}})
     api("post", "/api/v1/channels/on-call/test", {})
     token = re.search(r"wp_[0-9a-f]{16}\.([\w-]{43})", web("/tokens/", name="deploy", scope="write", days="7"))[1]
-    responses.pop()  # shows the token once
+    responses.pop()  # shows the token, only here
     page = browser.get("/accounts/second-factor/set-up/").text
     factor = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
     web("/accounts/second-factor/set-up/", code="000000")
@@ -80,7 +80,7 @@ def planted(operator, pool, debug_log):
 
 
 def spellings(secret):
-    """Encodings from which the secret can be read."""
+    """Encodings from which the secret can be recovered."""
     raw = secret.encode()
     inner = [base64.b64encode(b"\0" * pad + raw)[4 if pad else 0 : -4].decode() for pad in range(3)]
     return {secret, raw.hex(), urlencode({"": secret})[1:], secret[::-1], *inner}
@@ -94,21 +94,21 @@ def test_no_table_has_a_plain_secret(planted):
     secrets, _ = planted
     with connection.cursor() as cursor:
         cursor.execute("select tablename from pg_tables where schemaname = 'public' order by 1")
-        tables, found, rows = [name for (name,) in cursor.fetchall()], {}, 0
+        tables, leaks, rows = [name for (name,) in cursor.fetchall()], {}, 0
         for table in tables:
             cursor.execute(sql.SQL("select t::text from {} t").format(sql.Identifier(table)))
-            contents = [row for (row,) in cursor.fetchall()]
-            rows += len(contents)
-            if leaked := found_in("\n".join(contents), secrets):
-                found[table] = leaked
-    assert found == {}
+            texts = [row for (row,) in cursor.fetchall()]
+            rows += len(texts)
+            if leaked := found_in("\n".join(texts), secrets):
+                leaks[table] = leaked
+    assert leaks == {}
     assert len(tables) > 25
     assert rows > 50
 
 
-def test_no_log_line_has_a_secret(planted, debug_log):
+def test_no_log_line_has_a_secret(planted, logs):
     secrets, _ = planted
-    records = debug_log.get_records("setup")
+    records = logs.get_records("setup")
     lines = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in records)
     assert len(records) > 4
     assert found_in(lines, secrets) == []
@@ -118,7 +118,7 @@ def test_no_response_has_a_secret(planted):
     secrets, responses = planted
     for response in responses:
         body = b"".join(response.streaming_content) if response.streaming else response.content
-        # The sign-in form shows a mistyped name again, to the user who typed it.
+        # A failed sign-in form shows the name that was typed; no other response does.
         leaked = found_in(body.decode(), secrets - {WRONG})
         assert leaked == [], response.request["PATH_INFO"]
     assert {response.status_code for response in responses} >= {200, 201, 302, 422}

@@ -31,13 +31,13 @@ def secrets_at_rest(replica, operator):
 
 
 def decrypted_secrets():
-    """Every encrypted value, decrypted with the current keys."""
-    stored = {
+    """Every stored secret, decrypted with the current keys."""
+    encrypted_values = {
         (model, field, row.pk): getattr(row, field)
         for model, field in encrypted_fields()
         for row in model.objects.all()
     }
-    return {key: decrypt(encrypted) for key, encrypted in stored.items() if encrypted is not None}
+    return {key: decrypt(encrypted) for key, encrypted in encrypted_values.items() if encrypted is not None}
 
 
 def test_rotated_secrets_need_only_the_new_key(secrets_at_rest, settings, capsys):

@@ -23,7 +23,7 @@ def card(name, parent=None):
 
 @contextmanager
 def engine(*cards, body=None, status=200):
-    """Run an engine on loopback; yields its base URL and the list of its models, which tests may change."""
+    """Run an engine on loopback; (its base URL, the list, which a test may change)."""
     listed = list(cards)
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,8 +60,8 @@ def pools():
 
 
 def test_real_replicas_get_lowest_cost_and_their_models():
-    with engine(card("tiny"), card("tiny-sql", "tiny")) as (first, _), engine(card("tiny")) as (second, _):
-        seed(first, second)
+    with engine(card("tiny"), card("tiny-sql", "tiny")) as (first_url, _), engine(card("tiny")) as (second_url, _):
+        seed(first_url, second_url)
     pool = Pool.objects.get()
     assert (pool.name, pool.models, pool.replicas.count()) == ("default", ["tiny"], 2)
     assert pool.adapters == [{"name": "tiny-sql", "model": "tiny"}]

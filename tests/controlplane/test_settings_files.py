@@ -37,17 +37,17 @@ def test_production_cookies_have_the_host_prefix():
     ],
 )
 def test_an_invalid_setting_stops_the_start(variable, value):
-    values, stderr = read("production", (), **PRODUCTION | {variable: value})
+    values, errors = read("production", (), **PRODUCTION | {variable: value})
     assert values is None
-    assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in stderr
+    assert f"ImproperlyConfigured: {variable.removesuffix('_OWNER_URL')}" in errors
 
 
 def test_debug_is_limited_to_loopback(tmp_path):
     local = {"WARMPATH_DEBUG": "1", "WARMPATH_DATA_DIR": str(tmp_path)}
     assert read("dev", ("DEBUG",), **local)[0] == {"DEBUG": True}
-    values, stderr = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")
+    values, errors = read("dev", ("DEBUG",), **local, WARMPATH_ALLOWED_HOSTS="localhost,warmpath.example")
     assert values is None
-    assert "ImproperlyConfigured: WARMPATH_DEBUG" in stderr
+    assert "ImproperlyConfigured: WARMPATH_DEBUG" in errors
 
 
 def test_the_local_stack_migrates_as_the_owner_and_serves_as_the_application(tmp_path):

@@ -12,7 +12,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.services.snapshots import NUMBERING_LOCK
 from tests.conftest import wait_until
 
-AWAITED_S = 20
+TIMEOUT_S = 20
 
 
 def at_once(*functions):
@@ -27,26 +27,25 @@ def at_once(*functions):
             connection.close()
 
     with ThreadPoolExecutor(len(functions)) as threads:
-        futures = [threads.submit(run, function) for function in functions]
-        return [future.result(timeout=AWAITED_S) for future in futures]
+        return [done.result(timeout=TIMEOUT_S) for done in [threads.submit(run, function) for function in functions]]
 
 
-def at_once_at_lock(*functions):
-    """As ``at_once``, but every thread waits for the lock of configuration numbers before one gets it."""
-    with connection.cursor() as cursor, ThreadPoolExecutor(1) as background:
+def contend_for_numbering_lock(*functions):
+    """As ``at_once``, but all wait for the lock of configuration numbers before any gets it."""
+    with connection.cursor() as cursor, ThreadPoolExecutor(1) as executor:
         cursor.execute("select pg_advisory_lock(%s)", [NUMBERING_LOCK])
         try:
-            future = background.submit(at_once, *functions)
-            wait_until(lambda: len(waiting()) == len(functions) or future.done(), AWAITED_S, "all threads to wait")
+            done = executor.submit(at_once, *functions)
+            wait_until(lambda: len(waiting()) == len(functions) or done.done(), TIMEOUT_S, "all to wait for the lock")
         finally:
             cursor.execute("select pg_advisory_unlock(%s)", [NUMBERING_LOCK])
-        return future.result(timeout=AWAITED_S)
+        return done.result(timeout=TIMEOUT_S)
 
 
 def waiting():
     """Connections that wait for a lock."""
     with connection.cursor() as cursor:
-        cursor.execute("select pg_stat_clear_snapshot()")  # a transaction otherwise reads its first result again
+        cursor.execute("select pg_stat_clear_snapshot()")  # otherwise a transaction sees its first snapshot
         cursor.execute(
             "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         )
@@ -69,7 +68,7 @@ def in_thread(function):
     thread = threading.Thread(target=run)
     thread.start()
     yield thread
-    thread.join(timeout=AWAITED_S)
+    thread.join(timeout=TIMEOUT_S)
     assert not thread.is_alive()
     if failures:
         raise failures[0]

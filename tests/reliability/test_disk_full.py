@@ -30,7 +30,7 @@ MAX_TICKS = 400  # more than fit into the rest of a database page
 def small_disk(folder, size="2m"):
     """A small file system for one tablespace; skips where mounting is not allowed."""
     folder.mkdir()
-    account = paths.unprivileged()  # the account of the server
+    account = paths.server_account()  # the account of the server
     owner = f",uid={account.uid},gid={account.gid}" if account else ""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}{owner}", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, check=False)

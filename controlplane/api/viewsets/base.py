@@ -38,7 +38,7 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
     http_method_names: tuple[str, ...] = ("get", "post", "patch", "delete", "head", "options")
     conditional_actions: ClassVar[tuple[str, ...]] = ()  # POST actions that need If-Match; PATCH, PUT and DELETE do
     tagged_in_lists: ClassVar[bool] = True  # False where a list shows fewer fields of an object than its own URL
-    observed: ClassVar[tuple[str, ...]] = ()  # fields that nobody configures: their changes reject no edit
+    observed: ClassVar[tuple[str, ...]] = ()  # fields that are not configured; their changes do not invalidate If-Match
     descriptions: ClassVar[Mapping[str, str]] = {}  # of inherited actions, for the OpenAPI document
 
     def get_queryset(self) -> QuerySet[Row]:
@@ -47,7 +47,7 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
         return rows if getattr(self, "swagger_fake_view", False) else visible(actor(self.request), rows)
 
     def perform(self, request: Request) -> Response:
-        """Call the action and tag its response; 304, 412 and 428 where the client's version decides."""
+        """Call the action and tag its response; 304, 412 or 428 depending on the version that the client names."""
         if request.method in SAFE_METHODS:
             response = self._tagged(super().perform(request))
             tag = response.get("ETag")

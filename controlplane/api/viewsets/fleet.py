@@ -21,7 +21,7 @@ from controlplane.api.filters import (
     SourceFilter,
     TaskGroupFilter,
 )
-from controlplane.api.serializers import fleet as s
+from controlplane.api.serializers import fleet as serializers
 from controlplane.api.viewsets.base import (
     NAME,
     NUMBER,
@@ -47,11 +47,11 @@ from controlplane.services.fleet import client_keys, pools, replicas, task_group
 
 
 class ProjectViewSet(CrudViewSet[Project]):
-    """Projects: pools that the same people manage."""
+    """Projects: pools that the same users manage."""
 
     queryset = Project.objects.all()
-    serializer_class = s.ProjectSerializer
-    create_input, change_input = s.ProjectInput, s.ProjectChange
+    serializer_class = serializers.ProjectSerializer
+    create_input, change_input = serializers.ProjectInput, serializers.ProjectChange
     create_row = staticmethod(pools.create_project)
     update_row = staticmethod(pools.update_project)
     remove_row = staticmethod(pools.remove_project)
@@ -66,9 +66,9 @@ class PoolViewSet(CrudViewSet[Pool]):
     """Pools of replicas that serve the same models."""
 
     queryset = Pool.objects.select_related("project")
-    serializer_class = s.PoolSerializer
-    created_serializer = s.CreatedPoolSerializer
-    create_input, change_input = s.PoolInput, s.PoolChange
+    serializer_class = serializers.PoolSerializer
+    created_serializer = serializers.CreatedPoolSerializer
+    create_input, change_input = serializers.PoolInput, serializers.PoolChange
     create_row = staticmethod(pools.create_pool)
     update_row = staticmethod(pools.update_pool)
     remove_row = staticmethod(pools.remove_pool)
@@ -84,8 +84,8 @@ class ReplicaViewSet(CrudViewSet[Replica]):
     """Replicas: vLLM engines behind a base URL."""
 
     queryset = Replica.objects.select_related("pool")
-    serializer_class = s.ReplicaSerializer
-    create_input, change_input = s.ReplicaInput, s.ReplicaChange
+    serializer_class = serializers.ReplicaSerializer
+    create_input, change_input = serializers.ReplicaInput, serializers.ReplicaChange
     create_row = staticmethod(replicas.add_replica)
     update_row = staticmethod(replicas.update_replica)
     remove_row = staticmethod(replicas.remove_replica)
@@ -98,21 +98,21 @@ class ReplicaViewSet(CrudViewSet[Replica]):
         "destroy": "Remove a replica; 409 if it is the last of a task group's replicas.",
     }
 
-    @extend_schema(request=s.ReplicaStateInput, responses=s.ReplicaSerializer)
+    @extend_schema(request=serializers.ReplicaStateInput, responses=serializers.ReplicaSerializer)
     @action(detail=True, methods=["post"])
     def state(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Set the desired state: active, draining or disabled."""
-        state = ReplicaState(validated_body(s.ReplicaStateInput, request)["state"])
+        state = ReplicaState(validated_body(serializers.ReplicaStateInput, request)["state"])
         replica = replicas.set_replica_state(self.get_object(), state, by=signed_in_user(request))
-        return Response(s.ReplicaSerializer(replica).data)
+        return Response(serializers.ReplicaSerializer(replica).data)
 
 
 class TaskGroupViewSet(CrudViewSet[TaskGroup]):
     """Task groups: requests with one purpose."""
 
     queryset = TaskGroup.objects.select_related("pool").prefetch_related("replicas")
-    serializer_class = s.TaskGroupSerializer
-    create_input, change_input = s.TaskGroupInput, s.TaskGroupChange
+    serializer_class = serializers.TaskGroupSerializer
+    create_input, change_input = serializers.TaskGroupInput, serializers.TaskGroupChange
     create_row = staticmethod(task_groups.create_task_group)
     update_row = staticmethod(task_groups.update_task_group)
     remove_row = staticmethod(task_groups.remove_task_group)
@@ -129,60 +129,60 @@ class SourceViewSet(CrudViewSet[ReplicaSource]):
     """Replica sources, which find a pool's replicas by DNS, Kubernetes or a file."""
 
     queryset = ReplicaSource.objects.select_related("pool")
-    serializer_class = s.SourceSerializer
-    create_input, change_input = s.SourceInput, s.SourceChange
+    serializer_class = serializers.SourceSerializer
+    create_input, change_input = serializers.SourceInput, serializers.SourceChange
     create_row = staticmethod(sources.create_source)
     update_row = staticmethod(sources.update_source)
     remove_row = staticmethod(sources.remove_source)
     filterset_class = SourceFilter
     lookup_field, lookup_value_regex = "name", NAME
-    observed = s.SOURCE_OBSERVED
+    observed = serializers.SOURCE_OBSERVED
     descriptions: ClassVar = {
         "create": "Add a source; it is polled within seconds.",
         "partial_update": "Change the fields that the body holds; settings are sent whole.",
         "destroy": "Remove a source and its proposals; its replicas stay.",
     }
 
-    @extend_schema(request=None, responses={202: s.SourceSerializer})
+    @extend_schema(request=None, responses={202: serializers.SourceSerializer})
     @action(detail=True, methods=["post"])
     def look(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Poll the source now; 202, and ``looked_at`` says when that was done. 409 while it is paused."""
         source = self.get_object()
         sources.request_poll(source)
-        return Response(s.SourceSerializer(source).data, status.HTTP_202_ACCEPTED)
+        return Response(serializers.SourceSerializer(source).data, status.HTTP_202_ACCEPTED)
 
 
 class DiscoveredReplicaViewSet(ReadViewSet[DiscoveredReplica]):
     """Engines that sources found: proposed, adopted or dismissed."""
 
     queryset = DiscoveredReplica.objects.select_related("source__pool", "replica")
-    serializer_class = s.DiscoveredReplicaSerializer
+    serializer_class = serializers.DiscoveredReplicaSerializer
     filterset_class = DiscoveredReplicaFilter
     lookup_value_regex = NUMBER
     observed = ("url", "condition", "labels", "last_seen_at", "missing_since", "drained_at", "problem")
 
-    @extend_schema(request=s.AdoptInput, responses=s.DiscoveredReplicaSerializer)
+    @extend_schema(request=serializers.AdoptInput, responses=serializers.DiscoveredReplicaSerializer)
     @action(detail=True, methods=["post"])
     def adopt(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Create a replica that follows its source; 409 when it exists, the engine is gone, or its URL is taken."""
-        adoption.adopt(self.get_object(), **validated_body(s.AdoptInput, request), by=signed_in_user(request))
-        return Response(s.DiscoveredReplicaSerializer(self.get_object()).data)
+        adoption.adopt(self.get_object(), **validated_body(serializers.AdoptInput, request), by=signed_in_user(request))
+        return Response(serializers.DiscoveredReplicaSerializer(self.get_object()).data)
 
-    @extend_schema(request=None, responses=s.DiscoveredReplicaSerializer)
+    @extend_schema(request=None, responses=serializers.DiscoveredReplicaSerializer)
     @action(detail=True, methods=["post"])
     def dismiss(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Dismiss the proposal; 409 when it is a replica."""
+        """Dismiss the proposal; 409 when it was adopted."""
         adoption.dismiss(self.get_object(), by=signed_in_user(request))
-        return Response(s.DiscoveredReplicaSerializer(self.get_object()).data)
+        return Response(serializers.DiscoveredReplicaSerializer(self.get_object()).data)
 
 
 class ClientKeyViewSet(CrudViewSet[ClientKey]):
     """API keys that clients send to routers. A fleet setting says whether they are required."""
 
     queryset = ClientKey.objects.select_related("project", "created_by")
-    serializer_class = s.ClientKeySerializer
-    created_serializer = s.CreatedClientKeySerializer
-    create_input, change_input = s.ClientKeyInput, s.ClientKeyChange
+    serializer_class = serializers.ClientKeySerializer
+    created_serializer = serializers.CreatedClientKeySerializer
+    create_input, change_input = serializers.ClientKeyInput, serializers.ClientKeyChange
     create_row = staticmethod(client_keys.create_client_key)
     update_row = staticmethod(client_keys.update_client_key)
     remove_row = staticmethod(client_keys.revoke_client_key)
@@ -200,8 +200,8 @@ class FleetSettingsViewSet(UpdateMixin, RetrieveModelMixin, BaseViewSet[FleetSet
     """Settings of all routers: whether clients need a key, and limits; one object."""
 
     queryset = FleetSettings.objects.all()
-    serializer_class = s.FleetSettingsSerializer
-    change_input = s.FleetSettingsChange
+    serializer_class = serializers.FleetSettingsSerializer
+    change_input = serializers.FleetSettingsChange
     update_row = staticmethod(lambda _row, **changes: pools.update_fleet_settings(**changes))
     http_method_names = ("get", "patch", "head", "options")
 

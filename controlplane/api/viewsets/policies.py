@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from controlplane.api.auth import signed_in_user
 from controlplane.api.filters import RevisionFilter, RolloutFilter
 from controlplane.api.pagination import newest_first
-from controlplane.api.serializers import policies as s
+from controlplane.api.serializers import policies as policy_serializers
 from controlplane.api.serializers.policies import RolloutSerializer
 from controlplane.api.views import TransactionalView
 from controlplane.api.viewsets.base import (
@@ -52,8 +52,8 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
     queryset = RoutingPolicy.objects.select_related("pool", "group").prefetch_related(
         Prefetch("revisions", CURRENT.select_related("policy", "author"))
     )
-    serializer_class = s.PolicySerializer
-    create_input = s.PolicyInput
+    serializer_class = policy_serializers.PolicySerializer
+    create_input = policy_serializers.PolicyInput
     create_row = staticmethod(lambda group, by: policies.create_policy(group.pool, group))  # noqa: ARG005 - no author
     remove_row = staticmethod(policies.remove_policy)
     lookup_field, lookup_value_regex = "name", NAME
@@ -64,13 +64,13 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
         "destroy": "Remove a task group's own policy; 409 for a pool's.",
     }
 
-    @extend_schema(request=s.DraftInput, responses=s.RevisionSerializer)
+    @extend_schema(request=policy_serializers.DraftInput, responses=policy_serializers.RevisionSerializer)
     @action(detail=True, methods=["put"])
     def draft(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Write the draft, replacing the former one; 409 if ``based_on`` is no longer active."""
-        fields = validated_body(s.DraftInput, request)
+        fields = validated_body(policy_serializers.DraftInput, request)
         draft = policies.save_draft(self.get_object(), **fields, by=signed_in_user(request))
-        return Response(s.RevisionSerializer(draft).data)
+        return Response(policy_serializers.RevisionSerializer(draft).data)
 
     @extend_schema(responses={204: None})
     @draft.mapping.delete
@@ -79,7 +79,7 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
         policies.discard_draft(self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(responses=s.DiffSerializer)
+    @extend_schema(responses=policy_serializers.DiffSerializer)
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """What publishing the draft would change, and its effects; 409 if there is no draft."""
@@ -94,13 +94,13 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
             "effects": effects_of_settings(policy, before, draft.settings, fleet=fleet),
             "warnings": warnings_of_settings(policy, draft.settings, fleet=fleet),
         }
-        return Response(s.DiffSerializer(diff).data)
+        return Response(policy_serializers.DiffSerializer(diff).data)
 
-    @extend_schema(request=s.PublishInput, responses={202: RolloutSerializer})
+    @extend_schema(request=policy_serializers.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Publish the draft; 202 with the rollout, 409 if there is no draft or it was edited since."""
-        policy, fields = self.get_object(), validated_body(s.PublishInput, request)
+        policy, fields = self.get_object(), validated_body(policy_serializers.PublishInput, request)
         rollout = policies.publish_revision(
             _draft_of(policy).pk,
             by=signed_in_user(request),
@@ -110,11 +110,11 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 
-    @extend_schema(request=s.RevertInput, responses={202: RolloutSerializer})
+    @extend_schema(request=policy_serializers.RevertInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def revert(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Publish a new revision with the settings of an earlier one; 202 with the rollout, 409 if they are active."""
-        policy, fields = self.get_object(), validated_body(s.RevertInput, request)
+        policy, fields = self.get_object(), validated_body(policy_serializers.RevertInput, request)
         rollout = policies.revert_policy(
             policy,
             fields["revision"],
@@ -153,16 +153,16 @@ class RevisionViewSet(ReadViewSet[PolicyRevision]):
     """Policy revisions. Read-only: a change is a new draft."""
 
     queryset = PolicyRevision.objects.select_related("policy", "author")
-    serializer_class = s.RevisionSerializer
+    serializer_class = policy_serializers.RevisionSerializer
     filterset_class = RevisionFilter
     pagination_class = newest_first("-id")
     lookup_value_regex = NUMBER
 
-    @_compare_schema("id of the revision", s.ComparisonSerializer)
+    @_compare_schema("id of the revision", policy_serializers.ComparisonSerializer)
     @action(detail=False, methods=["get"], pagination_class=None)
     def compare(self, request: Request) -> Response:
-        """What one revision of a policy changes relative to another in the present fleet; 422 for two policies'."""
-        query = s.RevisionsQuery(data=request.query_params, context={"request": request})
+        """What one revision of a policy changes relative to another in the present fleet; 422 for two policies."""
+        query = policy_serializers.RevisionsQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         before, after = query.validated_data["from"], query.validated_data["to"]
         if before.policy_id != after.policy_id:
@@ -173,10 +173,12 @@ class RevisionViewSet(ReadViewSet[PolicyRevision]):
             "changes": diff_settings(before.settings, after.settings),
             "effects": effects_of_revisions(before, after),
         }
-        return Response(s.ComparisonSerializer(comparison).data)
+        return Response(policy_serializers.ComparisonSerializer(comparison).data)
 
 
-TRANSITION = extend_schema(request=s.TransitionInput, responses=s.RolloutDetailSerializer)
+TRANSITION = extend_schema(
+    request=policy_serializers.TransitionInput, responses=policy_serializers.RolloutDetailSerializer
+)
 
 
 class RolloutViewSet(ReadViewSet[Rollout]):
@@ -193,7 +195,11 @@ class RolloutViewSet(ReadViewSet[Rollout]):
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[Rollout]]:
         """Steps and routers only for a single rollout."""
-        return s.RolloutSerializer if self.action == "list" else s.RolloutDetailSerializer
+        return (
+            policy_serializers.RolloutSerializer
+            if self.action == "list"
+            else policy_serializers.RolloutDetailSerializer
+        )
 
     @TRANSITION
     @action(detail=True, methods=["post"])
@@ -226,7 +232,7 @@ class RolloutViewSet(ReadViewSet[Rollout]):
         return self._transition(request, rollouts.approve_rollout)
 
     def _transition(self, request: Request, service: Callable[..., Rollout]) -> Response:
-        reason = validated_body(s.TransitionInput, request).get("reason", "")
+        reason = validated_body(policy_serializers.TransitionInput, request).get("reason", "")
         rollout = service(self.get_object().pk, by=signed_in_user(request), reason=reason)
         return Response(self.get_serializer(rollout).data)
 
@@ -235,7 +241,7 @@ class ConfigurationViewSet(ReadViewSet[ConfigSnapshot]):
     """Every configuration of the routers, newest first. Read-only: each change of the fleet creates one."""
 
     queryset = ConfigSnapshot.objects.select_related("created_by").defer("encrypted")
-    serializer_class = s.ConfigurationSerializer
+    serializer_class = policy_serializers.ConfigurationSerializer
     pagination_class = newest_first("-number")
     lookup_field, lookup_value_regex = "number", NUMBER
 
@@ -245,13 +251,17 @@ class ConfigurationViewSet(ReadViewSet[ConfigSnapshot]):
         return rows if self.action == "retrieve" else rows.defer("encrypted", "document")
 
     def get_serializer_class(self) -> type[serializers.BaseSerializer[ConfigSnapshot]]:
-        return s.WholeConfigurationSerializer if self.action == "retrieve" else s.ConfigurationSerializer
+        return (
+            policy_serializers.WholeConfigurationSerializer
+            if self.action == "retrieve"
+            else policy_serializers.ConfigurationSerializer
+        )
 
-    @_compare_schema("number of the configuration", s.ConfigurationsCompared)
+    @_compare_schema("number of the configuration", policy_serializers.ConfigurationsCompared)
     @action(detail=False, methods=["get"], pagination_class=None)
     def compare(self, request: Request) -> Response:
-        """The effects of one configuration relative to another; 409 where one cannot be read any more."""
-        query = s.ConfigurationsQuery(data=request.query_params)
+        """The effects of one configuration relative to another; 409 where one can no longer be read."""
+        query = policy_serializers.ConfigurationsQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         before, after = query.validated_data["from"], query.validated_data["to"]
         comparison = {
@@ -259,4 +269,4 @@ class ConfigurationViewSet(ReadViewSet[ConfigSnapshot]):
             "after": after.number,
             "effects": effects_of_configurations(before, after),
         }
-        return Response(s.ConfigurationsCompared(comparison).data)
+        return Response(policy_serializers.ConfigurationsCompared(comparison).data)

@@ -17,10 +17,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import HasRole, IsRouter, RouterAuthentication, route_of
-from controlplane.api.event_stream import EventStreamRenderer, event_stream, rows_for, wait_for_events
+from controlplane.api.event_stream import EventStreamRenderer, event_stream, visible_events, wait_for_events
 from controlplane.api.filters import AuditFilter, EventFilter
 from controlplane.api.pagination import newest_first
-from controlplane.api.serializers import routers as s
+from controlplane.api.serializers import routers as router_serializers
 from controlplane.api.views import TransactionalView
 from controlplane.api.viewsets.base import NAME, NUMBER, CreateMixin, DestroyMixin, ReadViewSet, validated_body
 from controlplane.models import ApiToken, AuditEntry, Event, Router
@@ -34,21 +34,21 @@ class RouterViewSet(DestroyMixin, ReadViewSet[Router]):
     """Routers, with the configuration that each runs and should run. They register themselves by their heartbeats."""
 
     queryset = Router.objects.all()
-    serializer_class = s.RouterSerializer
+    serializer_class = router_serializers.RouterSerializer
     remove_row = staticmethod(routers.remove_router)
     lookup_field, lookup_value_regex = "name", NAME
-    observed = s.ROUTER_OBSERVED
+    observed = router_serializers.ROUTER_OBSERVED
     descriptions: ClassVar = {"destroy": "Remove a router that no longer exists; 409 while it sends heartbeats."}
 
     def get_serializer_context(self) -> dict[str, Any]:
         """DRF's, with the newest configuration, queried once."""
         return {**super().get_serializer_context(), "desired": newest_snapshot()}
 
-    @extend_schema(request=s.ExplainInput, responses=OpenApiTypes.OBJECT)
+    @extend_schema(request=router_serializers.ExplainInput, responses=OpenApiTypes.OBJECT)
     @action(detail=True, methods=["post"])
     def explain(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Where the router would place a request now, among which candidates, and why. No replica is contacted."""
-        return Response(explain_placement(self.get_object(), validated_body(s.ExplainInput, request)))
+        return Response(explain_placement(self.get_object(), validated_body(router_serializers.ExplainInput, request)))
 
 
 class AnnounceView(TransactionalView):
@@ -57,13 +57,13 @@ class AnnounceView(TransactionalView):
     authentication_classes = (RouterAuthentication,)
     permission_classes = (IsRouter,)
 
-    @extend_schema(request=s.AnnounceInput, responses=s.AnnouncedSerializer)
+    @extend_schema(request=router_serializers.AnnounceInput, responses=router_serializers.AnnouncedSerializer)
     def post(self, request: Request) -> Response:
         """Record a heartbeat; the response names the configuration to run, which is then pushed to the admin port.
 
         Unknown fields are ignored, because routers may be upgraded before the control plane.
         """
-        fields = validated_body(s.AnnounceInput, request, allow_unknown=True)
+        fields = validated_body(router_serializers.AnnounceInput, request, allow_unknown=True)
         signature = fields.pop("signature", None)
         routers.announce(**fields, signature=Signature(**signature) if signature else None)
         desired = newest_snapshot()
@@ -84,7 +84,7 @@ class EventViewSet(ReadViewSet[Event]):
     """Events, newest first; or, after an event's id, the following ones, oldest first."""
 
     queryset = Event.objects.select_related("pool", "replica", "router", "actor")
-    serializer_class = s.EventSerializer
+    serializer_class = router_serializers.EventSerializer
     filterset_class = EventFilter
     pagination_class = newest_first("-at", "-id")
     lookup_value_regex = NUMBER
@@ -94,13 +94,13 @@ class EventViewSet(ReadViewSet[Event]):
         """A page of events; or a long poll for the events after the id ``after``."""
         if not request.query_params.get("after", "").isdigit() and "wait" not in request.query_params:
             return super().list(request, *args, **kwargs)
-        query = s.EventsAfterQuery(data=request.query_params)
+        query = router_serializers.EventsAfterQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         after, limit, wait_s = (query.validated_data[name] for name in ("after", "limit", "wait"))
         rows = self._filtered(self.get_queryset())
-        following = wait_for_events(events.position_of(after), rows, limit=limit, wait_s=wait_s)
-        last = following[-1].pk if following else after
-        return Response({"results": self.get_serializer(following, many=True).data, "last": last})
+        new_events = wait_for_events(events.position_of(after), rows, limit=limit, wait_s=wait_s)
+        last = new_events[-1].pk if new_events else after
+        return Response({"results": self.get_serializer(new_events, many=True).data, "last": last})
 
     @extend_schema(
         parameters=[LAST],
@@ -117,7 +117,7 @@ class EventViewSet(ReadViewSet[Event]):
         self._filtered(self.get_queryset())  # reject invalid filters before the stream starts
 
         def rows() -> QuerySet[Event] | None:
-            visible_rows = rows_for(request, EventViewSet.queryset.all(), route)
+            visible_rows = visible_events(request, EventViewSet.queryset.all(), route)
             return None if visible_rows is None else self._filtered(visible_rows)
 
         return event_stream(request, position, rows)
@@ -137,7 +137,7 @@ class AuditViewSet(ReadViewSet[AuditEntry]):
     """The audit log, newest first; for admins of all projects."""
 
     queryset = AuditEntry.objects.all()
-    serializer_class = s.AuditSerializer
+    serializer_class = router_serializers.AuditSerializer
     filterset_class = AuditFilter
     pagination_class = newest_first("-number")
     lookup_value_regex = NUMBER
@@ -147,9 +147,9 @@ class TokenViewSet(CreateMixin, DestroyMixin, ReadViewSet[ApiToken]):
     """API tokens of scripts; for administrators."""
 
     queryset = ApiToken.objects.select_related("user")
-    serializer_class = s.TokenSerializer
-    created_serializer = s.CreatedTokenSerializer
-    create_input = s.TokenInput
+    serializer_class = router_serializers.TokenSerializer
+    created_serializer = router_serializers.CreatedTokenSerializer
+    create_input = router_serializers.TokenInput
     create_row = staticmethod(lambda by, **fields: create_token(by, **fields, by=by))
     remove_row = staticmethod(revoke_token)
     lookup_value_regex = NUMBER

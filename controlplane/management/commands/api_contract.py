@@ -1,7 +1,7 @@
-"""``manage.py api_contract``: the REST API's contract in short, and whether the views still keep it.
+"""``manage.py api_contract``: the REST API's contract in short, and a check that the views keep it.
 
 ``controlplane/api/contract.txt`` has a line for each operation (parameters, body, responses) and for each component
-(fields with types, or words of an enumeration). ``*`` marks what a request must have. Clients break if an entry of a
+(fields with types, or values of an enumeration). ``*`` marks what requests must contain. Clients break if an entry of a
 line disappears or a new one has a ``*``; every other addition is compatible.
 """
 
@@ -46,12 +46,12 @@ class Command(BaseCommand):
 def contract_of(document: Schema) -> Contract:
     """The contract that an OpenAPI document describes."""
     components = document["components"]["schemas"]
-    operations, sent = {}, set[str]()
+    operations, request_components = {}, set[str]()
     for path, methods in sorted(document["paths"].items()):
         for method, operation in sorted(methods.items()):
             body = list(_contents(operation.get("requestBody", {})))
             for schema in body:
-                _collect(schema, components, sent)
+                _collect(schema, components, request_components)
             operations[f"{method.upper()} {path}"] = [
                 *(
                     f"{'*' * bool(part.get('required'))}{part['in']}={part['name']}"
@@ -64,11 +64,13 @@ def contract_of(document: Schema) -> Contract:
                     if status.startswith("2")
                 ),
             ]
-    return operations | {name: _entries(components[name], is_sent=name in sent) for name in sorted(components)}
+    return operations | {
+        name: _entries(components[name], is_request=name in request_components) for name in sorted(components)
+    }
 
 
 def differences(before: Contract, after: Contract) -> tuple[list[str], list[str]]:
-    """(changes that break clients, other changes), each as ``OPERATION: what``."""
+    """(changes that break clients, other changes), each as ``NAME: CHANGE``."""
     breaking, compatible = list[str](), list[str]()
     for name in sorted({**before, **after}):
         old, new = before.get(name), after.get(name)
@@ -89,10 +91,10 @@ def _contents(message: Schema) -> Iterator[Schema]:
     return (content["schema"] for content in message.get("content", {}).values())
 
 
-def _entries(schema: Schema, *, is_sent: bool) -> list[str]:
-    required = schema.get("required", ()) if is_sent else ()
+def _entries(schema: Schema, *, is_request: bool) -> list[str]:
+    required = schema.get("required", ()) if is_request else ()
     fields = [f"{'*' * (name in required)}{name}={_type(part)}" for name, part in schema.get("properties", {}).items()]
-    return sorted([*fields, *(json.dumps(word) for word in schema.get("enum", ()))]) or [_type(schema)]
+    return sorted([*fields, *(json.dumps(value) for value in schema.get("enum", ()))]) or [_type(schema)]
 
 
 def _type(schema: Schema) -> str:
@@ -109,7 +111,7 @@ def _type(schema: Schema) -> str:
 
 
 def _collect(schema: Any, components: Mapping[str, Any], names: set[str]) -> None:
-    """Add the components that a schema refers to, directly or not."""
+    """Add the names of components that a schema refers to, directly or indirectly."""
     if isinstance(schema, list):
         for item in schema:
             _collect(item, components, names)

@@ -21,7 +21,7 @@ class Command(BaseCommand):
     """Start all processes of the local stack, print their output, and stop them on Ctrl-C."""
 
     help = "Run the whole local stack: servers, web UI, worker, router, replicas and traffic."
-    requires_system_checks = ()  # the database is not up yet
+    requires_system_checks = ()  # the database is not running yet
 
     def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Run until a signal. CommandError if the stack cannot start."""
@@ -40,8 +40,8 @@ async def _run(stack: StackSettings) -> None:
     supervisor = Supervisor(width=12)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stopped.set)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signal_number, stopped.set)
     starting = asyncio.ensure_future(_start(supervisor, stack))
     waiting = asyncio.ensure_future(stopped.wait())
     try:

@@ -1,4 +1,4 @@
-"""``manage.py migrate``: Django's, as the database's owner where there is one, and safe while the site serves.
+"""``manage.py migrate``: Django's command, run as the database's owner if one is set, and safe while the site serves.
 
 A statement that waits for a table's lock blocks every later user of the table. So a migration waits at most one second
 for a lock, then gives up, pauses and retries. Migrations hold locks only briefly, which a test of the migrations
@@ -21,14 +21,14 @@ from controlplane.database.roles import grant_application, owner_connection
 
 LOCK_TIMEOUT_S = 1
 ATTEMPTS = 30
-PAUSE_S = 2.0  # lets those continue who waited behind the migration
+PAUSE_S = 2.0  # lets queries continue that waited behind the migration
 
 
 class Command(migrate.Command):
     """Migrate, then grant the application's role access to the tables."""
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As Django's; ``WARMPATH_DATABASE_OWNER_URL`` names the owner. OperationalError after a minute of locks."""
+        """Migrate as the owner in ``WARMPATH_DATABASE_OWNER_URL``. OperationalError if a lock is held for a minute."""
         with owner_connection() as application:
             self._migrate(*args, **options)
             if application:
@@ -50,7 +50,7 @@ class Command(migrate.Command):
 
 @contextlib.contextmanager
 def migration_timeouts(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """No time limit for statements, and ``LOCK_TIMEOUT_S`` for locks."""
+    """Set no time limit for statements, and ``LOCK_TIMEOUT_S`` for locks."""
     connection.ensure_connection()
     response_timeout_s, connection.connection.response_timeout_s = connection.connection.response_timeout_s, None
     _set_timeouts(connection, statement="0", lock=f"{LOCK_TIMEOUT_S}s")

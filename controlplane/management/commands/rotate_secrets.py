@@ -19,4 +19,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         for kind, count in counts.items():
             self.stdout.write(f"{count:>6}  {kind}")
-        self.stdout.write("Done. Once every token was used, remove the former key from WARMPATH_SECRET_KEY_FALLBACKS.")
+        self.stdout.write(
+            "Done. Each API token moves to the current key when it is next used. When all have been used, remove the "
+            "former key from WARMPATH_SECRET_KEY_FALLBACKS."
+        )

@@ -91,8 +91,8 @@ class Command(BaseCommand):
             existing = Replica.objects.filter(url=url).select_related("pool").first()
             models = listed[url]
             pool = existing.pool if existing else _pool_for(models)
-            if models and _is_unnamed(pool):
-                pool = update_pool(pool, **_settings(models))
+            if models and _lacks_models(pool):
+                pool = update_pool(pool, **_model_settings(models))
             if not existing:
                 self._replica(pool, url)
             if not pool.models:
@@ -108,9 +108,9 @@ class Command(BaseCommand):
 
 
 def _pool_for(models: ListedModels | None) -> Pool:
-    """The pool of a new replica: one that serves its models, else the default one, else a new one."""
-    if models and (sharing := Pool.objects.filter(models__overlap=list(models.models)).first()):
-        return sharing
+    """The pool of a new replica: one that serves its models, else the default pool, else a new one."""
+    if models and (serving_pool := Pool.objects.filter(models__overlap=list(models.models)).first()):
+        return serving_pool
     default = Pool.objects.filter(name=POOL).first()
     if default and (models is None or not default.models):
         return default
@@ -118,22 +118,22 @@ def _pool_for(models: ListedModels | None) -> Pool:
         return create_pool(POOL)
     model = models.models[0].rpartition("/")[2]
     name = _free_name(Pool, model, r"[^a-z0-9_-]+", "-_", 26, "pool") if default else POOL
-    return create_pool(name, **_settings(models))
+    return create_pool(name, **_model_settings(models))
 
 
-def _is_unnamed(pool: Pool) -> bool:
+def _lacks_models(pool: Pool) -> bool:
     """Whether the pool's models are unknown and nobody changed the pool."""
     return not pool.models and not Event.objects.filter(pool=pool, kind=EventKind.POOL_CHANGED).exists()
 
 
-def _settings(models: ListedModels) -> Any:
+def _model_settings(models: ListedModels) -> Any:
     return {"models": models.models, "adapters": msgspec.to_builtins(models.adapters)}
 
 
 def _free_name(
     model: type[Pool | Replica], text: str, invalid: str, separators: str, max_length: int, default: str
 ) -> str:
-    """An unused name from a text, such as ``gpu-1-8000`` or ``qwen3-8b``; with a number behind it where it is taken."""
+    """An unused name from a text, such as ``gpu-1-8000`` or ``qwen3-8b``; a number is appended if it is taken."""
     base = re.sub(invalid, "-", text.lower()).strip(separators)[:max_length].strip(separators) or default
     taken = set(model._default_manager.values_list("name", flat=True))  # noqa: SLF001 - Django's name
     names = (base, *(f"{base}-{number}" for number in range(2, len(taken) + 3)))

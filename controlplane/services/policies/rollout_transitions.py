@@ -18,7 +18,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from controlplane.errors import GoneError, RolloutMoveError
+from controlplane.errors import GoneError, RolloutTransitionError
 from controlplane.models import (
     OPEN_ROLLOUTS,
     EventKind,
@@ -126,18 +126,18 @@ def _end_canary(revision: PolicyRevision, after: RevisionState) -> None:
 
 
 def check_transition(rollout: Rollout, name: str) -> Transition:
-    """RolloutMoveError unless the table allows the transition from the current state."""
+    """RolloutTransitionError unless the table allows the transition from the current state."""
     transition = TRANSITIONS[name]
     if rollout.state not in transition.before:
         state = RolloutState(rollout.state).label.lower()
-        raise RolloutMoveError(f"The {rollout} is {state} and cannot be changed by {name.replace('_', ' ')}.")
+        raise RolloutTransitionError(f"The {rollout} is {state} and cannot be changed by {name.replace('_', ' ')}.")
     return transition
 
 
 def change_state(
     rollout: Rollout, name: str, *, by: User | None = None, reason: str = "", evidence: Any = None
 ) -> None:
-    """Perform a transition on a locked row and record it; RolloutMoveError."""
+    """Perform a transition on a locked row and record it; RolloutTransitionError."""
     transition = check_transition(rollout, name)
     before, rollout.state, rollout.why = rollout.state, transition.after, reason[:500]
     if transition.after != HOLDING:

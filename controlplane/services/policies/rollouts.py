@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import Max
 from django.utils import timezone
 
-from controlplane.errors import RolloutMoveError, SelfApprovalError
+from controlplane.errors import RolloutTransitionError, SelfApprovalError
 from controlplane.isolation import isolated_items
 from controlplane.models import (
     ConfigSnapshot,
@@ -158,10 +158,10 @@ def abort_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 
 
 def _lock_canary(rollout_id: int, action: str) -> Rollout:
-    """The locked rollout; RolloutMoveError if its revision is already active, GoneError."""
+    """The locked rollout; RolloutTransitionError if its revision is already active, GoneError."""
     rollout = lock_rollout(rollout_id)
     if rollout.is_open and not is_canary(rollout):
-        raise RolloutMoveError(
+        raise RolloutTransitionError(
             f"{rollout.revision} is already active, so there is no canary to {action}. To go back, publish the "
             "settings of an earlier revision."
         )

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from requests import RequestException
 
 from controlplane.accounts.sign_in_methods import is_recently_authenticated, provider_name
-from controlplane.accounts.single_sign_on import sign_in_rejected
+from controlplane.accounts.single_sign_on import render_sign_in_rejected
 from controlplane.services.access.people import disconnect_single_sign_on
 from controlplane.web.base import current_user, errors_as_messages
 
@@ -37,7 +37,7 @@ def begin(request: HttpRequest, provider_id: str) -> HttpResponse:
         response = cast("HttpResponse", views.login(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
         log.warning("The identity provider is unreachable: %s", error)
-        return sign_in_rejected(
+        return render_sign_in_rejected(
             request, "The identity provider cannot be reached. Sign in with a password, or try again.", 502
         )
     if response.status_code != 302:
@@ -56,7 +56,7 @@ def come_back(request: HttpRequest, provider_id: str) -> HttpResponse:
         return cast("HttpResponse", views.callback(request, provider_id))
     except (RequestException, LookupError, ValueError) as error:
         log.warning("The identity provider's response is invalid: %s", error)
-        return sign_in_rejected(request, "The identity provider did not confirm who you are. Try again.", 502)
+        return render_sign_in_rejected(request, "The identity provider did not confirm who you are. Try again.", 502)
 
 
 @login_not_required

@@ -19,12 +19,12 @@ from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.silences import create_silence
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
-from telemetry.services.notifications.channels import test_send as send_a_test
+from telemetry.services.notifications.channels import test_send as send_test_notification
 from telemetry.services.notifications.heartbeats import set_heartbeat
 from tests.controlplane.rollouts import publish_stages
 
 
-def furnished(name, number):
+def create_project_with_objects(name, number):
     """A project with one object of every kind; their names start with the project's."""
     project = create_project(name)
     pool = create_pool(f"{name}-pool", project=project, models=[name], strategy="round_robin")
@@ -46,7 +46,7 @@ def furnished(name, number):
         project=project,
     )
     channel = create_channel(f"{name}-channel", config={"url": "https://hooks.example/x"})
-    sent = Notification.objects.create(
+    notification = Notification.objects.create(
         alert=alert,
         channel=channel,
         kind="firing",
@@ -76,22 +76,22 @@ def furnished(name, number):
         silence=silence,
         channel=channel,
         server=server,
-        sent=sent,
+        notification=notification,
     )
 
 
 @pytest.fixture
 def here(db):
     """The project in which users have roles."""
-    return furnished("here", 1)
+    return create_project_with_objects("here", 1)
 
 
 @pytest.fixture
 def there(db):
-    """A project in which they have no role."""
-    made = furnished("there", 2)
-    send_a_test(made.channel)
-    return made
+    """A project in which users have no role."""
+    created = create_project_with_objects("there", 2)
+    send_test_notification(created.channel)
+    return created
 
 
 @pytest.fixture

@@ -34,10 +34,10 @@ def test_an_audit_entry_has_the_reason(client, here, person_with):
 
 def test_the_address_is_taken_from_a_declared_proxy_only(client, here, person_with, settings):
     client.force_login(person_with("operator"))
-    for believed, address in ((False, "127.0.0.1"), (True, "198.51.100.4")):
-        settings.BEHIND_TLS_PROXY = believed
-        wanted = "disabled" if believed else "draining"
-        path = f"/fleet/replicas/{here.replica.pk}/state/{wanted}/"
+    for is_declared, address in ((False, "127.0.0.1"), (True, "198.51.100.4")):
+        settings.BEHIND_TLS_PROXY = is_declared
+        state = "disabled" if is_declared else "draining"
+        path = f"/fleet/replicas/{here.replica.pk}/state/{state}/"
         client.post(path, headers={"X-Forwarded-For": "203.0.113.9, 198.51.100.4"})
         assert AuditEntry.objects.first().address == address
 
@@ -70,7 +70,7 @@ def test_entries_cannot_be_updated_or_deleted():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("statement", "complaint"),
+    ("statement", "fault"),
     [
         ("update controlplane_auditentry set summary = 'other' where number = 2", "Entry 2 was changed"),
         ("update controlplane_auditentry set actor = 'eve' where number = 3", "Entry 3 was changed"),
@@ -79,16 +79,16 @@ def test_entries_cannot_be_updated_or_deleted():
         ("delete from controlplane_auditentry where number = 1", "Entry 1 is missing"),
     ],
 )
-def test_tampering_is_detected_with_its_place(statement, complaint):
+def test_tampering_is_detected_and_the_entry_is_named(statement, fault):
     for number in range(3):
         append_entry("a", f"number {number}", after={"x": number})
     with connection.cursor() as cursor:
         cursor.execute("alter table controlplane_auditentry disable trigger audit_append_only")
         cursor.execute(statement)
         cursor.execute("alter table controlplane_auditentry enable trigger audit_append_only")
-    with pytest.raises(BrokenChainError, match=complaint):
+    with pytest.raises(BrokenChainError, match=fault):
         verify_chain()
-    with pytest.raises(CommandError, match=complaint):
+    with pytest.raises(CommandError, match=fault):
         call_command("verify_audit")
 
 
@@ -121,8 +121,8 @@ def test_sign_ins_and_failures_are_audited_without_typed_text(client, here, pers
     client.post("/accounts/login/", {"login": "viewer-false", "password": "wrong wrong wrong"})
     client.post("/accounts/login/", {"login": "hunter2hunter2", "password": "x"})
     client.post("/accounts/login/", {"login": "viewer-false", "password": "a long enough password"})
-    said = list(AuditEntry.objects.filter(kind__contains="sign").order_by("number").values_list("kind", "summary"))
-    assert said == [
+    entries = list(AuditEntry.objects.filter(kind__contains="sign").order_by("number").values_list("kind", "summary"))
+    assert entries == [
         ("sign_in_refused", "Sign-in as viewer-false failed."),
         ("sign_in_refused", "Sign-in as an unknown user failed."),
         ("signed_in", "viewer-false signed in."),

@@ -18,7 +18,7 @@ def entries():
     return [append_entry("a", f"entry {number}") for number in range(4)]
 
 
-def behind_the_trigger(statement, *values):
+def execute_without_trigger(statement, *values):
     with connection.cursor() as cursor:
         cursor.execute("alter table controlplane_auditentry disable trigger audit_append_only")
         cursor.execute(statement, values)
@@ -32,7 +32,7 @@ def test_a_check_records_the_newest_digest(entries):
 
 
 def test_an_altered_entry_raises_an_event(entries):
-    behind_the_trigger("update controlplane_auditentry set summary = 'nothing' where number = 2")
+    execute_without_trigger("update controlplane_auditentry set summary = 'nothing' where number = 2")
     check = check_audit(NIGHT)
     assert check.fault == "Entry 2 was changed: nothing"
     assert Event.objects.get(kind="audit_broken").summary.startswith("The audit log was tampered with. Entry 2")
@@ -45,7 +45,7 @@ def test_a_rewritten_chain_is_detected_by_the_previous_check(entries):
     for entry in AuditEntry.objects.order_by("number"):
         entry.summary, entry.previous = f"harmless {entry.number}", previous
         entry.digest = previous = digest_of(entry)
-        behind_the_trigger(
+        execute_without_trigger(
             "update controlplane_auditentry set summary = %s, previous = %s, digest = %s where number = %s",
             *(entry.summary, entry.previous, entry.digest, entry.number),
         )
@@ -54,7 +54,7 @@ def test_a_rewritten_chain_is_detected_by_the_previous_check(entries):
 
 def test_a_truncated_log_is_detected(entries):
     check_audit(NIGHT)
-    behind_the_trigger("delete from controlplane_auditentry where number > 2")
+    execute_without_trigger("delete from controlplane_auditentry where number > 2")
     assert "Entry 4 is missing" in check_audit(NIGHT + timedelta(days=1)).fault
 
 
@@ -72,6 +72,6 @@ def test_the_page_shows_the_result_of_the_check(client, entries, here, person_wi
     check_audit(NIGHT)
     assert "Verified" in client.get("/audit/").text
     assert "WARMPATH_DATABASE_OWNER_URL" in client.get("/audit/").text, "tests run as a superuser"
-    behind_the_trigger("delete from controlplane_auditentry where number = 1")
+    execute_without_trigger("delete from controlplane_auditentry where number = 1")
     check_audit(NIGHT + timedelta(days=1))
     assert "The audit log was tampered with:" in client.get("/audit/").text

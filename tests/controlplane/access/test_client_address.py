@@ -28,7 +28,7 @@ def request(headers):
 
 
 @pytest.mark.parametrize(
-    ("named", "address"),
+    ("forwarded_for", "address"),
     [
         ("198.51.100.4", "198.51.100.4"),
         ("203.0.113.9, 198.51.100.4", "198.51.100.4"),
@@ -39,8 +39,8 @@ def request(headers):
         ("", PEER),
     ],
 )
-def test_the_client_address_is_the_last_one_of_a_declared_proxy(behind_proxy, named, address):
-    assert client_address(request(HTTPS | {"X-Forwarded-For": named})) == address
+def test_the_client_address_is_the_last_one_of_a_declared_proxy(behind_proxy, forwarded_for, address):
+    assert client_address(request(HTTPS | {"X-Forwarded-For": forwarded_for})) == address
 
 
 def test_without_a_declared_proxy_the_header_is_ignored(settings):
@@ -50,7 +50,7 @@ def test_without_a_declared_proxy_the_header_is_ignored(settings):
 
 def test_a_proxy_without_client_addresses_is_logged_once(behind_proxy, caplog):
     with caplog.at_level(logging.WARNING, logger="controlplane.request_origin"):
-        client_address(request({}))  # a probe that came past the proxy
+        client_address(request({}))  # a probe that bypasses the proxy
         assert caplog.messages == []
         for _ in range(3):
             assert client_address(request(HTTPS)) == PEER
@@ -61,8 +61,8 @@ def test_a_proxy_without_client_addresses_is_logged_once(behind_proxy, caplog):
 def test_the_audit_page_warns_about_hidden_addresses(behind_proxy, client, operator):
     client.force_login(operator)
     warning = b"The addresses below may be the proxy"
-    named = HTTPS | {"X-Forwarded-For": "198.51.100.4"}
-    assert warning not in client.get("/audit/", headers=named).content
+    with_address = HTTPS | {"X-Forwarded-For": "198.51.100.4"}
+    assert warning not in client.get("/audit/", headers=with_address).content
     assert warning in client.get("/audit/", headers=HTTPS).content
 
 

@@ -45,8 +45,8 @@ def test_a_name_conflict_does_not_reveal_an_invisible_object(pools, django_user_
     assert response.status_code == 409, response.content
     assert "cannot be used here" in response.data["detail"]
     assert "already" not in json.dumps(response.json())
-    seeing = client_of(operator).post(f"/api/v1/{path}", body, format="json")
-    assert (seeing.status_code, "There is already a" in seeing.data["detail"]) == (409, True)
+    admin_response = client_of(operator).post(f"/api/v1/{path}", body, format="json")
+    assert (admin_response.status_code, "There is already a" in admin_response.data["detail"]) == (409, True)
 
 
 def test_adopting_a_taken_url_does_not_reveal_an_invisible_replica(pools):

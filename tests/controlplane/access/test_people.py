@@ -33,9 +33,9 @@ def test_a_new_user_sees_nothing_without_a_role(client):
     ],
 )
 def test_an_invalid_user_is_rejected_by_field(fields, path):
-    with pytest.raises(InvalidError) as refused:
+    with pytest.raises(InvalidError) as error:
         add_person(**fields)
-    assert refused.value.faults[0].path == path
+    assert error.value.faults[0].path == path
 
 
 def test_a_guessable_word_may_be_part_of_a_password():
@@ -52,13 +52,13 @@ def test_usernames_are_unique():
 def test_the_last_admin_cannot_be_removed():
     ada, bob = add_person("ada", password=PASSWORD), add_person("bob", password=PASSWORD)
     set_role(ada, Role.ADMIN, None)
-    for leave in (
+    for remove_admin in (
         lambda: set_role(ada, Role.VIEWER, None),
         lambda: set_role(ada, None, None),
         lambda: set_active(ada, False),
     ):
         with pytest.raises(ConflictError):
-            leave()
+            remove_admin()
     set_role(bob, Role.ADMIN, None)
     set_role(ada, None, None)
     assert not ada.roles.exists()
@@ -83,10 +83,10 @@ def test_a_project_without_pools_is_removed_with_its_roles(here):
 
 def test_an_admin_adds_a_user_and_assigns_a_role(client, here, person_with):
     client.force_login(person_with("admin", everywhere=True))
-    made = client.post("/people/new/", {"username": "ada", "password": PASSWORD}, follow=True)
-    assert "sees nothing yet" in made.content.decode()
-    address = made.request["PATH_INFO"]
-    client.post(f"{address}role/", {"role": "editor", "project": here.project.pk})
+    response = client.post("/people/new/", {"username": "ada", "password": PASSWORD}, follow=True)
+    assert "sees nothing yet" in response.content.decode()
+    user_path = response.request["PATH_INFO"]
+    client.post(f"{user_path}role/", {"role": "editor", "project": here.project.pk})
     page = client.get("/people/").content.decode()
     assert "editor of here" in page
     assert AuditEntry.objects.filter(kind="role_changed", actor="admin-true").exists()
@@ -100,9 +100,9 @@ def test_a_password_is_never_shown_again(client, person_with, here):
 
 def test_a_user_creates_a_token_that_is_shown_once(client, here, person_with):
     client.force_login(person_with("viewer"))
-    made = client.post("/tokens/", {"name": "nightly", "scope": "read", "days": "7"}).content.decode()
-    assert "wp_" in made
-    assert "not shown again" in made
+    response = client.post("/tokens/", {"name": "nightly", "scope": "read", "days": "7"}).content.decode()
+    assert "wp_" in response
+    assert "not shown again" in response
     page = client.get("/tokens/").content.decode()
     assert "nightly" in page
     assert "not shown again" not in page

@@ -28,32 +28,32 @@ def test_irreversible_pages_need_an_authentication_of_the_last_15_minutes(client
     assert client.get(f"/fleet/pools/{here.pool.pk}/remove/").status_code == 200
     time_machine.move_to("2026-11-21T12:15:00Z", tick=False)
     assert client.get("/fleet/").status_code == 200
-    asked = client.get(f"/fleet/pools/{here.pool.pk}/remove/")
-    assert asked["Location"] == f"/accounts/confirm/?next=%2Ffleet%2Fpools%2F{here.pool.pk}%2Fremove%2F"
-    wrong = client.post(asked["Location"], {"password": "wrong wrong wrong"})
+    redirect = client.get(f"/fleet/pools/{here.pool.pk}/remove/")
+    assert redirect["Location"] == f"/accounts/confirm/?next=%2Ffleet%2Fpools%2F{here.pool.pk}%2Fremove%2F"
+    wrong = client.post(redirect["Location"], {"password": "wrong wrong wrong"})
     assert wrong.status_code == 200
-    back = client.post(asked["Location"], {"password": PASSWORD})
-    assert back["Location"] == f"/fleet/pools/{here.pool.pk}/remove/"
-    assert client.get(back["Location"]).status_code == 200
+    confirmed = client.post(redirect["Location"], {"password": PASSWORD})
+    assert confirmed["Location"] == f"/fleet/pools/{here.pool.pk}/remove/"
+    assert client.get(confirmed["Location"]).status_code == 200
 
 
 def test_reauthentication_returns_to_the_page_of_the_form(client, admin, here, person_with, time_machine):
-    someone = person_with("viewer")
+    viewer = person_with("viewer")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
-    page = f"/people/{someone.pk}/"
-    sent = client.post(f"{page}role/", {"role": "admin"}, HTTP_REFERER=f"http://testserver{page}")
-    assert not RoleAssignment.objects.filter(user=someone, role=Role.ADMIN).exists()
-    response = client.post(sent["Location"], {"password": PASSWORD}, follow=True)
+    page = f"/people/{viewer.pk}/"
+    redirect = client.post(f"{page}role/", {"role": "admin"}, HTTP_REFERER=f"http://testserver{page}")
+    assert not RoleAssignment.objects.filter(user=viewer, role=Role.ADMIN).exists()
+    response = client.post(redirect["Location"], {"password": PASSWORD}, follow=True)
     assert response.request["PATH_INFO"] == page
     assert "submit the form once more" in response.text
     client.post(f"{page}role/", {"role": "admin"})
-    assert RoleAssignment.objects.filter(user=someone, role=Role.ADMIN).exists()
+    assert RoleAssignment.objects.filter(user=viewer, role=Role.ADMIN).exists()
 
 
 def test_reauthentication_never_redirects_to_another_site(client, admin, time_machine):
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
-    sent = client.post("/tokens/", {"name": "x"}, HTTP_REFERER="http://evil.example/tokens/")
-    assert sent["Location"] == "/accounts/confirm/?next=%2F"
+    redirect = client.post("/tokens/", {"name": "x"}, HTTP_REFERER="http://evil.example/tokens/")
+    assert redirect["Location"] == "/accounts/confirm/?next=%2F"
     response = client.post("/accounts/confirm/?next=//evil.example/", {"password": PASSWORD})
     assert response["Location"] == "/"
 
@@ -87,8 +87,8 @@ def test_every_confirmed_route_rejects_a_stale_session(client, admin, here, time
             except NoReverseMatch:
                 continue
             response = getattr(rest if "api:" in route else client, method.lower())(address)
-            refused = response.status_code == 403 if "api:" in route else response.status_code == 302
-            assert refused, (route, method, response.status_code)
+            is_rejected = response.status_code == 403 if "api:" in route else response.status_code == 302
+            assert is_rejected, (route, method, response.status_code)
             assert "confirm" in (response.get("Location") or response.text), (route, method)
             break
         else:
@@ -109,7 +109,7 @@ def test_a_session_ends_twelve_hours_after_its_last_request(client, admin, time_
     time_machine.move_to("2026-11-21T23:59Z", tick=False)
     assert client.get("/fleet/").status_code == 200
     time_machine.move_to("2026-11-22T11:58Z", tick=False)
-    assert client.get("/fleet/").status_code == 200, "twelve hours after the last, not after the first"
+    assert client.get("/fleet/").status_code == 200, "twelve hours after the last request, not after the first"
     time_machine.move_to("2026-11-22T23:59Z", tick=False)
     assert client.get("/fleet/").status_code == 302
 
@@ -143,14 +143,14 @@ def test_session_cookies_are_http_only_and_same_site(here, person_with):
     assert (cookie["httponly"], cookie["samesite"], cookie["max-age"]) == (True, "Lax", 12 * 3600)
 
 
-EVERYWHERE = ["/accounts/login/", "/accounts/confirm/", "/fleet/", "/healthz", "/no-such-page/", "/api/v1/pools"]
+PATHS = ["/accounts/login/", "/accounts/confirm/", "/fleet/", "/healthz", "/no-such-page/", "/api/v1/pools"]
 
 
-@pytest.mark.parametrize("path", EVERYWHERE)
+@pytest.mark.parametrize("path", PATHS)
 def test_every_page_forbids_framing_and_inline_scripts(client, admin, path):
     response = client.get(path)
     policy = response["Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'; script-src 'self';")  # no object, and nothing inline
+    assert policy.startswith("default-src 'none'; script-src 'self';")  # no plugins, and nothing inline
     assert "base-uri 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert response["X-Frame-Options"] == "DENY"

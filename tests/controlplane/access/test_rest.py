@@ -29,21 +29,21 @@ LISTS = (
 )
 
 
-def objects(made):
+def objects(project):
     return {
-        "pools": made.pool.name,
-        "replicas": made.replica.name,
-        "replica-sources": made.source.name,
-        "client-keys": made.key.pk,
-        "discovered-replicas": made.discovered.pk,
-        "task-groups": made.group.pk,
-        "policies": made.policy.name,
-        "revisions": made.draft.pk,
-        "alert-rules": made.rule.pk,
-        "alerts": made.alert.pk,
-        "silences": made.silence.pk,
-        "deliveries": made.sent.pk,
-        "projects": made.project.name,
+        "pools": project.pool.name,
+        "replicas": project.replica.name,
+        "replica-sources": project.source.name,
+        "client-keys": project.key.pk,
+        "discovered-replicas": project.discovered.pk,
+        "task-groups": project.group.pk,
+        "policies": project.policy.name,
+        "revisions": project.draft.pk,
+        "alert-rules": project.rule.pk,
+        "alerts": project.alert.pk,
+        "silences": project.silence.pk,
+        "deliveries": project.notification.pk,
+        "projects": project.project.name,
     }
 
 
@@ -62,20 +62,20 @@ def script_of():
 
 def test_lists_show_only_the_projects_of_the_user(here, there, person_with, script_of):
     script = script_of(person_with("viewer"))
-    for noun in LISTS:
-        response = script.get(f"{ROOT}{noun}")
-        assert response.status_code == 200, noun
-        assert "there" not in response.content.decode(), noun
+    for resource in LISTS:
+        response = script.get(f"{ROOT}{resource}")
+        assert response.status_code == 200, resource
+        assert "there" not in response.content.decode(), resource
     assert [row["name"] for row in script.get(f"{ROOT}pools").data["results"]] == ["here-pool"]
     assert {event["pool"] for event in script.get(f"{ROOT}events").data["results"]} == {"here-pool"}
 
 
 def test_objects_of_other_projects_are_not_found(here, there, person_with, script_of):
     script = script_of(person_with("admin"))
-    for noun, key in objects(there).items():
+    for resource, key in objects(there).items():
         for method in ("get", "patch", "delete"):
-            response = getattr(script, method)(f"{ROOT}{noun}/{key}", {})
-            assert response.status_code in {404, 405}, f"{method} {noun}"
+            response = getattr(script, method)(f"{ROOT}{resource}/{key}", {})
+            assert response.status_code in {404, 405}, f"{method} {resource}"
     for path in (
         f"replicas/{there.replica.name}/state",
         f"replica-sources/{there.source.name}/look",
@@ -132,9 +132,9 @@ def test_a_token_is_bounded_by_its_scope_and_its_user(here, person_with, script_
 
 def test_roles_are_queried_once_a_request(here, person_with, script_of):
     script = script_of(person_with("editor"))
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}, headers=ANY).status_code == 200
-    assert sum("controlplane_roleassignment" in query["sql"] for query in asked) == 1
+    assert sum("controlplane_roleassignment" in query["sql"] for query in queries) == 1
 
 
 def test_tokens_of_a_disabled_user_are_rejected(here, person_with, script_of):
@@ -147,13 +147,13 @@ def test_tokens_of_a_disabled_user_are_rejected(here, person_with, script_of):
 
 
 def test_fleet_wide_objects_need_a_role_in_all_projects(here, person_with, script_of):
-    one, all_of_them = script_of(person_with("admin")), script_of(person_with("admin", everywhere=True))
-    for noun in ("projects", "routers", "channels", "tokens", "audit"):
-        assert one.get(f"{ROOT}{noun}").status_code == 403, noun
-        assert all_of_them.get(f"{ROOT}{noun}").status_code == 200, noun
-    assert one.get(f"{ROOT}channels/{here.channel.pk}").status_code == 404
-    assert one.post(f"{ROOT}pools", {"name": "mine"}).status_code == 403  # it would be of another project
-    assert one.post(f"{ROOT}pools", {"name": "mine", "project": "here", "models": ["m"]}).status_code == 201
+    project_admin, fleet_admin = script_of(person_with("admin")), script_of(person_with("admin", everywhere=True))
+    for resource in ("projects", "routers", "channels", "tokens", "audit"):
+        assert project_admin.get(f"{ROOT}{resource}").status_code == 403, resource
+        assert fleet_admin.get(f"{ROOT}{resource}").status_code == 200, resource
+    assert project_admin.get(f"{ROOT}channels/{here.channel.pk}").status_code == 404
+    assert project_admin.post(f"{ROOT}pools", {"name": "mine"}).status_code == 403  # it would be in another project
+    assert project_admin.post(f"{ROOT}pools", {"name": "mine", "project": "here", "models": ["m"]}).status_code == 201
 
 
 @pytest.mark.parametrize("path", ["/", "/live/", "/events/", "/charts/hit-rate/figure/", "/charts/hit-rate.json"])

@@ -32,8 +32,8 @@ PAGES = {name for name, (address, _) in ALL.items() if not address.startswith("a
 
 def test_the_table_has_exactly_the_routes_of_the_site():
     named = set(ALL) - PUBLIC_ROUTES
-    assert named - set(RULES) == set(), "these addresses are open to nobody: give them a rule"
-    assert set(RULES) - named == set(), "these rules are for no address"
+    assert named - set(RULES) == set(), "these routes have no rule, so nobody may use them"
+    assert set(RULES) - named == set(), "these rules have no route"
     assert all(set(rule.confirm) <= set(rule.roles) for rule in RULES.values())
 
 
@@ -41,13 +41,13 @@ def test_the_table_has_exactly_the_routes_of_the_site():
 def test_the_table_has_exactly_the_methods_of_each_route(route):
     view = ALL[route][1]
     actions = getattr(view, "actions", None)
-    if actions is not None:  # a viewset: what it maps is what it answers
-        taken = {method.upper() for method in actions} - {"HEAD"}
+    if actions is not None:  # a viewset: the methods that it maps
+        methods = {method.upper() for method in actions} - {"HEAD"}
     elif hasattr(view, "cls"):
-        taken = {method.upper() for method in METHODS if hasattr(view.cls, method)}
+        methods = {method.upper() for method in METHODS if hasattr(view.cls, method)}
     else:
-        taken = set(RULES[route].roles)  # a page's decorator says it: asked below
-    assert set(RULES[route].roles) == taken
+        methods = set(RULES[route].roles)  # a page: a test below sends each method
+    assert set(RULES[route].roles) == methods
 
 
 def test_viewers_change_only_their_tokens_sessions_and_links():
@@ -57,11 +57,11 @@ def test_viewers_change_only_their_tokens_sessions_and_links():
         for method, role in rule.roles.items()
         if method != "GET" and role is Role.VIEWER
     }
-    own = ("tokens", "token-revoke", "session-end", "sessions-end-others")
-    assert changing == {(f"controlplane:{name}", "POST") for name in own} | {("telemetry:links", "POST")}
+    own_routes = ("tokens", "token-revoke", "session-end", "sessions-end-others")
+    assert changing == {(f"controlplane:{name}", "POST") for name in own_routes} | {("telemetry:links", "POST")}
 
 
-def test_routes_and_methods_without_a_rule_are_closed():
+def test_routes_and_methods_without_a_rule_are_denied():
     assert needed_role("controlplane:nothing", "GET") is None
     assert needed_role("controlplane:fleet", "POST") is None
 
@@ -75,57 +75,57 @@ def test_each_role_covers_the_lower_ones():
 # --- every page, for every role, in the user's project and in another ---------------------------------
 
 
-def filled(address, made):
-    """The path with the ids of the objects in ``made``."""
+def path_with_ids(address, project):
+    """The path with the ids of the objects in ``project``."""
     values = {
-        "pool_id": made.pool.pk,
-        "pool_name": made.pool.name,
-        "group_name": made.group.name,
-        "replica_name": made.replica.name,
-        "replica_id": made.replica.pk,
-        "source_id": made.source.pk,
-        "discovered_id": made.discovered.pk,
-        "group_id": made.group.pk,
-        "policy_id": made.policy.pk,
-        "rollout_id": made.rollout.pk,
-        "project_id": made.project.pk,
-        "router_id": made.router.pk,
-        "rule_id": made.rule.pk,
-        "alert_id": made.alert.pk,
-        "silence_id": made.silence.pk,
-        "channel_id": made.channel.pk,
-        "server_id": made.server.pk,
-        "notification_id": made.sent.pk,
-        "revision_id": made.draft.pk,
+        "pool_id": project.pool.pk,
+        "pool_name": project.pool.name,
+        "group_name": project.group.name,
+        "replica_name": project.replica.name,
+        "replica_id": project.replica.pk,
+        "source_id": project.source.pk,
+        "discovered_id": project.discovered.pk,
+        "group_id": project.group.pk,
+        "policy_id": project.policy.pk,
+        "rollout_id": project.rollout.pk,
+        "project_id": project.project.pk,
+        "router_id": project.router.pk,
+        "rule_id": project.rule.pk,
+        "alert_id": project.alert.pk,
+        "silence_id": project.silence.pk,
+        "channel_id": project.channel.pk,
+        "server_id": project.server.pk,
+        "notification_id": project.notification.pk,
+        "revision_id": project.draft.pk,
         "number": 1,
         "state": "draining",
         "slug": "hit-rate",
         "place": "0-0-0-none",
         "code": "none",
         "person_id": 0,
-        "key_id": made.key.pk,
+        "key_id": project.key.pk,
         "token_id": 0,
         "session_id": 0,
     }
-    return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda found: str(values[found[1]]), address)
+    return "/" + re.sub(r"<(?:\w+:)?(\w+)>", lambda match: str(values[match[1]]), address)
 
 
 def names_an_object(address):
     return any(name in MODEL_OF_URL_PARAMETER for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
 
 
-def statuses(person, made, *, only_objects=False):
+def statuses(person, project, *, only_objects=False):
     """The status of every page for a user, by (route, method)."""
-    client, found = Client(raise_request_exception=False), {}
+    client, statuses_by_route = Client(raise_request_exception=False), {}
     client.force_login(person)
     for route in sorted(PAGES - PUBLIC_ROUTES):
         address = ALL[route][0]
         if only_objects and not names_an_object(address):
             continue
         for method in RULES[route].roles:
-            response = getattr(client, method.lower())(filled(address, made), {})
-            found[route, method] = response.status_code
-    return found
+            response = getattr(client, method.lower())(path_with_ids(address, project), {})
+            statuses_by_route[route, method] = response.status_code
+    return statuses_by_route
 
 
 @pytest.mark.parametrize("role", list(Role))
@@ -162,20 +162,20 @@ def test_a_role_in_all_projects_covers_every_page(role, here, person_with):
     for (route, method), status in statuses(person_with(role, everywhere=True), here).items():
         needed = needed_role(route, method)
         if "person_id" in ALL[route][0]:
-            continue  # nobody has the number 0
-        assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} answered {status}"
+            continue  # no user has the id 0
+        assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} responded {status}"
 
 
 def test_every_form_needs_the_csrf_token(here, person_with):
     strict = Client(enforce_csrf_checks=True)
     strict.force_login(person_with(Role.ADMIN, everywhere=True))
-    taking = [route for route in sorted(PAGES - PUBLIC_ROUTES) if "POST" in RULES[route].roles]
-    for route in taking:
-        response = strict.post(filled(ALL[route][0], here))
+    form_routes = [route for route in sorted(PAGES - PUBLIC_ROUTES) if "POST" in RULES[route].roles]
+    for route in form_routes:
+        response = strict.post(path_with_ids(ALL[route][0], here))
         assert (response.status_code, "Form expired" in response.text) == (403, True), route
-    assert len(taking) > 20
+    assert len(form_routes) > 20
     for route in sorted(route for route in PUBLIC_ROUTES & PAGES if route.startswith(("account_", "mfa_"))):
-        assert strict.post(filled(ALL[route][0], here)).status_code == 403, route
+        assert strict.post(path_with_ids(ALL[route][0], here)).status_code == 403, route
     rest = APIClient(enforce_csrf_checks=True)
     rest.force_login(person_with(Role.ADMIN))
     assert rest.post("/api/v1/projects", {"name": "forged"}).status_code == 403

@@ -45,7 +45,7 @@ def signed_in(ada, client):
 
 
 def set_up(client):
-    """Through the pages; (secret, recovery codes)."""
+    """Set up a second factor on the pages; (secret, recovery codes)."""
     page = client.get("/accounts/second-factor/set-up/").text
     secret = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
     done = client.post("/accounts/second-factor/set-up/", {"code": code_of(secret)}, follow=True)
@@ -63,7 +63,7 @@ def test_with_a_second_factor_a_password_does_not_suffice(signed_in, ada):
     assert len(set(codes)) == 10
     client, response = password_step(ada)
     assert response["Location"].startswith("/accounts/login/code/")
-    assert client.get("/").status_code == 302, "not in yet"
+    assert client.get("/").status_code == 302, "not signed in yet"
     wrong = client.post("/accounts/login/code/", {"code": "000000"})
     assert "Incorrect code" in wrong.text
     right = client.post("/accounts/login/code/", {"code": code_of(secret)})
@@ -95,8 +95,8 @@ def test_a_recovery_code_works_once_and_codes_are_shown_once(signed_in, ada):
         client, _ = password_step(ada)
         assert client.post("/accounts/login/code/", {"code": codes[0]}).status_code == expected
     assert "9 unused recovery codes" in signed_in.get("/accounts/second-factor/").text
-    made = signed_in.post("/accounts/second-factor/recovery-codes/new/", follow=True).text
-    assert not set(re.findall(r"<code>(\d{8})</code>", made)) & set(codes)
+    page = signed_in.post("/accounts/second-factor/recovery-codes/new/", follow=True).text
+    assert not set(re.findall(r"<code>(\d{8})</code>", page)) & set(codes)
 
 
 def test_guesses_at_codes_are_limited(signed_in, ada, settings):
@@ -110,7 +110,7 @@ def test_guesses_at_codes_are_limited(signed_in, ada, settings):
     assert client.post("/accounts/login/code/", {"code": code_of(secret)}).status_code == 302
 
 
-def kept_sessions():
+def stored_sessions():
     """The stored sessions, decoded as far as possible without a key."""
     packed = [row.partition(":")[0] for row in Session.objects.values_list("session_data", flat=True)]
     plain = [base64.urlsafe_b64decode(text.lstrip(".") + "==") for text in packed]
@@ -121,11 +121,11 @@ def test_totp_secrets_are_encrypted_in_database_and_session(signed_in, ada):
     page = signed_in.get("/accounts/second-factor/set-up/").text
     pending = re.search(r'id="key" value="([A-Z2-7]{32})"', page)[1]
     assert signed_in.session["mfa.totp.secret"] == pending, "it is kept for the next step"
-    assert kept_sessions()
-    assert pending.encode() not in kept_sessions()
+    assert stored_sessions()
+    assert pending.encode() not in stored_sessions()
     secret, codes = set_up(signed_in)
-    kept = str(list(Authenticator.objects.values_list("data", flat=True))) + kept_sessions().decode("latin-1")
-    assert not [word for word in (secret, *codes) if word in kept]
+    stored = str(list(Authenticator.objects.values_list("data", flat=True))) + stored_sessions().decode("latin-1")
+    assert not [text for text in (secret, *codes) if text in stored]
 
 
 def test_an_admin_resets_a_second_factor(signed_in, ada, client, here, person_with):
@@ -152,12 +152,16 @@ def test_changes_of_a_second_factor_are_audited(signed_in, ada, django_capture_o
     with django_capture_on_commit_callbacks(execute=True):
         set_up(signed_in)
         signed_in.post("/accounts/second-factor/remove/")
-    said = AuditEntry.objects.filter(kind="second_factor_changed").order_by("number").values_list("summary", flat=True)
-    assert {"ada set up a second factor.", "ada set up recovery codes.", "ada removed a second factor."} <= set(said)
-    assert not Authenticator.objects.exists(), "the recovery codes went with it"
+    summaries = (
+        AuditEntry.objects.filter(kind="second_factor_changed").order_by("number").values_list("summary", flat=True)
+    )
+    assert {"ada set up a second factor.", "ada set up recovery codes.", "ada removed a second factor."} <= set(
+        summaries
+    )
+    assert not Authenticator.objects.exists(), "the recovery codes were removed too"
 
 
-def test_a_role_that_needs_a_second_factor_is_closed_without_one(client, here, person_with, settings):
+def test_a_role_that_needs_a_second_factor_is_denied_without_one(client, here, person_with, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
     admin, viewer = person_with("admin"), person_with("viewer")
     client.force_login(viewer)

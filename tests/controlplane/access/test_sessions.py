@@ -24,30 +24,34 @@ def sign_in(person, agent="", address="10.1.2.3", password=PASSWORD):
     return browser
 
 
-def is_in(browser):
+def is_signed_in(browser):
     return browser.get("/fleet/").status_code == 200
 
 
-def ended():
+def session_entries():
     return list(AuditEntry.objects.filter(kind="user_changed").order_by("number").values_list("actor", "summary"))
 
 
 def test_users_see_only_their_own_sessions(here, person_with):
     olga, other = person_with("editor"), person_with("viewer")
-    laptop, _, strange = sign_in(olga, "Firefox"), sign_in(olga, "<b>curl</b>", "203.0.113.9"), sign_in(other, "Lynx")
+    laptop, _, other_browser = (
+        sign_in(olga, "Firefox"),
+        sign_in(olga, "<b>curl</b>", "203.0.113.9"),
+        sign_in(other, "Lynx"),
+    )
 
     page = laptop.get("/sessions/").text
 
     assert page.count("this session") == 1
     assert "Firefox" in page
     assert "203.0.113.9" in page
-    assert "&lt;b&gt;curl&lt;/b&gt;" in page, "what a browser calls itself is text of others"
+    assert "&lt;b&gt;curl&lt;/b&gt;" in page, "the user agent is untrusted text"
     assert "Lynx" not in page
     for session in PersonSession.objects.all():
-        assert session.key not in page, "whoever knows it is in"
-    theirs = PersonSession.objects.get(user=olga, agent="Firefox")
-    assert strange.post(f"/sessions/{theirs.pk}/end/").status_code == 404
-    assert is_in(laptop)
+        assert session.key not in page, "the key grants access"
+    other_session = PersonSession.objects.get(user=olga, agent="Firefox")
+    assert other_browser.post(f"/sessions/{other_session.pk}/end/").status_code == 404
+    assert is_signed_in(laptop)
 
 
 def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
@@ -56,16 +60,16 @@ def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
 
     response = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
     assert "The session has ended." in response.text
-    assert [is_in(one) for one in (laptop, phone, desk, kiosk)] == [True, False, True, True]
+    assert [is_signed_in(browser) for browser in (laptop, phone, desk, kiosk)] == [True, False, True, True]
     response = laptop.post("/sessions/end-others/", follow=True)
     assert "2 other sessions ended. This session continues." in response.text
-    assert [is_in(one) for one in (laptop, desk, kiosk)] == [True, False, False]
+    assert [is_signed_in(browser) for browser in (laptop, desk, kiosk)] == [True, False, False]
     own = sessions_of(olga).get()
     assert laptop.post(f"/sessions/{own.pk}/end/")["Location"] == "/accounts/login/"
-    assert not is_in(laptop)
+    assert not is_signed_in(laptop)
 
     name = olga.username
-    assert ended() == [
+    assert session_entries() == [
         (name, f"{name} ended one of their sessions."),
         (name, f"2 other sessions of {name} ended."),
         (name, f"{name} ended one of their sessions."),
@@ -81,8 +85,8 @@ def test_an_admin_ends_all_sessions_of_a_user(here, person_with):
     page = desk.get(f"/people/{olga.pk}/").text
     assert "2 active sessions" in page
     assert "2 sessions of" in desk.post(f"/people/{olga.pk}/sessions/end/", follow=True).text
-    assert [is_in(one) for one in (laptop, phone, desk)] == [False, False, True]
-    assert ended() == [(admin.username, f"2 sessions of {olga.username} ended.")]
+    assert [is_signed_in(browser) for browser in (laptop, phone, desk)] == [False, False, True]
+    assert session_entries() == [(admin.username, f"2 sessions of {olga.username} ended.")]
 
 
 def test_ending_a_session_needs_reauthentication(here, person_with, time_machine):
@@ -91,15 +95,19 @@ def test_ending_a_session_needs_reauthentication(here, person_with, time_machine
     laptop, phone = sign_in(olga), sign_in(olga, "phone")
     time_machine.move_to("2026-11-21T12:16Z", tick=False)
     assert laptop.post("/sessions/end-others/")["Location"].startswith("/accounts/confirm/")
-    assert is_in(phone)
+    assert is_signed_in(phone)
 
 
 def test_a_changed_password_ends_all_other_sessions(here, person_with):
-    olga, again = person_with("editor"), "another long passphrase"
+    olga, new_password = person_with("editor"), "another long passphrase"
     laptop, phone = sign_in(olga, "laptop"), sign_in(olga, "phone")
-    laptop.post("/accounts/password/change/", {"oldpassword": PASSWORD, "password1": again, "password2": again})
-    assert [is_in(laptop), is_in(phone)] == [True, False]
-    assert [one.agent for one in sessions_of(olga)] == ["laptop"], "its key changed, and it is listed once"
+    laptop.post(
+        "/accounts/password/change/", {"oldpassword": PASSWORD, "password1": new_password, "password2": new_password}
+    )
+    assert [is_signed_in(laptop), is_signed_in(phone)] == [True, False]
+    assert [session.agent for session in sessions_of(olga)] == ["laptop"], (
+        "the key changed, and the session is listed once"
+    )
     assert Session.objects.count() == 1
 
     set_password(olga, PASSWORD)
@@ -111,23 +119,23 @@ def test_sessions_of_a_disabled_user_end(here, person_with):
     laptop = sign_in(olga)
     olga = set_active(olga, active=False)
     set_active(olga, active=True)
-    assert not is_in(laptop)
+    assert not is_signed_in(laptop)
 
 
 def test_a_session_ends_seven_days_after_sign_in(here, person_with, time_machine):
     time_machine.move_to(NOON, tick=False)
     laptop = sign_in(person_with("editor"))
     time_machine.move_to("2026-11-21T23:00Z", tick=False)
-    assert is_in(laptop)
+    assert is_signed_in(laptop)
     for day in (22, 23, 24, 25, 26, 27):
         for hour in ("00", "11", "22"):
             time_machine.move_to(f"2026-11-{day}T{hour}:00Z", tick=False)
-            assert is_in(laptop), (day, hour)
+            assert is_signed_in(laptop), (day, hour)
     time_machine.move_to("2026-11-28T08:00Z", tick=False)
-    assert is_in(laptop)
+    assert is_signed_in(laptop)
     time_machine.move_to("2026-11-28T12:00Z", tick=False)
     laptop.get("/fleet/")
-    assert not is_in(laptop)
+    assert not is_signed_in(laptop)
 
 
 def test_ended_sessions_are_deleted(here, person_with, time_machine):
@@ -137,29 +145,29 @@ def test_ended_sessions_are_deleted(here, person_with, time_machine):
     used = sign_in(olga, "in use")
     sign_in(olga, "signed out").post("/accounts/logout/")
     time_machine.move_to("2026-11-21T23:00Z", tick=False)
-    assert is_in(used)
+    assert is_signed_in(used)
     time_machine.move_to("2026-11-22T01:00Z", tick=False)
-    assert [one.agent for one in sessions_of(olga)] == ["in use"]
+    assert [session.agent for session in sessions_of(olga)] == ["in use"]
     clean_up()
     assert Session.objects.count() == 1
     time_machine.move_to("2026-11-22T12:30Z", tick=False)
     delete_ended_sessions()
-    assert [one.agent for one in PersonSession.objects.all()] == ["in use"]
+    assert [session.agent for session in PersonSession.objects.all()] == ["in use"]
 
 
 def test_the_list_of_sessions_takes_a_fixed_number_of_queries(here, person_with):
     olga = person_with("editor")
     laptop = sign_in(olga)
 
-    def cost():
+    def count_queries():
         with CaptureQueriesContext(connection) as queries:
             assert laptop.get("/sessions/").status_code == 200
         return len(queries)
 
-    assert is_in(laptop)  # and was greeted
-    few, later = cost(), timezone.now() + timezone.timedelta(hours=1)
+    assert is_signed_in(laptop)  # consumes the message after sign-in
+    queries_of_one, later = count_queries(), timezone.now() + timezone.timedelta(hours=1)
     for number in range(120):
         Session.objects.create(session_key=f"s{number}", session_data="", expire_date=later)
         PersonSession.objects.create(user=olga, key=f"s{number}", address="10.0.0.1")
-    assert cost() == few
+    assert count_queries() == queries_of_one
     assert laptop.get("/sessions/").text.count("<code>10.") == 100

@@ -38,7 +38,7 @@ def test_five_failures_lock_the_sign_in(ada, settings):
     response = sign_in("ada", PASSWORD)
     assert response.status_code == 200
     assert LOCKED in response.text
-    assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302, "from elsewhere they come in"
+    assert sign_in("ada", PASSWORD, "192.0.2.2").status_code == 302, "the user can sign in from another address"
 
 
 def test_spellings_of_a_name_share_a_count(ada, settings):
@@ -88,15 +88,15 @@ def test_an_unknown_name_takes_as_long_as_a_wrong_password(ada, settings):
     settings.ACCOUNT_RATE_LIMITS = {"login_failed": "1000/s/ip", "login": "1000/s/ip"}
     add_person("bob", password=PASSWORD)  # hashed as in production
 
-    def took(name):
-        begun = time.perf_counter()
+    def duration_s(name):
+        started_s = time.perf_counter()
         sign_in(name, "wrong")
-        return time.perf_counter() - begun
+        return time.perf_counter() - started_s
 
-    took("bob"), took("nobody")
-    times = [(took("bob"), took("nobody")) for _ in range(12)]
+    duration_s("bob"), duration_s("nobody")
+    times = [(duration_s("bob"), duration_s("nobody")) for _ in range(12)]
     known, unknown = (min(column) for column in zip(*times, strict=True))
-    assert known > 0.02, "the password was hashed in earnest"
+    assert known > 0.02, "the password was hashed"
     assert 0.75 < unknown / known < 1.33
 
 
@@ -128,9 +128,9 @@ def test_attacks_do_not_fill_the_audit_log(ada, monkeypatch):
     monkeypatch.setattr(sign_ins, "MAX_FAILURES_PER_HOUR", 5)
     for number in range(9):
         sign_in("hunter2hunter2", "x", f"192.0.2.{number}")
-    refused = AuditEntry.objects.filter(kind="sign_in_refused")
-    assert refused.count() == 5
-    assert not refused.filter(summary__contains="hunter2").exists()
+    failures = AuditEntry.objects.filter(kind="sign_in_refused")
+    assert failures.count() == 5
+    assert not failures.filter(summary__contains="hunter2").exists()
 
 
 def test_unknown_names_get_no_lock_entry(settings):
@@ -143,11 +143,11 @@ def test_unknown_names_get_no_lock_entry(settings):
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_failures_are_all_counted(settings):
     add_person("ada", password=PASSWORD)
-    answers, together = [], threading.Barrier(8)
+    responses, barrier = [], threading.Barrier(8)
 
     def attack(number):
-        together.wait(10)
-        answers.append(sign_in("ada", f"wrong {number}", "192.0.2.77"))
+        barrier.wait(10)
+        responses.append(sign_in("ada", f"wrong {number}", "192.0.2.77"))
         connections.close_all()
 
     threads = [threading.Thread(target=attack, args=(number,)) for number in range(8)]
@@ -155,9 +155,9 @@ def test_concurrent_failures_are_all_counted(settings):
         thread.start()
     for thread in threads:
         thread.join(30)
-    looked_at = [response for response in answers if LOCKED not in response.text]
-    assert len(answers) == 8
-    assert len(looked_at) <= settings.SIGN_IN_FAILURES
+    checked = [response for response in responses if LOCKED not in response.text]
+    assert len(responses) == 8
+    assert len(checked) <= settings.SIGN_IN_FAILURES
 
 
 def test_a_distributed_attack_locks_unknown_devices_only(ada, settings):
@@ -169,8 +169,8 @@ def test_a_distributed_attack_locks_unknown_devices_only(ada, settings):
         assert LOCKED not in fail(1, "ada", f"203.0.113.{number}").text
     assert LOCKED in sign_in("ada", PASSWORD, "203.0.113.99").text
     assert LOCKED in sign_in("ADA", PASSWORD, "203.0.113.98").text
-    assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1, "not one for each address"
-    assert sign_in("ada", PASSWORD, "198.51.100.77", own).status_code == 302, "their own browser, wherever it is"
+    assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1, "one entry for all addresses"
+    assert sign_in("ada", PASSWORD, "198.51.100.77", own).status_code == 302, "a known device, at any address"
     own.post("/accounts/logout/")
     sign_ins.unlock_sign_in(ada)
     assert sign_in("ada", PASSWORD, "203.0.113.99").status_code == 302

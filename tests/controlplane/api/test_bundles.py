@@ -43,7 +43,7 @@ def fleet(pool, replica):
 
 @pytest.fixture
 def exported(api, fleet):
-    """What the fleet exports."""
+    """The exported fleet."""
     return json.loads(api.get(CONFIG).content)
 
 
@@ -53,24 +53,24 @@ def put(api, bundle, **query):
     )
 
 
-def done(response):
+def actions_of(response):
     """The actions as short lines."""
     assert response.status_code == 200, response.data
-    return [f"{one['op']} {one['kind']} {one['name']}" for one in response.data["actions"]]
+    return [f"{row['op']} {row['kind']} {row['name']}" for row in response.data["actions"]]
 
 
 def test_applying_an_export_changes_nothing(api, exported):
     before = (ConfigSnapshot.objects.count(), Event.objects.count())
-    assert done(put(api, exported, prune="true")) == []
+    assert actions_of(put(api, exported, prune="true")) == []
     assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
 def test_exports_are_reproducible_and_ordered_by_name(api, exported):
     assert api.get(CONFIG).content == api.get(CONFIG).content
     (pool,) = exported["pools"]
-    assert [one["name"] for one in pool["replicas"]] == ["r1", "r2"]
+    assert [row["name"] for row in pool["replicas"]] == ["r1", "r2"]
     assert pool["replicas"][1]["weight"] == 2.0
-    assert [(one["name"], one["replicas"], one["policy"]) for one in pool["groups"]] == [
+    assert [(row["name"], row["replicas"], row["policy"]) for row in pool["groups"]] == [
         ("agents", ["r1"], None),
         ("chat", [], None),
     ]
@@ -78,12 +78,12 @@ def test_exports_are_reproducible_and_ordered_by_name(api, exported):
 
 
 def test_an_export_restores_the_fleet(api, exported):
-    wiped = done(put(api, {"format": 1, "pools": []}, prune="true"))
-    assert wiped[-1] == "remove pool default"
+    removals = actions_of(put(api, {"format": 1, "pools": []}, prune="true"))
+    assert removals[-1] == "remove pool default"
     assert Pool.objects.count() == Replica.objects.count() == TaskGroup.objects.count() == 0
 
     rebuilt = put(api, exported)
-    assert done(rebuilt)[0] == "create pool default"
+    assert actions_of(rebuilt)[0] == "create pool default"
     again = json.loads(api.get(CONFIG).content)
     assert again == exported
 
@@ -100,7 +100,7 @@ def test_all_changes_of_a_bundle_make_one_configuration_and_are_reported(api, ex
 
     response = put(api, bundle)
 
-    assert done(response) == [
+    assert actions_of(response) == [
         "change pool default",
         "change replica r1",
         "change replica r2",
@@ -110,7 +110,7 @@ def test_all_changes_of_a_bundle_make_one_configuration_and_are_reported(api, ex
     assert list(response.data["actions"][1]["changes"]) == [{"field": "weight", "before": 1.0, "after": 3.0}]
     assert list(response.data["actions"][2]["changes"]) == [{"field": "state", "before": "active", "after": "draining"}]
     assert ConfigSnapshot.objects.count() == before + 1
-    assert done(put(api, bundle)) == []
+    assert actions_of(put(api, bundle)) == []
 
 
 def test_policies_are_published_with_the_reason_unless_they_are_active(api, exported, policy):
@@ -120,26 +120,26 @@ def test_policies_are_published_with_the_reason_unless_they_are_active(api, expo
 
     response = put(api, bundle)
 
-    assert done(response) == ["change policy default", "create policy default.agents"]
+    assert actions_of(response) == ["change policy default", "create policy default.agents"]
     assert (policy.live().strategy, policy.live().reason) == ("prefix_hash", "shared prompts")
-    assert [one["policy"] for one in response.data["rollouts"]] == ["default", "default.agents"]
-    assert done(put(api, bundle)) == []
+    assert [row["policy"] for row in response.data["rollouts"]] == ["default", "default.agents"]
+    assert actions_of(put(api, bundle)) == []
 
     bundle["pools"][0]["groups"][0]["policy"] = None
-    assert done(put(api, bundle)) == ["remove policy default.agents"]
+    assert actions_of(put(api, bundle)) == ["remove policy default.agents"]
 
 
 def test_missing_fields_and_lists_stay_unchanged(api, exported, fleet):
     set_replica_state(fleet.replicas.get(name="r2"), "draining")
-    assert done(put(api, {"format": 1, "pools": [{"name": "default", "replicas": [{"name": "r1"}]}]})) == []
-    assert done(put(api, {"format": 1, "pools": []})) == []
+    assert actions_of(put(api, {"format": 1, "pools": [{"name": "default", "replicas": [{"name": "r1"}]}]})) == []
+    assert actions_of(put(api, {"format": 1, "pools": []})) == []
     assert Replica.objects.get(name="r2").state == "draining"
 
 
 def test_pruning_removes_only_what_a_given_list_does_not_name(api, exported):
     bundle = {"format": 1, "pools": [{"name": "default", "groups": [{"name": "chat"}]}]}
-    assert done(put(api, bundle)) == []
-    assert done(put(api, bundle, prune="true")) == ["remove task group agents"]
+    assert actions_of(put(api, bundle)) == []
+    assert actions_of(put(api, bundle, prune="true")) == ["remove task group agents"]
     assert Replica.objects.count() == 2
 
 
@@ -147,7 +147,7 @@ def test_two_pools_can_swap_models_in_one_bundle(api, db):
     create_pool("a", models=["qwen"])
     create_pool("b", models=["llama"])
     bundle = {"format": 1, "pools": [{"name": "a", "models": ["llama"]}, {"name": "b", "models": ["qwen"]}]}
-    assert done(put(api, bundle)) == ["change pool a", "change pool b"]
+    assert actions_of(put(api, bundle)) == ["change pool a", "change pool b"]
 
 
 @pytest.fixture
@@ -156,22 +156,22 @@ def followed(fleet):
     source = create_source(fleet, name="pods", kind="dns", settings={"host": "vllm.test"}, adoption="adopt")
     r2 = Replica.objects.get(name="r2")
     DiscoveredReplica.objects.create(source=source, key="10.0.0.2", name="r2", url=r2.url, state="adopted", replica=r2)
-    there = {"namespace": "ml", "service": "vllm", "api_url": "https://10.9.9.9:6443"}
-    create_source(fleet, name="cluster", kind="kubernetes", settings=there, secret="tell-nobody", interval_s=60)
+    settings = {"namespace": "ml", "service": "vllm", "api_url": "https://10.9.9.9:6443"}
+    create_source(fleet, name="cluster", kind="kubernetes", settings=settings, secret="source-secret", interval_s=60)
     return fleet
 
 
 def test_sources_are_exported_and_discovered_replicas_are_not(api, followed):
     exported = json.loads(api.get(CONFIG).content)
     (pool,) = exported["pools"]
-    assert [(one["name"], one["kind"], one["interval_s"]) for one in pool["sources"]] == [
+    assert [(row["name"], row["kind"], row["interval_s"]) for row in pool["sources"]] == [
         ("cluster", "kubernetes", 60.0),
         ("pods", "dns", 30.0),
     ]
-    assert [one["name"] for one in pool["replicas"]] == ["r1"], "its source finds r2 again"
-    assert "tell-nobody" not in str(exported)
-    assert "looked_at" not in pool["sources"][0], "what looks find out is nobody's wish"
-    assert done(put(api, exported, prune="true")) == []
+    assert [row["name"] for row in pool["replicas"]] == ["r1"], "a source discovers r2 again"
+    assert "source-secret" not in str(exported)
+    assert "looked_at" not in pool["sources"][0], "results of polls are not exported"
+    assert actions_of(put(api, exported, prune="true")) == []
     assert Replica.objects.filter(name="r2").exists()
     assert ReplicaSource.objects.get(name="cluster").encrypted is not None
 
@@ -180,15 +180,15 @@ def test_sources_are_exported_and_discovered_replicas_are_not(api, followed):
         {"name": "file", "kind": "dns", "settings": {"host": "x.test"}},
     ]
     response = put(api, exported, prune="true")
-    assert done(response) == [
+    assert actions_of(response) == [
         "change replica source pods",
         "create replica source file",
         "remove replica source cluster",
     ]
     assert list(response.data["actions"][0]["changes"]) == [{"field": "interval_s", "before": 30.0, "after": 10.0}]
-    assert done(put(api, {"format": 1, "pools": []}, prune="true"))[-1] == "remove pool default"
+    assert actions_of(put(api, {"format": 1, "pools": []}, prune="true"))[-1] == "remove pool default"
     assert not ReplicaSource.objects.exists()
-    rebuilt = [one for one in done(put(api, exported)) if "source" in one]
+    rebuilt = [row for row in actions_of(put(api, exported)) if "source" in row]
     assert rebuilt == ["create replica source pods", "create replica source file"]
 
 
@@ -205,18 +205,18 @@ def test_a_bundle_can_draft_policies(client_with, fleet, policy, django_user_mod
     assert policy.draft() is None
     response = put(editor, {**bundle, "reason": "from the repository"}, draft="true")
 
-    assert done(response) == ["change draft default", "create draft default.chat"]
+    assert actions_of(response) == ["change draft default", "create draft default.chat"]
     assert list(response.data["actions"]) == list(planned["actions"])
     assert response.data["rollouts"] == []
     assert (policy.live().strategy, policy.draft().strategy) == ("round_robin", "prefix_hash")
     assert policy.draft().reason == "from the repository"
-    assert done(put(editor, bundle, draft="true")) == [], "it is drafted already"
+    assert actions_of(put(editor, bundle, draft="true")) == [], "it is drafted already"
     assert put(editor, of_default(policy={"strategy": "random"}), draft="true").status_code == 409
 
 
-def of_default(**said):
+def of_default(**fields):
     """A bundle of pool ``default`` alone."""
-    return {"format": 1, "pools": [{"name": "default", **said}]}
+    return {"format": 1, "pools": [{"name": "default", **fields}]}
 
 
 @pytest.mark.parametrize(
@@ -288,11 +288,11 @@ def test_each_action_of_a_bundle_needs_its_own_role(client_with, fleet, exported
 
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["replicas"][0]["weight"] = 5
-    assert done(put(editor, bundle)) == ["change replica r1"]
+    assert actions_of(put(editor, bundle)) == ["change replica r1"]
 
     bundle["pools"][0]["policy"] = {"strategy": "random"}
-    refused = put(editor, bundle)
-    assert (refused.status_code, "approver" in refused.data["detail"]) == (403, True)
+    response = put(editor, bundle)
+    assert (response.status_code, "approver" in response.data["detail"]) == (403, True)
     assert Rollout.objects.count() == 0
     new_pool = {"format": 1, "pools": [{"name": "mine"}]}
     assert put(editor, new_pool).status_code == 403
@@ -314,7 +314,7 @@ def test_other_projects_are_neither_exported_nor_pruned(client_with, exported, d
     api = client_with("admin")
 
     assert [pool["name"] for pool in api.get(CONFIG).data["pools"]] == ["default"]
-    assert "remove pool theirs" not in done(put(api, {"format": 1, "pools": []}, prune="true"))
+    assert "remove pool theirs" not in actions_of(put(api, {"format": 1, "pools": []}, prune="true"))
     assert [pool.name for pool in Pool.objects.all()] == ["theirs"]
 
 
@@ -330,12 +330,12 @@ def test_an_export_takes_a_fixed_number_of_queries(api, fleet, django_assert_num
 
 
 def test_applying_a_bundle_needs_the_current_etag(api, exported):
-    looked_at = api.get(CONFIG)["ETag"]
-    assert api.get(CONFIG, headers={"If-None-Match": looked_at}).status_code == 304
+    first_tag = api.get(CONFIG)["ETag"]
+    assert api.get(CONFIG, headers={"If-None-Match": first_tag}).status_code == 304
     assert APIClient.generic(api, "PUT", CONFIG, json.dumps(exported), "application/json").status_code == 428
     bundle = of_default(description="H200s")
-    assert api.put(CONFIG, bundle, format="json", headers={"If-Match": looked_at}).status_code == 200
-    late = api.put(CONFIG, of_default(description="mine"), format="json", headers={"If-Match": looked_at})
+    assert api.put(CONFIG, bundle, format="json", headers={"If-Match": first_tag}).status_code == 200
+    late = api.put(CONFIG, of_default(description="mine"), format="json", headers={"If-Match": first_tag})
     assert (late.status_code, late.data["current"]["pools"][0]["description"]) == (412, "H200s")
     assert late.data["etag"] == api.get(CONFIG)["ETag"]
 
@@ -343,23 +343,23 @@ def test_applying_a_bundle_needs_the_current_etag(api, exported):
 @pytest.mark.django_db(transaction=True)
 def test_a_concurrent_change_is_a_conflict(api, exported, monkeypatch):
     """Another connection changes a replica after the bundle's version was compared."""
-    walked = _Application.pool
+    apply_pool = _Application.apply_pool
 
-    def late(self, *arguments):
-        if not late.done:
-            late.done = True
-            thread = Thread(target=somebody_else)
+    def change_meanwhile(self, *arguments):
+        if not change_meanwhile.done:
+            change_meanwhile.done = True
+            thread = Thread(target=change_replica)
             thread.start()
             thread.join(20)
-        return walked(self, *arguments)
+        return apply_pool(self, *arguments)
 
-    def somebody_else():
+    def change_replica():
         update_replica(Replica.objects.get(name="r2"), weight=9)
         connection.close()
 
-    late.done = False
-    monkeypatch.setattr(_Application, "pool", late)
+    change_meanwhile.done = False
+    monkeypatch.setattr(_Application, "apply_pool", change_meanwhile)
     response = put(api, of_default(description="mine", replicas=[{"name": "r1", "weight": 4}]))
     assert response.status_code == 409
-    assert [(one.name, one.weight) for one in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
+    assert [(row.name, row.weight) for row in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
     assert Pool.objects.get().description == ""

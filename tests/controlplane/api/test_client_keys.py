@@ -28,7 +28,7 @@ def chat(pool):
 
 
 @pytest.fixture
-def asked_for(pool):
+def keys_required(pool):
     """Requests now need a client key."""
     update_fleet_settings(needs_key=True)
 
@@ -36,20 +36,20 @@ def asked_for(pool):
 # --- a key's life -------------------------------------------------------------------------------------------
 
 
-def test_a_client_key_can_be_created_changed_and_revoked(api, chat, asked_for):
+def test_a_client_key_can_be_created_changed_and_revoked(api, chat, keys_required):
     body = {"project": "default", "name": "agents", "groups": ["chat"], "requests_per_s": 5, "burst": 20}
-    made = api.post(KEYS, body, format="json")
-    assert (made.status_code, made.data["full_name"], made["Cache-Control"]) == (
+    created = api.post(KEYS, body, format="json")
+    assert (created.status_code, created.data["full_name"], created["Cache-Control"]) == (
         201,
         "default.agents",
         "private, no-store",
     )
-    text = made.data["key"]
+    text = created.data["key"]
     (key,) = running().access.keys
     assert (key.name, key.digest) == ("default.agents", hashlib.sha256(text.encode()).hexdigest())
     assert (key.models, key.groups, key.requests_per_s, key.burst) == (None, ("chat",), 5.0, 20)
 
-    path = f"{KEYS}/{made.data['id']}"
+    path = f"{KEYS}/{created.data['id']}"
     changed = api.patch(path, {"burst": None, "requests_per_s": None, "tokens_per_min": 9000}, format="json")
     assert (changed.data["burst"], changed.data["tokens_per_min"]) == (None, 9000)
     assert running().access.keys[0].tokens_per_min == 9000
@@ -63,13 +63,13 @@ def test_a_client_key_can_be_created_changed_and_revoked(api, chat, asked_for):
     assert api.get(KEYS, {"revoked": "false"}).data["count"] == 1
 
 
-def test_the_expiry_of_a_key_is_part_of_the_configuration(api, chat, asked_for):
+def test_the_expiry_of_a_key_is_part_of_the_configuration(api, chat, keys_required):
     """Routers reject an expired key by their own clocks: nothing is pushed at that time."""
     ends = "2090-03-04T12:00:00Z"
-    made = api.post(KEYS, {"project": "default", "name": "agents", "expires_at": ends}, format="json")
-    assert (made.status_code, made.data["expires_at"]) == (201, ends)
+    created = api.post(KEYS, {"project": "default", "name": "agents", "expires_at": ends}, format="json")
+    assert (created.status_code, created.data["expires_at"]) == (201, ends)
     assert running().access.keys[0].expires_at == 3_792_312_000
-    path = f"{KEYS}/{made.data['id']}"
+    path = f"{KEYS}/{created.data['id']}"
     assert api.patch(path, {"expires_at": "2020-01-01T00:00:00Z"}, format="json").status_code == 422
     ClientKey.objects.update(expires_at="2021-01-01T00:00:00Z")
     assert api.patch(path, {"tokens_per_min": 5}, format="json").data["expires_at"] == "2021-01-01T00:00:00Z"
@@ -77,15 +77,15 @@ def test_the_expiry_of_a_key_is_part_of_the_configuration(api, chat, asked_for):
     assert b"expires_at" not in snapshot_document(ConfigSnapshot.objects.first())  # as routers before it read it
 
 
-def test_the_text_and_digest_of_a_key_appear_only_in_the_response_that_created_it(api, chat, asked_for, caplog):
+def test_the_text_and_digest_of_a_key_appear_only_in_the_response_that_created_it(api, chat, keys_required, caplog):
     caplog.set_level(logging.DEBUG)
     headers = {"Idempotency-Key": "once"}
-    made = api.post(KEYS, {"project": "default", "name": "agents"}, format="json", headers=headers)
+    created = api.post(KEYS, {"project": "default", "name": "agents"}, format="json", headers=headers)
     digest = ClientKey.objects.get().digest
-    seen = [api.get(f"/api/v1/{path}").content.decode() for path in ("client-keys", "events", "audit", "config")]
-    seen += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
-    seen += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values())]
-    assert not [text for text in (*seen, caplog.text) if made.data["key"] in text or digest in text]
+    texts = [api.get(f"/api/v1/{path}").content.decode() for path in ("client-keys", "events", "audit", "config")]
+    texts += [str(row) for row in ConfigSnapshot.objects.values("document", "reason")]
+    texts += [str(row) for row in (*Event.objects.values(), *AuditEntry.objects.values())]
+    assert not [text for text in (*texts, caplog.text) if created.data["key"] in text or digest in text]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_a_key_permits_only_the_models_and_tenants_of_its_project(db):
         update_pool(pool, aliases=[{"name": f"{name}-alias", "model": f"{name}-llm"}])
         keys[name], _ = create_client_key(project, "agents", tenant="one")
     update_fleet_settings(needs_key=True)
-    told = {key.name: key for key in running().access.keys}
-    assert told["red.agents"].models == ("red-alias", "red-llm")
-    assert told["blue.agents"].models == ("blue-alias", "blue-llm")
-    assert (told["red.agents"].tenant, told["blue.agents"].tenant) == ("red.one", "blue.one")
+    keys_by_name = {key.name: key for key in running().access.keys}
+    assert keys_by_name["red.agents"].models == ("red-alias", "red-llm")
+    assert keys_by_name["blue.agents"].models == ("blue-alias", "blue-llm")
+    assert (keys_by_name["red.agents"].tenant, keys_by_name["blue.agents"].tenant) == ("red.one", "blue.one")
 
 
 def test_a_key_cannot_name_models_or_groups_of_another_project(api, chat):
@@ -145,7 +145,7 @@ def test_a_key_cannot_name_models_or_groups_of_another_project(api, chat):
         assert (response.status_code, response.data["errors"][0]["pointer"]) == (422, pointer)
 
 
-def test_removed_groups_are_left_out_of_keys(chat, asked_for):
+def test_removed_groups_are_left_out_of_keys(chat, keys_required):
     batch = create_task_group(chat.pool, "batch")
     create_client_key(chat.pool.project, "both", groups=["batch", "chat"])
     create_client_key(chat.pool.project, "one", groups=["batch"])
@@ -154,7 +154,7 @@ def test_removed_groups_are_left_out_of_keys(chat, asked_for):
     assert [(key.name, key.groups) for key in running().access.keys] == [("default.both", ("chat",))]
 
 
-# --- groups that are found by keys --------------------------------------------------------------------------
+# --- groups that match keys --------------------------------------------------------------------------
 
 
 def test_a_group_matches_api_keys_while_keys_are_required(chat):
@@ -185,8 +185,8 @@ def test_no_key_is_required_and_no_limit_is_set_by_default(api, pool):
     before = newest_snapshot().number
     assert api.get(FLEET).data == {"needs_key": False, "limits": None, "etag": api.get(FLEET)["ETag"]}
     assert (running().access, running().limits) == (None, schema.Limits())
-    made = build_config("ab" * 32)
-    assert made == schema.RouterConfig("ab" * 32, made.pools, replica_networks=made.replica_networks)
+    created = build_config("ab" * 32)
+    assert created == schema.RouterConfig("ab" * 32, created.pools, replica_networks=created.replica_networks)
     assert newest_snapshot().number == before
 
 

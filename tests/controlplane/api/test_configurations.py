@@ -57,9 +57,9 @@ def test_an_undecryptable_configuration_is_compared_without_secrets(api, history
     assert [effect["kind"] for effect in response.data["effects"] if effect["kind"] != "hash_secret"] == [
         "replica_joined"
     ]
-    refused = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
-    assert refused.status_code == 409
-    assert "Configuration 51 was written by a release whose format this release cannot read" in refused.data["detail"]
+    rejected = api.get(f"{ROOT}/compare?from={first.number}&to={odd.number}")
+    assert rejected.status_code == 409
+    assert "Configuration 51 was written by a release whose format this release cannot read" in rejected.data["detail"]
 
 
 def test_a_lost_router_can_be_removed(api, pool):

@@ -106,13 +106,13 @@ def test_the_check_compares_the_committed_contract_with_the_views(tmp_path, sett
 
 OPERATION = Deprecation(
     "GET /api/v1/pools/{name}",
-    instead="Ask for config.",
+    replacement="Ask for config.",
     announced_in="0.2",
     removed_in="0.4",
     since=date(2026, 12, 1),
     sunset=date(2027, 6, 1),
 )
-FIELD = replace(OPERATION, operation="PATCH /api/v1/pools/{name}", field="description", instead="Use labels.")
+FIELD = replace(OPERATION, operation="PATCH /api/v1/pools/{name}", field="description", replacement="Use labels.")
 PARAMETERS = replace(OPERATION, operation="GET /api/v1/replicas", field="state")
 OBJECT = replace(OPERATION, operation="GET /api/v1/revisions/{id}")
 HEADERS = {

@@ -14,7 +14,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from controlplane.services.access.tokens import create_token
-from tests.controlplane.access.conftest import furnished
+from tests.controlplane.access.conftest import create_project_with_objects
 
 # Not that everything outside the document is refused: a number where text is expected is read as text, as DRF does.
 CHECKS = (
@@ -67,7 +67,7 @@ def script(db, operator):
     """Headers of an admin, with one object of every kind. Requests run in the test's transaction."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
-    furnished("here", 1)
+    create_project_with_objects("here", 1)
     _, text = create_token(operator, name="test", scopes=["admin"])
     yield {"Authorization": f"Bearer {text}"}
     for signal in (request_started, request_finished):

@@ -18,14 +18,14 @@ from controlplane.services.policies.lifecycle import create_policy, publish_revi
 from controlplane.services.policies.rollouts import pause_rollout
 from telemetry.models import Heartbeat, Notification, NotificationState
 from telemetry.services.alerts.alerts import acknowledge
-from tests.controlplane.access.conftest import furnished
+from tests.controlplane.access.conftest import create_project_with_objects
 from tests.controlplane.rollouts import publish_stages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}, "reason": "warmer"}
 
-# A path and a valid body for every changing operation. {…} are keys of ``made``.
+# A path and a valid body for every changing operation. {…} are keys of ``object_keys``.
 EXAMPLES = {
     ("api:config", "PUT"): ("config", {"format": 1, "pools": [{"name": "here-pool", "description": "new"}]}),
     ("api:project-list", "POST"): ("projects", {"name": "new"}),
@@ -95,7 +95,7 @@ EXAMPLES = {
     ("telemetry-api:heartbeat", "POST"): ("heartbeat", {"url": "https://watch.example/x", "every_s": 60}),
     ("telemetry-api:heartbeat", "PATCH"): ("heartbeat", {"every_s": 30}),
     ("telemetry-api:heartbeat", "DELETE"): ("heartbeat", None),
-    ("telemetry-api:delivery-replay", "POST"): ("deliveries/{sent}/replay", None),
+    ("telemetry-api:delivery-replay", "POST"): ("deliveries/{notification}/replay", None),
 }
 
 
@@ -112,10 +112,10 @@ def test_every_changing_route_has_an_example():
 
 
 @pytest.fixture
-def made(db, operator):
+def object_keys(db, operator):
     """One object of every kind, and a token that is not the script's."""
-    here = furnished("here", 1)
-    bare = furnished("bare", 2)
+    here = create_project_with_objects("here", 1)
+    bare = create_project_with_objects("bare", 2)
     for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.source, bare.replica):
         row.delete()
     Router.objects.update(lost_at=timezone.now())
@@ -130,13 +130,13 @@ def made(db, operator):
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
     acknowledge(here.alert, by=operator)
-    named = ("group", "key", "rule", "alert", "silence", "channel", "server", "sent", "discovered")
+    named = ("group", "key", "rule", "alert", "silence", "channel", "server", "notification", "discovered")
     keys = {name: getattr(here, name).pk for name in named}
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 
 
 @pytest.fixture
-def script(operator, made):
+def script(operator, object_keys):
     """A client with a token whose use is recorded already."""
     _, text = create_token(operator, name="test", scopes=["admin"])
     client = APIClient()
@@ -148,7 +148,7 @@ def script(operator, made):
 
 @pytest.fixture
 def broker(valkey, monkeypatch):
-    """What lies in Celery's queue, on a real server."""
+    """A connection to a real broker with an empty queue."""
     monkeypatch.setattr(app.conf, "broker_url", valkey)
     path = valkey.removeprefix("redis+socket://").partition("?")[0]
     with redis.Redis(unix_socket_path=path) as queue:
@@ -159,27 +159,27 @@ def broker(valkey, monkeypatch):
 def everything():
     """A digest of every row of every table."""
     with connection.cursor() as cursor:
-        found = {}
+        digests = {}
         for table in connection.introspection.table_names(cursor):
             cursor.execute(f"select count(*), md5(string_agg(t::text, '|' order by t::text)) from {table} t")
-            found[table] = cursor.fetchone()
-    return found
+            digests[table] = cursor.fetchone()
+    return digests
 
 
-def filled(value, made):
+def fill_in(value, keys):
     if isinstance(value, dict):
-        return {key: filled(inner, made) for key, inner in value.items()}
-    return value.format(**made) if isinstance(value, str) else value
+        return {key: fill_in(inner, keys) for key, inner in value.items()}
+    return value.format(**keys) if isinstance(value, str) else value
 
 
 @pytest.mark.parametrize(("route", "method"), sorted(EXAMPLES))
-def test_a_dry_run_describes_the_change_and_changes_nothing(script, made, broker, route, method):
-    path, body = filled(EXAMPLES[route, method][0], made), filled(EXAMPLES[route, method][1], made)
+def test_a_dry_run_describes_the_change_and_changes_nothing(script, object_keys, broker, route, method):
+    path, body = (fill_in(part, object_keys) for part in EXAMPLES[route, method])
     if (route, method) == ("api:project-detail", "DELETE"):
-        made["bare"].pool.delete()
+        object_keys["bare"].pool.delete()
     if (route, method) == ("telemetry-api:heartbeat", "POST"):
         Heartbeat.objects.all().delete()
-        del script.defaults["HTTP_IF_MATCH"]  # there is none of which it could be a version
+        del script.defaults["HTTP_IF_MATCH"]  # no heartbeat exists, so there is no version
     send, before = getattr(script, method.lower()), everything()
 
     plan = send(f"{ROOT}{path}?dry_run=true", body)
@@ -188,9 +188,9 @@ def test_a_dry_run_describes_the_change_and_changes_nothing(script, made, broker
     assert (plan["Dry-Run"], plan.json()["dry_run"]) == ("true", True)
     assert everything() == before
     assert broker.keys() == []
-    done = send(f"{ROOT}{path}", body)
-    assert done.status_code == plan.json()["status"], done.content
-    assert everything() != before, "the example itself changes nothing, and so would prove nothing"
+    response = send(f"{ROOT}{path}", body)
+    assert response.status_code == plan.json()["status"], response.content
+    assert everything() != before, "the example changes nothing without a dry run either"
 
 
 def test_a_dry_run_shows_changes_configuration_and_events(script):
@@ -236,5 +236,5 @@ def test_a_dry_run_rejects_what_the_change_rejects(script, path, body, status):
 def test_a_dry_run_checks_if_match(script):
     stale = {"If-Match": '"stale"'}
     assert script.patch(f"{ROOT}pools/here-pool?dry_run=true", {"description": "x"}, headers=stale).status_code == 412
-    done = script.patch(f"{ROOT}pools/here-pool?dry_run=false", {"description": "x"})
-    assert (done.status_code, done.has_header("Dry-Run")) == (200, False)
+    response = script.patch(f"{ROOT}pools/here-pool?dry_run=false", {"description": "x"})
+    assert (response.status_code, response.has_header("Dry-Run")) == (200, False)

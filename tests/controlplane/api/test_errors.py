@@ -10,7 +10,7 @@ from django.urls import resolve
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from controlplane.api.exceptions import PROBLEM_TYPES, SPECIFIC_TYPES, no_such_endpoint
+from controlplane.api.exceptions import PROBLEM_TYPES, SPECIFIC_TYPES, endpoint_not_found
 from controlplane.models import Pool, Role
 from controlplane.services.access.people import set_role
 from controlplane.services.access.tokens import create_token
@@ -33,14 +33,14 @@ def filled(path):
     """The path with a parameter of the right type: a name, a number or a UUID."""
     forms = ("default", "1", "00000000-0000-4000-8000-000000000000")
     addresses = [re.sub(r"{\w+}", form, path) for form in forms]
-    return next(address for address in addresses if resolve(address).func is not no_such_endpoint)
+    return next(address for address in addresses if resolve(address).func is not endpoint_not_found)
 
 
 @pytest.mark.django_db
 def test_every_operation_needs_authentication(pool):
-    seen = operations()
-    assert len(seen) > 30
-    for method, path in [*seen, ("get", f"{ROOT}openapi.json")]:
+    all_operations = operations()
+    assert len(all_operations) > 30
+    for method, path in [*all_operations, ("get", f"{ROOT}openapi.json")]:
         response = getattr(APIClient(), method)(path)
         assert response.status_code == 401, f"{method} {path}"
         assert response["WWW-Authenticate"] == "Bearer"
@@ -77,10 +77,10 @@ def test_plain_http_is_rejected_instead_of_redirected(settings, operator, pool):
     _, text = create_token(operator, name="test", scopes=["write"])
     script = CarefulClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    refused = script.patch(f"{ROOT}pools/default", {"description": "x"})
-    assert (refused.status_code, "Use HTTPS" in refused.json()["detail"]) == (403, True)
-    told = {"If-Match": "*"}
-    assert script.patch(f"{ROOT}pools/default", {"description": "x"}, secure=True, headers=told).status_code == 200
+    rejected = script.patch(f"{ROOT}pools/default", {"description": "x"})
+    assert (rejected.status_code, "Use HTTPS" in rejected.json()["detail"]) == (403, True)
+    headers = {"If-Match": "*"}
+    assert script.patch(f"{ROOT}pools/default", {"description": "x"}, secure=True, headers=headers).status_code == 200
     assert script.get("/fleet/")["Location"] == "https://testserver/fleet/"
 
 
@@ -166,12 +166,12 @@ def test_unknown_fields_are_rejected_by_name(api, pool):
 
 def test_every_problem_type_is_in_the_readme():
     readme = (Path(__file__).resolve().parents[3] / "controlplane/api/README.md").read_text()
-    for word in (*PROBLEM_TYPES.values(), *SPECIFIC_TYPES.values()):
-        assert f"`{word}`" in readme
+    for problem_type in (*PROBLEM_TYPES.values(), *SPECIFIC_TYPES.values()):
+        assert f"`{problem_type}`" in readme
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("fault", "status"), [(OperationalError("gone"), 503), (RuntimeError("secret"), 500)])
+@pytest.mark.parametrize(("fault", "status"), [(OperationalError("unavailable"), 503), (RuntimeError("secret"), 500)])
 def test_internal_errors_reveal_nothing(api, pool, monkeypatch, fault, status):
     def fail(*_args, **_options):
         raise fault
@@ -190,7 +190,7 @@ def test_lists_take_a_fixed_number_of_queries(api, pool, django_assert_max_num_q
         announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.1.{number}:8081")
         publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "round_robin"}).pk)
     api.get(f"{ROOT}pools")  # the token's use is noted once a minute
-    for noun in (
+    for resource in (
         "pools",
         "replicas",
         "task-groups",
@@ -202,9 +202,9 @@ def test_lists_take_a_fixed_number_of_queries(api, pool, django_assert_max_num_q
         "tokens",
     ):
         with django_assert_max_num_queries(5):
-            response = api.get(f"{ROOT}{noun}")
-        assert response.status_code == 200, noun
-        assert response.data["results"], noun
+            response = api.get(f"{ROOT}{resource}")
+        assert response.status_code == 200, resource
+        assert response.data["results"], resource
 
 
 @pytest.mark.django_db
@@ -252,7 +252,7 @@ def test_the_document_is_generated_without_warnings(capsys):
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("fault", "status"), [(OperationalError("gone"), 503), (RuntimeError("secret"), 500)])
+@pytest.mark.parametrize(("fault", "status"), [(OperationalError("unavailable"), 503), (RuntimeError("secret"), 500)])
 def test_an_unreadable_session_is_503_and_an_internal_error_500(operator, monkeypatch, fault, status):
     browser = APIClient(raise_request_exception=False)
     browser.force_login(operator)

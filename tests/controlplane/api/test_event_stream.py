@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EVENTS = "/api/v1/events"
 
 
-def note(summary, **more):
+def record(summary, **more):
     return record_event(EventKind.REPLICA_DOWN, summary, **more)
 
 
@@ -52,10 +52,10 @@ def script(token):
     return client
 
 
-def in_a_thread(work):
+def in_a_thread(function):
     def closing():
         try:
-            return work()
+            return function()
         finally:
             connection.close()
 
@@ -67,26 +67,26 @@ def in_a_thread(work):
 
 def test_events_after_an_id_are_listed_oldest_first(script, pool):
     last = newest()
-    noted = [note(f"number {number}").pk for number in range(5)]
+    event_ids = [record(f"number {number}").pk for number in range(5)]
     first = script.get(EVENTS, {"after": last, "limit": 3}).json()
     second = script.get(EVENTS, {"after": first["last"], "limit": 3}).json()
-    assert [one["id"] for one in (*first["results"], *second["results"])] == noted
-    assert script.get(EVENTS, {"after": second["last"]}).json() == {"results": [], "last": noted[-1]}
+    assert [row["id"] for row in (*first["results"], *second["results"])] == event_ids
+    assert script.get(EVENTS, {"after": second["last"]}).json() == {"results": [], "last": event_ids[-1]}
 
 
 def test_a_long_poll_returns_as_soon_as_there_is_an_event(script, pool):
-    last, begun = newest(), time.monotonic()
+    last, started_s = newest(), time.monotonic()
     response = in_a_thread(lambda: script.get(EVENTS, {"after": last, "wait": 30, "kind": "replica_down"}).json())
     update_pool(pool, description="not what was asked for")
-    wanted = note("this is")
-    assert [one["id"] for one in response.result(timeout=20)["results"]] == [wanted.pk]
-    assert time.monotonic() - begun < 15
+    expected = record("this is")
+    assert [row["id"] for row in response.result(timeout=20)["results"]] == [expected.pk]
+    assert time.monotonic() - started_s < 15
 
 
 def test_a_long_poll_returns_nothing_after_its_wait(script, pool):
-    begun = time.monotonic()
+    started_s = time.monotonic()
     assert script.get(EVENTS, {"after": newest(), "wait": 0.6}).json()["results"] == []
-    assert 0.5 < time.monotonic() - begun < 10
+    assert 0.5 < time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize("query", [{"wait": 5}, {"after": "7", "wait": -1}, {"after": "7", "wait": 61}])
@@ -95,26 +95,26 @@ def test_invalid_waits_are_rejected(script, query):
 
 
 def test_an_event_that_is_committed_late_is_not_skipped(script, pool):
-    """Its id is lower than that of an event which is committed earlier."""
-    last, written, go_on = newest(), threading.Event(), threading.Event()
+    """The event that is committed later has the lower id."""
+    last, written, commit = newest(), threading.Event(), threading.Event()
 
     def slow():
         with transaction.atomic():
-            late = note("late").pk
+            late = record("late").pk
             written.set()
-            assert go_on.wait(timeout=20)
+            assert commit.wait(timeout=20)
         return late
 
     working = in_a_thread(slow)
     assert written.wait(timeout=20)
-    early = note("early")
+    early = record("early")
     meanwhile = script.get(EVENTS, {"after": last}).json()
-    assert meanwhile["results"] == []  # not yet: what precedes it is still at work
-    go_on.set()
+    assert meanwhile["results"] == []  # withheld until the earlier transaction commits
+    commit.set()
     late = working.result(timeout=20)
     assert late < early.pk
     shown = script.get(EVENTS, {"after": meanwhile["last"]}).json()
-    assert [one["id"] for one in shown["results"]] == [late, early.pk]
+    assert [row["id"] for row in shown["results"]] == [late, early.pk]
     assert script.get(EVENTS, {"after": shown["last"]}).json()["results"] == []
 
 
@@ -124,25 +124,25 @@ def test_with_concurrent_writers_every_event_is_returned_once(script, pool):
     def write(number):
         for count in range(10):
             with transaction.atomic():
-                note(f"{number}-{count}")
+                record(f"{number}-{count}")
 
     def follow():
-        seen, at = [], last
+        received, at = [], last
         while True:
-            over = done.is_set()  # before the look that finds nothing more
+            writers_done = done.is_set()  # before the request that returns no more events
             page = script.get(EVENTS, {"after": at, "limit": 7}).json()
-            seen += [one["id"] for one in page["results"]]
+            received += [row["id"] for row in page["results"]]
             at = page["last"]
-            if over and not page["results"]:
-                return seen
+            if writers_done and not page["results"]:
+                return received
 
     following = in_a_thread(follow)
     for writer in [in_a_thread(lambda number=number: write(number)) for number in range(6)]:
         writer.result(timeout=60)
     done.set()
-    seen = following.result(timeout=60)
-    assert len(seen) == len(set(seen)) == 60
-    assert set(seen) == set(Event.objects.filter(pk__gt=last).values_list("pk", flat=True))
+    received = following.result(timeout=60)
+    assert len(received) == len(set(received)) == 60
+    assert set(received) == set(Event.objects.filter(pk__gt=last).values_list("pk", flat=True))
 
 
 def test_a_long_poll_returns_only_visible_events(django_user_model, pool):
@@ -152,25 +152,25 @@ def test_a_long_poll_returns_only_visible_events(django_user_model, pool):
     _, text = create_token(person, name="test", scopes=[Scope.READ])
     client, last = APIClient(), newest()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    note("theirs", pool=theirs)
-    note("nobody's")
-    mine = note("mine", pool=pool)
-    assert [one["id"] for one in client.get(EVENTS, {"after": last}).json()["results"]] == [mine.pk]
+    record("theirs", pool=theirs)
+    record("without a pool")
+    visible_event = record("visible", pool=pool)
+    assert [row["id"] for row in client.get(EVENTS, {"after": last}).json()["results"]] == [visible_event.pk]
 
 
 def test_the_number_of_waiting_clients_is_limited(script, pool, monkeypatch):
     monkeypatch.setattr(event_stream, "_slots", threading.BoundedSemaphore(1))
     event_stream.acquire_slot()
     for path in (f"{EVENTS}?after={newest()}&wait=30", f"{EVENTS}/stream"):
-        full = script.get(path)
-        assert (full.status_code, full["Retry-After"]) == (503, "5")
-        assert json.loads(full.content)["type"] == "urn:warmpath:problem:too-many-waiting"
-    assert script.get(EVENTS, {"after": newest()}).status_code == 200  # who does not wait needs none
+        response = script.get(path)
+        assert (response.status_code, response["Retry-After"]) == (503, "5")
+        assert json.loads(response.content)["type"] == "urn:warmpath:problem:too-many-waiting"
+    assert script.get(EVENTS, {"after": newest()}).status_code == 200  # a request without wait needs no slot
 
 
 def test_restored_events_sort_before_new_ones(pool):
     Event.objects.update(xact=2**60)
-    fresh = note("fresh")
+    fresh = record("fresh")
     assert events.reset_foreign_events() > 0
     assert events.newest_position() == (fresh.xact, fresh.pk)
     assert events.reset_foreign_events() == 0
@@ -180,9 +180,9 @@ def test_restored_events_sort_before_new_ones(pool):
 
 
 def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -199,14 +199,14 @@ def asgi_server(pool):
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=django_settings.ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: answers(url), 40, "uvicorn", alive=process)
+        wait_until(lambda: is_up(url), 40, "uvicorn", alive=process)
         yield url
     finally:
         process.terminate()
         process.wait(timeout=20)
 
 
-def answers(url):
+def is_up(url):
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
     return False
@@ -222,7 +222,7 @@ def stream(url, text, **options):
         yield response
 
 
-def told(lines):
+def parse_events(lines):
     """The events of a stream, as (id, kind, data)."""
     event = {}
     for line in lines:
@@ -239,24 +239,24 @@ def test_a_stream_delivers_events_and_resumes_after_the_last_id(asgi_server, tok
         assert response.headers["content-type"] == "text/event-stream"
         lines = response.iter_lines()
         assert next(lines) == "retry: 2000"
-        noted = [note(f"number {number}").pk for number in range(3)]
-        seen = list(islice(told(lines), 3))
-    assert [number for number, *_ in seen] == noted
-    assert seen[0][1:] == ("replica_down", {**seen[0][2], "summary": "number 0"})
-    missed = note("while away").pk
-    with stream(asgi_server, token[1], headers={"Last-Event-ID": str(noted[1])}) as response:
-        assert [number for number, *_ in islice(told(response.iter_lines()), 2)] == [noted[2], missed]
+        event_ids = [record(f"number {number}").pk for number in range(3)]
+        received = list(islice(parse_events(lines), 3))
+    assert [number for number, *_ in received] == event_ids
+    assert received[0][1:] == ("replica_down", {**received[0][2], "summary": "number 0"})
+    missed = record("while away").pk
+    with stream(asgi_server, token[1], headers={"Last-Event-ID": str(event_ids[1])}) as response:
+        assert [number for number, *_ in islice(parse_events(response.iter_lines()), 2)] == [event_ids[2], missed]
 
 
 def test_a_stream_ends_when_its_token_is_revoked(asgi_server, token, pool):
     with stream(asgi_server, token[1]) as response:
         lines = response.iter_lines()
         next(lines)
-        note("before")
-        assert next(told(lines))[2]["summary"] == "before"
+        record("before")
+        assert next(parse_events(lines))[2]["summary"] == "before"
         revoke_token(token[0])
-        note("after")
-        assert list(told(lines)) == []
+        record("after")
+        assert list(parse_events(lines)) == []
 
 
 def test_a_stream_ends_when_its_user_is_disabled(asgi_server, token, operator, pool, django_user_model):
@@ -265,18 +265,18 @@ def test_a_stream_ends_when_its_user_is_disabled(asgi_server, token, operator, p
         lines = response.iter_lines()
         next(lines)
         set_active(operator, False)
-        begun = time.monotonic()
+        started_s = time.monotonic()
         assert all("replica" not in line for line in lines)  # to the end
-        assert time.monotonic() - begun < 19
+        assert time.monotonic() - started_s < 19
 
 
 def test_a_stream_takes_the_filters_of_the_list(asgi_server, token, pool):
     with stream(asgi_server, token[1], params={"kind": "pool_changed"}) as response:
         lines = response.iter_lines()
         next(lines)
-        note("something else")
+        record("something else")
         update_pool(pool, description="news")
-        assert next(told(lines))[1] == "pool_changed"
+        assert next(parse_events(lines))[1] == "pool_changed"
     with stream(asgi_server, token[1], params={"kind": "nonsense"}) as response:
         assert response.status_code == 422
         assert response.headers["content-type"] == "application/problem+json"
@@ -301,5 +301,5 @@ def test_a_stream_ends_with_the_session(operator, pool):
     follower = browser.get(f"{EVENTS}/stream").streaming_content
     assert b"retry" in next(follower)
     browser.logout()
-    note("after")
+    record("after")
     assert list(follower) == []

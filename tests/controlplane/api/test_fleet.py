@@ -6,8 +6,12 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_replica_can_be_added_changed_drained_and_removed(api, pool):
-    made = api.post("/api/v1/replicas", {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000/"})
-    assert (made.status_code, made.data["url"], made.data["block_tokens"]) == (201, "http://10.0.0.1:8000", None)
+    created = api.post("/api/v1/replicas", {"pool": "default", "name": "r1", "url": "http://10.0.0.1:8000/"})
+    assert (created.status_code, created.data["url"], created.data["block_tokens"]) == (
+        201,
+        "http://10.0.0.1:8000",
+        None,
+    )
 
     changed = api.patch("/api/v1/replicas/r1", {"weight": 2.5})
     assert changed.data["weight"] == 2.5
@@ -63,11 +67,13 @@ def test_a_model_belongs_to_one_pool(api, pool):
 
 
 def test_a_task_group_can_be_limited_to_replicas_of_its_pool(api, replica):
-    made = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat", "replicas": ["r1"]})
-    assert made.data["replicas"] == ["r1"]
+    created = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat", "replicas": ["r1"]})
+    assert created.data["replicas"] == ["r1"]
     assert api.delete("/api/v1/replicas/r1").status_code == 409  # the subset would widen to all
-    assert api.patch(f"/api/v1/task-groups/{made.data['id']}", {"replicas": [], "owner": "web"}).data["replicas"] == []
-    assert api.delete(f"/api/v1/task-groups/{made.data['id']}").status_code == 204
+    assert (
+        api.patch(f"/api/v1/task-groups/{created.data['id']}", {"replicas": [], "owner": "web"}).data["replicas"] == []
+    )
+    assert api.delete(f"/api/v1/task-groups/{created.data['id']}").status_code == 204
 
 
 def test_lists_can_be_filtered(api, replica):

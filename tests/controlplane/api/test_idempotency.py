@@ -98,8 +98,8 @@ def test_a_concurrent_repeat_is_a_conflict(operator):
 
     with transaction.atomic():  # the first, as far as the lock
         idempotency.find_record(idempotency.IdempotentRequest(f"token:{token.pk}", "deploy-17", "whatever"))
-        (told,) = at_once(second)
-    assert (told.status_code, told.data["type"], told["Retry-After"]) == (
+        (response,) = at_once(second)
+    assert (response.status_code, response.data["type"], response["Retry-After"]) == (
         409, "urn:warmpath:problem:still-running", "2",
     )  # fmt: skip
     assert second().status_code == 201

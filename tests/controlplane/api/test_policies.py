@@ -49,8 +49,8 @@ def test_a_draft_is_discarded(api, pool):
 
 def test_a_task_group_policy_can_be_created_and_removed(api, pool):
     group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
-    made = api.post("/api/v1/policies", {"group": group["id"]})
-    assert (made.status_code, made.data["name"], made.data["live"]) == (201, "default.chat", None)
+    created = api.post("/api/v1/policies", {"group": group["id"]})
+    assert (created.status_code, created.data["name"], created.data["live"]) == (201, "default.chat", None)
     assert api.post("/api/v1/policies", {"group": group["id"]}).status_code == 409
     assert api.delete("/api/v1/policies/default.chat").status_code == 204
     assert api.delete("/api/v1/policies/default").status_code == 409
@@ -111,14 +111,14 @@ def test_revisions_of_two_policies_cannot_be_compared(api, pool):
     group = api.post("/api/v1/task-groups", {"pool": "default", "name": "chat"}).data
     api.post("/api/v1/policies", {"group": group["id"]})
     api.put("/api/v1/policies/default.chat/draft", {"settings": PREFIX_HASH})
-    mine, other = (row["id"] for row in api.get("/api/v1/revisions").data["results"])
+    first, second = (row["id"] for row in api.get("/api/v1/revisions").data["results"])
 
-    response = api.get(f"/api/v1/revisions/compare?from={mine}&to={other}")
+    response = api.get(f"/api/v1/revisions/compare?from={first}&to={second}")
 
     assert response.status_code == 422
     assert response.data["errors"][0]["pointer"] == "#/to"
-    assert api.get(f"/api/v1/revisions/compare?from={mine}").status_code == 422
-    assert api.get(f"/api/v1/revisions/compare?from={mine}&to=999999").status_code == 422
+    assert api.get(f"/api/v1/revisions/compare?from={first}").status_code == 422
+    assert api.get(f"/api/v1/revisions/compare?from={first}&to=999999").status_code == 422
 
 
 def test_reverting_publishes_a_new_revision(api, pool):

@@ -51,21 +51,23 @@ def test_a_change_needs_the_current_version_in_if_match(script, replica, method,
     missing = send(f"{ROOT}{path}", body)
     assert (missing.status_code, missing.data["type"]) == (428, "urn:warmpath:problem:precondition-required")
     for stale in ('"0123456789abcdef01234567"', "nonsense", "", f"W/{tag(script, path.rpartition('/')[0])}"):
-        refused = send(f"{ROOT}{path}", body, headers={"If-Match": stale})
-        assert (refused.status_code, refused.data["type"]) == (412, "urn:warmpath:problem:changed-meanwhile"), stale
+        rejected = send(f"{ROOT}{path}", body, headers={"If-Match": stale})
+        assert (rejected.status_code, rejected.data["type"]) == (412, "urn:warmpath:problem:changed-meanwhile"), stale
     assert Event.objects.count() == before
 
 
 @pytest.mark.django_db
 def test_a_412_shows_the_present_object_and_its_etag(script, pool):
-    seen = tag(script, "pools/default")
-    assert script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": seen}).status_code == 200
-    refused = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": seen})
-    assert (refused.status_code, refused.data["current"]["description"]) == (412, "a")
-    assert refused.data["changes"] == [{"pointer": "#/description", "before": "a", "after": "b"}]
-    assert refused.data["meanwhile"] == [{"pointer": "#/description", "before": "", "after": "a"}]
-    assert refused.data["etag"] == tag(script, "pools/default")
-    again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": refused.data["etag"]})
+    tag_before = tag(script, "pools/default")
+    assert (
+        script.patch(f"{ROOT}pools/default", {"description": "a"}, headers={"If-Match": tag_before}).status_code == 200
+    )
+    rejected = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": tag_before})
+    assert (rejected.status_code, rejected.data["current"]["description"]) == (412, "a")
+    assert rejected.data["changes"] == [{"pointer": "#/description", "before": "a", "after": "b"}]
+    assert rejected.data["meanwhile"] == [{"pointer": "#/description", "before": "", "after": "a"}]
+    assert rejected.data["etag"] == tag(script, "pools/default")
+    again = script.patch(f"{ROOT}pools/default", {"description": "b"}, headers={"If-Match": rejected.data["etag"]})
     assert (again.status_code, again["ETag"]) == (200, tag(script, "pools/default"))
 
 
@@ -78,7 +80,7 @@ def test_a_412_shows_what_others_changed_meanwhile(script, replica):
         f"task-groups/{group['id']}": {"owner": "z"},
         "pools/default": {"models": []},
     }
-    seen = {path: tag(script, path) for path in paths}
+    tag_before = {path: tag(script, path) for path in paths}
     for step in range(1, 4):
         for path, body in (
             ("replicas/r1", {"weight": step + 1}),
@@ -86,14 +88,14 @@ def test_a_412_shows_what_others_changed_meanwhile(script, replica):
             ("pools/default", {"description": f"step {step}"}),
         ):
             assert script.patch(f"{ROOT}{path}", body, headers={"If-Match": "*"}).status_code == 200
-    meanwhile = {}
+    changes_meanwhile = {}
     for path, body in paths.items():
-        refused = script.patch(f"{ROOT}{path}", body, headers={"If-Match": seen[path]})
-        assert refused.status_code == 412
-        meanwhile[path] = refused.data["meanwhile"]
+        rejected = script.patch(f"{ROOT}{path}", body, headers={"If-Match": tag_before[path]})
+        assert rejected.status_code == 412
+        changes_meanwhile[path] = rejected.data["meanwhile"]
         stranger = script.patch(f"{ROOT}{path}", body, headers={"If-Match": '"0123456789abcdef01234567"'})
         assert (stranger.status_code, stranger.data["meanwhile"]) == (412, None)
-    assert meanwhile == {
+    assert changes_meanwhile == {
         "replicas/r1": [{"pointer": "#/weight", "before": 1.0, "after": 4.0}],
         f"task-groups/{group['id']}": [{"pointer": "#/owner", "before": "", "after": "team 3"}],
         "pools/default": [{"pointer": "#/description", "before": "", "after": "step 3"}],
@@ -110,40 +112,40 @@ def test_draft_and_publication_return_the_next_etag(script, policy):
 
 @pytest.mark.django_db
 def test_lists_carry_the_tag_of_each_object(script, replica):
-    for noun, name in (("pools", "default"), ("replicas", "r1"), ("policies", "default"), ("projects", "default")):
-        (row,) = script.get(f"{ROOT}{noun}").data["results"]
-        assert row["etag"] == tag(script, f"{noun}/{name}")
+    for resource, name in (("pools", "default"), ("replicas", "r1"), ("policies", "default"), ("projects", "default")):
+        (row,) = script.get(f"{ROOT}{resource}").data["results"]
+        assert row["etag"] == tag(script, f"{resource}/{name}")
 
 
 @pytest.mark.django_db
 def test_if_none_match_returns_304(script, pool):
     for path in ("pools/default", "pools", "policies/default"):
-        known = script.get(f"{ROOT}{path}", headers={"If-None-Match": f'"other", W/{tag(script, path)}'})
-        assert (known.status_code, known.content, known["ETag"]) == (304, b"", tag(script, path)), path
-    seen = tag(script, "pools")
+        response = script.get(f"{ROOT}{path}", headers={"If-None-Match": f'"other", W/{tag(script, path)}'})
+        assert (response.status_code, response.content, response["ETag"]) == (304, b"", tag(script, path)), path
+    tag_before = tag(script, "pools")
     update_pool(pool, description="news")
-    assert script.get(f"{ROOT}pools", headers={"If-None-Match": seen}).status_code == 200
+    assert script.get(f"{ROOT}pools", headers={"If-None-Match": tag_before}).status_code == 200
 
 
 @pytest.mark.django_db
 def test_an_observed_value_changes_the_etag_but_rejects_no_edit(script, replica):
-    seen = tag(script, "replicas/r1")
+    tag_before = tag(script, "replicas/r1")
     record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)
-    assert script.get(f"{ROOT}replicas/r1", headers={"If-None-Match": seen}).status_code == 200
-    assert tag(script, "replicas/r1") != seen
-    assert script.patch(f"{ROOT}replicas/r1", {"weight": 2}, headers={"If-Match": seen}).status_code == 200
+    assert script.get(f"{ROOT}replicas/r1", headers={"If-None-Match": tag_before}).status_code == 200
+    assert tag(script, "replicas/r1") != tag_before
+    assert script.patch(f"{ROOT}replicas/r1", {"weight": 2}, headers={"If-Match": tag_before}).status_code == 200
 
 
 @pytest.mark.django_db
 def test_a_new_secret_is_not_part_of_the_etag(script, operator):
-    made = script.post(f"{ROOT}tokens", {"name": "ci", "scopes": ["read"]})
-    assert made["Location"] == f"{ROOT}tokens/{made.data['id']}"
-    assert made["ETag"] == tag(script, f"tokens/{made.data['id']}")
-    seen = made["ETag"]
+    created = script.post(f"{ROOT}tokens", {"name": "ci", "scopes": ["read"]})
+    assert created["Location"] == f"{ROOT}tokens/{created.data['id']}"
+    assert created["ETag"] == tag(script, f"tokens/{created.data['id']}")
+    tag_before = created["ETag"]
     from controlplane.models import ApiToken
 
-    record_use(ApiToken.objects.get(pk=made.data["id"]))
-    assert script.delete(f"{ROOT}tokens/{made.data['id']}", headers={"If-Match": seen}).status_code == 204
+    record_use(ApiToken.objects.get(pk=created.data["id"]))
+    assert script.delete(f"{ROOT}tokens/{created.data['id']}", headers={"If-Match": tag_before}).status_code == 204
 
 
 @pytest.mark.django_db(transaction=True)
@@ -151,13 +153,13 @@ def test_of_fifty_concurrent_edits_of_a_version_one_succeeds(operator, replica):
     _, text = create_token(operator, name="test", scopes=["write"])
     script = APIClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    seen, before = tag(script, "replicas/r1"), Event.objects.filter(kind="replica_changed").count()
+    tag_before, before = tag(script, "replicas/r1"), Event.objects.filter(kind="replica_changed").count()
 
     def edit(number):
         try:
             client = APIClient()
             client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-            response = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": seen})
+            response = client.patch(f"{ROOT}replicas/r1", {"weight": number}, headers={"If-Match": tag_before})
             return number, response.status_code, json.loads(response.content)
         finally:
             connection.close()

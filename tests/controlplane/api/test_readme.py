@@ -21,7 +21,7 @@ def test_the_session_does_what_the_readme_says(live_server, pool, operator):
     environment = {**os.environ, "TOKEN": text, "WARMPATH": live_server.url, "no_proxy": "*"}
 
     command = ["bash", "-euc", session]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert result.returncode == 0, result.stderr + result.stdout
     assert pool.policies.get(group=None).live().strategy == "prefix_hash"

@@ -20,7 +20,7 @@ def publish(api, policy, **body):
 
 @pytest.fixture
 def client_of(django_user_model):
-    """A client of somebody with a role in all projects."""
+    """A client of a user with a role in all projects."""
 
     def make(role):
         person = django_user_model.objects.create_user(f"some-{role}")
@@ -92,9 +92,13 @@ def test_a_rollout_shows_its_steps_and_every_router(api, policy):
     assert (shown["state"], shown["held_by"]) == ("holding", "refusal")
     assert [step["move"] for step in shown["steps"]] == ["publish", "begin", "hold"]
     assert shown["steps"][-1]["evidence"][0]["router"] == "router-2"
-    told = {router["name"]: (router["progress"], router["on_trial"]) for router in shown["routers"]}
-    assert told == {"router-1": ("acknowledged", True), "router-2": ("refused", False), "router-3": ("pending", False)}
-    assert third.name in told
+    progress = {router["name"]: (router["progress"], router["on_trial"]) for router in shown["routers"]}
+    assert progress == {
+        "router-1": ("acknowledged", True),
+        "router-2": ("refused", False),
+        "router-3": ("pending", False),
+    }
+    assert third.name in progress
 
 
 def test_readings_are_shown_with_their_limits(api, policy):
@@ -106,7 +110,7 @@ def test_readings_are_shown_with_their_limits(api, policy):
     verdict(rollout, "warming", [{**reading, "verdict": "inconclusive", "detail": "Too few requests."}])
     shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
     assert (shown["readings"][0]["baseline"], shown["readings"][0]["trial"]) == (0.6, None)
-    assert shown["etag"].partition(".")[0] == tag.partition(".")[0], "what is observed is in nobody's way"
+    assert shown["etag"].partition(".")[0] == tag.partition(".")[0], "observed fields do not change the configured half"
 
 
 def test_each_transition_is_an_action_with_a_reason(api, policy, operator):

@@ -26,7 +26,7 @@ def running() -> schema.PoolConfig:
     return next(pool for pool in pools if pool.name == "default")
 
 
-def said(config, field):
+def json_of(config, field):
     """A part of the schema as JSON."""
     import msgspec
 
@@ -67,7 +67,7 @@ def test_a_pool_setting_reaches_the_routers_and_can_be_reset(api, pool, field, v
     before = newest_snapshot().sha256
     response = api.patch("/api/v1/pools/default", {field: value}, format="json")
     assert response.status_code == 200
-    assert response.data[field] == said(running(), field)
+    assert response.data[field] == json_of(running(), field)
     assert response.data[field] == (response.data[field] | value if isinstance(value, dict) else value)
     assert api.get("/api/v1/pools/default").data[field] == response.data[field]
 
@@ -80,7 +80,7 @@ def test_a_task_group_setting_reaches_the_routers_and_can_be_reset(api, group, f
     before, path = newest_snapshot().sha256, f"/api/v1/task-groups/{group.pk}"
     response = api.patch(path, {field: value}, format="json")
     assert response.status_code == 200, response.data
-    assert response.data[field] == said(running().groups[0], field)
+    assert response.data[field] == json_of(running().groups[0], field)
     assert response.data[field] == (response.data[field] | value if isinstance(value, dict) else value)
 
     assert api.patch(path, {field: unset}, format="json").data[field] == unset
@@ -91,7 +91,7 @@ def test_a_task_group_setting_reaches_the_routers_and_can_be_reset(api, group, f
 def test_a_replica_setting_reaches_the_routers_and_can_be_reset(api, replica, field, value, unset):
     before = newest_snapshot().sha256
     response = api.patch("/api/v1/replicas/r1", {field: value}, format="json")
-    assert response.data[field] == value == said(running().replicas[0], field)
+    assert response.data[field] == value == json_of(running().replicas[0], field)
     assert api.patch("/api/v1/replicas/r1", {field: unset}, format="json").data[field] == unset
     assert newest_snapshot().sha256 == before
 
@@ -315,5 +315,5 @@ def test_the_configuration_has_the_allowed_networks(pool, replica, settings):
     networks = build_config("ab" * 32).replica_networks
     assert networks.allowed == ("10.0.0.0/8", "fc00::/7")
     for address in ("169.254.169.254", "::ffff:169.254.169.254", "10.0.0.1", "11.0.0.1", "fd00:ec2::254"):
-        refused_here = fleet_rules().refusal(address) is not None
+        refused_here = fleet_rules().denial_reason(address) is not None
         assert (schema.AddressRules(networks).rejection_reason(address) is not None) is refused_here, address

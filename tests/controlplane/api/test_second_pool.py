@@ -28,7 +28,7 @@ def test_a_second_pool_that_takes_any_model_warns_that_they_go_there(api, pool):
     assert "go to pool second" in added(api)
 
 
-def test_beside_a_pool_that_takes_any_model_nothing_changes(api, pool):
+def test_with_a_pool_that_takes_any_model_there_is_no_warning(api, pool):
     assert added(api, models=["b"]) == ""
 
 

@@ -1,4 +1,4 @@
-"""The REST API with a browser's session (S10): no change without the CSRF token."""
+"""The REST API with a browser's session: every change needs the CSRF token."""
 
 import re
 from uuid import UUID

@@ -13,7 +13,7 @@ from controlplane.services.access.tokens import create_token
 
 
 @dataclass
-class Done:
+class Result:
     """The result of a command."""
 
     status: int
@@ -40,10 +40,10 @@ def warmpath(live_server, token, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("no_proxy", "*")
 
-    def run(*arguments: str, typed: str | None = None) -> Done:
-        done = CliRunner().invoke(main, list(arguments), input=typed, prog_name="warmpath")
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return Done(done.exit_code, done.stdout, done.stderr)
+    def run(*arguments: str, stdin: str | None = None) -> Result:
+        result = CliRunner().invoke(main, list(arguments), input=stdin, prog_name="warmpath")
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Result(result.exit_code, result.stdout, result.stderr)
 
     return run

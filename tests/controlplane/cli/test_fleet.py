@@ -19,8 +19,8 @@ def document(warmpath, replica, tmp_path):
     return path
 
 
-def changed(path, change):
-    """The document with a change made by a function of its first pool."""
+def change_pool(path, change):
+    """Change the document's first pool by a function."""
     bundle = yaml.safe_load(path.read_text())
     change(bundle["pools"][0])
     path.write_text(yaml.safe_dump(bundle))
@@ -39,7 +39,7 @@ def test_lists_are_tables_or_json(warmpath, replica):
 
 def test_a_plan_shows_actions_and_changes_nothing(warmpath, document):
     assert warmpath("plan", str(document), "--exit-code").status == 0
-    changed(document, lambda pool: pool["replicas"][0].update(weight=3))
+    change_pool(document, lambda pool: pool["replicas"][0].update(weight=3))
     planned = warmpath("plan", str(document), "--exit-code")
     assert planned.status == 3
     assert "weight: 1 -> 3" in planned.out
@@ -47,16 +47,16 @@ def test_a_plan_shows_actions_and_changes_nothing(warmpath, document):
 
 
 def test_applying_asks_for_confirmation(warmpath, document):
-    changed(document, lambda pool: pool.update(description="H200s"))
-    refused = warmpath("apply", str(document), typed="n\n")
-    assert (refused.status, Pool.objects.get().description) == (1, "")
-    agreed = warmpath("apply", str(document), typed="y\n")
-    assert (agreed.status, Pool.objects.get().description) == (0, "H200s")
+    change_pool(document, lambda pool: pool.update(description="H200s"))
+    declined = warmpath("apply", str(document), stdin="n\n")
+    assert (declined.status, Pool.objects.get().description) == (1, "")
+    confirmed = warmpath("apply", str(document), stdin="y\n")
+    assert (confirmed.status, Pool.objects.get().description) == (0, "H200s")
     assert "Nothing to do" in warmpath("apply", str(document)).out
 
 
 def test_a_change_since_the_plan_is_rejected(warmpath, document, monkeypatch):
-    changed(document, lambda pool: pool["replicas"][0].update(weight=3))
+    change_pool(document, lambda pool: pool["replicas"][0].update(weight=3))
     asked = []
 
     def meanwhile(*arguments, **options):
@@ -70,7 +70,7 @@ def test_a_change_since_the_plan_is_rejected(warmpath, document, monkeypatch):
 
 
 def test_a_document_can_draft_policies(warmpath, document, policy):
-    changed(document, lambda pool: pool.update(policy={"strategy": "prefix_hash"}))
+    change_pool(document, lambda pool: pool.update(policy={"strategy": "prefix_hash"}))
     assert "change  draft  default" in warmpath("plan", str(document), "--draft").out
     assert policy.draft() is None
     assert warmpath("apply", str(document), "--draft", "--yes").status == 0
@@ -86,23 +86,23 @@ def test_pruning_is_an_option(warmpath, document):
 
 
 @pytest.mark.parametrize(
-    ("status", "written", "told"),
+    ("status", "text", "message"),
     [
         (2, "- a\n- b\n", "expected a document"),
         (2, "pools: [", "expected the node content"),
         (1, "format: 1\npools: [{name: default, colour: red}]\n", "#/pools/0/colour: There is no such field."),
     ],
 )
-def test_an_invalid_document_is_rejected_with_its_place(warmpath, replica, tmp_path, status, written, told):
+def test_an_invalid_document_is_rejected_with_a_pointer(warmpath, replica, tmp_path, status, text, message):
     path = tmp_path / "fleet.yaml"
-    path.write_text(written)
-    done = warmpath("plan", str(path))
-    assert done.status == status
-    assert told in done.err
+    path.write_text(text)
+    result = warmpath("plan", str(path))
+    assert result.status == status
+    assert message in result.err
 
 
 def test_a_document_can_come_from_standard_input(warmpath, document):
-    assert "Nothing to do" in warmpath("plan", "-", typed=document.read_text()).out
+    assert "Nothing to do" in warmpath("plan", "-", stdin=document.read_text()).out
 
 
 def test_an_export_can_be_json(warmpath, replica, tmp_path):

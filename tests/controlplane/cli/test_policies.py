@@ -17,18 +17,18 @@ def test_a_draft_replaces_some_active_settings(warmpath, policy):
 
 
 def test_an_invalid_setting_is_named(warmpath, policy):
-    done = warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=0")
-    assert done.status == 1
-    assert "#/settings/load_factor" in done.err
+    result = warmpath("draft", "default", "-s", "strategy=prefix_hash", "-s", "load_factor=0")
+    assert result.status == 1
+    assert "#/settings/load_factor" in result.err
     assert warmpath("draft", "default", "-s", "load_factor").status == 2
 
 
 def test_reverting_asks_for_the_policy_name(warmpath, policy):
     warmpath("draft", "default", "-s", "strategy=random")
     warmpath("publish", "default", "--reason", "a try", "--no-wait")
-    assert warmpath("revert", "default", "1", "--no-wait", typed="wrong\n").status == 1
+    assert warmpath("revert", "default", "1", "--no-wait", stdin="wrong\n").status == 1
     assert policy.live().strategy == "random"
-    assert warmpath("revert", "default", "1", "--no-wait", typed="default\n").status == 0
+    assert warmpath("revert", "default", "1", "--no-wait", stdin="default\n").status == 0
     assert (policy.live().number, policy.live().strategy, policy.live().reason) == (
         3,
         "round_robin",

@@ -19,7 +19,7 @@ def test_the_session_does_what_the_readme_says(live_server, token, replica, poli
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WARMPATH_")}
     environment |= {"TOKEN": token, "WARMPATH": live_server.url, "XDG_CONFIG_HOME": str(tmp_path), "no_proxy": "*"}
 
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euc", command],
         env=environment,
         cwd=tmp_path,
@@ -29,9 +29,9 @@ def test_the_session_does_what_the_readme_says(live_server, token, replica, poli
         check=False,
     )
 
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert token not in done.stdout + done.stderr
-    assert [one.strategy for one in policy.revisions.order_by("number")] == [
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert token not in result.stdout + result.stderr
+    assert [revision.strategy for revision in policy.revisions.order_by("number")] == [
         "round_robin",
         "prefix_hash",
         "round_robin",

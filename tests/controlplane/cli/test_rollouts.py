@@ -18,25 +18,25 @@ def draft(warmpath, policy):
 
 @pytest.fixture
 def router(draft):
-    """A router that acknowledges the newest configuration when it is called."""
-    joined = announce(name="router-1", boot="b", version="1", admin_url="http://127.0.0.1:9")
+    """A function that acknowledges the newest configuration as a router."""
+    registered = announce(name="router-1", boot="b", version="1", admin_url="http://127.0.0.1:9")
 
     def acknowledge():
         newest = ConfigSnapshot.objects.order_by("-number").first()
-        record_ack(joined.pk, number=newest.number, sha256=newest.sha256)
+        record_ack(registered.pk, number=newest.number, sha256=newest.sha256)
         advance_rollouts()
 
     return acknowledge
 
 
-def tried(warmpath):
-    """Publishes the draft by shares; the rollout's number."""
-    asked = ("publish", "default", "--reason", "a try", "--plan", "by_share", "--no-wait")
-    return str(warmpath("--json", *asked).json["id"])
+def start_rollout(warmpath):
+    """Publish the draft by shares; the rollout's id."""
+    arguments = ("publish", "default", "--reason", "a try", "--plan", "by_share", "--no-wait")
+    return str(warmpath("--json", *arguments).json["id"])
 
 
 def test_a_canary_is_paused_resumed_promoted_and_watched(warmpath, router, policy):
-    number = tried(warmpath)
+    number = start_rollout(warmpath)
     router()
     shown = warmpath("rollout", "show", number).out
     assert "default r2: progressing; stage 1 of" in shown
@@ -52,7 +52,7 @@ def test_a_canary_is_paused_resumed_promoted_and_watched(warmpath, router, polic
 
 
 def test_an_aborted_rollout_exits_with_4(warmpath, router, policy):
-    number = tried(warmpath)
+    number = start_rollout(warmpath)
     assert warmpath("rollout", "abort", number, "--reason", "it looks bad").status == 0
     assert warmpath("rollout", "watch", number).status == 4
     assert "it looks bad" in warmpath("rollout", "show", number).out
@@ -62,7 +62,7 @@ def test_an_aborted_rollout_exits_with_4(warmpath, router, policy):
 
 
 def test_watching_ends_at_the_deadline(warmpath, router):
-    number = tried(warmpath)
+    number = start_rollout(warmpath)
     assert warmpath("rollout", "watch", number, "--for", "0").status == 4
 
 
@@ -70,9 +70,9 @@ def test_stages_and_guard_limits_are_options(warmpath, draft, tmp_path):
     (tmp_path / "stages.yaml").write_text("- {share: 0.1, observe_s: 60}\n")
     stages = ("--stages", str(tmp_path / "stages.yaml"))
     limits = ("--guard", "max_hit_rate_drop=0.1", "--guard", "max_load_skew=null")
-    done = warmpath("--json", "publish", "default", "--reason", "x", *stages, *limits, "--no-wait").json
-    assert [stage["share"] for stage in done["stages"]] == [0.1, 1.0]
-    assert (done["guard"]["max_hit_rate_drop"], done["guard"]["max_load_skew"]) == (0.1, None)
+    result = warmpath("--json", "publish", "default", "--reason", "x", *stages, *limits, "--no-wait").json
+    assert [stage["share"] for stage in result["stages"]] == [0.1, 1.0]
+    assert (result["guard"]["max_hit_rate_drop"], result["guard"]["max_load_skew"]) == (0.1, None)
 
     assert warmpath("publish", "default", "--reason", "x", "--no-guard", "--guard", "min_requests=1").status == 2
     (tmp_path / "stages.yaml").write_text("share: 1\n")
@@ -80,5 +80,5 @@ def test_stages_and_guard_limits_are_options(warmpath, draft, tmp_path):
 
 
 def test_the_guard_can_be_switched_off(warmpath, draft):
-    done = warmpath("--json", "publish", "default", "--reason", "x", "--plan", "by_share", "--no-guard", "--no-wait")
-    assert done.json["guard"] is None
+    result = warmpath("--json", "publish", "default", "--reason", "x", "--plan", "by_share", "--no-guard", "--no-wait")
+    assert result.json["guard"] is None

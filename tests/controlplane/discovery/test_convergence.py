@@ -25,7 +25,7 @@ from controlplane.services.discovery.adoption import adopt, claim_polls, record_
 from controlplane.services.discovery.reconcile import LAST_REPLICA, reconcile_source
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.replicas import add_replica, remove_replica
-from tests.controlplane.threads import at_once, at_once_at_lock
+from tests.controlplane.threads import at_once, contend_for_numbering_lock
 
 DRAIN_S, REMOVE_S = 60, 180
 pods = st.dictionaries(
@@ -212,7 +212,7 @@ def test_two_sources_that_miss_a_pools_last_replicas_leave_one_active(pool):
                 reconcile_source(source.pk)
     assert list(Replica.objects.values_list("state", flat=True)) == ["active", "active"]
 
-    at_once_at_lock(*[lambda source=source: reconcile_source(source.pk) for source in sources])
+    contend_for_numbering_lock(*[lambda source=source: reconcile_source(source.pk) for source in sources])
 
     assert sorted(Replica.objects.values_list("state", flat=True)) == ["active", "draining"]
     (held,) = DiscoveredReplica.objects.exclude(problem="")

@@ -72,6 +72,6 @@ def test_publishing_succeeds_without_a_broker_and_the_reconciler_pushes(start_ro
     _broker.record_recovery(started)
     publish(policy)
     assert is_within(time.monotonic() - started, 1.0)  # a user waits for the response
-    assert any("tasks cannot be woken" in record.getMessage() for record in caplog.records)
+    assert any("tasks cannot be sent to the broker" in record.getMessage() for record in caplog.records)
     reconcile_routers()
     assert router.revision == newest()

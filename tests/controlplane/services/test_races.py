@@ -17,7 +17,7 @@ from controlplane.services.policies.rollouts import (
 )
 from controlplane.services.routers import announce
 from tests.controlplane.rollouts import ack, publish_stages, start_routers
-from tests.controlplane.threads import at_once, at_once_at_lock
+from tests.controlplane.threads import at_once, contend_for_numbering_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,7 +71,7 @@ def test_one_of_two_concurrent_removals_that_would_empty_a_subset_is_rejected(po
     add_replica(pool, name="r3", url="http://10.0.0.3:8000")
     group = create_task_group(pool, "chat", replicas=[replica, other])
 
-    outcomes = at_once_at_lock(lambda: remove_replica(replica), lambda: remove_replica(other))
+    outcomes = contend_for_numbering_lock(lambda: remove_replica(replica), lambda: remove_replica(other))
 
     assert sorted(type(outcome) for outcome in outcomes if outcome) == [InUseError]
     assert group.replicas.count() == 1, "an empty subset would be the whole pool"

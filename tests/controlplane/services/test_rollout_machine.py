@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from controlplane.errors import RolloutMoveError
+from controlplane.errors import RolloutTransitionError
 from controlplane.models import OPEN_ROLLOUTS, PolicyRevision, Rollout, RolloutState, Router, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -33,7 +33,7 @@ from controlplane.services.policies.rollouts import (
     resume_rollout,
 )
 from controlplane.services.routers import announce, mark_lost_routers
-from tests.controlplane.rollouts import ack, nack, newest, newest_policy, publish_stages, start_routers
+from tests.controlplane.rollouts import ack, nack, newest, newest_pool_policy, publish_stages, start_routers
 
 pytestmark = pytest.mark.django_db
 STRATEGIES = ("random", "least_load", "power_of_two", "round_robin")
@@ -58,7 +58,7 @@ class Rollouts(RuleBasedStateMachine):
         self.travel = time_machine.travel(self.now, tick=False)
         self.travel.start()
         self.policy = RoutingPolicy.objects.get(pool=create_pool("machine", models=["m"], strategy="round_robin"))
-        self.active = newest_policy("machine")
+        self.active = newest_pool_policy("machine")
 
     def teardown(self):
         self.travel.stop()
@@ -136,7 +136,7 @@ class Rollouts(RuleBasedStateMachine):
         allowed = rollout.state in TRANSITIONS[move].before and rollout.revision.state == "trial"
         try:
             ACTIONS[move](rollout.pk, by=None, reason="because")
-        except RolloutMoveError:
+        except RolloutTransitionError:
             assert not allowed
         else:
             assert allowed
@@ -151,7 +151,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @invariant()
     def the_configuration_matches_the_rows(self):
-        config, live = newest_policy("machine"), self.policy.live()
+        config, live = newest_pool_policy("machine"), self.policy.live()
         assert (config["revision"], config["settings"]) == (live.number, live.settings)
         canary, rollout = self.policy.canary(), self.open_rollout()
         if canary is None:
@@ -164,7 +164,7 @@ class Rollouts(RuleBasedStateMachine):
     @invariant()
     def a_rolled_back_revision_leaves_no_trace(self):
         """The active settings change only by another active revision."""
-        config = {name: value for name, value in newest_policy("machine").items() if name != "trial"}
+        config = {name: value for name, value in newest_pool_policy("machine").items() if name != "trial"}
         if config["revision"] == self.active["revision"]:
             assert config == {name: value for name, value in self.active.items() if name != "trial"}
         else:

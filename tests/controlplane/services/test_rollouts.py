@@ -3,7 +3,7 @@
 import pytest
 from django.db import DatabaseError, IntegrityError, transaction
 
-from controlplane.errors import InvalidError, RolloutMoveError, SelfApprovalError
+from controlplane.errors import InvalidError, RolloutTransitionError, SelfApprovalError
 from controlplane.models import AuditEntry, Event
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
@@ -39,7 +39,7 @@ from tests.controlplane.rollouts import (
     moves,
     nack,
     newest,
-    newest_policy,
+    newest_pool_policy,
     publish_stages,
     start_routers,
     state,
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.django_db
 def test_a_stage_sends_a_share_to_the_canary_beside_the_active_revision(policy, routers):
     rollout = publish_stages(policy)
 
-    config = newest_policy()
+    config = newest_pool_policy()
     assert (config["revision"], config["settings"]) == (1, FORMER)
     assert (config["trial"]["revision"], config["trial"]["share"]) == (2, 0.05)
     assert config["trial"]["settings"]["strategy"] == "prefix_hash"
@@ -81,14 +81,14 @@ def test_the_next_stage_follows_once_every_router_ran_the_stage_for_its_time(pol
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 1)
-    assert newest_policy()["trial"]["share"] == 0.25
+    assert newest_pool_policy()["trial"]["share"] == 0.25
     ack()
     time_machine_at(200)
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 2)
-    assert "trial" not in newest_policy()
-    assert newest_policy()["revision"] == 2
+    assert "trial" not in newest_pool_policy()
+    assert newest_pool_policy()["revision"] == 2
     assert dict(policy.revisions.values_list("number", "state")) == {1: "retired", 2: "live"}
     ack()
     assert state(rollout)[0] == COMPLETE
@@ -129,7 +129,7 @@ def test_the_next_stage_waits_for_a_router_that_joined(policy, routers):
 
 def test_a_stage_on_named_routers_needs_one_of_them(policy, routers, time_machine_at):
     rollout = publish_stages(policy, [{"routers": ["router-2"]}])
-    assert newest_policy()["trial"]["routers"] == ["router-2"]
+    assert newest_pool_policy()["trial"]["routers"] == ["router-2"]
     time_machine_at(LOST_AFTER_S + 1)
     announce_all(routers[:1])
     mark_lost_routers()
@@ -142,13 +142,13 @@ def test_a_stage_for_task_groups_drops_those_that_the_policy_no_longer_places(po
     for name in ("chat", "batch"):
         create_task_group(policy.pool, name)
     rollout = publish_stages(policy, [{"groups": ["batch", "chat"]}])
-    assert newest_policy()["trial"]["groups"] == ["batch", "chat"]
+    assert newest_pool_policy()["trial"]["groups"] == ["batch", "chat"]
     remove_task_group(policy.pool.groups.get(name="batch"))
-    assert newest_policy()["trial"]["groups"] == ["chat"]
+    assert newest_pool_policy()["trial"]["groups"] == ["chat"]
 
     own = create_policy(policy.pool, policy.pool.groups.get(name="chat"))
     publish_revision(save_draft(own, FORMER).pk)
-    assert "trial" not in newest_policy()
+    assert "trial" not in newest_pool_policy()
     assert state(rollout)[0] in {PENDING, PROGRESSING}
 
 
@@ -174,7 +174,7 @@ def test_a_pause_stops_the_stages_clock(policy, routers, time_machine_at, operat
     ack()
     time_machine_at(30)
     pause_rollout(rollout.pk, by=operator)
-    with pytest.raises(RolloutMoveError, match="is paused"):
+    with pytest.raises(RolloutTransitionError, match="is paused"):
         pause_rollout(rollout.pk, by=operator)
     time_machine_at(1030)
     advance_rollouts()
@@ -201,7 +201,7 @@ def test_a_paused_canary_is_not_promoted_and_can_be_rolled_back(policy, routers,
     verdict(rollout, "passed")
     advance_rollouts()
     assert state(rollout) == (PAUSED, 0)
-    assert newest_policy()["trial"]["share"] == 0.05
+    assert newest_pool_policy()["trial"]["share"] == 0.05
     verdict(rollout, "breached", BREACH)
     assert state(rollout)[0] == ROLLED_BACK
 
@@ -212,11 +212,11 @@ def test_an_active_revision_cannot_be_promoted_or_aborted(policy, routers, opera
     promote_rollout(rollout.pk, by=operator)
     assert policy.live().number == 2
     for action in (promote_rollout, abort_rollout):
-        with pytest.raises(RolloutMoveError, match="already active"):
+        with pytest.raises(RolloutTransitionError, match="already active"):
             action(rollout.pk, by=operator)
     assert Event.objects.get(kind="policy_published").actor == operator
     ack()
-    with pytest.raises(RolloutMoveError, match="is complete"):
+    with pytest.raises(RolloutTransitionError, match="is complete"):
         abort_rollout(rollout.pk, by=operator)
 
 
@@ -412,13 +412,13 @@ def test_a_rollout_that_needs_approval_starts_when_somebody_else_approves(
     with pytest.raises(SelfApprovalError):
         approve_rollout(rollout.pk, by=operator)
     for action in (pause_rollout, resume_rollout, promote_rollout):
-        with pytest.raises(RolloutMoveError):
+        with pytest.raises(RolloutTransitionError):
             action(rollout.pk, by=second)
 
     approve_rollout(rollout.pk, by=second, reason="looks right")
     assert state(rollout) == (PENDING, 0)
-    assert (rollout.approved_by, newest_policy()["trial"]["share"]) == (second, 0.05)
-    with pytest.raises(RolloutMoveError):
+    assert (rollout.approved_by, newest_pool_policy()["trial"]["share"]) == (second, 0.05)
+    with pytest.raises(RolloutTransitionError):
         approve_rollout(rollout.pk, by=second)
 
 

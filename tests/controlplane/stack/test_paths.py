@@ -5,7 +5,7 @@ from kombu.utils.url import url_to_parts
 from controlplane.stack import paths
 
 
-def test_a_data_directory_of_any_name_is_found_again_in_the_brokers_url():
+def test_the_brokers_url_quotes_special_characters_of_the_data_directory():
     folder = Path("/srv/a b%41#c?d")  # short, so that the socket lies below it
     parts = url_to_parts(paths.valkey_url(folder))
     assert folder in paths.valkey_socket(folder).parents

@@ -20,31 +20,33 @@ def script(name: str, code: str, **options: object) -> Child:
     return Child(name, [sys.executable, "-c", textwrap.dedent(code)], **options)
 
 
-def lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def until(condition, what: str) -> None:
+async def until(condition, description: str) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.02)
 
 
 async def test_start_returns_when_the_child_is_ready(tmp_path):
-    mark = tmp_path / "ready"
+    ready_file = tmp_path / "ready"
     supervisor = Supervisor()
-    child = script("a", f"open({str(mark)!r}, 'w'); input_ = __import__('signal').pause()", ready=mark.exists)
+    child = script(
+        "a", f"open({str(ready_file)!r}, 'w'); input_ = __import__('signal').pause()", ready=ready_file.exists
+    )
 
     await supervisor.start([child], timeout_s=DEADLINE_S)
 
-    assert mark.exists()
+    assert ready_file.exists()
     await supervisor.stop()
 
 
-async def test_a_child_that_ends_while_starting_is_named_with_its_last_words():
+async def test_a_child_that_ends_while_starting_is_reported_with_its_output():
     supervisor = Supervisor()
     child = script("broken", "print('no such database'); raise SystemExit(3)", ready=lambda: False)
 
@@ -60,7 +62,7 @@ async def test_a_child_that_is_never_ready_fails_at_the_deadline():
     await supervisor.stop()
 
 
-async def test_a_child_that_is_killed_is_started_again(tmp_path):
+async def test_a_killed_child_is_restarted(tmp_path):
     starts = tmp_path / "starts"
     starts.touch()
     code = f"import os, signal; open({str(starts)!r}, 'a').write(f'{{os.getpid()}}\\n'); signal.pause()"
@@ -72,7 +74,7 @@ async def test_a_child_that_is_killed_is_started_again(tmp_path):
 
     await until(lambda: len(starts.read_text().split()) == 2, "a second start")
     await supervisor.stop()
-    assert not any(lives(int(pid)) for pid in starts.read_text().split())
+    assert not any(is_running(int(pid)) for pid in starts.read_text().split())
 
 
 async def test_stopping_ends_grandchildren_too(tmp_path):
@@ -86,14 +88,14 @@ async def test_stopping_ends_grandchildren_too(tmp_path):
     child = script("parent", code, ready=lambda: pids.exists() and pids.read_text().endswith("."))
     supervisor = Supervisor()
     await supervisor.start([child], timeout_s=DEADLINE_S)
-    family = [int(pid) for pid in pids.read_text().split()[:2]]
+    pids_of_both = [int(pid) for pid in pids.read_text().split()[:2]]
 
     await supervisor.stop()
 
-    await until(lambda: not any(map(lives, family)), "the family to end")
+    await until(lambda: not any(map(is_running, pids_of_both)), "parent and grandchild to end")
 
 
-async def test_children_go_when_the_supervisor_is_killed(tmp_path):
+async def test_children_end_when_the_supervisor_is_killed(tmp_path):
     pid_file = tmp_path / "pid"
     code = f"""
         import asyncio, sys
@@ -112,10 +114,10 @@ async def test_children_go_when_the_supervisor_is_killed(tmp_path):
     parent.wait()
 
     child = int(pid_file.read_text().rstrip("."))
-    await until(lambda: not lives(child), "the child to follow its parent")
+    await until(lambda: not is_running(child), "the child to end after its parent")
 
 
-async def test_run_once_reports_a_bad_end():
+async def test_run_once_reports_a_nonzero_status():
     supervisor = Supervisor()
     await supervisor.run_once(script("fine", "print('done')"))
     with pytest.raises(StartError, match=r"(?s)bad ended \(status 1\).*ValueError: no"):
@@ -123,7 +125,7 @@ async def test_run_once_reports_a_bad_end():
     await supervisor.stop()
 
 
-async def test_what_children_say_is_shown_under_their_name(capsys):
+async def test_output_of_children_is_prefixed_with_their_name(capsys):
     supervisor = Supervisor(width=6)
     await supervisor.run_once(script("talker", "print('hello')"))
     await supervisor.stop()
@@ -131,7 +133,7 @@ async def test_what_children_say_is_shown_under_their_name(capsys):
     assert "talker hello" in capsys.readouterr().out
 
 
-async def test_a_killed_child_is_started_again_though_a_grandchild_holds_its_output_open(tmp_path):
+async def test_a_killed_child_is_restarted_although_a_grandchild_holds_its_output_open(tmp_path):
     pids = tmp_path / "pids"
     pids.touch()
     code = f"""
@@ -148,11 +150,11 @@ async def test_a_killed_child_is_started_again_though_a_grandchild_holds_its_out
     os.kill(parent, signal.SIGKILL)
 
     await until(lambda: pids.read_text().count("\n") == 2, "a second start")
-    await until(lambda: not lives(grandchild), "the grandchild to be killed")
+    await until(lambda: not is_running(grandchild), "the grandchild to be killed")
     await supervisor.stop()
 
 
-async def test_a_child_that_daemonizes_its_output_does_not_hold_up_the_stop(tmp_path):
+async def test_a_grandchild_in_its_own_session_does_not_delay_the_stop(tmp_path):
     pid_file = tmp_path / "pid"
     code = f"""
         import os, subprocess, sys

@@ -16,7 +16,7 @@ from telemetry.services.alerts.rules import create_rule
 from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel, delete_channel
 from tests.conftest import wait_until
-from tests.controlplane.threads import AWAITED_S, in_thread, waiting
+from tests.controlplane.threads import TIMEOUT_S, in_thread, waiting
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.notifications.scripted import Scripted, told
 
@@ -40,7 +40,7 @@ def nobody_writes_to_the_audit_log():
 
 
 def until_waiting(number):
-    wait_until(lambda: len(waiting()) == number, AWAITED_S, f"{number} transactions to wait for a lock")
+    wait_until(lambda: len(waiting()) == number, TIMEOUT_S, f"{number} transactions to wait for a lock")
 
 
 def deadlocks():
@@ -59,8 +59,8 @@ def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
             until_waiting(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
-            deleting.join(AWAITED_S)
-            recording.join(AWAITED_S)
+            deleting.join(TIMEOUT_S)
+            recording.join(TIMEOUT_S)
     assert not Channel.objects.exists()
     assert not DeliveryAttempt.objects.exists()
     assert deadlocks() == before
@@ -77,8 +77,8 @@ def test_a_notice_waits_for_the_deletion_of_another_channel(channel):
             until_waiting(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
-            recording.join(AWAITED_S)
-            deleting.join(AWAITED_S)
+            recording.join(TIMEOUT_S)
+            deleting.join(TIMEOUT_S)
     assert [row.enabled for row in Channel.objects.all()] == [False]
     assert Event.objects.filter(kind="channel_disabled").count() == 1
     assert deadlocks() == before
@@ -100,8 +100,8 @@ def test_a_notification_during_a_deletion_goes_to_the_other_channels(channel):
             until_waiting(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
-            deleting.join(AWAITED_S)
-            telling.join(AWAITED_S)
+            deleting.join(TIMEOUT_S)
+            telling.join(TIMEOUT_S)
     assert list(Notification.objects.values_list("channel__name", flat=True)) == ["chat"]
 
 
@@ -141,7 +141,7 @@ def test_a_deadlock_is_retried():
         list(Channel.objects.select_for_update().filter(pk=second))
 
     def when_both_hold_one(_first):
-        wait_until(lambda: len(set(tries)) == 2, AWAITED_S, "the other one to begin")
+        wait_until(lambda: len(set(tries)) == 2, TIMEOUT_S, "the other one to begin")
 
     with in_thread(lambda: lock(*rows, when_both_hold_one)), in_thread(lambda: lock(*rows[::-1], when_both_hold_one)):
         pass
