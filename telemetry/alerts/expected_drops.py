@@ -124,8 +124,10 @@ def _corrected_window(
 ) -> WindowSum | None:
     """The newest window as if no replica had been unavailable; None if unknown."""
     cold = rule.view.recent_restarts(rule.settings.warm_up_reach_s)
-    others = None if rule.group else rule.view.window_without(cold)
-    window, is_without_cold = (others, True) if others is not None and others.queries else (newest, False)
+    without_cold = None if rule.group else rule.view.window_without(cold)
+    window, is_without_cold = (
+        (without_cold, True) if without_cold is not None and without_cold.queries else (newest, False)
+    )
     if not window.queries or window.hits is None:
         return None
     first = min(times[0] for times in changes.values())

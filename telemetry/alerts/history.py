@@ -131,15 +131,17 @@ class _Loader:
 
     def history_of(self, pool: Pool) -> History:
         """One pool's history. A disabled replica is part of the pool's sums, but is not evaluated itself."""
-        everyone = [replica for replica in self.replicas if replica.pool_id == pool.pk]
-        enabled = [replica for replica in everyone if replica.state != ReplicaState.DISABLED]
+        all_replicas = [replica for replica in self.replicas if replica.pool_id == pool.pk]
+        enabled = [replica for replica in all_replicas if replica.state != ReplicaState.DISABLED]
         windows: dict[str, list[WindowSum]] = {}
         if Source.GROUPS in self.query.sources:
             for group, steps in _of_pool(self.groups, pool).items():
-                known = zip(steps, self.index, strict=True)
-                windows[group] = [step or WindowSum(start, None, None, None) for step, start in known]
+                steps_and_starts = zip(steps, self.index, strict=True)
+                windows[group] = [step or WindowSum(start, None, None, None) for step, start in steps_and_starts]
         if Source.ENGINES in self.query.sources:
-            windows[""] = self._pool_windows([replica.pk for replica in everyone if replica.pk in self.hit_rate_ids])
+            windows[""] = self._pool_windows(
+                [replica.pk for replica in all_replicas if replica.pk in self.hit_rate_ids]
+            )
         return History(
             start=self.query.window.start,
             step_s=self.query.step_s,
@@ -157,7 +159,7 @@ class _Loader:
             first_tokens=_of_pool(self.first_tokens, pool),
             hours=self._hours(pool),
             restarts=_by_name(enabled, self.restarts),
-            membership_changes=_by_name(everyone, self.changes),
+            membership_changes=_by_name(all_replicas, self.changes),
             series=self.series.get(pool.pk),
             control=self.query.control,
         )
@@ -335,7 +337,7 @@ def engine_hours(
 
 @lru_cache(maxsize=CACHED_HOUR_QUERIES)
 def group_hours(pools: tuple[str, ...], hours: tuple[datetime, ...]) -> dict[str, dict[str, dict[datetime, WindowSum]]]:
-    """Pool -> task group -> hour -> its sum. A query for each run of hours; cached likewise."""
+    """Pool -> task group -> hour -> its sum. A query for each run of hours; cached like ``engine_hours``."""
     sums: dict[str, dict[str, dict[datetime, WindowSum]]] = defaultdict(lambda: defaultdict(dict))
     for window in _runs(hours):
         for row in router_sums(pools, window)[0]:

@@ -71,12 +71,12 @@ class ReplicaStep:
 
 def sum_replicas(start: datetime, steps: Sequence[ReplicaStep | None]) -> WindowSum:
     """Sum of several replicas' steps (H2). Unknown steps are left out; without a known step the sum is unknown."""
-    known = [step for step in steps if step is not None and step.queries is not None]
-    if not known:
+    known_steps = [step for step in steps if step is not None and step.queries is not None]
+    if not known_steps:
         return WindowSum(start, None, None, None)
-    requests = [step.requests for step in known if step.requests is not None]
-    hits = sum(step.hits or 0 for step in known)
-    return WindowSum(start, sum(step.queries or 0 for step in known), hits, sum(requests) if requests else None)
+    requests = [step.requests for step in known_steps if step.requests is not None]
+    hits = sum(step.hits or 0 for step in known_steps)
+    return WindowSum(start, sum(step.queries or 0 for step in known_steps), hits, sum(requests) if requests else None)
 
 
 @dataclass(frozen=True, slots=True)

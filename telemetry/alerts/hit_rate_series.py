@@ -1,8 +1,8 @@
 """Hit-rate bins of pools with the drop detectors that consume them; loaded from readings and cached per process.
 
 Theory of operation. A detector consumes each bin once, so an evaluation costs only the bins since the evaluation
-before, and a preview the bins of its period. A process keeps the series of the pools that it evaluated. The cache is
-only that: a series loaded anew for ``HistoryQuery.series_reach_s`` gives the same results, because a level is that of a
+before, and a preview the bins of its period. A process keeps the series of the pools that it evaluated. The cache
+changes no result: a series loaded again for ``HistoryQuery.series_reach_s`` gives the same levels, which depend on a
 bounded time (``Sensitivity.baseline_s``).
 """
 
@@ -83,7 +83,7 @@ class HitRateSeries:
     def detect(self, sensitivity: Sensitivity, group: str, until: datetime) -> Detection | None:
         """The detector's result at a time, of the pool ("") or a task group; None before its first bin.
 
-        Times must ascend; the detector starts anew for an earlier one.
+        Times must ascend; the detector restarts at an earlier one.
         """
         key = (sensitivity, group)
         follower = self._followers.get(key)
@@ -116,7 +116,7 @@ class SeriesQuery:
     """Series to load, on the grid of their bins."""
 
     pools: Sequence[Pool]
-    rated: Mapping[int, Sequence[int]]  # pool id -> replicas whose counters make the pool's hit rate
+    hit_rate_ids: Mapping[int, Sequence[int]]  # pool id -> replicas whose counters make the pool's hit rate
     start: datetime
     through: datetime
     bin_s: float
@@ -140,7 +140,7 @@ def load_series(query: SeriesQuery, *, cached: bool) -> dict[int, HitRateSeries]
     keep_s = (query.through - query.start).total_seconds()
     for since, pools in behind.items():
         if since < query.through:
-            bins = load_bins(pools, query.rated, since, query.through, query.bin_s)
+            bins = load_bins(pools, query.hit_rate_ids, since, query.through, query.bin_s)
             changes = _load_changes(pools, since, query.through)
             for pool in pools:
                 loaded[pool.pk].extend(bins.get(pool.pk, []), changes.get(pool.pk, []), query.through, keep_s)
@@ -153,7 +153,7 @@ _cache: OrderedDict[tuple[int, float], HitRateSeries] = OrderedDict()
 
 
 def load_bins(
-    pools: Sequence[Pool], rated: Mapping[int, Sequence[int]], start: datetime, end: datetime, bin_s: float
+    pools: Sequence[Pool], hit_rate_ids: Mapping[int, Sequence[int]], start: datetime, end: datetime, bin_s: float
 ) -> dict[int, list[Bin]]:
     """Bins that end in (start, end], ascending, by pool id. At most two queries.
 
@@ -163,7 +163,7 @@ def load_bins(
     by_routers, unreported = _router_bins([pool.name for pool in pools], start, end, bin_s)
     bins: dict[int, dict[datetime, Groups]] = {pool.pk: by_routers.get(pool.name, {}) for pool in pools}
     by_engines = [pool.pk for pool in pools if pool.name in unreported or pool.name not in by_routers]
-    if pool_of := {replica: pk for pk in by_engines for replica in rated.get(pk, ())}:
+    if pool_of := {replica: pk for pk in by_engines for replica in hit_rate_ids.get(pk, ())}:
         bins |= _engine_bins(pool_of, start, end, bin_s)
     return {pk: [Bin(at, groups) for at, groups in sorted(of_pool.items())] for pk, of_pool in bins.items()}
 

@@ -133,7 +133,7 @@ def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> 
 
 
 def notify_resolved(among: QuerySet[Alert], now: datetime, item: Items | None = None) -> int:
-    """Notify the resolution of alerts that were notified; how many. One query if there is none.
+    """Notify the resolution of alerts that were notified; the number of them. One query if there is none.
 
     Without ``item`` errors are raised.
     """
@@ -175,7 +175,7 @@ def _alerts() -> QuerySet[Alert]:
 
 
 def _has_waited(alert: Alert, now: datetime) -> bool:
-    """Whether other alerts of the same cause had time to fire too."""
+    """Whether the group wait of an alert is over, so that related alerts join its message."""
     return alert.fired_at is not None and now >= alert.fired_at + timedelta(seconds=settings.ALERT_GROUP_WAIT_S)
 
 
@@ -188,11 +188,11 @@ def _is_repeat_due(alert: Alert, now: datetime) -> bool:
 
 def _notify(alerts: Iterable[Alert], kind: NotificationKind, claim: Claim, now: datetime, item: Items | None) -> int:
     """Write a message for each pool with the alerts that this run claims; the number of these alerts."""
-    of_pool: dict[int, list[Alert]] = defaultdict(list)
+    by_pool: dict[int, list[Alert]] = defaultdict(list)
     for alert in alerts:
-        of_pool[alert.pool_id].append(alert)
+        by_pool[alert.pool_id].append(alert)
     count = 0
-    for group in of_pool.values():
+    for group in by_pool.values():
         with item(f"{group[0].pool.name}: {kind}") if item else nullcontext():
             count += _notify_group(group, kind, claim, now)
     return count
@@ -203,9 +203,10 @@ def _notify_group(alerts: list[Alert], kind: NotificationKind, claim: Claim, now
     claimed = [alert for alert in alerts if claim(alert)]
     if not claimed:
         return 0
-    others = len(claimed) - 1
+    other_count = len(claimed) - 1
     for alert in claimed:
-        text = f"in one message with {others} other alert{'s' if others > 1 else ''} of its pool" if others else ""
+        plural = "s" if other_count > 1 else ""
+        text = f"in one message with {other_count} other alert{plural} of its pool" if other_count else ""
         record_transition(alert, _TRANSITIONS[kind], now, text=text)
     counts = {alert.pk: alert.notification_count for alert in claimed} if kind is NotificationKind.REPEATED else {}
     enqueue({alert.pk: alert_payload(alert, kind, now) for alert in claimed}, kind, now, sequences=counts)

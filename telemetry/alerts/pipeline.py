@@ -2,7 +2,7 @@
 
 Theory of operation. Rules with steps of the same length are loaded together, for all pools, so an evaluation costs a
 few queries per length and not per rule. Every change of an alert is a conditional update of its row, so of two
-evaluators that see the same thing one makes the change and the other none; a database constraint allows one open alert
+evaluators with the same verdict only one makes the change; a database constraint allows one open alert
 per rule, pool and subject. The event and the timeline entry are written in the transaction of the change. Notifications
 are decided afterwards (notifications.py).
 
@@ -58,7 +58,7 @@ class Evaluation:
     rule: AlertRule
     kind: Kind
     settings: RuleSettings
-    alerts: Mapping[str, Alert]  # open ones, by subject
+    alerts: Mapping[str, Alert]  # open alerts, by subject
     until: datetime  # the end of the newest window
 
     @property
@@ -69,7 +69,7 @@ class Evaluation:
 def evaluate_rules(now: datetime) -> dict[int, Verdict]:
     """Evaluate every enabled rule once; the verdict on each alert that is open afterwards, by its id.
 
-    Five queries, one more for each length of steps and those of its sources, and the changes.
+    Five queries; for each length of steps, one more and those of its sources; and the writes.
     """
     return evaluate(AlertRule.objects.filter(enabled=True).select_related("pool", "group"), now)
 
@@ -291,7 +291,7 @@ def _values(verdict: Verdict) -> dict[str, Any]:
 
 
 def _change_state(alert: Alert, before: AlertState, changes: Mapping[str, Any]) -> bool:
-    """Update an alert's row if it is in a state, and the object with it; False if it is in another state."""
+    """Update an alert's row and the object if the row is in state ``before``; False if it is in another state."""
     if not Alert.objects.filter(pk=alert.pk, state=before).update(**changes):
         return False
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""What was stored of the time before a drop and during it, and the causes that are derived from it. Pure.
+"""Stored data of the time before and during a drop, and the causes that are derived from it. Pure.
 
 Theory of operation. Everything is counted in tokens of prompts whose responses reported cached tokens. The loss of a
 part of the traffic is what it would have had cached at its usual rate, less what it had: ``Sums.lost``. Parts are cut
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from telemetry.lab.ladder import Ladder
 from telemetry.lint import PromptStructure
 
-LITTLE = 0.01  # of a period's tokens: a part with less has no usual rate of its own
+MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no usual rate of its own
 BEFORE_S = 180.0  # longest time from an event to the drop that it caused
 LATE_S = 45.0  # longest time from the drop to its event, because clocks and scrapes differ
 LEAST_BINS = 2  # on either side of a change point
@@ -281,7 +281,7 @@ class Evidence:
     def usual_rate(self, replica: str) -> float | None:
         """Rate of a replica before the drop; that of all replicas if it had little traffic."""
         own = self.before.by_replica.get(replica)
-        has_traffic = own is not None and own.prompt > LITTLE * self.before.total.prompt
+        has_traffic = own is not None and own.prompt > MIN_TOKEN_SHARE * self.before.total.prompt
         return own.rate if own is not None and has_traffic else self.before.total.rate
 
     def lost_at(self, replicas: Iterable[str]) -> float:

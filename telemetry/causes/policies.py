@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from telemetry.causes.evidence import (
-    LITTLE,
+    MIN_TOKEN_SHARE,
     CauseKind,
     Evidence,
     Finding,
@@ -21,12 +21,13 @@ from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_r
 
 SIDE_BY_SIDE = 0.95  # certainty if another revision of the policy still places a part of the traffic, and better
 BEFORE_AND_AFTER = 0.85
-NO_EVENT = 0.5  # factor if there is no event of the revision
+NO_EVENT = 0.5  # factor if no event names the revision
 REVISION_GROWTH = 0.1  # of the tokens: growth of a revision's share that may matter
-DID_WELL = 0.3  # factor for a revision that placed requests before the drop and hit as usual
-AFTER_S = 30.0  # at least so long before the drop, the events of a revision that did well since are not its cause
-FEW = 50  # requests that are too few to measure a revision
-AS_USUAL, AS_USUAL_PART = 0.03, 1 / 3  # below the usual rate, absolute or of the fall, that still counts as usual
+HIT_AS_USUAL = 0.3  # factor for a revision that placed requests before the drop and hit as usual
+CLEARED_AFTER_S = 30.0  # a revision that hit as usual for at least this long after its last event is not the cause
+MIN_REVISION_REQUESTS = 50  # a revision with fewer requests before the drop has no rate of its own
+USUAL_TOLERANCE = 0.03  # below the usual rate that still counts as usual, 0 to 1
+USUAL_TOLERANCE_OF_FALL = 1 / 3  # the same as a part of the fall; the larger tolerance applies
 EVENTS = frozenset({"policy_published", "rollout_started", "rollout_begun", "rollout_widened", "rollout_completed"})
 Key = tuple[str, int]  # policy and revision
 
@@ -39,9 +40,9 @@ class GrownRevision:
     revision: int
     sums: Sums
     usual: float | None  # hit rate of the same task groups before
-    others: float | None  # hit rate of the policy's other revisions now; None if they place almost nothing
+    other_rate: float | None  # hit rate of the policy's other revisions now; None if they place almost nothing
     share: float  # of all tokens
-    did_well: bool  # it placed requests before the drop and hit as usual
+    hit_as_usual: bool  # it placed requests before the drop and hit as usual
 
 
 def grown_revisions(evidence: Evidence) -> list[GrownRevision]:
@@ -52,8 +53,8 @@ def grown_revisions(evidence: Evidence) -> list[GrownRevision]:
     for key, sums in now.items():
         share = sums.prompt / all_now
         if key[0] and share - before.get(key, Sums()).prompt / all_before >= REVISION_GROWTH:
-            usual, others = _usual_rate(evidence, key), _other_revisions_rate(evidence, key)
-            grown.append(GrownRevision(*key, sums, usual, others, share, _did_well(evidence, key)))
+            usual, other_rate = _usual_rate(evidence, key), _other_revisions_rate(evidence, key)
+            grown.append(GrownRevision(*key, sums, usual, other_rate, share, _hit_as_usual(evidence, key)))
     return grown
 
 
@@ -62,19 +63,19 @@ def check_revision(evidence: Evidence) -> Finding | None:
     suspects = [revision for revision in grown_revisions(evidence) if not _is_cleared(evidence, revision)]
     if not suspects:
         return None
-    worst = max(suspects, key=lambda it: it.sums.lost(it.usual) * (DID_WELL if it.did_well else 1.0))
+    worst = max(suspects, key=lambda it: it.sums.lost(it.usual) * (HIT_AS_USUAL if it.hit_as_usual else 1.0))
     events = _events(evidence, worst)
-    usual = worst.usual if worst.others is None else worst.others
+    usual = worst.usual if worst.other_rate is None else worst.other_rate
     tokens = max(worst.sums.lost(usual), 0.0)
     lost_by_placement = evidence.gap_growth("capacity", "delivered")
     if lost_by_placement is not None:
         tokens = min(tokens, max(lost_by_placement, 0.0))
-    certainty = SIDE_BY_SIDE if worst.others is not None else BEFORE_AND_AFTER
+    certainty = SIDE_BY_SIDE if worst.other_rate is not None else BEFORE_AND_AFTER
     certainty *= max((evidence.timing_match(event) for event in events), default=NO_EVENT)
     return Finding(
         CauseKind.REVISION,
         tokens,
-        certainty * (DID_WELL if worst.did_well else 1.0),
+        certainty * (HIT_AS_USUAL if worst.hit_as_usual else 1.0),
         f"Revision {worst.revision} of policy {worst.policy} places {percent(worst.share)} of the tokens: hit rate "
         f"{percent(worst.sums.rate)} instead of {percent(usual)}.",
         f"Roll back to the revision before {worst.revision}, or roll it out as a canary with a guard.",
@@ -82,22 +83,22 @@ def check_revision(evidence: Evidence) -> Finding | None:
             "policy": worst.policy,
             "revision": worst.revision,
             "share_ratio": round(worst.share, 3),
-            "beside_ratio": worst.others,
-            "did_well_before": worst.did_well,
+            "beside_ratio": worst.other_rate,
+            "did_well_before": worst.hit_as_usual,
             "events": [event.summary for event in events],
         },
     )
 
 
-def _events(evidence: Evidence, of: GrownRevision) -> list[RelatedEvent]:
+def _events(evidence: Evidence, revision: GrownRevision) -> list[RelatedEvent]:
     events = evidence.events_of(*EVENTS)
-    return [event for event in events if event.revision == of.revision and event.policy == of.policy]
+    return [event for event in events if event.revision == revision.revision and event.policy == revision.policy]
 
 
 def _is_cleared(evidence: Evidence, revision: GrownRevision) -> bool:
-    """Whether it hit as usual from its last event until the drop, so that it is not the cause."""
-    events, limit = _events(evidence, revision), evidence.event_limit(AFTER_S)
-    return revision.did_well and bool(events) and all(event.at < limit for event in events)
+    """Whether the revision hit as usual from its last event until the drop, and so is not the cause."""
+    events, limit = _events(evidence, revision), evidence.event_limit(CLEARED_AFTER_S)
+    return revision.hit_as_usual and bool(events) and all(event.at < limit for event in events)
 
 
 def _key(route: Route) -> Key:
@@ -109,22 +110,22 @@ def _usual_rate(evidence: Evidence, key: Key) -> float | None:
     return total(route.sums for route in evidence.before.routes if route.group in groups).rate
 
 
-def _did_well(evidence: Evidence, key: Key) -> bool:
-    """Whether its requests before the drop hit as those of the revisions before it."""
+def _hit_as_usual(evidence: Evidence, key: Key) -> bool:
+    """Whether the revision's requests before the drop hit like those of other revisions in the same task groups."""
     before = evidence.before.routes
     own = total(route.sums for route in before if _key(route) == key)
     groups = {route.group for route in before if _key(route) == key}
-    others = total(route.sums for route in before if _key(route) != key and route.group in groups)
-    if own.requests < FEW or own.rate is None or others.rate is None:
+    rest = total(route.sums for route in before if _key(route) != key and route.group in groups)
+    if own.requests < MIN_REVISION_REQUESTS or own.rate is None or rest.rate is None:
         return False
     now = total(route.sums for route in evidence.now.routes if _key(route) == key).rate
-    fall = 0.0 if now is None else others.rate - now
-    return own.rate >= others.rate - max(AS_USUAL, AS_USUAL_PART * fall)
+    fall = 0.0 if now is None else rest.rate - now
+    return own.rate >= rest.rate - max(USUAL_TOLERANCE, USUAL_TOLERANCE_OF_FALL * fall)
 
 
 def _other_revisions_rate(evidence: Evidence, key: Key) -> float | None:
     others = total(route.sums for route in evidence.now.routes if route.policy == key[0] and route.revision != key[1])
-    return others.rate if others.prompt > 5 * LITTLE * evidence.now.total.prompt else None
+    return others.rate if others.prompt > 5 * MIN_TOKEN_SHARE * evidence.now.total.prompt else None
 
 
 CERTAINTY = 0.9
@@ -157,7 +158,7 @@ def check_overflow(evidence: Evidence) -> Finding | None:
 
 def has_new_revision(evidence: Evidence) -> bool:
     """Whether a revision that did not do well before the drop places more of the traffic."""
-    return any(not revision.did_well for revision in grown_revisions(evidence))
+    return any(not revision.hit_as_usual for revision in grown_revisions(evidence))
 
 
 def lost_by_overflow(evidence: Evidence) -> float:

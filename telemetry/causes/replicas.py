@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telemetry.causes.evidence import (
     BEFORE_S,
-    LITTLE,
+    MIN_TOKEN_SHARE,
     CauseKind,
     Evidence,
     Finding,
@@ -17,8 +17,8 @@ from telemetry.causes.evidence import (
 CERTAINTY = 0.95
 LOOK_BACK_S = 2 * BEFORE_S  # for slow effects: a replica is down before it returns, and gets traffic slowly at first
 NO_EVENT = 0.7  # certainty for a lost replica without an event
-HAD_LITTLE = 0.25  # of its share now, at most, that an added replica had before
-HAS_LITTLE = 0.25  # of its share before, at most, that a lost replica has now
+MAX_EARLIER_SHARE = 0.25  # of its share now, at most, that an added replica had before
+MAX_REMAINING_SHARE = 0.25  # of its share before, at most, that a lost replica has now
 ADDED = frozenset(
     {"replica_added", "replica_adopted", "replica_readmitted", "replica_state_changed", "replica_up", "replicas_found"}
 )
@@ -65,7 +65,9 @@ def added_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
     """Replicas that have traffic and had almost none before, and the events of their addition."""
     before, now = evidence.before.shares, evidence.now.shares
     new = [
-        name for name, share in now.items() if name and share > LITTLE and before.get(name, 0.0) < HAD_LITTLE * share
+        name
+        for name, share in now.items()
+        if name and share > MIN_TOKEN_SHARE and before.get(name, 0.0) < MAX_EARLIER_SHARE * share
     ]
     since = evidence.event_limit(LOOK_BACK_S)
     events = [event for event in _events_at(evidence, new, *ADDED) if event.at >= since]
@@ -97,12 +99,12 @@ def check_addition(evidence: Evidence) -> Finding | None:
 def lost_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
     """Replicas that had traffic and have almost none now, and the events that explain it."""
     before, now = evidence.before.shares, evidence.now.shares
-    had_traffic = [name for name, share in before.items() if name and share > LITTLE]
-    gone = {name for name in had_traffic if now.get(name, 0.0) < HAS_LITTLE * before[name]}
+    had_traffic = [name for name, share in before.items() if name and share > MIN_TOKEN_SHARE]
+    lost = {name for name in had_traffic if now.get(name, 0.0) < MAX_REMAINING_SHARE * before[name]}
     since = evidence.event_limit(LOOK_BACK_S)
     events = [event for event in _events_at(evidence, had_traffic, *OUT) if event.at >= since]
-    named = gone & {event.replica for event in events} or gone
-    names = sorted(named - set(restarted_replicas(evidence)))
+    candidates = lost & {event.replica for event in events} or lost
+    names = sorted(candidates - set(restarted_replicas(evidence)))
     return names, [event for event in events if event.replica in names]
 
 
@@ -134,8 +136,10 @@ def check_silent_engine(evidence: Evidence) -> Finding | None:
     names = sorted(engine.replica for engine in now.engines if engine.silent and engine.replica in reported)
     if not names:
         return None
-    others = [engine for engine in before.engines if engine.replica not in names and engine.queries]
-    rest = Sums(prompt=sum(engine.queries or 0 for engine in others), cached=sum(engine.hits or 0 for engine in others))
+    reporting = [engine for engine in before.engines if engine.replica not in names and engine.queries]
+    rest = Sums(
+        prompt=sum(engine.queries or 0 for engine in reporting), cached=sum(engine.hits or 0 for engine in reporting)
+    )
     usual = before.engine_total.rate or 0.0
     fall = usual - (now.engine_total.rate or 0.0)
     share = 1.0

@@ -20,7 +20,7 @@ from telemetry.lint import Difference, PromptStructure, compare, describe, diffe
 DESCRIBED = 0.97  # certainty if prompts were described
 BY_KEYS = 0.8
 NEW_PREFIX_GROWTH = 0.2  # of a group's prefixes: growth of the share that is new
-FEW = 4  # described prompts in a period that are too few
+MIN_PROMPTS = 4  # described prompts that a period needs for a comparison
 COMPARED = 40  # prompts of each period that are compared
 
 
@@ -77,7 +77,7 @@ def check_prompt_change(evidence: Evidence) -> Finding | None:
 def _described_change(evidence: Evidence, group: str) -> Change | None:
     """By described prompts; None for too few, or if no more of them are new than usual."""
     before, now = (_structures(period, group) for period in (evidence.before, evidence.now))
-    if len(before) < FEW or len(now) < FEW:
+    if len(before) < MIN_PROMPTS or len(now) < MIN_PROMPTS:
         return None
     signatures = {structure.signature for structure in before}
     new = [structure for structure in now if structure.signature not in signatures]
@@ -87,10 +87,10 @@ def _described_change(evidence: Evidence, group: str) -> Change | None:
     newest = new[-COMPARED:]
     keeps_changing = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
     if keeps_changing:
-        found = differences(newest)
+        changes = differences(newest)
     else:
-        found = [compare(structure, max(before[-COMPARED:], key=structure.shared)) for structure in newest]
-    common = _most_common(difference for difference in found if difference is not None)
+        changes = [compare(structure, max(before[-COMPARED:], key=structure.shared)) for structure in newest]
+    common = _most_common(difference for difference in changes if difference is not None)
     return Change(group, _lost(evidence, group), share, True, common, keeps_changing)
 
 
@@ -104,8 +104,8 @@ def _structures(period: Period, group: str) -> list[PromptStructure]:
 def _usually_new(structures: Sequence[PromptStructure]) -> float:
     """Share of the later half that the earlier half does not have."""
     half = len(structures) // 2
-    known = {structure.signature for structure in structures[:half]}
-    return sum(structure.signature not in known for structure in structures[half:]) / (len(structures) - half)
+    earlier = {structure.signature for structure in structures[:half]}
+    return sum(structure.signature not in earlier for structure in structures[half:]) / (len(structures) - half)
 
 
 def _most_common(differences: Iterable[Difference]) -> Difference | None:
@@ -119,7 +119,7 @@ def _most_common(differences: Iterable[Difference]) -> Difference | None:
 
 def _key_change(evidence: Evidence, group: str) -> Change | None:
     """By keys of prefixes, unless there are enough described prompts."""
-    if min(len(_structures(period, group)) for period in (evidence.before, evidence.now)) >= FEW:
+    if min(len(_structures(period, group)) for period in (evidence.before, evidence.now)) >= MIN_PROMPTS:
         return None
     turnover = prefix_turnover(evidence, group)
     if turnover is None or turnover.replaced - evidence.before.new_prefix_ratio(group) < NEW_PREFIX_GROWTH:
@@ -202,11 +202,11 @@ def check_workload_change(evidence: Evidence) -> Finding | None:
 
 def _lost_by_mix(evidence: Evidence) -> float | None:
     """Tokens lost because the mix of prefixes changed, with each known prefix hitting as usual; None if unknown."""
-    usual, known = evidence.before.total.rate, evidence.before.by_prefix
-    if usual is None or not known or not evidence.now.prefixes:
+    usual, sums_before = evidence.before.total.rate, evidence.before.by_prefix
+    if usual is None or not sums_before or not evidence.now.prefixes:
         return None
     lost = sum(
-        sums.prompt * (usual - (known[key].rate or 0.0)) if key in known else sums.lost(usual)
+        sums.prompt * (usual - (sums_before[key].rate or 0.0)) if key in sums_before else sums.lost(usual)
         for key, sums in evidence.now.by_prefix.items()
     )
     return lost * evidence.now.sample_factor

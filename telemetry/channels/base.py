@@ -1,4 +1,4 @@
-"""The interface of a kind of channel: its settings, the message that it gets, and how delivery ends."""
+"""The interface of a kind of channel: its settings, the message that it delivers, and receipts and errors."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _VERBS = {"firing": "firing", "repeated": "still firing", "acknowledged": "ackno
 
 
 def combine(payloads: Sequence[Payload], now: datetime) -> dict[str, Any]:
-    """One payload for alerts of one kind of message: the only one, or ``data.alerts`` with what they share."""
+    """One payload for the alerts of a message: that of a single alert, or ``data.alerts`` with their common labels."""
     if len(payloads) == 1:
         return dict(payloads[0])
     alerts = [payload["data"] for payload in payloads]

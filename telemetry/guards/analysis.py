@@ -141,10 +141,10 @@ def _ratio(counts: Counts, bins: Sequence[Bin]) -> float | None:
     return None if estimate is None else estimate.value
 
 
-def _difference(counts: Counts, a: Sequence[Bin], b: Sequence[Bin]) -> Estimate | None:
+def _difference(counts: Counts, minuend: Sequence[Bin], subtrahend: Sequence[Bin]) -> Estimate | None:
     """One side's ratio minus the other's: bin by bin for bins of the same time, else each side by itself."""
-    first, second = [counts(each) for each in a], [counts(each) for each in b]
-    if [each.start for each in a] == [each.start for each in b]:
+    first, second = [counts(each) for each in minuend], [counts(each) for each in subtrahend]
+    if [each.start for each in minuend] == [each.start for each in subtrahend]:
         difference = difference_of_ratios(first, second)
     else:
         ratios = (ratio_of_sums(first), ratio_of_sums(second))

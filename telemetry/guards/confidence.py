@@ -1,4 +1,4 @@
-"""Ratios of sums with errors that hold at every look, and weights that give the baseline the canary's mix. Pure.
+"""Ratios of sums with errors valid for repeated analyses, and weights that give the baseline the canary's mix. Pure.
 
 Theory of operation. A hit rate is tokens divided by tokens: each bin adds a numerator and a denominator, and their sums
 are divided (H2). The error of the ratio is estimated from how the bins scatter around it (the ratio estimator's linear
@@ -115,14 +115,20 @@ def _variance(deviations: Sequence[float]) -> float:
 MIN_GROUP_REQUESTS = 10  # of a baseline's group: with fewer, chance would matter as much as the group
 
 
-def mix_weights(canary: Mapping[str, float], baseline: Mapping[str, float], known: set[str]) -> dict[str, float]:
+def mix_weights(
+    canary: Mapping[str, float], baseline: Mapping[str, float], measured_groups: set[str]
+) -> dict[str, float]:
     """Weight of one unit of each of the baseline's groups; the total of the baseline does not change.
 
-    Both sides are amounts, such as tokens, by task group; ``known`` are groups with enough baseline traffic.
+    Both sides are amounts, such as tokens, by task group; ``measured_groups`` are groups with enough baseline traffic.
     """
     canary_total, baseline_total = sum(canary.values()), sum(baseline.values())
     if not canary_total or not baseline_total:
         return dict.fromkeys(baseline, 1.0)
-    own = {group: canary.get(group, 0.0) / amount for group, amount in baseline.items() if group in known and amount}
+    own = {
+        group: canary.get(group, 0.0) / amount
+        for group, amount in baseline.items()
+        if group in measured_groups and amount
+    }
     rest = sum(amount for group, amount in canary.items() if group not in own) / baseline_total
     return {group: (own.get(group, 0.0) + rest) * baseline_total / canary_total for group in baseline}

@@ -45,7 +45,7 @@ Row = RevisionSums | RevisionLatency
 
 
 def analyze_rollouts(now: datetime) -> int:
-    """Analyze the current stage of every open rollout with a guard; how many. 0 if another worker does."""
+    """Analyze the current stage of every open rollout with a guard; how many, 0 if another worker runs."""
     with advisory_lock(GUARD) as acquired, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
         rollouts = list(_guarded()) if acquired else []
         for rollout in rollouts:
@@ -55,7 +55,7 @@ def analyze_rollouts(now: datetime) -> int:
 
 
 def analyze_rollout(rollout: Rollout, now: datetime) -> Verdict:
-    """Analyze one rollout, which then decides what to do. The verdict is WARMING until the caches had their time."""
+    """Analyze one rollout, which then acts on the verdict. The verdict is WARMING until the warm-up is over."""
     limits = msgspec.convert(rollout.guard, GuardLimits)
     verdict, figures = Verdict.WARMING, list[dict[str, Any]]()
     since = rollout.stage_converged_at and rollout.stage_converged_at + timedelta(seconds=limits.warm_up_s)
@@ -72,7 +72,7 @@ def _guarded() -> list[Rollout]:
 
 
 def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
-    """Canary and baseline in a period, and before the rollout if they can be told apart there. Fourteen queries."""
+    """Canary and baseline in a period, and before the rollout if both can be identified there. Fourteen queries."""
     policy, stage = rollout.revision.policy, read_stage(rollout.stages[rollout.stage])
     step_s = bin_length_s(stage.observe_s)
     window = _whole_bins(since, until, step_s)

@@ -146,7 +146,7 @@ def _is_connection_refused(error: BaseException | None) -> bool:
 
 
 def check_versions(now: datetime) -> int:
-    """Read ``/version`` of vLLM replicas whose version is unknown or may have changed; how many reported one.
+    """Read ``/version`` of vLLM replicas whose version is unknown or may have changed; the number that reported one.
 
     The metrics do not contain the version, which decides how far the hit rate is reliable (H13).
     """

@@ -83,22 +83,22 @@ def read_metrics_servers(now_s: float | None = None) -> None:
 
 
 def read_server(server: MetricsServer, *, due: datetime, deadline_s: float) -> None:
-    """Read the replicas of a server, and store on its row how that went."""
+    """Read the replicas of a server, and store the result on its row."""
     unread = {replica.pk: replica for replica in replicas_of(server)}
-    found, error = 0, ""
+    read_count, error = 0, ""
     try:
         for scrapes in read_fleet(server, list(unread.values()), deadline_s=deadline_s):
             record_scrapes(scrapes, [], due=due)
-            found += sum(isinstance(scrape.outcome, ScrapeResult) for scrape in scrapes)
+            read_count += sum(isinstance(scrape.outcome, ScrapeResult) for scrape in scrapes)
             for scrape in scrapes:
                 del unread[scrape.target.pk]
     except PrometheusError as failure:
         error = str(failure)[:MAX_ERROR_CHARS]
         outcome = ScrapeFailure(f"metrics server {server.name}: {error}", blames_target=False)
         record_scrapes([ReplicaScrape(replica, outcome) for replica in unread.values()], [], due=due)
-    missing = None if error else replicas_of(server).count() - found
+    missing = None if error else replicas_of(server).count() - read_count
     MetricsServer.objects.filter(pk=server.pk).update(
-        asked_at=timezone.now(), error=error, found=found, missing=missing
+        asked_at=timezone.now(), error=error, found=read_count, missing=missing
     )
 
 
@@ -195,7 +195,7 @@ def _query(
         reason = "it cannot be reached" if "://" in text or not text else text[:MAX_QUOTED_CHARS]
         raise PrometheusError(f"it did not respond ({reason})") from None
     except PrometheusApiClientException as error:
-        status = next((word for word in str(error).split() if word.isdecimal()), "")  # "HTTP Status Code N (body)"
+        status = next((part for part in str(error).split() if part.isdecimal()), "")  # "HTTP Status Code N (body)"
         raise PrometheusError(STATUS_REASONS.get(status, f"it responds with status {status or 'unknown'}")) from None
     if not isinstance(result, list):
         raise PrometheusError(BAD_RESPONSE)
@@ -219,14 +219,14 @@ def _snapshot(
     if len(engines) > 1:
         reason = f'{len(engines)} targets have {server.series_label}="{value}": narrow the matchers down'
         return ScrapeFailure(reason)
-    found = engines[0] if engines else [series for target in targets for series in target]
-    newest_up = [series.points[-1] for series in found if series.name == UP and series.points]
+    target_series = engines[0] if engines else [series for target in targets for series in target]
+    newest_up = [series.points[-1] for series in target_series if series.name == UP and series.points]
     if newest_up and max(newest_up)[1] == 0:
         return ScrapeFailure("the metrics server cannot scrape it")
     if not engines:
         since = f"in the last {server.lookback_s:g} s"
         return ScrapeFailure(f'the metrics server has no samples of {server.series_label}="{value}" {since}')
-    newest = [(*series.points[-1], series) for series in found if series.name != UP and series.points]
+    newest = [(*series.points[-1], series) for series in target_series if series.name != UP and series.points]
     if not newest:
         return ScrapeFailure("its series are empty")
     scraped_s = max(at_s for at_s, _, _ in newest)

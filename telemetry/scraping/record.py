@@ -168,8 +168,8 @@ def _record_isolated(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime,
 @transaction.atomic
 def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> CacheReports:
     """Record scrapes of different targets; returns the facts of engines' caches that changed."""
-    found = ScrapeState.objects.select_for_update().filter(**{f"{kind.target}__in": [s.target.pk for s in scrapes]})
-    states = {getattr(state, f"{kind.target}_id"): state for state in found.order_by("pk")}
+    rows = ScrapeState.objects.select_for_update().filter(**{f"{kind.target}__in": [s.target.pk for s in scrapes]})
+    states = {getattr(state, f"{kind.target}_id"): state for state in rows.order_by("pk")}
     merged: list[tuple[Scrape, ScrapeState, MergedScrape[Any]]] = []
     for scrape in scrapes:
         state = states.get(scrape.target.pk) or ScrapeState(

@@ -32,7 +32,7 @@ from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
 from telemetry.services.notifications.outbox import deliver_due, due
 from telemetry.storage.locks import EVALUATE, advisory_lock
-from telemetry.storage.reachable import SHORTEST, reachable_by_pool
+from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
 
 log = logging.getLogger(__name__)
 LATE_INTERVALS = 3  # work is late when it is overdue by more intervals than that
@@ -88,7 +88,7 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     scraped = ScrapeState.objects.aggregate(Max("at"))["at__max"]
     refused_s = _age_s(refused_since(), now) or 0.0
     shards = list(ScrapeShard.objects.order_by("number"))
-    reachable = reachable_by_pool(None, Window(now - SHORTEST, now, SHORTEST.total_seconds()))
+    reachable = reachable_by_pool(None, Window(now - MIN_WINDOW, now, MIN_WINDOW.total_seconds()))
     return [
         *_router_metrics(desired, now),
         OwnMetric("outbox_pending", "Notifications that wait for delivery.", outbox["waiting"]),

@@ -1,1 +1,1 @@
-"""Readings in PostgreSQL: days as tables, rows going in, sums coming out, and the locks of who may work."""
+"""Readings in PostgreSQL: daily partitions, inserts, rollups, sums, and the locks of periodic tasks."""

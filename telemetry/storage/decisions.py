@@ -112,13 +112,13 @@ def _numbers(sent: bytes | None, kind: str) -> NDArray[Any]:
 def _joined(sent: bytes | None, lengths: NDArray[Any], kind: str) -> NDArray[Any]:
     """The elements of arrays with these lengths, concatenated in the binary format."""
     width = np.dtype(kind).itemsize
-    word = min(width, LENGTH)  # bytes; every offset is a multiple
+    word_bytes = min(width, LENGTH)  # every offset is a multiple
     each = LENGTH + width
     ends = np.cumsum(np.where(lengths > 0, HEADER + each * lengths, EMPTY_HEADER))
     offsets = np.repeat(ends - each * np.cumsum(lengths), lengths)  # of headers, before each element
     first = offsets + each * np.arange(len(offsets)) + LENGTH
-    words = np.frombuffer(sent or b"", f">u{word}")
-    elements: NDArray[Any] = words[first[:, None] // word + np.arange(width // word)].reshape(-1).view(kind)
+    words = np.frombuffer(sent or b"", f">u{word_bytes}")
+    elements: NDArray[Any] = words[first[:, None] // word_bytes + np.arange(width // word_bytes)].reshape(-1).view(kind)
     return elements
 
 

@@ -20,7 +20,7 @@ from telemetry.lab.ladder import ADDED, BIN, MIN_REQUESTS, Sums, bin_start, reac
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import LadderBin
 
-SHORTEST = timedelta(minutes=30)  # shorter windows are extended backwards to it, because the newest bins are incomplete
+MIN_WINDOW = timedelta(minutes=30)  # shorter windows start earlier, because the newest bins are incomplete
 MAX_STANDARD_ERROR = 0.05  # of the ratio, 0 to 1
 
 
@@ -44,7 +44,7 @@ def reachable_by_pool(pools: Sequence[str] | None, window: Window) -> dict[str, 
 def reachable_over_time(
     pools: Sequence[str] | None, window: Window, *, group: str | None = None
 ) -> dict[datetime, ReachableShare]:
-    """The known shares per step, by its start; each from the bins of ``SHORTEST`` or of the step before its end."""
+    """The known shares per step, by its start; each from the bins of ``MIN_WINDOW`` or of the step before its end."""
     rows = _bins(pools, window, group).values("at").annotate(**_SUMS).order_by("at")
     return _over_time(list(rows), window)
 
@@ -65,7 +65,7 @@ _SUMS = {f"sum_{name}": Sum(name) for name in ADDED} | {"first": Min("at"), "las
 
 
 def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> QuerySet[LadderBin]:
-    start = min(window.start, window.end - SHORTEST)
+    start = min(window.start, window.end - MIN_WINDOW)
     bins = LadderBin.objects.filter(at__gte=bin_start(start), at__lt=window.end)
     if pools is not None:
         bins = bins.filter(pool__name__in=pools)
@@ -75,17 +75,17 @@ def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> Que
 def _over_time(rows: Sequence[Mapping[str, Any]], window: Window) -> dict[datetime, ReachableShare]:
     starts = [row["at"] for row in rows]
     step = timedelta(seconds=window.step_s)
-    reach = max(step, SHORTEST)
-    found: dict[datetime, ReachableShare] = {}
+    reach = max(step, MIN_WINDOW)
+    shares: dict[datetime, ReachableShare] = {}
     for start in window.starts():
         end = min(start + step, window.end)
-        some = rows[bisect_left(starts, bin_start(end - reach)) : bisect_left(starts, end)]
-        row: dict[str, Any] = {name: sum(row[name] or 0 for row in some) for name in _SUMS if name.startswith("sum_")}
-        if some:
-            row |= {"first": some[0]["first"], "last": some[-1]["last"]}
+        bins = rows[bisect_left(starts, bin_start(end - reach)) : bisect_left(starts, end)]
+        row: dict[str, Any] = {name: sum(row[name] or 0 for row in bins) for name in _SUMS if name.startswith("sum_")}
+        if bins:
+            row |= {"first": bins[0]["first"], "last": bins[-1]["last"]}
         if share := _share(row, Window(end - reach, end, window.step_s)):
-            found[start] = share
-    return found
+            shares[start] = share
+    return shares
 
 
 def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:

@@ -1,7 +1,7 @@
 """Sums of readings and decisions for alert rules, for the analysis of hit-rate drops, and for canary analysis.
 
 Where a task group is named, routers' figures are of that group alone; engines do not know groups. Each function runs
-one query unless said otherwise.
+one query unless stated otherwise.
 """
 
 from __future__ import annotations

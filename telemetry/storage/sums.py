@@ -3,7 +3,7 @@
 Rates are never averaged: increases are summed here per step and target, and divided by the caller (H2); quantiles come
 from merged buckets (T4). A reading at ``t`` covers the time before ``t``, so it belongs to the step that ends at or
 after ``t``: hence the microsecond in ``STEP``. ``whole`` makes the window a single step. Rows are ascending by their
-keys and time unless said otherwise. Functions use one query for the sums, and one to find out what is rolled up.
+keys and time unless stated otherwise. Functions use one query for the sums, and one to find out what is rolled up.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def point_state(denominator: float | None, *, stale: bool, not_reported: bool = 
 
 def combined_state(rows: Sequence[EngineSums]) -> PointState:
     """The state of a hit rate of several replicas: not reported if no scraped replica reports it."""
-    known = [row.not_reported for row in rows if row.not_reported is not None]
+    reports = [row.not_reported for row in rows if row.not_reported is not None]
     return point_state(
         sum_known(row.queries for row in rows),
         stale=any(row.stale for row in rows),
-        not_reported=bool(known) and all(known),
+        not_reported=bool(reports) and all(reports),
     )
 
 
@@ -317,16 +317,16 @@ def router_latency(
 
 
 def _router_histograms(
-    of: Histogram, pools: Sequence[str] | None, window: Window, *, by: str | None, whole: bool
+    histogram: Histogram, pools: Sequence[str] | None, window: Window, *, by: str | None, whole: bool
 ) -> Histograms:
-    """Histograms of routers. Rows with a reuse are the same requests once more. Only readings know the replica."""
+    """Histograms of routers. Rows with a reuse repeat the requests of those without. Only readings have the replica."""
     parameters = during(window, whole=whole, pools=pools)
     if by == "replica":
         key = "array[pool, replica]"
-        condition = f"at > %(start)s and at <= %(end)s and {of.column}_layout_id is not null"
-        rows = f"({select_histograms(of, more=', replica')} where {condition}) rows"
+        condition = f"at > %(start)s and at <= %(end)s and {histogram.column}_layout_id is not null"
+        rows = f"({select_histograms(histogram, more=', replica')} where {condition}) rows"
     else:
-        source = histograms_in(of, window, by_part=by is not None, whole=whole)
+        source = histograms_in(histogram, window, by_part=by is not None, whole=whole)
         parameters |= source.parameters
         key = {None: "''", "group": "array[pool, part]", "reuse": "array[pool, part, reuse]"}[by]
         rows = f"{source.sql} rows"
@@ -348,9 +348,9 @@ def merged_by_step(parts: Iterable[tuple[datetime, Merged]]) -> dict[datetime, M
 
 def merge_histograms(parts: Iterable[Merged]) -> Merged | None:
     """Merge histograms that were merged before; inexact if any of them is."""
-    known = list(parts)
-    merged = merge([part.buckets for part in known])
-    return merged and Merged(merged.buckets, exact=merged.exact and all(part.exact for part in known))
+    histograms = list(parts)
+    merged = merge([part.buckets for part in histograms])
+    return merged and Merged(merged.buckets, exact=merged.exact and all(part.exact for part in histograms))
 
 
 def _histograms(key: str, rows: str, condition: str, parameters: dict[str, Any]) -> Histograms:

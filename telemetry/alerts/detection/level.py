@@ -4,7 +4,7 @@ Theory of operation. The input is a bin: tokens and requests of each task group 
 group is the robust mean of its bins since the last change, weighted by requests. The noise is their absolute deviation,
 scaled to one request, so that the variance of a bin of n requests is ``s2 / n``. Bins of an excursion below the level
 are held back until it ends; otherwise a young level would follow the drop that it should reveal. A one-sided CUSUM
-upwards finds improvements: then the level is estimated anew from the bins since the rise began. After every change the
+upwards finds improvements: then the level is estimated again from the bins since the rise began. After every change the
 previous level contributes until there are ``ENOUGH`` bins.
 
 Bins of real traffic depend on each other: conversations continue, a cache that lost something lacks it for a while. A
@@ -91,7 +91,7 @@ class Noise:
             self.factor = min(max(inflation(list(self._values)), 1.0), MAX_FACTOR)
 
     def forget(self) -> None:
-        """Start anew after a change of level; the factor stays until there are enough bins."""
+        """Restart after a change of level; the factor stays until there are enough bins."""
         self._values.clear()
         self._due = 0
 
@@ -151,7 +151,7 @@ class Level:
         return self.s2 / max(requests, 1.0)
 
     def add(self, sample: Sample, drop: float, inflation: float, *, hold: bool) -> bool:
-        """Add a bin; ``hold`` holds it back for now. Returns whether the level rose and was estimated anew."""
+        """Add a bin; ``hold`` holds it back for now. Returns whether the level rose and was estimated again."""
         has_risen = self.ratio is not None and self._has_risen(sample, self.ratio, drop, inflation)
         if has_risen:
             self.restart(self._rising)
@@ -163,7 +163,7 @@ class Level:
         return has_risen
 
     def restart(self, samples: Sequence[Sample] | None = None) -> None:
-        """Estimate anew from these bins or the held ones; the previous level contributes until there are enough."""
+        """Estimate the level from these or the held bins; the previous level contributes until there are enough."""
         samples = list(self._held if samples is None else samples)
         self._held, self._rising, self._rise = [], [], 0.0
         self._prior = self.ratio
@@ -172,7 +172,7 @@ class Level:
         self._estimate()
 
     def keep_latest(self, count: int) -> None:
-        """Estimate anew from the latest bins."""
+        """Estimate the level again from the latest bins."""
         self._release()
         self.restart(list(self._samples)[-count:])
 

@@ -176,10 +176,10 @@ def mark_restarts(
 ) -> Verdict:
     """Mark a breach as expected if there is none without the replicas that restarted recently (H18)."""
     cold = view.recent_restarts(warm_up_s) if verdict.result is Result.BREACH else {}
-    if not cold or (others := evaluate(view.window_without(cold)).result) is Result.BREACH:
+    if not cold or (result := evaluate(view.window_without(cold)).result) is Result.BREACH:
         return verdict
     marked = mark_expected(verdict, cold, warm_up_s)
-    return replace(marked, figures={**marked.figures, WITHOUT_RESTARTED: others})
+    return replace(marked, figures={**marked.figures, WITHOUT_RESTARTED: result})
 
 
 def mark_expected(verdict: Verdict, since: Mapping[str, datetime], warm_up_s: float) -> Verdict:

@@ -1,4 +1,4 @@
-"""Pasts as kinds look at them, written down by hand: one step, or several."""
+"""Builds short histories for rule kinds."""
 
 from __future__ import annotations
 

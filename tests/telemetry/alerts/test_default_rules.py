@@ -57,8 +57,8 @@ class Fleet:
             counters = {"queries": 1000 * finished, "hits": 800 * finished, "finished": finished, "preemptions": 0}
             engine_reading(replica, self.now, interval_s=STEP_S, gauges=gauges, **counters)
         failed, late = int(180 * self.failed_ratio), int(180 * self.late_ratio)
-        told = {"prompt_tokens": 180_000, "cached_tokens": 144_000, "usage_reported": 180}
-        counters = {"requests": 180, "ok_requests": 180 - failed, "replica_error_requests": failed, **told}
+        reported = {"prompt_tokens": 180_000, "cached_tokens": 144_000, "usage_reported": 180}
+        counters = {"requests": 180, "ok_requests": 180 - failed, "replica_error_requests": failed, **reported}
         router_scraped(self.router, self.now)
         route_reading(self.router, self.now, group="support", replica="gpu-0", **counters)
         route_reading(
@@ -92,10 +92,10 @@ def fleet(pool):
 
 
 def test_a_new_pool_has_valid_default_rules(pool):
-    found = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
-    assert found.keys() == {one.kind for one in default_rules(5.0)}
-    assert found.keys() == set(RuleKind) - {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP}
-    for rule in found.values():
+    rules_by_kind = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
+    assert rules_by_kind.keys() == {one.kind for one in default_rules(5.0)}
+    assert rules_by_kind.keys() == set(RuleKind) - {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP}
+    for rule in rules_by_kind.values():
         KINDS[rule.kind].read(rule.settings)
 
 

@@ -1,4 +1,4 @@
-"""A drop that restarts alone make is not told, wherever their prompts went; one that has another cause is."""
+"""A drop that restarts alone explain is not notified; a drop with another cause is."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.telemetry.readings import engine_reading, gap, route_reading
 from tests.telemetry.stored_decisions import a_router, decision
 
 INTERVAL_S, TOKENS, RATE = 5, 10_000, 0.8
-OPENINGS = range(8)
-WARMS = 8  # requests of an opening until a replica knows it
-HAPPENS_S = 160
+PREFIXES = range(8)
+CACHED_AFTER = 8  # requests of a prefix until a replica has it cached
+INCIDENT_S = 160
 DROP = {"baseline_s": 300, "days": 0, "drop_points": 15, "min_requests": 10, "for_s": 0}
 
 
 @dataclass(eq=False)
 class World:
-    """Four replicas, eight openings, two at home at each; a request of each every interval."""
+    """Four replicas and eight prefixes, two per replica; each prefix has one request per interval."""
 
     pool: Pool
     replicas: list[Replica]
-    routed: bool = True  # routers tell what they decided
+    routed: bool = True  # routers have decision logs
     group: str = ""
     second: int = 0
-    away: set[str] = field(default_factory=set)
-    known: Counter[tuple[int, str]] = field(default_factory=Counter)
+    unavailable: set[str] = field(default_factory=set)
+    request_counts: Counter[tuple[int, str]] = field(default_factory=Counter)
     rate: float = RATE
-    keys: dict[int, int] = field(default_factory=lambda: {number: number for number in OPENINGS})
+    keys: dict[int, int] = field(default_factory=lambda: {number: number for number in PREFIXES})
     sent: int = 0
 
     def __post_init__(self) -> None:
@@ -52,66 +52,72 @@ class World:
         self.warm()
 
     def warm(self) -> None:
-        self.known.update({(self.keys[it], replica.name): WARMS for it in OPENINGS for replica in [self.home(it)]})
+        self.request_counts.update(
+            {(self.keys[it], replica.name): CACHED_AFTER for it in PREFIXES for replica in [self.preferred_replica(it)]}
+        )
 
-    def home(self, opening: int) -> Replica:
-        """The first of its order that is there."""
+    def preferred_replica(self, opening: int) -> Replica:
+        """The first available replica in the prefix's order."""
         order = (self.replicas[(opening + step) % 4] for step in range(4))
-        return next(replica for replica in order if replica.name not in self.away)
+        return next(replica for replica in order if replica.name not in self.unavailable)
 
-    def happens(self, kind: EventKind, name: str) -> None:
+    def record_event_of(self, kind: EventKind, name: str) -> None:
         replica = next(replica for replica in self.replicas if replica.name == name)
         record_event(kind, f"{name}: {kind}.", pool=self.pool, replica=replica, at=at(self.second))
 
-    def goes(self, *names: str) -> None:
+    def stop(self, *names: str) -> None:
         for name in names:
-            self.away.add(name)
-            self.happens(EventKind.REPLICA_DOWN, name)
+            self.unavailable.add(name)
+            self.record_event_of(EventKind.REPLICA_DOWN, name)
 
-    def comes_back(self, *names: str) -> None:
+    def restart(self, *names: str) -> None:
         for name in names:
-            self.away.discard(name)
-            self.known = Counter({key: count for key, count in self.known.items() if key[1] != name})
-            self.happens(EventKind.REPLICA_UP, name)
-            self.happens(EventKind.REPLICA_RESTARTED, name)
+            self.unavailable.discard(name)
+            self.request_counts = Counter({key: count for key, count in self.request_counts.items() if key[1] != name})
+            self.record_event_of(EventKind.REPLICA_UP, name)
+            self.record_event_of(EventKind.REPLICA_RESTARTED, name)
 
     def tick(self) -> None:
-        """An interval goes by, and everybody is read."""
+        """Simulate one interval and store the readings of all replicas."""
         self.second += INTERVAL_S
-        asked, found = Counter[str](), Counter[str]()
+        requests, cached_tokens = Counter[str](), Counter[str]()
         rows = []
-        for opening in OPENINGS if len(self.away) < len(self.replicas) else ():
-            replica, key = self.home(opening), self.keys[opening]
-            cached = round(TOKENS * self.rate) if self.known[key, replica.name] >= WARMS else 0
-            self.known[key, replica.name] += 1
-            asked[replica.name] += 1
-            found[replica.name] += cached
+        for opening in PREFIXES if len(self.unavailable) < len(self.replicas) else ():
+            replica, key = self.preferred_replica(opening), self.keys[opening]
+            cached = round(TOKENS * self.rate) if self.request_counts[key, replica.name] >= CACHED_AFTER else 0
+            self.request_counts[key, replica.name] += 1
+            requests[replica.name] += 1
+            cached_tokens[replica.name] += cached
             self.sent += 1
             rows.append((self.sent, replica.name, key, cached))
         now = at(self.second)
         for replica in self.replicas:
-            if replica.name in self.away:
+            if replica.name in self.unavailable:
                 gap(replica, now)
                 continue
-            count = asked[replica.name]
-            figures = {"queries": count * TOKENS, "hits": found[replica.name], "finished": count}
+            count = requests[replica.name]
+            figures = {"queries": count * TOKENS, "hits": cached_tokens[replica.name], "finished": count}
             engine_reading(replica, now, **figures)
             if self.group and count:
-                tokens = {"requests": count, "prompt_tokens": count * TOKENS, "cached_tokens": found[replica.name]}
+                tokens = {
+                    "requests": count,
+                    "prompt_tokens": count * TOKENS,
+                    "cached_tokens": cached_tokens[replica.name],
+                }
                 route_reading(self.router, now, group=self.group, replica=replica.name, usage_reported=count, **tokens)
-        told = [
+        decisions = [
             decision(
                 self.router, now - timedelta(seconds=1), seq, replica=name, prefix=key, group=self.group,
                 prompt_tokens=TOKENS, cached_tokens=cached,
             )
             for seq, name, key, cached in rows
         ]  # fmt: skip
-        Decision.objects.bulk_create(told if self.routed else [])
+        Decision.objects.bulk_create(decisions if self.routed else [])
 
     def until(self, second: int) -> None:
         while self.second < second:
             self.tick()
-            if self.second >= HAPPENS_S or (self.second >= HAPPENS_S - 60 and self.second % 10 == 0):
+            if self.second >= INCIDENT_S or (self.second >= INCIDENT_S - 60 and self.second % 10 == 0):
                 moment = at(self.second + 0.5)
                 notify_due(moment, evaluate_rules(moment))
 
@@ -130,33 +136,33 @@ def make(pool: Pool, **settings: object) -> World:
 
 def for_a_moment(world: World) -> None:
     """Shorter than silent_s: ``replica_down`` never fires."""
-    world.goes("r1")
-    world.until(HAPPENS_S + 25)
-    world.comes_back("r1")
+    world.stop("r1")
+    world.until(INCIDENT_S + 25)
+    world.restart("r1")
 
 
 def for_a_while(world: World) -> None:
     """``replica_down`` fires and ends while prompts still go back."""
-    world.goes("r1")
-    world.until(HAPPENS_S + 70)
-    world.comes_back("r1")
+    world.stop("r1")
+    world.until(INCIDENT_S + 70)
+    world.restart("r1")
 
 
 def in_turn(world: World) -> None:
     for name in ("r1", "r2", "r3"):
-        world.goes(name)
+        world.stop(name)
         world.until(world.second + 15)
-        world.comes_back(name)
+        world.restart(name)
         world.until(world.second + 30)
 
 
 def one_and_then_all(world: World) -> None:
-    world.goes("r1")
-    world.until(HAPPENS_S + 10)
-    world.goes("r2", "r3", "r4")
-    world.until(HAPPENS_S + 30)
+    world.stop("r1")
+    world.until(INCIDENT_S + 10)
+    world.stop("r2", "r3", "r4")
+    world.until(INCIDENT_S + 30)
     for name in ("r1", "r2", "r3", "r4"):
-        world.comes_back(name)
+        world.restart(name)
         world.until(world.second + 5)
 
 
@@ -174,28 +180,28 @@ def revision_before(world: World) -> None:
 
 def prompts_at_once(world: World) -> None:
     """In the same moment half of the prompts begin otherwise with each request."""
-    world.goes("r1")
+    world.stop("r1")
     for step in range(8):
-        world.keys.update({number: 1000 * step + number for number in OPENINGS if number % 4})
+        world.keys.update({number: 1000 * step + number for number in PREFIXES if number % 4})
         world.until(world.second + INTERVAL_S)
         if step == 2:
-            world.comes_back("r1")
+            world.restart("r1")
 
 
 def prompts_and_all(world: World) -> None:
     """The same while every replica restarts."""
     names = ("r1", "r2", "r3", "r4")
-    world.goes(*names)
-    world.until(HAPPENS_S + 10)
-    world.comes_back(*names)
+    world.stop(*names)
+    world.until(INCIDENT_S + 10)
+    world.restart(*names)
     for step in range(8):
-        world.keys.update({number: 1000 * step + number for number in OPENINGS})
+        world.keys.update({number: 1000 * step + number for number in PREFIXES})
         world.until(world.second + INTERVAL_S)
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("what", "is_told"),
+    ("what", "is_notified"),
     [
         (for_a_moment, False),
         (for_a_while, False),
@@ -208,19 +214,19 @@ def prompts_and_all(world: World) -> None:
     ],
 )
 def test_a_restart_suppresses_only_the_drop_that_it_explains(
-    pool: Pool, what: Callable[[World], None], is_told: bool
+    pool: Pool, what: Callable[[World], None], is_notified: bool
 ) -> None:
     world = make(pool, for_s=60 if what is revision_before else 0)
-    world.until(HAPPENS_S - 60)
+    world.until(INCIDENT_S - 60)
     if what is revision_before:
         world.rate = RATE / 2
-    world.until(HAPPENS_S)
+    world.until(INCIDENT_S)
     what(world)
     world.until(world.second + 45)
 
-    found = Alert.objects.filter(rule__kind="hit_rate_drop")
-    assert found.exists()  # in either case
-    assert found.filter(notification_count__gt=0).exists() == is_told
+    alerts = Alert.objects.filter(rule__kind="hit_rate_drop")
+    assert alerts.exists()  # in either case
+    assert alerts.filter(notification_count__gt=0).exists() == is_notified
 
 
 @pytest.mark.django_db
@@ -228,7 +234,7 @@ def test_a_restart_suppresses_the_drop_of_a_task_group_too(pool: Pool) -> None:
     world = make(pool)
     world.group = create_task_group(pool, name="agents").name
     create_rule(pool, name="agents", kind="hit_rate_drop", group="agents", settings=DROP)
-    world.until(HAPPENS_S)
+    world.until(INCIDENT_S)
 
     for_a_moment(world)
     world.until(world.second + 45)
@@ -242,17 +248,19 @@ def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Pref
     return Prefix("", key, replica, Sums(1.0, tokens, rate * tokens))
 
 
-HOMES = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.8), opening(4, "r3", 0.4)]
+BEFORE_DROP = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.8), opening(4, "r3", 0.4)]
 
 
 @pytest.mark.parametrize(
     ("now", "ratio"),
     [
-        pytest.param(HOMES, 0.0, id="nothing was lost"),
-        pytest.param([opening(1, "r2", 0.0), *HOMES[1:]], 0.2, id="all that its prompts hit"),
-        pytest.param([opening(1, "r2", 0.6), *HOMES[1:]], 0.05, id="no more than they lost"),
-        pytest.param([*HOMES[:2], opening(3, "r3", 0.0), HOMES[3]], 0.0, id="nothing of other replicas' prompts"),
-        pytest.param([opening(9, "r2", 0.0), *HOMES[1:]], 0.0, id="nothing of prompts that nobody sent before"),
+        pytest.param(BEFORE_DROP, 0.0, id="nothing was lost"),
+        pytest.param([opening(1, "r2", 0.0), *BEFORE_DROP[1:]], 0.2, id="all that its prompts hit"),
+        pytest.param([opening(1, "r2", 0.6), *BEFORE_DROP[1:]], 0.05, id="no more than they lost"),
+        pytest.param(
+            [*BEFORE_DROP[:2], opening(3, "r3", 0.0), BEFORE_DROP[3]], 0.0, id="nothing of other replicas' prompts"
+        ),
+        pytest.param([opening(9, "r2", 0.0), *BEFORE_DROP[1:]], 0.0, id="nothing of prompts that nobody sent before"),
         pytest.param(
             [opening(1, "r2", 0.0), opening(2, "r2", 0.4), opening(3, "r3", 0.4), opening(4, "r3", 0.2)],
             0.1,
@@ -262,8 +270,8 @@ HOMES = [opening(1, "r1", 0.8), opening(2, "r2", 0.8), opening(3, "r3", 0.8), op
     ],
 )
 def test_a_replica_explains_what_its_prefixes_lost(now: list[Prefix], ratio: float | None) -> None:
-    found = explained_ratio(HOMES, now, {"r1"})
-    assert found == (None if ratio is None else pytest.approx(ratio))
+    explained = explained_ratio(BEFORE_DROP, now, {"r1"})
+    assert explained == (None if ratio is None else pytest.approx(ratio))
 
 
 def test_a_prefix_at_several_replicas_is_attributed_by_share() -> None:
@@ -274,6 +282,6 @@ def test_a_prefix_at_several_replicas_is_attributed_by_share() -> None:
 
 
 def test_the_whole_loss_at_a_cold_replica_is_attributed_to_it() -> None:
-    now = [opening(2, "r1", 0.0), HOMES[2]]
+    now = [opening(2, "r1", 0.0), BEFORE_DROP[2]]
 
-    assert explained_ratio(HOMES, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)
+    assert explained_ratio(BEFORE_DROP, now, {"r1"}, cold={"r1"}) == pytest.approx(0.4)

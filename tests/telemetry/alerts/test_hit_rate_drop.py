@@ -1,4 +1,4 @@
-"""The drop rule: what its detector says as an answer, and in words."""
+"""Rule hit_rate_drop: its verdict on the detector's results, and its summary."""
 
 from datetime import timedelta
 
@@ -20,8 +20,8 @@ SETTINGS = KIND.read({})
 
 def verdict_after(*stretches: Stretch, group: str = "", late_s: float = 0.0, **settings: object):
     """What the rule says at the end of some traffic, or so long after it."""
-    known = bins(stretches)
-    moved = [Bin(T0 - (known[-1].end - one.end) - timedelta(seconds=late_s), one.groups) for one in known]
+    pool_bins = bins(stretches)
+    moved = [Bin(T0 - (pool_bins[-1].end - one.end) - timedelta(seconds=late_s), one.groups) for one in pool_bins]
     series = HitRateSeries(10.0, moved[0].end - timedelta(seconds=10), moved[-1].end, moved)
     return only(evaluated("hit_rate_drop", past(10, series=series), group, **settings))
 
@@ -34,10 +34,10 @@ def test_a_drop_is_a_breach_with_its_level_change_point_and_task_groups():
     assert verdict.limit == pytest.approx(verdict.baseline - 0.1)
     assert [one["name"] for one in verdict.figures["groups"]] == ["chat", "support"]
     assert verdict.figures["share_ratio"] == pytest.approx(0.7, abs=0.05)
-    said = KIND.summarize(Scope("chat"), SETTINGS, verdict)
-    assert "points below its baseline of 8" in said
-    assert said.endswith("in chat, support (70.0 % of the tokens).") or "in chat, support (" in said
-    assert f"% since {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in said
+    text = KIND.summarize(Scope("chat"), SETTINGS, verdict)
+    assert "points below its baseline of 8" in text
+    assert text.endswith("in chat, support (70.0 % of the tokens).") or "in chat, support (" in text
+    assert f"% since {T0 - timedelta(seconds=90):%H:%M:%S} UTC" in text
 
 
 def test_a_rule_of_a_task_group_evaluates_only_this_group():
@@ -76,17 +76,17 @@ def test_the_cost_of_unavailable_replicas_is_subtracted_from_a_drop():
 
 
 def test_repeated_detection_on_a_series_gives_the_same_result():
-    known = bins([Stretch(1800, 0.8), Stretch(90, 0.4)])
-    series = HitRateSeries(10.0, T0, known[-1].end, known)
-    once = series.detect(SETTINGS.sensitivity, "", known[-1].end)
+    pool_bins = bins([Stretch(1800, 0.8), Stretch(90, 0.4)])
+    series = HitRateSeries(10.0, T0, pool_bins[-1].end, pool_bins)
+    once = series.detect(SETTINGS.sensitivity, "", pool_bins[-1].end)
 
     other = HitRateSeries(10.0, T0, T0)
-    for one in known:
+    for one in pool_bins:
         other.extend([one], [], one.end, 7200)
-        said = other.detect(SETTINGS.sensitivity, "", one.end)
-    assert said == once
+        text = other.detect(SETTINGS.sensitivity, "", one.end)
+    assert text == once
     assert other.detect(SETTINGS.sensitivity, "", one.end) == once
-    assert series.detect(SETTINGS.sensitivity, "", known[100].end).at == known[100].end
+    assert series.detect(SETTINGS.sensitivity, "", pool_bins[100].end).at == pool_bins[100].end
 
 
 def test_bins_are_whole_scrape_intervals_on_one_grid():

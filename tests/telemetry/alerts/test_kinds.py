@@ -1,4 +1,4 @@
-"""Every kind but the drop, as data in and an answer out: what breaks it, what does not, and when it cannot tell."""
+"""Rule kinds other than hit_rate_drop: which histories breach, which are OK, and which give no data."""
 
 from dataclasses import replace
 
@@ -34,11 +34,11 @@ def test_hit_rate_floor_compares_with_a_fixed_value(newest, expected):
 
 
 def test_a_rule_of_a_task_group_evaluates_only_this_group():
-    seen = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
+    history = past(300, windows={"": [window(0.9)], "coding": [window(0.2)]})
 
-    assert only(evaluated("hit_rate_floor", seen, "coding")).result is BREACH
-    assert only(evaluated("hit_rate_floor", seen)).result is OK
-    assert only(evaluated("hit_rate_floor", seen, "unheard-of")).reason is Reason.NO_READINGS
+    assert only(evaluated("hit_rate_floor", history, "coding")).result is BREACH
+    assert only(evaluated("hit_rate_floor", history)).result is OK
+    assert only(evaluated("hit_rate_floor", history, "unheard-of")).reason is Reason.NO_READINGS
 
 
 def answered(delivered, predicted=None, requests=200):
@@ -70,9 +70,9 @@ def answered(delivered, predicted=None, requests=200):
 )
 def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
     """H17"""
-    seen = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
+    history = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
 
-    verdict = only(evaluated("prediction_gap", seen))
+    verdict = only(evaluated("prediction_gap", history))
 
     assert verdict.result is expected
     assert verdict.figures.get("between", [None])[0] == between
@@ -81,10 +81,12 @@ def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, e
 def test_counters_of_a_decode_replica_are_not_compared():
     """H19"""
     parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
-    seen = past(300, replicas=("r1",), **parts)
+    history = past(300, replicas=("r1",), **parts)
 
-    assert only(evaluated("prediction_gap", seen)).result is BREACH
-    assert only(evaluated("prediction_gap", replace(seen, hit_rate_replicas=frozenset()))).reason is Reason.NOT_REPORTED
+    assert only(evaluated("prediction_gap", history)).result is BREACH
+    assert (
+        only(evaluated("prediction_gap", replace(history, hit_rate_replicas=frozenset()))).reason is Reason.NOT_REPORTED
+    )
 
 
 def late(share, requests=100):
@@ -102,14 +104,14 @@ def late(share, requests=100):
 )
 def test_ttft_objective_breaches_when_both_windows_burn(before, now, expected):
     """T6: 95 % within a second; six times the budget is 30 % late."""
-    seen = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
+    history = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
 
-    assert answers(evaluated("ttft_objective", seen)) == {"": expected}
+    assert answers(evaluated("ttft_objective", history)) == {"": expected}
 
 
 def test_late_share_is_exact_at_a_named_histogram_edge():
-    seen = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
-    verdict = only(evaluated("ttft_objective", seen, within_s=0.9))
+    history = past(300, count=12, first_tokens={"": [late(0.5)] * 12})
+    verdict = only(evaluated("ttft_objective", history, within_s=0.9))
 
     assert (verdict.value, verdict.figures["edge_s"]) == (0.5, 1.0)
     assert only(evaluated("ttft_objective", past(300, count=12))).reason is Reason.NO_READINGS
@@ -131,9 +133,9 @@ def test_an_objective_that_cannot_fire_is_rejected(settings, path):
 
 def test_a_replica_is_down_when_every_attempted_scrape_failed():
     engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
-    seen = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
+    history = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
 
-    verdicts = evaluated("replica_down", seen)
+    verdicts = evaluated("replica_down", history)
 
     assert answers(verdicts) == {
         "r1": (BREACH, Reason.SCRAPES_FAIL),
@@ -145,9 +147,9 @@ def test_a_replica_is_down_when_every_attempted_scrape_failed():
 
 def test_a_new_replica_is_down_after_enough_failed_scrapes():
     engines = {"new": [None, None, FAILED], "old": [None, FAILED, FAILED]}
-    seen = past(30, count=3, replicas=("new", "old"), engines=engines)
+    history = past(30, count=3, replicas=("new", "old"), engines=engines)
 
-    verdicts = evaluated("replica_down", seen)
+    verdicts = evaluated("replica_down", history)
 
     assert answers(verdicts) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
     kind = KINDS["replica_down"]
@@ -252,13 +254,13 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
         "evaluator_lag": past(15, count=3, engines={"r1": [step(), None, None]}),
         "no_data": past(60, engines={"r1": [FAILED]}),
     }
-    for name, seen in cases.items():
+    for name, history in cases.items():
         kind = KINDS[name]
-        subject, verdict = next(pair for pair in evaluated(name, seen).items() if pair[1].result is BREACH)
-        said = kind.summarize(Scope("chat", "", subject), kind.read({}), verdict)
-        assert said.endswith((".", "x.")), said
-        assert "chat" in said or name == "rollout_stuck", said
-        assert "None" not in said, said
+        subject, verdict = next(pair for pair in evaluated(name, history).items() if pair[1].result is BREACH)
+        summary = kind.summarize(Scope("chat", "", subject), kind.read({}), verdict)
+        assert summary.endswith((".", "x.")), summary
+        assert "chat" in summary or name == "rollout_stuck", summary
+        assert "None" not in summary, summary
 
 
 def test_a_task_group_s_summary_has_the_share_of_responses_measured():

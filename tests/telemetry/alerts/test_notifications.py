@@ -1,4 +1,4 @@
-"""From firing to its end: grouped, muted, taken, told again, and each of it once."""
+"""Notifications: grouped, suppressed, acknowledged, repeated, resolved, and each sent once."""
 
 import threading
 from dataclasses import replace
@@ -159,17 +159,17 @@ def test_a_silence_applies_to_its_own_project_only(pool, channel):
     elsewhere = create_pool("elsewhere", project=create_project("other"), models=["m"])
     with time_machine.travel(T0, tick=False):
         silence(elsewhere, until=600, kind="hit_rate_drop")
-    mine, theirs = firing(pool), firing(elsewhere)
+    alert_of_pool, alert_of_other_pool = firing(pool), firing(elsewhere)
 
     assert notify_due(at(10)) == 1
-    assert (fresh(mine).muted, fresh(theirs).muted["why"]) == (None, "silence")
+    assert (fresh(alert_of_pool).muted, fresh(alert_of_other_pool).muted["why"]) == (None, "silence")
 
 
 def test_a_silence_preview_lists_the_matching_alerts(pool):
     one, _ = firing(pool), firing(pool, "replica_down", subject="r1")
     among = Alert.objects.select_related("pool", "rule")
-    found = matched([{"label": "kind", "op": "=", "value": "hit_rate_drop"}], project=pool.project, among=among)
-    assert found == [one]
+    matching = matched([{"label": "kind", "op": "=", "value": "hit_rate_drop"}], project=pool.project, among=among)
+    assert matching == [one]
 
 
 @pytest.mark.parametrize("source", INHIBITED_BY)

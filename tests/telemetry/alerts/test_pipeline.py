@@ -1,4 +1,4 @@
-"""A rule's life over readings in the database: rows, events and the outbox, each transition once."""
+"""Evaluation of rules on stored readings: alerts, events and the outbox, with each transition stored once."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a rule would have done: on stored readings, and the same as what an evaluation did."""
+"""Previews of rules on stored readings give the same alerts as the evaluation."""
 
 from datetime import timedelta
 
@@ -53,10 +53,10 @@ DROPS = [0.8] * 10 + [0.2] * 3 + [0.8] * 6 + [0.1] * 2 + [0.8] * 4
 def test_a_preview_lists_each_alert_that_would_have_fired(pool, r1):
     minutes(r1, DROPS)
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
-        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
+        preview = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
 
-    assert found.sentence == "Would have fired 2 times in the last 29 min."
-    second, first = found.episodes
+    assert preview.sentence == "Would have fired 2 times in the last 29 min."
+    second, first = preview.episodes
     assert at(600) < first.started_at <= at(690)  # readings every 20 s: every second bin is empty
     assert at(1140) < second.started_at <= at(1230)
     assert first.worst.value == pytest.approx(0.2, abs=0.05)
@@ -69,11 +69,11 @@ def test_a_preview_fires_where_the_evaluation_did(pool, r1):
     for second in range(60, 60 * len(DROPS) + 1, 10):
         (one,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
         pipeline.evaluate([one], at(second))
-    lived = list(Alert.objects.order_by("pk").values_list("started_at", flat=True))
+    evaluated_starts = list(Alert.objects.order_by("pk").values_list("started_at", flat=True))
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
-        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
+        preview = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
 
-    assert [one.started_at for one in reversed(found.episodes)] == lived
+    assert [one.started_at for one in reversed(preview.episodes)] == evaluated_starts
 
 
 def test_a_slow_decline_is_found_against_the_same_hours_of_days_before(pool, r1):
@@ -97,21 +97,21 @@ def test_a_preview_is_limited_and_reports_its_period(pool, r1, monkeypatch):
     minutes(r1, DROPS)
     monkeypatch.setattr(previews, "MAX_STEPS", 5)
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
-        found = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS)
+        preview = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS)
 
-    assert found.is_shorter
-    assert (found.end - found.start).total_seconds() == 50
-    assert sum(found.answers.values()) == 5
+    assert preview.is_shorter
+    assert (preview.end - preview.start).total_seconds() == 50
+    assert sum(preview.answers.values()) == 5
 
 
 def test_a_rule_without_stored_history_has_no_preview(pool):
-    found = preview_rule(pool, kind="rollout_stuck", settings={})
-    assert "no history is stored" in found.sentence
+    preview = preview_rule(pool, kind="rollout_stuck", settings={})
+    assert "no history is stored" in preview.sentence
     assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).sentence
 
 
 @pytest.mark.parametrize(
-    ("asked", "path"),
+    ("arguments", "path"),
     [
         ({"kind": "colour"}, "$.kind"),
         ({"settings": {"drop_points": 0}}, "$.settings.drop_points"),
@@ -120,9 +120,9 @@ def test_a_rule_without_stored_history_has_no_preview(pool):
         ({"kind": "load_skew", "group": "coding"}, "$.group"),
     ],
 )
-def test_a_preview_rejects_invalid_settings(pool, asked, path):
+def test_a_preview_rejects_invalid_settings(pool, arguments, path):
     with pytest.raises(InvalidError) as caught:
-        preview_rule(pool, **{"kind": "hit_rate_drop", "settings": {}, **asked})
+        preview_rule(pool, **{"kind": "hit_rate_drop", "settings": {}, **arguments})
     assert caught.value.faults[0].path == path
 
 
@@ -151,12 +151,12 @@ def test_every_source_is_loaded_from_stored_readings(pool, r1):
     ]
     pipeline.evaluate(rules, at(300))
 
-    said = {rule.name: (rule.verdict["answer"], rule.verdict["value"]) for rule in rules}
-    assert said["floor"] == ("breach", pytest.approx(0.2))
-    assert said["gap"] == ("breach", pytest.approx(0.7))
-    assert said["kv"] == ("breach", pytest.approx(12.0))
-    assert said["slow"] == ("breach", 1.0)
-    assert (said["stuck"][0], said["lag"]) == ("breach", ("ok", 0.0))
+    results = {rule.name: (rule.verdict["answer"], rule.verdict["value"]) for rule in rules}
+    assert results["floor"] == ("breach", pytest.approx(0.2))
+    assert results["gap"] == ("breach", pytest.approx(0.7))
+    assert results["kv"] == ("breach", pytest.approx(12.0))
+    assert results["slow"] == ("breach", 1.0)
+    assert (results["stuck"][0], results["lag"]) == ("breach", ("ok", 0.0))
     assert set(Alert.objects.values_list("subject", flat=True)) == {"", "r1"}
 
 
@@ -183,13 +183,13 @@ def test_a_sketch_has_a_line_per_segment_and_a_band_per_alert():
     kind = KINDS["hit_rate_floor"]
     rates = [0.8, 0.8, None, 0.2, 0.2, 0.8]
     windows = [window(rate) if rate is not None else window(None, queries=0) for rate in rates]
-    seen = past(300, count=6, windows={"": windows})
-    found = replay(kind, kind.read({"keep_firing_s": 0}), seen)
+    history = past(300, count=6, windows={"": windows})
+    preview = replay(kind, kind.read({"keep_firing_s": 0}), history)
 
-    sketch = draw(found.points, found.episodes, seen.start, T0, sentence="s")
+    sketch = draw(preview.points, preview.episodes, history.start, T0, sentence="s")
 
     assert (len(sketch.values), len(sketch.bands)) == (2, 1)
-    assert draw([], [], seen.start, T0, sentence="s") is None
+    assert draw([], [], history.start, T0, sentence="s") is None
 
 
 def test_thinning_keeps_the_points_farthest_beyond_the_limit():

@@ -1,4 +1,4 @@
-"""README.md says of every kind and setting what the code says of it."""
+"""README.md lists the kinds, settings and inhibitions that the code has."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The state machine of an alert, as data in and a step out."""
+"""The state machine of an alert: from a state and a result to an action."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -38,7 +38,7 @@ FIRING = OpenAlert(True, T0, later(100))
         (Result.NO_DATA, FIRING, 5000, Action.NONE),
     ],
 )
-def test_the_state_machine(answer, alert, seconds, step):
+def test_each_result_moves_an_alert_to_its_next_state(answer, alert, seconds, step):
     assert next_action(TIMING, answer, alert, later(seconds)) is step
 
 

@@ -1,4 +1,4 @@
-"""Scope windows end: at what everybody has told, and no later than that."""
+"""Windows end at the newest time that every replica has reported."""
 
 from datetime import timedelta
 
@@ -69,9 +69,9 @@ def test_a_window_without_a_slow_replica_is_not_below_its_floor(pool, three):
     for replica, until_s in zip(three, (240, 240, 235), strict=True):
         readings(replica, until_s, 0.8)
 
-    found = evaluated(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
+    verdict = evaluated(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
 
-    assert (found["answer"], found["figures"]["requests"]) == ("ok", 120)
+    assert (verdict["answer"], verdict["figures"]["requests"]) == ("ok", 120)
 
 
 def test_the_last_point_of_a_preview_equals_the_evaluation(pool, three, time_machine):
@@ -80,9 +80,9 @@ def test_the_last_point_of_a_preview_equals_the_evaluation(pool, three, time_mac
     time_machine.move_to(at(240.5), tick=False)
     kind = KINDS["hit_rate_floor"]
 
-    seen = preview_period(kind, kind.read(SHORT), pool, group="", start=at(0), end=at(240.5))
+    preview = preview_period(kind, kind.read(SHORT), pool, group="", start=at(0), end=at(240.5))
 
-    assert seen.points[-1].value == pytest.approx(1 / 3)
+    assert preview.points[-1].value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_a_hanging_replica_does_not_delay_the_watermark(pool, three):
     for replica, until_s in zip(three, (240, 240, 180), strict=True):
         readings(replica, until_s, 0.8)
 
-    found = evaluated(pool, "hit_rate_floor", SHORT, 240.5)
+    verdict = evaluated(pool, "hit_rate_floor", SHORT, 240.5)
 
-    assert (found["answer"], found["figures"]["requests"]) == ("ok", 80)
+    assert (verdict["answer"], verdict["figures"]["requests"]) == ("ok", 80)

@@ -1,4 +1,4 @@
-"""The moment when a rate fell."""
+"""The change point: the time at which a rate fell."""
 
 from __future__ import annotations
 

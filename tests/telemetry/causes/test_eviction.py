@@ -1,4 +1,4 @@
-"""Without a ladder: prompts that hit less because nobody holds them any more, and those that were sent elsewhere."""
+"""Losses by overflow and by eviction, told apart without a hit-rate ladder."""
 
 from datetime import timedelta
 

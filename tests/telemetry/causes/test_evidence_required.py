@@ -1,4 +1,4 @@
-"""An event near a drop is no cause of it unless what it touched carries the loss."""
+"""An event near a drop is its cause only if the replicas or requests that it concerns lost tokens."""
 
 from __future__ import annotations
 

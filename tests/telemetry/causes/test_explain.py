@@ -1,4 +1,4 @@
-"""Each cause is made to happen in a stand-in fleet, and has to be named first. All variations: ``make bench``."""
+"""Each cause is created in a simulated fleet and must be ranked first. All variations: ``make bench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A revision is to blame for what it did, and not for what began while it was there."""
+"""A revision is the cause of a drop only if its own requests lost tokens since it was published."""
 
 from datetime import timedelta
 

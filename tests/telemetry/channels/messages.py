@@ -1,4 +1,4 @@
-"""Messages as rules write them, for the tests of every channel."""
+"""Example messages for the tests of every channel."""
 
 from telemetry.channels.base import Message
 from telemetry.channels.enqueue import combine

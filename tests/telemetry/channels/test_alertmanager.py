@@ -1,4 +1,4 @@
-"""Debian's real Alertmanager: what fires here fires there, and ends with it."""
+"""Alerts sent to Debian's Alertmanager fire and resolve there."""
 
 import base64
 from datetime import UTC, datetime, timedelta

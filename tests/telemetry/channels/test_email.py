@@ -1,4 +1,4 @@
-"""E-mail through a real SMTP server, and what becomes of each way that a server can behave."""
+"""E-mail through a real SMTP server: delivery, and each error of the server."""
 
 import ipaddress
 import socket

@@ -1,4 +1,4 @@
-"""Who is told of what: one row for each message, whoever asks for it however often."""
+"""The outbox: which channels get a message, and one row per message however often it is enqueued."""
 
 from datetime import timedelta
 

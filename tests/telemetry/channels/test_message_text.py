@@ -1,4 +1,4 @@
-"""What an operator needs is in every channel's message: figures, places, the onset, causes and ways on."""
+"""Messages of every channel have figures, scope, change point, causes and links."""
 
 import json
 

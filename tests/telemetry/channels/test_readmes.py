@@ -1,4 +1,4 @@
-"""What is declared of a kind of channel is what its README says."""
+"""The document of each kind of channel lists its declared settings."""
 
 from pathlib import Path
 

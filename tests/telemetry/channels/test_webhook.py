@@ -1,4 +1,4 @@
-"""The webhook over a real socket, and what becomes of each way that a receiver can behave."""
+"""The webhook over a real socket: delivery, and each error of the receiver."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Both sides of a trial, drawn at random: requests in minutes, with what they found cached and how long they waited."""
+"""Draws the bins of a canary and a baseline at random: requests, cached tokens and latencies per minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard says of two sides whose truth is known."""
+"""Verdicts of the analysis on a canary and a baseline whose true difference is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds that hold however often one looks."""
+"""Confidence bounds that hold for repeated analyses."""
 
 from __future__ import annotations
 

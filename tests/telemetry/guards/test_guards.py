@@ -1,4 +1,4 @@
-"""From readings to a rollout that goes on, holds or is rolled back."""
+"""Guards, from readings to a rollout that is promoted, held or rolled back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scrape cycles over real sockets: what is stored of a replica's counters, and what is not."""
+"""Scrape cycles over real sockets: which counters of a replica are stored."""
 
 from datetime import timedelta
 

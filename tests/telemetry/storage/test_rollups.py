@@ -1,4 +1,4 @@
-"""Rollups give the same sums as the readings they were made from, whatever arrives late, twice or not at all."""
+"""Rollups give the same sums as their readings, also with late, duplicate or missing readings."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Seeded bins of a pool: requests that hit a part of their prompt, in task groups of a mix, with ups and downs."""
+"""Seeded hit-rate bins of a pool with several task groups."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def detections(
 ) -> list[Detection]:
     """What a new detector says after each bin."""
     detector, found, before = Detector(sensitivity or Sensitivity()), [], T0
-    for one in known:
-        found.append(detector.add(one, [at for at in changes if before < at <= one.end]))
-        before = one.end
+    for item in known:
+        found.append(detector.add(item, [at for at in changes if before < at <= item.end]))
+        before = item.end
     return found
 
 
 def alarms(found: Sequence[Detection]) -> list[Detection]:
     """Those at which an alarm began."""
-    states = [State.STEADY, *(one.state for one in found)]
-    return [one for one, before in zip(found, states, strict=False) if one.state is State.DOWN is not before]
+    states = [State.STEADY, *(item.state for item in found)]
+    return [item for item, before in zip(found, states, strict=False) if item.state is State.DOWN is not before]
 
 
 def second(at: datetime | None) -> float | None:
