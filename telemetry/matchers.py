@@ -26,8 +26,9 @@ from controlplane.errors import Fault, InvalidError
 
 LABELS = ("pool", "group", "replica", "rule", "kind", "severity")
 OPS = ("=", "!=", "=~", "!~")
-MOST = 20  # conditions, and values of one
-LONGEST = 500  # characters of a condition
+MAX_MATCHERS = 20  # in one list
+MAX_VALUES = 20  # of one matcher
+MAX_CHARS = 500  # of a matcher
 HELP = (
     "One matcher per line, all of which must match: severity=critical,warning, pool!=lab-*, rule=~Hit.*. "
     f"Labels are {', '.join(LABELS)}. A final * matches any ending, =~ takes a regular expression for the whole value, "
@@ -35,10 +36,10 @@ HELP = (
 )
 _SYNTAX = re.compile(r"\s*([a-z_]+)\s*(!=|=~|!~|=)\s*(.*?)\s*\Z", re.DOTALL)
 _VALUE = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^",]*[^",\s]))\s*(?:,|\Z)', re.DOTALL)
-_QUIET = re2.Options()
-_QUIET.log_errors = False
+_RE2_OPTIONS = re2.Options()
+_RE2_OPTIONS.log_errors = False
 
-MatcherInput = str | Mapping[str, Any]  # a matcher as it is written, or its parts: label, op, value
+MatcherInput = str | Mapping[str, Any]  # a matcher in written form, or its parts: label, op, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Value:
     def __str__(self) -> str:
         if self.is_prefix:
             return f"{self.text}*"
-        plain = bool(self.text) and self.text == self.text.strip() and not set('",') & set(self.text)
-        return self.text if plain and self.text[0] != "~" and self.text[-1] != "*" else _quoted(self.text)
+        is_plain = bool(self.text) and self.text == self.text.strip() and not set('",') & set(self.text)
+        return self.text if is_plain and self.text[0] != "~" and self.text[-1] != "*" else _quote(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +68,44 @@ class Matcher:
     values: tuple[Value, ...]  # of a regular expression: one
 
     @classmethod
-    def of(cls, source: MatcherInput) -> Matcher:
-        """A matcher of its written form, or of its parts with a literal value; ValueError says what is wrong."""
-        return _checked(_parsed(source))
+    def parse(cls, source: MatcherInput) -> Matcher:
+        """A matcher from its written form, or from its parts with a literal value; ValueError says what is wrong."""
+        return _validate(_parse(source))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         value = labels.get(self.label) or ""
         if self.op in {"=~", "!~"}:
-            return (_compiled(self.values[0].text).fullmatch(value) is not None) is (self.op == "=~")
-        return any(each.matches(value) for each in self.values) is (self.op == "=")
+            return (_compile(self.values[0].text).fullmatch(value) is not None) is (self.op == "=~")
+        return any(candidate.matches(value) for candidate in self.values) is (self.op == "=")
 
     def __str__(self) -> str:
         if self.op in {"=~", "!~"}:
             pattern = self.values[0].text
             is_plain = pattern and pattern == pattern.strip() and not pattern.startswith('"')
-            return f"{self.label}{self.op}{pattern if is_plain else _quoted(pattern)}"
+            return f"{self.label}{self.op}{pattern if is_plain else _quote(pattern)}"
         return f"{self.label}{self.op}{','.join(map(str, self.values))}"
 
 
-def _parsed(source: MatcherInput) -> Matcher:
+def _parse(source: MatcherInput) -> Matcher:
     if isinstance(source, str):
-        return _parsed_text(source)
+        return _parse_text(source)
     return Matcher(str(source.get("label", "")), str(source.get("op", "=")), (Value(str(source.get("value", ""))),))
 
 
 @lru_cache(maxsize=256)
-def _parsed_text(text: str) -> Matcher:
-    parts = _SYNTAX.match(text) if len(text) <= LONGEST else None
+def _parse_text(text: str) -> Matcher:
+    parts = _SYNTAX.match(text) if len(text) <= MAX_CHARS else None
     if parts is None or not parts[3]:
         raise ValueError('expected label=value, label!=value,value, label=~expression or label="text"')
     label, op, value = parts.groups()
     if op in {"=~", "!~"}:
         quoted = _VALUE.fullmatch(value) if value.startswith('"') else None
-        return Matcher(label, op, (Value(value if quoted is None else _unquoted(quoted[1])),))
-    return Matcher(label, op, tuple(_values(value)))
+        return Matcher(label, op, (Value(value if quoted is None else _unquote(quoted[1])),))
+    return Matcher(label, op, tuple(_parse_values(value)))
 
 
-def _values(text: str) -> list[Value]:
-    """The values of a list with commas, without empty ones."""
+def _parse_values(text: str) -> list[Value]:
+    """The values of a comma-separated list, without empty ones and duplicates."""
     values, position = list[Value](), 0
     while position < len(text):
         if (part := _VALUE.match(text, position)) is None:
@@ -113,62 +114,62 @@ def _values(text: str) -> list[Value]:
             position += 1
             continue
         quoted, bare = part.groups()
-        values.append(Value(bare.removesuffix("*"), bare.endswith("*")) if quoted is None else Value(_unquoted(quoted)))
+        values.append(Value(bare.removesuffix("*"), bare.endswith("*")) if quoted is None else Value(_unquote(quoted)))
         position = part.end()
     return list(dict.fromkeys(values))
 
 
-def _checked(matcher: Matcher) -> Matcher:
+def _validate(matcher: Matcher) -> Matcher:
     if matcher.label not in LABELS:
         raise ValueError(f"no alert has the label {matcher.label!r}: expected one of {', '.join(LABELS)}")
     if matcher.op not in OPS:
         raise ValueError(f"expected one of {' '.join(OPS)} after the label")
-    if not 1 <= len(matcher.values) <= MOST or len(str(matcher)) > LONGEST:
-        raise ValueError(f"expected 1 to {MOST} values and at most {LONGEST} characters")
+    if not 1 <= len(matcher.values) <= MAX_VALUES or len(str(matcher)) > MAX_CHARS:
+        raise ValueError(f"expected 1 to {MAX_VALUES} values and at most {MAX_CHARS} characters")
     if matcher.op in {"=~", "!~"}:
         try:
-            _compiled(matcher.values[0].text)
+            _compile(matcher.values[0].text)
         except re2.error:
             raise ValueError("expected a regular expression (RE2)") from None
     return matcher
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     return re.sub(r'\\(["\\])', r"\1", text)
 
 
 @lru_cache(maxsize=256)
-def _compiled(pattern: str) -> Any:
-    return re2.compile(pattern, _QUIET)
+def _compile(pattern: str) -> Any:
+    return re2.compile(pattern, _RE2_OPTIONS)
 
 
-def read_matchers(sources: Sequence[MatcherInput], *, everything: bool) -> list[Matcher]:
-    """Matchers without duplicates; InvalidError names everything that is wrong.
+def read_matchers(sources: Sequence[MatcherInput], *, may_match_all: bool) -> list[Matcher]:
+    """Matchers without duplicates; InvalidError names may_match_all that is wrong.
 
-    ``everything``: whether they may match every alert. A silence may not.
+    ``may_match_all``: whether they may match every alert. Those of a silence may not.
     """
     matchers, faults = list[Matcher](), list[Fault]()
-    if len(sources) > MOST or not (sources or everything):
-        raise InvalidError("$.matchers", f"expected {0 if everything else 1} to {MOST} matchers")
+    if len(sources) > MAX_MATCHERS or not (sources or may_match_all):
+        raise InvalidError("$.matchers", f"expected {0 if may_match_all else 1} to {MAX_MATCHERS} matchers")
     for index, source in enumerate(sources):
         try:
-            matchers.append(Matcher.of(source))
+            matchers.append(Matcher.parse(source))
         except ValueError as error:
             faults.append(Fault(f"$.matchers[{index}]", str(error)))
     if faults:
         raise InvalidError.of(faults)
-    if not everything and match_all(matchers, {}):
+    if not may_match_all and match_all(matchers, {}):
         raise InvalidError("$.matchers", "these match every alert; expected one that needs a label")
     return list(dict.fromkeys(matchers))
 
 
 def parse_stored(row: Iterable[MatcherInput]) -> list[Matcher]:
     """The matchers of a row, unchecked: a label may not exist any more."""
-    return [_parsed(source) for source in row]
+    return [_parse(source) for source in row]
 
 
 def match_all(matchers: Iterable[Matcher], labels: Mapping[str, str]) -> bool:

@@ -1,6 +1,6 @@
 """Celery tasks of telemetry, scheduled by beat. Each calls one service; nothing imports this module.
 
-No task is retried: each does what the database says is due, and the next run is seconds away.
+No task is retried: each run reads from the database what is due, and the next run starts within seconds.
 """
 
 from celery import shared_task
@@ -30,9 +30,9 @@ def scrape_fleet() -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def scrape_shard(number: int, of: int) -> None:
+def scrape_shard(number: int, shard_count: int) -> None:
     """Scrape the replicas and routers of a shard. A task that is delivered twice scrapes once."""
-    cycle.scrape_shard(Shard(number, of))
+    cycle.scrape_shard(Shard(number, shard_count))
 
 
 @shared_task(acks_late=True, ignore_result=True)
@@ -90,7 +90,7 @@ def refresh_alerts() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def send_heartbeat() -> None:
     """Send the heartbeat that is due, unless telemetry is late."""
-    heartbeats.beat(timezone.now())
+    heartbeats.send_if_due(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -39,7 +39,7 @@ def alerts_of_every_state(pool: Pool, by: User) -> dict[str, int]:
     matchers = ["kind=load_skew"]
     create_silence(matchers=matchers, ends_at=now + timedelta(hours=4), comment="Moving a rack", by=by)
     notify_due(timezone.now())
-    acknowledge(alerts["taken"], by=by, why="Adding a replica")
+    acknowledge(alerts["taken"], by=by, note="Adding a replica")
     resolve(alerts["over"], now)
     notify_due(timezone.now())
     return {**{name: alert.pk for name, alert in alerts.items()}, "pending": pending.pk}

@@ -69,7 +69,7 @@ class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
         )
 
     def get_effective_settings(self, rule: AlertRule) -> dict[str, Any]:
-        """Settings with defaults."""
+        """Settings, with the default of each setting that the rule does not set."""
         return effective_settings(rule)
 
 
@@ -125,13 +125,13 @@ class PreviewPoint(serializers.Serializer[Any]):
 
 
 class PreviewResponse(serializers.Serializer[Any]):
-    """Preview of a rule. ``answers`` counts evaluations by result."""
+    """Preview of a rule. ``answers``: number of evaluations by result."""
 
-    sentence = serializers.CharField()
+    sentence = serializers.CharField(source="summary")
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     fired = serializers.IntegerField()
-    answers = serializers.DictField(child=serializers.IntegerField())
+    answers = serializers.DictField(source="results", child=serializers.IntegerField())
     episodes = EpisodeSerializer(many=True)
     points = PreviewPoint(many=True)
 

@@ -1,4 +1,4 @@
-"""Doors to rules, alerts and silences: parse, call one service, answer."""
+"""REST API of alert rules, alerts and silences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from telemetry.models import Alert, AlertRule, Silence
 from telemetry.services.alerts import alerts, previews, rules, silences
 from telemetry.services.alerts.alerts import AlertFilter
 
-# Fields that the evaluator updates; they are not part of the entity tag, so updates do not conflict with a change.
+# Fields that the evaluator updates. Entity tags leave them out, so that an evaluation does not make an If-Match fail.
 OBSERVED = (
     "state",
     "resolved_at",
@@ -51,7 +51,7 @@ class AlertPages(NewestFirst):
 
 
 class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[AlertRule]):
-    """Alert rules."""
+    """REST API of alert rules."""
 
     queryset = AlertRule.objects.select_related("pool", "group")
     serializer_class = s.AlertRuleSerializer
@@ -83,8 +83,8 @@ class AlertRuleViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseVie
     def preview(self, request: Request) -> Response:
         """Evaluate a rule on the stored history; nothing is stored."""
         params = validated_body(s.PreviewInput, request)
-        found = previews.preview_rule(params.pop("pool"), **params)
-        return Response(s.PreviewResponse(found).data)
+        preview = previews.preview_rule(params.pop("pool"), **params)
+        return Response(s.PreviewResponse(preview).data)
 
 
 class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Alert]):
@@ -107,8 +107,8 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
     def acknowledge(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Acknowledge: stops further notifications. 409 if the alert has ended."""
         alert = self.get_object()
-        why = validated_body(s.Acknowledgement, request)["note"]
-        alerts.acknowledge(alert, by=signed_in_user(request), why=why)
+        note = validated_body(s.Acknowledgement, request)["note"]
+        alerts.acknowledge(alert, by=signed_in_user(request), note=note)
         return self._response()
 
     @extend_schema(request=None, responses=s.AlertWithSteps)
@@ -132,7 +132,7 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @extend_schema(request=s.SilenceInput, responses={201: s.SilenceSerializer})
     def create(self, request: Request) -> Response:
         """Silence alerts by their labels until a time."""
-        params = _within_scope(request, validated_body(s.SilenceInput, request))
+        params = _check_project(request, validated_body(s.SilenceInput, request))
         silence = silences.create_silence(**params, by=signed_in_user(request))
         return Response(s.SilenceSerializer(silence).data, status.HTTP_201_CREATED)
 
@@ -152,15 +152,15 @@ class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Alerts that the silence would match now; nothing is stored."""
-        params = _within_scope(request, validated_body(s.SilencePreviewInput, request))
-        among = visible(actor(request), alerts.open_alerts())
-        found = silences.matched(params["matchers"], project=params.get("project"), among=among)
-        return Response({"alerts": s.AlertSerializer(found, many=True).data})
+        params = _check_project(request, validated_body(s.SilencePreviewInput, request))
+        candidates = visible(actor(request), alerts.open_alerts())
+        matching = silences.matching_alerts(params["matchers"], project=params.get("project"), candidates=candidates)
+        return Response({"alerts": s.AlertSerializer(matching, many=True).data})
 
 
-def _within_scope(request: Request, params: dict[str, Any]) -> dict[str, Any]:
-    """Reject a silence of all projects unless the actor has the role in all."""
-    needed = needed_role_of(request)
-    if params.get("project") is None and (needed is None or not actor(request).may(needed, None)):
+def _check_project(request: Request, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters; PermissionDenied for a silence of all projects by an actor without the role in all of them."""
+    role = needed_role_of(request)
+    if params.get("project") is None and (role is None or not actor(request).may(role, None)):
         raise PermissionDenied("Name a project: you may not silence alerts of all projects.")
     return params

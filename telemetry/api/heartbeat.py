@@ -18,7 +18,7 @@ OBSERVED = ("due_at", "sent_at", "failed_at", "error", "withheld")
 
 
 class HeartbeatSerializer(serializers.ModelSerializer[Heartbeat]):
-    """The heartbeat and the result of the last one."""
+    """The heartbeat and the result of its last delivery."""
 
     target = serializers.SerializerMethodField(help_text="Host of the URL.")
 
@@ -27,7 +27,7 @@ class HeartbeatSerializer(serializers.ModelSerializer[Heartbeat]):
         fields = ("target", "every_s", *OBSERVED)
 
     def get_target(self, heartbeat: Heartbeat) -> str:
-        return heartbeats.target(heartbeat)
+        return heartbeats.masked_url(heartbeat)
 
 
 class HeartbeatChange(serializers.Serializer[Any]):

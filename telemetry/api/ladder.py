@@ -39,7 +39,7 @@ class LadderQuery(serializers.Serializer[Any]):
 
 
 class TermSerializer(serializers.Serializer[Any]):
-    """One term, in prompt tokens; null: unknown."""
+    """One term of the ladder, in prompt tokens; null: unknown."""
 
     term = serializers.CharField()
     tokens = serializers.FloatField(allow_null=True)
@@ -47,7 +47,7 @@ class TermSerializer(serializers.Serializer[Any]):
 
 
 class LossSerializer(serializers.Serializer[Any]):
-    """Loss of one step, with advice."""
+    """Tokens lost in one step of the ladder, with advice."""
 
     key = serializers.ChoiceField(choices=list(LOSS_TEXTS))
     tokens = serializers.FloatField()
@@ -139,7 +139,7 @@ class LadderView(TransactionalView):
                 "end": window.end,
                 "ladder": ladder and _as_json(group, ladder),
                 "groups": [_as_json(row.group, row.ladder) for row in ladders_by_group(pool, window)],
-                "curve": _curve(curve_of(pool)),
+                "curve": _curve_as_json(curve_of(pool)),
                 "reachable": reachable and reachable.as_json(),
             }
         )
@@ -163,7 +163,7 @@ def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
     }
 
 
-def _curve(curve: CapacityCurve | None) -> dict[str, Any] | None:
+def _curve_as_json(curve: CapacityCurve | None) -> dict[str, Any] | None:
     if curve is None:
         return None
     return {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
@@ -237,8 +237,8 @@ def _reconciliation_as_json(row: Reconciled) -> dict[str, Any]:
         "pool": row.pool,
         "replica": row.replica,
         "engine": {"ratio": row.engine.ratio, "requests": row.engine.requests},
-        "answers": {"ratio": row.answers.ratio, "requests": row.answers.reported_responses},
-        "prediction": {"ratio": row.answers.predicted_ratio, "requests": row.answers.predicted_answers},
+        "answers": {"ratio": row.responses.ratio, "requests": row.responses.reported_responses},
+        "prediction": {"ratio": row.responses.predicted_ratio, "requests": row.responses.predicted_responses},
         "not_eligible_tokens": row.engine.not_eligible_tokens,
         "points": row.comparison.points,
         "verdict": row.comparison.agreement,

@@ -46,7 +46,7 @@ class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
         )
 
     def get_pools(self, server: MetricsServer) -> list[str]:
-        """Names of the pools that are read from it."""
+        """Names of the pools whose metrics are read from this server."""
         return sorted(read.pool.name for read in server.read_pools.all())
 
     def get_has_credentials(self, server: MetricsServer) -> bool:
@@ -133,7 +133,6 @@ class MetricsServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Bas
     @action(detail=True, methods=["post"])
     def test(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Query the server for the replicas of its pools; nothing is stored."""
-        trial = metrics_servers.try_server(self.get_object())
-        missing = [{"replica": name, "reason": reason} for name, reason in trial.missing]
-        result = {"found": trial.found, "missing": missing, "error": trial.error, "elapsed_s": trial.elapsed_s}
-        return Response(result)
+        test = metrics_servers.try_server(self.get_object())
+        missing = [{"replica": name, "reason": reason} for name, reason in test.missing]
+        return Response({"found": test.found, "missing": missing, "error": test.error, "elapsed_s": test.elapsed_s})

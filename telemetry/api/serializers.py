@@ -21,7 +21,7 @@ from telemetry.models import Channel, DeliveryAttempt, Notification
 from telemetry.services.notifications.channels import public_config
 
 MATCHERS = "conditions that an alert's labels must all meet, such as severity=critical,warning or pool!=lab-*"
-_PARTS = {
+_MATCHER_SCHEMA = {
     "type": "object",
     "description": "The condition as an object; the value is compared literally or as the pattern.",
     "required": ["label", "value"],
@@ -33,12 +33,12 @@ _PARTS = {
 }
 
 
-@extend_schema_field({"oneOf": [{"type": "string"}, _PARTS]})
+@extend_schema_field({"oneOf": [{"type": "string"}, _MATCHER_SCHEMA]})
 class MatcherField(serializers.Field[Any, Any, Any, Any]):
     """A condition on labels, as text or as an object; the services validate it."""
 
     def to_internal_value(self, data: Any) -> Any:
-        """Accept text and objects."""
+        """Accept a string or an object; ValidationError for anything else."""
         if not isinstance(data, str | dict):
             raise serializers.ValidationError("Expected a condition such as pool=chat.")
         return data

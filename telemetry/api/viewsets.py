@@ -60,8 +60,8 @@ class DeliveryFilter(filters.FilterSet):
 Query = Callable[[Pools, Window], list[Series]]
 
 
-def _of_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
-    """A chart query of pages, over several pools."""
+def _over_pools(query: Callable[[Subject, Window], list[Series]]) -> Query:
+    """A query of the pages' charts, over several pools instead of one subject."""
     return lambda pools, window: query(Subject(pools), series.fit_window(window))
 
 
@@ -81,29 +81,29 @@ CHARTS: dict[str, dict[str, Query]] = {
     "ttft": {"quantile": series.ttft_quantiles, "reuse": series.ttft_by_reuse},
     "engine_ttft": {
         "quantile": partial(series.ttft_quantiles, source="engine"),
-        "phase": _of_pools(engine.queue_and_prefill),
+        "phase": _over_pools(engine.queue_and_prefill),
     },
-    "kv_usage": {"replica": partial(series.utilization_by_replica, what="kv_usage")},
-    "running": {"replica": partial(series.utilization_by_replica, what="running")},
+    "kv_usage": {"replica": partial(series.utilization_by_replica, gauge="kv_usage")},
+    "running": {"replica": partial(series.utilization_by_replica, gauge="running")},
     "waiting": {
-        "replica": partial(series.utilization_by_replica, what="waiting"),
-        "reason": _of_pools(engine.waiting_by_reason),
+        "replica": partial(series.utilization_by_replica, gauge="waiting"),
+        "reason": _over_pools(engine.waiting_by_reason),
     },
-    "prompt_share": {"source": _of_pools(engine.prompt_sources)},
-    "mm_hit_rate": {"pools": _of_pools(engine.mm_hit_rate)},
-    "block_time": {"phase": _of_pools(engine.block_times)},
-    "sampled_evictions": {"replica": _of_pools(engine.sampled_evictions)},  # a minute
-    "cache_churn": {"replica": _of_pools(engine.cache_churn)},  # turnovers an hour
+    "prompt_share": {"source": _over_pools(engine.prompt_sources)},
+    "mm_hit_rate": {"pools": _over_pools(engine.mm_hit_rate)},
+    "block_time": {"phase": _over_pools(engine.block_times)},
+    "sampled_evictions": {"replica": _over_pools(engine.sampled_evictions)},  # a minute
+    "cache_churn": {"replica": _over_pools(engine.cache_churn)},  # turnovers an hour
     **{
-        what: {"group": partial(series.by_group, what=what), "pool": partial(series.by_pool, what=what)}
-        for what in series.VALUES  # sums over each step, not rates
+        name: {"group": partial(series.by_group, value=name), "pool": partial(series.by_pool, value=name)}
+        for name in series.VALUES  # sums over each step, not rates
     },
     "latency": {"plain": partial(series.latency, streamed=False), "streamed": partial(series.latency, streamed=True)},
 }
 
 
 def chart(metric: str, by: str | None) -> tuple[str, Query]:
-    """(by, query) of a metric; InvalidError for an unknown combination."""
+    """(by, query) of a metric; InvalidError for an unknown metric or ``by``."""
     if metric not in CHARTS:
         raise InvalidError("$.metric", f"expected one of {', '.join(CHARTS)}")
     queries = CHARTS[metric]
@@ -135,8 +135,8 @@ class ChannelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewS
     def create(self, request: Request) -> Response:
         """Create a channel; only this response has the secret that signs its messages."""
         channel = channels.create_channel(**validated_body(s.ChannelInput, request), by=signed_in_user(request))
-        answer = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
-        return Response(answer, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
+        body = {**s.ChannelSerializer(channel).data, "secret": channels.reveal_secret(channel)}
+        return Response(body, status.HTTP_201_CREATED, headers={"Cache-Control": "no-store"})
 
     @extend_schema(request=s.ChannelChange, responses=s.ChannelSerializer)
     def partial_update(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
@@ -197,16 +197,17 @@ class SeriesView(TransactionalView):
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data
         window = params["window"]
-        by, lines = chart(params["metric"], params.get("by"))
-        answer = {
+        by, query_series = chart(params["metric"], params.get("by"))
+        lines = query_series(selected_pools(request, params.get("pool")), window)
+        body = {
             "metric": params["metric"],
             "by": by,
             "start": window.start,
             "end": window.end,
             "step_s": window.step_s,
-            "series": [_line(line) for line in lines(selected_pools(request, params.get("pool")), window)],
+            "series": [_series_as_json(line) for line in lines],
         }
-        return Response(answer)
+        return Response(body)
 
 
 class PromptsView(TransactionalView):
@@ -226,18 +227,18 @@ def selected_pools(request: Request, pool: Pool | None) -> Pools:
     """The requested pool, else all pools that the actor may see (None: all)."""
     if pool is not None:
         return [pool]
-    who = actor(request)
-    return None if who.projects() is None else list(visible(who, Pool.objects.all()))
+    requester = actor(request)
+    return None if requester.projects() is None else list(visible(requester, Pool.objects.all()))
 
 
-def _line(line: Series) -> dict[str, Any]:
+def _series_as_json(line: Series) -> dict[str, Any]:
     bands = line.band or [None] * len(line.points)
     points = [
-        {"at": at, "value": value, "state": state, "low": band and band[0], "high": band and _finite(band[1])}
+        {"at": at, "value": value, "state": state, "low": band and band[0], "high": band and _finite_or_none(band[1])}
         for (at, value), state, band in zip(line.points, line.states, bands, strict=True)
     ]
     return {"label": line.label, "note": line.note, "points": points}
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -89,7 +89,7 @@ def _described_change(evidence: Evidence, group: str) -> Change | None:
     if keeps_changing:
         changes = differences(newest)
     else:
-        changes = [compare(structure, max(before[-COMPARED:], key=structure.shared)) for structure in newest]
+        changes = [compare(structure, max(before[-COMPARED:], key=structure.shared_bytes)) for structure in newest]
     common = _most_common(difference for difference in changes if difference is not None)
     return Change(group, _lost(evidence, group), share, True, common, keeps_changing)
 

@@ -29,9 +29,9 @@ import numpy as np
 from telemetry.lab.chains import Hashes, Integers
 
 AFFINITY_RATIO = 0.5  # of a prompt: near-optimal placement chooses a cache that has at least this share
-NEVER = -1  # no previous use
+NO_PREVIOUS_USE = -1
 EMPTY = np.empty(0, np.int64)
-ANY = -1  # a mask of all caches
+ALL_CACHES = -1  # as a bit mask
 
 
 def distinct(*blocks: Hashes) -> Hashes:
@@ -122,15 +122,17 @@ def run_lru(content: Integers, chains: Chains, capacity: int) -> CacheRun:
     uses = np.concatenate((content, chains.blocks))
     last, following = _neighbours(uses)
     ends = len(content) + chains.ends
-    matched, evicted = _walk(last.tolist(), following.tolist(), ends.tolist(), len(content), capacity)
+    matched, evicted = _count_hits_and_evictions(
+        last.tolist(), following.tolist(), ends.tolist(), len(content), capacity
+    )
     is_cached = following[evicted[-1] :] == len(uses)
     content = uses[evicted[-1] :][is_cached]
     return CacheRun(np.array(matched), uses, chains.lengths, np.array(evicted), content)
 
 
 def _neighbours(uses: Integers) -> tuple[Integers, Integers]:
-    """(previous use of the same block or NEVER, next use or the number of uses)."""
-    last, following = np.full(len(uses), NEVER), np.full(len(uses), len(uses))
+    """(previous use of the same block or NO_PREVIOUS_USE, next use or the number of uses)."""
+    last, following = np.full(len(uses), NO_PREVIOUS_USE), np.full(len(uses), len(uses))
     order = sort_order(uses, np.arange(len(uses)))
     is_same = np.diff(uses[order]) == 0
     earlier, later = order[:-1][is_same], order[1:][is_same]
@@ -143,7 +145,7 @@ def sort_order(blocks: Integers, times: Integers) -> Integers:
     return np.argsort(blocks << 32 | times)
 
 
-def _walk(
+def _count_hits_and_evictions(
     last: list[int], following: list[int], ends: list[int], size: int, capacity: int
 ) -> tuple[list[int], list[int]]:
     """(cached blocks, evicted uses) of each prompt; the first ``size`` uses are the initial content."""
@@ -205,7 +207,7 @@ def place_ideally(
     heapify(least)
     blocks, most, begin = chains.blocks.tolist(), [], 0
     for end in chains.ends.tolist():
-        best = _depth(blocks, end, end - begin, holders, ANY)
+        best = _depth(blocks, end, end - begin, holders, ALL_CACHES)
         mask = holders[blocks[end - best]] if best else 0
         while least[0][0] != (current := caches[least[0][1]].written):
             heapreplace(least, (current, least[0][1]))

@@ -65,10 +65,10 @@ class ReuseDistances:
             self.tokens[0] += base
             total = self._tree.total
             for block, tokens in zip(chain, gains, strict=True):
-                used = times.get(block)
-                if used is None:
+                last_use = times.get(block)
+                if last_use is None:
                     break
-                self.tokens[total - self._tree.up_to(used - 1)] += tokens
+                self.tokens[total - self._tree.up_to(last_use - 1)] += tokens
         for block in reversed(chain):
             self._touch(block)
 
@@ -80,9 +80,9 @@ class ReuseDistances:
         if self._now == self._size:
             self._compact()
         self._now += 1
-        before = self._times.get(block)
-        if before is not None:
-            self._tree.add(before, -1)
+        last_use = self._times.get(block)
+        if last_use is not None:
+            self._tree.add(last_use, -1)
         self._times[block] = self._now
         self._tree.add(self._now, 1)
 

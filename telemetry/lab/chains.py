@@ -162,9 +162,9 @@ class Prompts:
 
     def gains(self) -> Floats:
         """Tokens that each block adds if all blocks before it are cached."""
-        each = self.take(np.repeat(np.arange(len(self.lengths)), self.lengths))
-        before = np.arange(len(each.starts)) - each.starts
-        return each.cached_tokens(before + 1) - each.cached_tokens(before)
+        prompts = self.take(np.repeat(np.arange(len(self.lengths)), self.lengths))  # the prompt of each block
+        before = np.arange(len(prompts.starts)) - prompts.starts
+        return prompts.cached_tokens(before + 1) - prompts.cached_tokens(before)
 
     def depth(self, matched: Integers) -> Floats:
         """Estimated number of leading blocks that are cached."""

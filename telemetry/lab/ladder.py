@@ -56,7 +56,7 @@ class Sums:
     reachable_products: float = 0.0  # sum of reachable tokens times prompt tokens
 
 
-ADDED = tuple(column.name for column in fields(Sums))
+SUM_FIELDS = tuple(column.name for column in fields(Sums))
 
 
 def reachable_error(sums: Sums) -> float | None:
@@ -150,20 +150,20 @@ def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
     Responses without reported cached tokens count with the mean of those that report them.
     """
 
-    def known(tokens: float) -> float | None:
+    def bounded(tokens: float) -> float | None:
         return min(max(tokens, 0.0), sums.prompt_tokens) if sums.requests else None
 
-    def sized(tokens: float) -> float | None:
-        return None if reason else known(tokens)
+    def if_sizes_known(tokens: float) -> float | None:
+        return None if reason else bounded(tokens)
 
     delivered = sums.delivered * sums.prompt_tokens / sums.reported_tokens if sums.reported_tokens else None
     return Ladder(
         sums.prompt_tokens,
-        known(sums.reachable),
-        sized(sums.capacity),
-        sized(sums.split),
-        sized(sums.best),
-        sized(sums.predicted),
+        bounded(sums.reachable),
+        if_sizes_known(sums.capacity),
+        if_sizes_known(sums.split),
+        if_sizes_known(sums.best),
+        if_sizes_known(sums.predicted),
         delivered,
         sums.requests,
         sample_ratio,
@@ -255,40 +255,40 @@ def summary(ladder: Ladder) -> str:
         replayed = ladder.ratio(ladder.predicted)
         if replayed is None:
             return f"Hit rate unknown of {top}: no response reports its cached tokens."
-        got = f"Predicted hit rate {points(replayed)} % of {top} (no response reports its cached tokens)"
+        text = f"Predicted hit rate {points(replayed)} % of {top} (no response reports its cached tokens)"
     else:
-        got = f"Hit rate {points(delivered)} % of {top}"
+        text = f"Hit rate {points(delivered)} % of {top}"
     if ladder.reason:
-        return f"{got}; the causes of the rest are unknown."
+        return f"{text}; the causes of the rest are unknown."
     losses = actionable_losses(ladder.losses())
     if not losses:
-        return f"{got}: no significant loss."
+        return f"{text}: no significant loss."
     parts = [f"{points(loss.ratio)} to {LOSS_TEXTS[loss.key].name}" for loss in losses]
-    return f"{got}: {', '.join(parts).replace(' to ', ' points lost to ', 1)}."
+    return f"{text}: {', '.join(parts).replace(' to ', ' points lost to ', 1)}."
 
 
 def caveats(ladder: Ladder) -> list[str]:
-    """What limits the accuracy of the ladder; [] for nothing."""
-    found = []
+    """Sentences on the limits of the ladder's accuracy; [] for none."""
+    texts = []
     if ladder.reason:
-        found.append(ladder.reason)
+        texts.append(ladder.reason)
     if ladder.requests < MIN_REQUESTS:
-        found.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
+        texts.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
     if ladder.sample_ratio < 1 and ladder.prompt_tokens:
-        off = 200 * ladder.doubt_tokens / ladder.prompt_tokens
-        found.append(
-            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: terms are within {off:.1f} points (95 %)."
+        error = 200 * ladder.doubt_tokens / ladder.prompt_tokens
+        texts.append(
+            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: terms are within {error:.1f} points (95 %)."
         )
     if ladder.delivered is None:
-        found.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
+        texts.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
     elif ladder.reported_ratio < 0.95:
-        found.append(
+        texts.append(
             f"Responses for {points(ladder.reported_ratio)} % of the prompt tokens report cached tokens; the delivered "
             "hit rate is theirs."
         )
     if ladder.surplus_ratio > 0.005:
-        found.append(
+        texts.append(
             f"Engines delivered {points(ladder.surplus_ratio)} points more than the replay: they also cache outputs, "
             "and use smaller blocks."
         )
-    return found
+    return texts

@@ -57,21 +57,21 @@ class BinSums:
 
     def result(self, ratio: float) -> dict[str, Sums]:
         """The sums of a complete bin at this sampling ratio, each term at least the one below."""
-        found = {}
+        result = {}
         for group, sums in self.sums.items():
             split = max(sums.split, sums.best)
-            found[group] = replace(sums, split=split, capacity=max(sums.capacity, split))
+            result[group] = replace(sums, split=split, capacity=max(sums.capacity, split))
             if group in self.divergences:
-                found[group].doubt = depth_error(ratio) * sqrt(np.square(self.divergences[group][1]).sum())
-        return found
+                result[group].doubt = depth_error(ratio) * sqrt(np.square(self.divergences[group][1]).sum())
+        return result
 
 
 def _by_group(groups: Coded, column: Floats | Booleans) -> list[float]:
     if column.dtype == np.bool_:
-        found: list[float] = np.bincount(groups.codes[column.astype(np.bool_)], minlength=len(groups.names)).tolist()
+        sums: list[float] = np.bincount(groups.codes[column.astype(np.bool_)], minlength=len(groups.names)).tolist()
     else:
-        found = np.bincount(groups.codes, column, len(groups.names)).tolist()
-    return found
+        sums = np.bincount(groups.codes, column, len(groups.names)).tolist()
+    return sums
 
 
 def _summed_by_block(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
@@ -92,7 +92,8 @@ class Replay:
 
     def __init__(self, capacities: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
-        self.estimated = self.counted = 0.0  # tokens of the same prompts: by our estimate, and by the engines
+        # Tokens of the same prompts: as routers estimated them, and as engines counted them.
+        self.estimated = self.counted = 0.0
         self.hash_tokens = 64.0
         self.recent, self.previous = NO_BLOCKS, NO_BLOCKS  # blocks last used in the current and the previous horizon
         self.since_s: float | None = None  # start of the current horizon
@@ -171,12 +172,12 @@ class Replay:
         if ratio >= self.ratio:
             return
         self.ratio = ratio
-        below = np.uint64(round(ratio * HASHES))
+        limit = np.uint64(round(ratio * HASHES))
         self.recent, self.previous, self.whole = (
-            blocks[blocks < below] for blocks in (self.recent, self.previous, self.whole)
+            blocks[blocks < limit] for blocks in (self.recent, self.previous, self.whole)
         )
         for model in (self.ideal, self.placed):
-            model.update({name: blocks[blocks < below] for name, blocks in model.items()})
+            model.update({name: blocks[blocks < limit] for name, blocks in model.items()})
 
     def estimates_of(self, requests: Requests) -> Floats:
         """Estimated prompt lengths, all by the latest estimate of a block's tokens, which routers update."""
@@ -206,17 +207,17 @@ class Replay:
         contents = (self.whole, *self.ideal.values(), *self.placed.values())
         numbers = BlockNumbers(requests.blocks, self.recent, self.previous, *contents)
         chains = Chains.tail_first(numbers.of(requests.blocks), requests.ends[known])
-        found = {"reachable": self._run_unbounded(numbers, chains, requests.at_s[known])}
+        by_term = {"reachable": self._run_unbounded(numbers, chains, requests.at_s[known])}
         if self.capacities:
             whole = run_lru(numbers.of(self.whole), chains, sum(map(self.capacity_blocks, self.capacities.values())))
             self.whole = numbers.hashes(whole.content)
             best, predicted = self._run_as_placed(numbers, chains, requests.replicas.take(known))
             split = self._run_ideally(numbers, chains)
-            found["reachable"] = np.maximum.reduce([found["reachable"], whole.matched, split, best])
-            found |= {"capacity": whole.matched, "split": split, "best": best, "predicted": predicted}
-        matched = np.zeros((len(found), len(requests)), np.int64)
-        matched[:, known] = list(found.values())
-        return dict(zip(found, matched, strict=True))
+            by_term["reachable"] = np.maximum.reduce([by_term["reachable"], whole.matched, split, best])
+            by_term |= {"capacity": whole.matched, "split": split, "best": best, "predicted": predicted}
+        matched = np.zeros((len(by_term), len(requests)), np.int64)
+        matched[:, known] = list(by_term.values())
+        return dict(zip(by_term, matched, strict=True))
 
     def _run_unbounded(self, numbers: BlockNumbers, chains: Chains, at_s: Floats) -> Integers:
         horizons, self.since_s = _horizons(at_s, self.since_s)

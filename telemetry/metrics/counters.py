@@ -19,7 +19,7 @@ SET_BACK_S = 120.0  # a previous scrape this far in the future is not a late one
 
 
 class ReadingState(StrEnum):
-    """What the increases of a reading are worth."""
+    """Whether the increases of a reading are known and complete."""
 
     OK = "ok"  # one interval since the previous scrape
     FIRST = "first"  # no previous scrape: the increases are unknown
@@ -82,8 +82,8 @@ def increase(
 
 def _is_reset(previous: RawCounters, current: RawCounters) -> bool:
     return (
-        _moved(previous.started_s, current.started_s)
-        or _moved(previous.created_s, current.created_s)
+        _time_changed(previous.started_s, current.started_s)
+        or _time_changed(previous.created_s, current.created_s)
         or (previous.boot is not None and current.boot is not None and previous.boot != current.boot)
         or any(current.counters.get(name, value) < value for name, value in previous.counters.items())
         or any(
@@ -94,7 +94,7 @@ def _is_reset(previous: RawCounters, current: RawCounters) -> bool:
     )
 
 
-def _moved(previous: float | None, current: float | None) -> bool:
+def _time_changed(previous: float | None, current: float | None) -> bool:
     return previous is not None and current is not None and abs(current - previous) > CLOCK_SLACK_S
 
 

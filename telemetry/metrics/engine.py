@@ -151,7 +151,7 @@ class _EngineSums:
 
     def _count(self, sample: Sample, meaning: Meaning) -> None:
         for name in meaning.split.names if meaning.split else ():
-            self.counters[name][meaning.rank] += 0.0  # known from now on
+            self.counters[name][meaning.rank] += 0.0  # from now on known: 0 until a sample counts for it
         count = checked_count(sample, meaning.scale)
         for name in meaning.names(sample.labels):
             self.counters[name][meaning.rank] += count

@@ -38,17 +38,17 @@ class Sample:
 
 
 def read_samples(
-    text: str, names: Iterable[str], *, most_bytes: int = MAX_BYTES, most_series: int = MAX_SERIES
+    text: str, names: Iterable[str], *, max_bytes: int = MAX_BYTES, max_series: int = MAX_SERIES
 ) -> list[Sample]:
     """The samples whose name is one of ``names``, in order; ExpositionError for a malformed, torn or huge text."""
-    if len(text) > most_bytes:
-        raise ExpositionError(f"more than {most_bytes} characters")
+    if len(text) > max_bytes:
+        raise ExpositionError(f"more than {max_bytes} characters")
     if not text.endswith("\n"):
         raise ExpositionError("the text ends inside a line")
     selected = frozenset(names)
     lines = [line for line in text.split("\n") if line and line[0] != "#"]
-    if len(lines) > most_series:
-        raise ExpositionError(f"more than {most_series} series")
+    if len(lines) > max_series:
+        raise ExpositionError(f"more than {max_series} series")
     prefixes = tuple(selected)
     return [
         _sample(line)
@@ -65,7 +65,7 @@ def newest_labels(text: str, name: str) -> dict[str, str] | None:
     """
     begin = f"{name}{{"
     try:
-        samples = [_split(line) for line in text.split("\n") if line.startswith(begin)] if begin in text else []
+        samples = [_split_line(line) for line in text.split("\n") if line.startswith(begin)] if begin in text else []
         times = [float(value) for _, value in samples]
         if not times or not all(map(math.isfinite, times)):
             return None
@@ -78,7 +78,7 @@ def newest_labels(text: str, name: str) -> dict[str, str] | None:
 def _sample(line: str) -> Sample:
     if len(line) > MAX_LINE_CHARS:
         raise ExpositionError(f"a line of more than {MAX_LINE_CHARS} characters")
-    series, value = _split(line)
+    series, value = _split_line(line)
     name, labels = _series(series)
     try:
         return Sample(name, labels, float(value))
@@ -86,15 +86,15 @@ def _sample(line: str) -> Sample:
         raise ExpositionError(f"{name}: the value is not a number") from None
 
 
-def _split(line: str) -> tuple[str, str]:
+def _split_line(line: str) -> tuple[str, str]:
     """A line as (name and labels, value) without its timestamp. Label values may contain blanks and braces."""
     series, brace, rest = line.rpartition("}")
-    words = rest.split()
+    fields = rest.split()
     if not brace:
-        series, *words = words or [""]
-    if not 1 <= len(words) <= 2 or "_" in words[0]:
+        series, *fields = fields or [""]
+    if not 1 <= len(fields) <= 2 or "_" in fields[0]:
         raise ExpositionError("expected lines of the form name{labels} value")
-    return series + brace, words[0]
+    return series + brace, fields[0]
 
 
 @lru_cache(maxsize=CACHED_SERIES)

@@ -86,9 +86,9 @@ class RouterCounts:
     reported_responses: int | None = None  # those that reported their cached tokens (H16)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    predicted_answers: int | None = None
+    predicted_responses: int | None = None  # that also reported their cached tokens; the next three are theirs
     predicted_prompt_tokens: int | None = None
-    predicted_tokens: int | None = None
+    predicted_tokens: int | None = None  # predicted to be cached
     predicted_cached_tokens: int | None = None
 
     @property
@@ -122,9 +122,9 @@ class Comparison:
         return None if self.rates is None else abs(self.rates[0] - self.rates[1]) * 100
 
 
-def compare(engine: EngineCounts, responses: RouterCounts, *, least_requests: float = MIN_REQUESTS) -> Comparison:
+def compare(engine: EngineCounts, responses: RouterCounts, *, min_requests: float = MIN_REQUESTS) -> Comparison:
     """Compare the three rates. The pair that differs most is the result; reasons of a pair without rates are added."""
-    pairs = (_compare_engine(engine, responses, least_requests), _compare_prediction(responses, least_requests))
+    pairs = (_compare_engine(engine, responses, min_requests), _compare_prediction(responses, min_requests))
     compared = [pair for pair in pairs if pair.rates is not None]
     if not compared:
         return next((pair for pair in pairs if pair.agreement == Agreement.TOO_FEW), pairs[0])
@@ -133,7 +133,7 @@ def compare(engine: EngineCounts, responses: RouterCounts, *, least_requests: fl
     return Comparison(worst.agreement, worst.reason + missing, worst.rates, worst.is_of_prediction)
 
 
-def _compare_engine(engine: EngineCounts, responses: RouterCounts, least_requests: float) -> Comparison:
+def _compare_engine(engine: EngineCounts, responses: RouterCounts, min_requests: float) -> Comparison:
     if engine.decodes:
         return Comparison(Agreement.NOT_REPORTED, "The counters of a decode replica describe transfers.")
     if not engine.reports:
@@ -142,8 +142,8 @@ def _compare_engine(engine: EngineCounts, responses: RouterCounts, least_request
         reason = "Responses do not report cached tokens: vLLM does with --enable-prompt-tokens-details."
         return Comparison(Agreement.NOT_REPORTED, reason)
     fewest = min(engine.requests or 0, responses.reported_responses or 0)
-    if engine.ratio is None or responses.ratio is None or fewest < least_requests:
-        reason = f"Fewer than {least_requests:g} requests were counted by both engine and routers."
+    if engine.ratio is None or responses.ratio is None or fewest < min_requests:
+        reason = f"Fewer than {min_requests:g} requests were counted by both engine and routers."
         return Comparison(Agreement.TOO_FEW, reason)
     covered = (responses.reported_responses or 0) / (engine.requests or 1)
     if covered < MIN_COVERED_RATIO:
@@ -152,11 +152,11 @@ def _compare_engine(engine: EngineCounts, responses: RouterCounts, least_request
     return _compare_rates((engine.ratio, responses.ratio), "engine's counters")
 
 
-def _compare_prediction(responses: RouterCounts, least_requests: float) -> Comparison:
-    if responses.predicted_answers is None:
+def _compare_prediction(responses: RouterCounts, min_requests: float) -> Comparison:
+    if responses.predicted_responses is None:
         return Comparison(Agreement.NOT_REPORTED, "The strategy predicts no hits.")
-    if responses.predicted_answers < least_requests:
-        return Comparison(Agreement.TOO_FEW, f"Fewer than {least_requests:g} responses had a prediction.")
+    if responses.predicted_responses < min_requests:
+        return Comparison(Agreement.TOO_FEW, f"Fewer than {min_requests:g} responses had a prediction.")
     if responses.predicted_ratio is None or responses.delivered_ratio is None:
         return Comparison(Agreement.NOT_REPORTED, "The responses with a prediction had no tokens.")
     return _compare_rates((responses.predicted_ratio, responses.delivered_ratio), "prediction", is_of_prediction=True)

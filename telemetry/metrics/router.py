@@ -93,7 +93,7 @@ class RouterSample:
 
 def read_router(text: str) -> RouterSample:
     """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
-    samples = read_samples(text, _METRICS, most_bytes=ROUTER_BYTES, most_series=ROUTER_SERIES)
+    samples = read_samples(text, _METRICS, max_bytes=ROUTER_BYTES, max_series=ROUTER_SERIES)
     info = next((sample.labels for sample in samples if sample.name == INFO), None)
     if info is None:
         raise ExpositionError(f"it has no {INFO}: it is not a router's")

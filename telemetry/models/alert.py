@@ -46,7 +46,7 @@ class AlertRule(models.Model):
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=32, choices=RuleKind, default=RuleKind.HIT_RATE_DROP)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
-    settings = models.JSONField(default=dict)  # checked by the kind; missing ones take the default
+    settings = models.JSONField(default=dict)  # validated by the kind; settings that are missing have their defaults
     repeat_s = models.PositiveIntegerField(default=REPEAT_S, db_default=REPEAT_S)  # 0: no repeated notifications
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -65,7 +65,7 @@ class AlertRule(models.Model):
 class AlertState(TextChoices):
     """pending -> firing -> resolved; a pending alert that does not fire is deleted."""
 
-    PENDING = "pending", "Pending"  # the limit is broken, not yet for long enough
+    PENDING = "pending", "Pending"  # beyond the limit, not yet for long enough
     FIRING = "firing", "Firing"
     RESOLVED = "resolved", "Resolved"
 

@@ -66,8 +66,10 @@ class DecisionCursor(models.Model):
     boot = models.TextField(blank=True)
     seq = models.BigIntegerField(default=0)  # the last one stored, or dropped, of that boot
     at = models.DateTimeField(null=True)  # of the last successful run
-    collected = models.BigIntegerField(default=0)  # ever
-    dropped = models.BigIntegerField(default=0)  # ever: dropped by the router before they were collected, or invalid
+    collected = models.BigIntegerField(default=0)  # since the router was added
+    dropped = models.BigIntegerField(
+        default=0
+    )  # since then: overwritten in the router before they were collected, or invalid
     reason = models.CharField(max_length=200, blank=True)  # why the last run failed; "" if it did not
     sample_ratio = models.FloatField(default=0.0625)  # part of the blocks that the next run requests
     blocks_per_s = models.FloatField(default=0.0)  # of the router's prompts, sampled or not; a fading peak
@@ -81,7 +83,7 @@ class DecisionCursor(models.Model):
         return f"{self.boot}/{self.seq}"
 
 
-def _tokens() -> models.FloatField[float, float]:
+def _tokens_field() -> models.FloatField[float, float]:
     return models.FloatField(default=0.0)
 
 
@@ -96,16 +98,16 @@ class LadderBin(models.Model):
     pool = models.ForeignKey(Pool, models.CASCADE, db_index=False, related_name="+")
     group = models.TextField()  # "": requests of no task group
     requests = models.IntegerField(default=0)
-    prompt_tokens = _tokens()
-    reachable = _tokens()
-    capacity = _tokens()
-    split = _tokens()
-    best = _tokens()
-    predicted = _tokens()
-    doubt = _tokens()
+    prompt_tokens = _tokens_field()
+    reachable = _tokens_field()
+    capacity = _tokens_field()
+    split = _tokens_field()
+    best = _tokens_field()
+    predicted = _tokens_field()
+    doubt = _tokens_field()
     reported_requests = models.IntegerField(default=0)
-    reported_tokens = _tokens()
-    delivered = _tokens()
+    reported_tokens = _tokens_field()
+    delivered = _tokens_field()
     # Sums over requests, for the variance of ``reachable``.
     prompt_squares = models.FloatField(default=0.0, db_default=0.0)
     reachable_squares = models.FloatField(default=0.0, db_default=0.0)

@@ -23,7 +23,7 @@ class Channel(models.Model):
     kind = models.CharField(max_length=32)  # a name in telemetry.channels
     encrypted = models.BinaryField(editable=False)  # decrypted by services/notifications/channels.py
     matchers = models.JSONField(default=list, db_default=[])  # telemetry.matchers; []: every alert
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who made it
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")  # who created it
     enabled = models.BooleanField(default=True)
     disabled_reason = models.CharField(max_length=200, blank=True)  # why it was disabled, such as a receiver's 410
     delivered_at = models.DateTimeField(null=True, editable=False)  # of the last success
@@ -84,7 +84,7 @@ class Notification(models.Model):
     attempts = models.PositiveIntegerField(default=0)  # started
     tried_before = models.PositiveIntegerField(default=0, db_default=0)  # attempts before the current retry schedule
     next_at = models.DateTimeField()  # earliest time of the next attempt
-    leased_until = models.DateTimeField(null=True)  # a worker is sending it; in the past: that worker died
+    leased_until = models.DateTimeField(null=True)  # until then one worker sends it; in the past: that worker died
     created_at = models.DateTimeField()
     finished_at = models.DateTimeField(null=True)  # delivered or failed for good
 
@@ -143,14 +143,14 @@ class Heartbeat(models.Model):
         return f"every {self.every_s} s"
 
 
-LONGEST = 2000  # characters of a view's path; PostgreSQL's index accepts 2,700 bytes
+MAX_VIEW_CHARS = 2000  # path and query of a view; PostgreSQL's index accepts 2,700 bytes
 
 
 class ShortLink(models.Model):
     """A short code for a page with its state. The same view has one code."""
 
     code = models.CharField(max_length=16, unique=True)
-    view = models.CharField(max_length=LONGEST, unique=True)  # path and query, of printable ASCII
+    view = models.CharField(max_length=MAX_VIEW_CHARS, unique=True)  # path and query, of printable ASCII
     made_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     made_at = models.DateTimeField()
     used_at = models.DateTimeField(db_index=True)  # last use or creation, to the day

@@ -33,12 +33,12 @@ class BucketLayout(models.Model):
 STATES = [(state.value, state.name.title()) for state in ReadingState]
 
 
-def _count() -> models.BigIntegerField[int | None, int | None]:
+def _count_field() -> models.BigIntegerField[int | None, int | None]:
     """An increase over the interval; None is unknown."""
     return models.BigIntegerField(null=True)
 
 
-def _layout() -> models.ForeignKey[BucketLayout | None, BucketLayout | None]:
+def _layout_field() -> models.ForeignKey[BucketLayout | None, BucketLayout | None]:
     return models.ForeignKey(
         BucketLayout, models.DO_NOTHING, null=True, db_constraint=False, db_index=False, related_name="+"
     )
@@ -55,35 +55,35 @@ class Reading(models.Model):
     state = models.TextField(choices=STATES)
     interval_s = models.FloatField(null=True)  # that the increases cover; longer than usual after missed scrapes (H10)
 
-    queries = _count()  # tokens looked up in the prefix cache, at admission
-    hits = _count()  # tokens found on the device
-    external_queries = _count()
-    external_hits = _count()  # tokens that a KV connector supplied (H3)
-    device_tokens = _count()  # hits by tier (H4)
-    host_tokens = _count()
-    p2p_tokens = _count()
-    disk_tokens = _count()
-    other_tokens = _count()
-    prompt_tokens = _count()  # at the first output, unlike queries (H5)
-    generation_tokens = _count()
-    preemptions = _count()
-    finished = _count()  # requests
-    computed_prompt_tokens = _count()  # prompt tokens by source, at the first output
-    cached_prompt_tokens = _count()
-    transferred_prompt_tokens = _count()  # by a KV connector
-    mm_cache_queries = _count()  # multimodal items, not tokens
-    mm_cache_hits = _count()
-    queue_ms = _count()  # milliseconds and number of requests: time in the engine's queue
-    queue_count = _count()
-    prefill_ms = _count()  # from leaving the queue to the first token
-    prefill_count = _count()
-    block_lifetime_ms = _count()  # sampled KV blocks, from allocation to eviction
-    block_lifetime_count = _count()
-    block_idle_ms = _count()  # from the last access to eviction
-    block_idle_count = _count()
-    block_reuse_gap_ms = _count()  # between two accesses
-    block_reuse_gap_count = _count()
-    first_tokens = _count()  # requests that got their first token: the observations of the TTFT histogram
+    queries = _count_field()  # tokens looked up in the prefix cache, at admission
+    hits = _count_field()  # tokens found on the device
+    external_queries = _count_field()
+    external_hits = _count_field()  # tokens that a KV connector supplied (H3)
+    device_tokens = _count_field()  # hits by tier (H4)
+    host_tokens = _count_field()
+    p2p_tokens = _count_field()
+    disk_tokens = _count_field()
+    other_tokens = _count_field()
+    prompt_tokens = _count_field()  # at the first output, unlike queries (H5)
+    generation_tokens = _count_field()
+    preemptions = _count_field()
+    finished = _count_field()  # requests
+    computed_prompt_tokens = _count_field()  # prompt tokens by source, at the first output
+    cached_prompt_tokens = _count_field()
+    transferred_prompt_tokens = _count_field()  # by a KV connector
+    mm_cache_queries = _count_field()  # multimodal items, not tokens
+    mm_cache_hits = _count_field()
+    queue_ms = _count_field()  # milliseconds and number of requests: time in the engine's queue
+    queue_count = _count_field()
+    prefill_ms = _count_field()  # from leaving the queue to the first token
+    prefill_count = _count_field()
+    block_lifetime_ms = _count_field()  # sampled KV blocks, from allocation to eviction
+    block_lifetime_count = _count_field()
+    block_idle_ms = _count_field()  # from the last access to eviction
+    block_idle_count = _count_field()
+    block_reuse_gap_ms = _count_field()  # between two accesses
+    block_reuse_gap_count = _count_field()
+    first_tokens = _count_field()  # requests that got their first token: the observations of the TTFT histogram
 
     # Those of the columns above, "ttft" and "itl" that the engine does not report at all; None in a failed scrape. A
     # column that is None and not listed is unknown for another reason: the first scrape, a torn histogram.
@@ -95,11 +95,11 @@ class Reading(models.Model):
     waiting_deferred = models.FloatField(null=True)
     kv_usage_ratio = models.FloatField(null=True)  # blocks in use by running requests, 0 to 1
 
-    ttft_layout = _layout()  # engine's clock (T1)
+    ttft_layout = _layout_field()  # engine's clock (T1)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)
-    itl_layout = _layout()
+    itl_layout = _layout_field()
     itl_at = ArrayField(models.SmallIntegerField(), null=True)
     itl_counts = ArrayField(models.BigIntegerField(), null=True)
     itl_sum_s = models.FloatField(null=True)
@@ -129,32 +129,32 @@ class RouterReading(models.Model):
     state = models.TextField(choices=STATES)
     interval_s = models.FloatField(null=True)
 
-    requests = _count()
-    ok_requests = _count()
-    client_error_requests = _count()
-    replica_error_requests = _count()
-    router_error_requests = _count()
-    cancelled_requests = _count()
-    usage_reported = _count()  # responses with cached_tokens; prompt_tokens and cached_tokens are theirs (H16)
-    usage_without_details = _count()  # responses with usage but without cached tokens
-    prompt_tokens = _count()
-    cached_tokens = _count()
-    spilled_requests = _count()  # overflowed from the preferred replica; None: the strategy has none
+    requests = _count_field()
+    ok_requests = _count_field()
+    client_error_requests = _count_field()
+    replica_error_requests = _count_field()
+    router_error_requests = _count_field()
+    cancelled_requests = _count_field()
+    usage_reported = _count_field()  # responses with cached_tokens; prompt_tokens and cached_tokens are theirs (H16)
+    usage_without_details = _count_field()  # responses with usage but without cached tokens
+    prompt_tokens = _count_field()
+    cached_tokens = _count_field()
+    spilled_requests = _count_field()  # overflowed from the preferred replica; None: the strategy has none
     # Responses with a predicted hit that reported their cached tokens; the next three columns are theirs (H17).
-    predicted_answers = _count()
-    predicted_prompt_tokens = _count()
-    predicted_tokens = _count()  # of those prompt tokens, predicted to be cached
-    predicted_cached_tokens = _count()  # of those prompt tokens, reported as cached
+    predicted_answers = _count_field()
+    predicted_prompt_tokens = _count_field()
+    predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
+    predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached
 
-    ttft_layout = _layout()  # router's clock, of streamed responses only (T1, T1b, T8)
+    ttft_layout = _layout_field()  # router's clock, of streamed responses only (T1, T1b, T8)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)
-    streamed_latency_layout = _layout()  # request's last byte to response's last byte, successful responses
+    streamed_latency_layout = _layout_field()  # request's last byte to response's last byte, successful responses
     streamed_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     streamed_latency_counts = ArrayField(models.BigIntegerField(), null=True)
     streamed_latency_sum_s = models.FloatField(null=True)
-    plain_latency_layout = _layout()  # the same, of responses that were not streamed
+    plain_latency_layout = _layout_field()  # the same, of responses that were not streamed
     plain_latency_at = ArrayField(models.SmallIntegerField(), null=True)
     plain_latency_counts = ArrayField(models.BigIntegerField(), null=True)
     plain_latency_sum_s = models.FloatField(null=True)

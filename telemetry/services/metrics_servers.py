@@ -22,13 +22,23 @@ from telemetry.models import MetricsServer, ReadPool
 from telemetry.scraping.merge import ScrapeFailure
 from telemetry.scraping.metrics_servers import PrometheusError, read_fleet, replicas_of
 
-TRY_S = 10.0  # a person waits for it
+TEST_TIMEOUT_S = 10.0  # short, because a user waits for the result
 _MATCHER = r'[A-Za-z_][A-Za-z0-9_]*\s*(=|!=|=~|!~)\s*"([^"\\\n]|\\.)*"'
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RECORDED = ("name", "url", "tenant", "series_label", "replica_label", "matchers", "lookback_s", "delay_s", "enabled")
+_RECORDED_FIELDS = (
+    "name",
+    "url",
+    "tenant",
+    "series_label",
+    "replica_label",
+    "matchers",
+    "lookback_s",
+    "delay_s",
+    "enabled",
+)
 
 
-def _ranged(field: str, low: float, high: float) -> Callable[[Any], float]:
+def _check_seconds(field: str, low: float, high: float) -> Callable[[Any], float]:
     def check(value: Any) -> float:
         if not low <= value <= high:
             raise InvalidError(f"$.{field}", f"expected {low:g} to {high:g} seconds")
@@ -37,10 +47,10 @@ def _ranged(field: str, low: float, high: float) -> Callable[[Any], float]:
     return check
 
 
-def _text(field: str, pattern: str, expected: str, longest: int) -> Callable[[Any], str]:
+def _check_text(field: str, pattern: str, expected: str, max_chars: int) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         text = str(value).strip()
-        if len(text) > longest or not re.fullmatch(pattern, text):
+        if len(text) > max_chars or not re.fullmatch(pattern, text):
             raise InvalidError(f"$.{field}", f"expected {expected}")
         return text
 
@@ -54,16 +64,16 @@ def _url(value: Any) -> str:
 
 
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
-    "name": _text("name", r"\S(.*\S)?", "1 to 100 characters", 100),
+    "name": _check_text("name", r"\S(.*\S)?", "1 to 100 characters", 100),
     "url": _url,
-    "tenant": _text("tenant", r"[A-Za-z0-9!_.*'()-]*", "up to 150 letters, digits and !-_.*'()", 150),
-    "series_label": _text("series_label", _LABEL.pattern, "the name of a label, such as instance or pod", 100),
-    "replica_label": _text("replica_label", r"[A-Za-z0-9._/-]*", "the key of a replica's label, or nothing", 63),
-    "matchers": _text(
+    "tenant": _check_text("tenant", r"[A-Za-z0-9!_.*'()-]*", "up to 150 letters, digits and !-_.*'()", 150),
+    "series_label": _check_text("series_label", _LABEL.pattern, "the name of a label, such as instance or pod", 100),
+    "replica_label": _check_text("replica_label", r"[A-Za-z0-9._/-]*", "the key of a replica's label, or nothing", 63),
+    "matchers": _check_text(
         "matchers", rf"({_MATCHER}(\s*,\s*{_MATCHER})*)?", 'label matchers, such as job="vllm", cluster=~"a|b"', 500
     ),
-    "lookback_s": _ranged("lookback_s", 5, 600),
-    "delay_s": _ranged("delay_s", 0, 120),
+    "lookback_s": _check_seconds("lookback_s", 5, 600),
+    "delay_s": _check_seconds("delay_s", 0, 120),
     "enabled": bool,
 }
 
@@ -83,7 +93,7 @@ def create_server(
 ) -> MetricsServer:
     """Add a server; its pools are read from it from the next cycle on. InvalidError, NameTakenError."""
     server = MetricsServer()
-    _change(server, settings, credentials)
+    _apply_settings(server, settings, credentials)
     _save(server)
     _set_pools(server, pools)
     _record(EventKind.METRICS_SERVER_CREATED, f"Metrics server {server.name} was added.", server, None, by)
@@ -103,7 +113,7 @@ def update_server(
     server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
     before = recorded_settings(server)
     address = address_of(server.url)
-    _change(server, settings, credentials)
+    _apply_settings(server, settings, credentials)
     if server.encrypted is not None and credentials is None:
         check_destination("$.credentials", "token or password", before=address, after=address_of(server.url))
     _save(server)
@@ -124,7 +134,7 @@ def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
 
 def recorded_settings(server: MetricsServer) -> dict[str, Any]:
     """The settings that an event shows; of the credentials, only whether there are any."""
-    settings = {name: getattr(server, name) for name in _RECORDED}
+    settings = {name: getattr(server, name) for name in _RECORDED_FIELDS}
     pools = list(server.read_pools.order_by("pool__name").values_list("pool__name", flat=True)) if server.pk else []
     return {**settings, "has_credentials": server.encrypted is not None, "pools": pools}
 
@@ -147,7 +157,7 @@ def try_server(server: MetricsServer) -> TryResult:
     missing: list[tuple[str, str]] = []
     error = ""
     try:
-        for scrapes in read_fleet(server, replicas, deadline_s=TRY_S):
+        for scrapes in read_fleet(server, replicas, deadline_s=TEST_TIMEOUT_S):
             for scrape in scrapes:
                 if isinstance(scrape.outcome, ScrapeFailure):
                     missing.append((scrape.target.name, scrape.outcome.reason))
@@ -158,7 +168,7 @@ def try_server(server: MetricsServer) -> TryResult:
     return TryResult(sorted(found), sorted(missing), error, time.monotonic() - started_s)
 
 
-def _change(server: MetricsServer, settings: Mapping[str, Any], credentials: Mapping[str, str] | None) -> None:
+def _apply_settings(server: MetricsServer, settings: Mapping[str, Any], credentials: Mapping[str, str] | None) -> None:
     for name, value in settings.items():
         setattr(server, name, _CHECKS[name](value))
     if credentials is not None:
@@ -177,7 +187,7 @@ def _checked_credentials(credentials: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_pools(server: MetricsServer, pools: Iterable[Pool]) -> None:
-    """Make these its pools, and no others; InvalidError for a pool that another server reads."""
+    """Replace the server's pools; InvalidError for a pool that is read from another server."""
     by_id = {pool.pk: pool for pool in pools}
     other = ReadPool.objects.filter(pool__in=by_id).exclude(server=server).select_related("pool", "server").first()
     if other is not None:

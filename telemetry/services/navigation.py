@@ -23,7 +23,7 @@ from controlplane.access.rules import RULES
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica, RoutingPolicy, TaskGroup
 from telemetry.models import ShortLink
-from telemetry.models.notification import LONGEST
+from telemetry.models.notification import MAX_VIEW_CHARS
 
 MAX_RESULTS = 8  # of each kind
 MAX_QUERY_CHARS = 63
@@ -49,15 +49,15 @@ def search(actor: Actor, text: str) -> list[SearchResult]:
     if not query:
         return []
 
-    def matches(rows: QuerySet[Any]) -> QuerySet[Any]:
+    def matching(rows: QuerySet[Any]) -> QuerySet[Any]:
         return visible(actor, rows).filter(name__contains=query).order_by("name")[:MAX_RESULTS]
 
-    groups = matches(TaskGroup.objects.select_related("pool"))
+    groups = matching(TaskGroup.objects.select_related("pool"))
     results = [
-        *(SearchResult("pool", row.name, (row.name,)) for row in matches(Pool.objects.all())),
+        *(SearchResult("pool", row.name, (row.name,)) for row in matching(Pool.objects.all())),
         *(SearchResult("task group", row.name, (row.pool.name, row.name)) for row in groups),
-        *(SearchResult("replica", row.name, (row.name,)) for row in matches(Replica.objects.all())),
-        *(SearchResult("policy", row.name, (str(row.pk),)) for row in matches(RoutingPolicy.objects.all())),
+        *(SearchResult("replica", row.name, (row.name,)) for row in matching(Replica.objects.all())),
+        *(SearchResult("policy", row.name, (str(row.pk),)) for row in matching(RoutingPolicy.objects.all())),
     ]
     return sorted(results, key=lambda result: not result.name.startswith(query))
 
@@ -88,8 +88,10 @@ def follow(code: str, now: datetime) -> ShortLink | None:
 
 def check_view(view: str) -> None:
     """InvalidError unless this is the address of one of Warmpath's pages."""
-    if len(view) > LONGEST or not (view.isascii() and view.isprintable()):
-        raise InvalidError("$.view", f"expected the address of a page, of at most {LONGEST} printable characters")
+    if len(view) > MAX_VIEW_CHARS or not (view.isascii() and view.isprintable()):
+        raise InvalidError(
+            "$.view", f"expected the address of a page, of at most {MAX_VIEW_CHARS} printable characters"
+        )
     try:
         name = resolve(urlsplit(view).path).view_name if view[:1] == "/" and view[:2] not in {"//", "/\\"} else ""
     except (Resolver404, ValueError):

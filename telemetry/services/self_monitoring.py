@@ -30,12 +30,12 @@ from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
-from telemetry.services.notifications.outbox import deliver_due, due
+from telemetry.services.notifications.outbox import deliver_due, due_notifications
 from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
 
 log = logging.getLogger(__name__)
-LATE_INTERVALS = 3  # work is late when it is overdue by more intervals than that
+LATE_INTERVALS = 3  # work that is overdue by more than this many intervals is late
 DELIVERY_EVERY_S = 5  # the interval at which beat starts deliveries
 CHECK_EVERY_S = 10.0
 LATE_AFTER_S = 30.0  # without an evaluation, and at least three intervals: a worker restarts in about 5 s
@@ -153,17 +153,20 @@ class TelemetryStatus:
 def telemetry_status(firing: QuerySet[Alert], now: datetime) -> TelemetryStatus:
     """The number of these alerts, and late and failing work. One query."""
     every_s = settings.SCRAPE_INTERVAL_S
-    found = {what: (at, value) for what, at, value in _status_rows(firing, now) if value is not None}
-    failing = [f"{task.label} ({found.pop(task.value)[1]:.0f})" for task in PeriodicTask if task.value in found]
-    alerts = int(found.pop(FIRING, (None, 0))[1])
-    silence_s = _lag_s(*found.pop(WORKER, (None, 0.0)), now, 0.0)
-    work = (
+    status = {work: (at, value) for work, at, value in _status_rows(firing, now) if value is not None}
+    failing = [f"{task.label} ({status.pop(task.value)[1]:.0f})" for task in PeriodicTask if task.value in status]
+    alerts = int(status.pop(FIRING, (None, 0))[1])
+    silence_s = _lag_s(*status.pop(WORKER, (None, 0.0)), now, 0.0)
+    schedule = (
         (SCRAPING, every_s, every_s),  # interval, and time after ``at`` from which on it is overdue
         (EVALUATING, max(every_s, 5), max(every_s, 5)),
         (DELIVERING, DELIVERY_EVERY_S, 0),
     )
-    lags = [(what, each, _lag_s(*found.get(what, (None, 0.0)), now, grace)) for what, each, grace in work]
-    late = [f"{what} is {lag:.0f} s late" for what, each, lag in lags if lag > LATE_INTERVALS * each]
+    lags = [
+        (work, interval_s, _lag_s(*status.get(work, (None, 0.0)), now, grace_s))
+        for work, interval_s, grace_s in schedule
+    ]
+    late = [f"{work} is {lag_s:.0f} s late" for work, interval_s, lag_s in lags if lag_s > LATE_INTERVALS * interval_s]
     return TelemetryStatus(alerts, late, silence_s if is_late(silence_s) else None, failing)
 
 
@@ -177,10 +180,10 @@ def overdue_work(now: datetime) -> list[str]:
 
 
 def _status_rows(firing: QuerySet[Alert], now: datetime) -> Iterator[tuple[str, datetime | None, float | None]]:
-    """(what, the oldest time at which its work was due, its recorded lag in seconds or its number)."""
+    """(work, the oldest time at which its work was due, its recorded lag in seconds or its number)."""
 
-    def rows(queryset: QuerySet[Any], what: Any, at: Any, value: Any) -> Any:
-        return queryset.order_by().annotate(what=what).values_list("what").annotate(at=at, value=value)
+    def rows(queryset: QuerySet[Any], work: Any, at: Any, value: Any) -> Any:
+        return queryset.order_by().annotate(work=work).values_list("work").annotate(at=at, value=value)
 
     zero = Value(0.0, FloatField())
     number = Count("pk", output_field=FloatField())
@@ -189,7 +192,7 @@ def _status_rows(firing: QuerySet[Alert], now: datetime) -> Iterator[tuple[str, 
     return iter(
         rows(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
             rows(rules, Value(EVALUATING), Min("evaluated_at"), zero),
-            rows(due(now), Value(DELIVERING), Min("next_at"), zero),
+            rows(due_notifications(now), Value(DELIVERING), Min("next_at"), zero),
             rows(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
             rows(failures, F("task"), Min("since"), number),
             rows(firing, Value(FIRING), Value(None, DateTimeField()), number),
@@ -209,8 +212,8 @@ def check(now: datetime) -> bool:
     """If no worker evaluates, evaluate ``evaluator_lag`` rules and deliver what is due; whether that was done."""
     rules = AlertRule.objects.filter(enabled=True).select_related("pool", "group")
     evaluated_at = rules.aggregate(at=Max("evaluated_at"))["at"]
-    allowed = timedelta(seconds=max(LATE_AFTER_S, 3 * settings.SCRAPE_INTERVAL_S))
-    if evaluated_at is None or now - evaluated_at <= allowed:
+    max_age = timedelta(seconds=max(LATE_AFTER_S, 3 * settings.SCRAPE_INTERVAL_S))
+    if evaluated_at is None or now - evaluated_at <= max_age:
         return False
     with advisory_lock(EVALUATE) as acquired:
         if acquired:
@@ -222,7 +225,7 @@ def check(now: datetime) -> bool:
 def _run_watchdog() -> None:
     was_failing = False
     while True:
-        time.sleep(CHECK_EVERY_S)  # the watchdog's interval; it waits for nothing
+        time.sleep(CHECK_EVERY_S)  # an interval between checks: there is no event to wait for
         try:
             check(timezone.now())
             was_failing = False

@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
-from telemetry.lab.ladder import ADDED, BIN, MIN_REQUESTS, Sums, bin_start, reachable_error
+from telemetry.lab.ladder import BIN, MIN_REQUESTS, SUM_FIELDS, Sums, bin_start, reachable_error
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import LadderBin
 
@@ -61,7 +61,7 @@ def reachable_over_time_by(
     return {key: _over_time(listed, window) for key, listed in sorted(of_key.items())}
 
 
-_SUMS = {f"sum_{name}": Sum(name) for name in ADDED} | {"first": Min("at"), "last": Max("at")}
+_SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"first": Min("at"), "last": Max("at")}
 
 
 def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> QuerySet[LadderBin]:
@@ -92,7 +92,7 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     """The share from sums of bins; None where they have too few requests."""
     if not row["sum_requests"] or row["sum_requests"] < MIN_REQUESTS or not row["sum_prompt_tokens"]:
         return None
-    sums = Sums(**{name: row[f"sum_{name}"] for name in ADDED})
+    sums = Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})
     error = reachable_error(sums)
     if error is None or error > MAX_STANDARD_ERROR:
         return None

@@ -56,7 +56,7 @@ class Chart:
 
 
 def _gauge(what: str, label: str, title: str, unit: str) -> View:
-    return View(what, label, title, unit, partial(chart_series.gauge, what=what), ENGINES)
+    return View(what, label, title, unit, partial(chart_series.gauge, name=what), ENGINES)
 
 
 def _within(objective_s: float, label: str) -> View:

@@ -14,7 +14,7 @@ from controlplane.web.forms.base import UNSET, Form, struct_field
 from controlplane.web.forms.fleet import choose_from
 from telemetry.alerts.kinds import Kind
 from telemetry.channels.base import ChannelKind, Field
-from telemetry.matchers import HELP, LONGEST, MOST
+from telemetry.matchers import HELP, MAX_CHARS, MAX_MATCHERS
 from telemetry.models import MetricsServer, Severity
 from telemetry.models.alert import REPEAT_S
 from telemetry.services.notifications.heartbeats import MAX_S, MIN_S
@@ -54,7 +54,9 @@ class MatchersField(forms.CharField):
 
     def __init__(self, *, rows: int, empty: str = "", **kwargs: Any) -> None:
         widget = forms.Textarea({"rows": rows, **_LINES})
-        super().__init__(max_length=MOST * LONGEST, widget=widget, help_text=f"{HELP} {empty}".strip(), **kwargs)
+        super().__init__(
+            max_length=MAX_MATCHERS * MAX_CHARS, widget=widget, help_text=f"{HELP} {empty}".strip(), **kwargs
+        )
 
     def clean(self, value: Any) -> Any:
         """The lines that are not empty."""

@@ -106,7 +106,7 @@ def _strip(strip: HeatStrip) -> SafeString:
     if strip.lowest_ratio is not None:
         label = f"hit rate between {percent(strip.lowest_ratio)} and {percent(strip.highest_ratio)}"
     cells = format_html_join(
-        "", '<rect x="{}" width="{}" height="1" class="{}"/>', ((run.first, run.cells, run.look) for run in strip.runs)
+        "", '<rect x="{}" width="{}" height="1" class="{}"/>', ((run.first, run.cells, run.style) for run in strip.runs)
     )
     return format_html(
         '<svg class="strip" viewBox="0 0 {} 1" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>',

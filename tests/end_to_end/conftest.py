@@ -148,7 +148,7 @@ def full(site, operator):
     from controlplane.services.policies.lifecycle import save_draft
     from telemetry.services.notifications.channels import create_channel
     from tests.fleet_history import drop_alert, sources_at_work, warm_fleet
-    from tests.telemetry.lint.prompts import DATED, store_openings
+    from tests.telemetry.lint.prompts import DATED, store_prompts
 
     now = timezone.now()
     pool = warm_fleet(now, seconds=600, replicas=8, by=operator)
@@ -156,7 +156,7 @@ def full(site, operator):
     drop_alert(pool, now)
     save_draft(pool.policies.get(group=None), {"strategy": "prefix_hash", "load_factor": 1.5}, by=operator)
     sources_at_work(pool, now)
-    store_openings(Router.objects.get(), now, {("chat", "coding"): (DATED, 12), ("chat", "summaries"): ("", 12)})
+    store_prompts(Router.objects.get(), now, {("chat", "coding"): (DATED, 12), ("chat", "summaries"): ("", 12)})
     Router.objects.update(
         warming={"gpu-8": {"prefixes_done": 12, "prefixes": 40, "tokens_done": 45_000, "tokens": 120_000}}
     )

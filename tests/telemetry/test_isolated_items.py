@@ -39,7 +39,7 @@ from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import FakeRing, store
 from tests.telemetry.lab.traces import request
 from tests.telemetry.readings import engine_reading
-from tests.telemetry.services.notifications.scripted import Scripted, away
+from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error
 
 pytestmark = pytest.mark.django_db
 NOW = T0 + timedelta(minutes=10)
@@ -279,6 +279,8 @@ def test_deliveries(breaks, caplog, time_machine):
     def run() -> None:
         now = next(moments)
         outbox.Notification.objects.update(next_at=now, leased_until=None)
-        outbox.deliver_due(lambda: now, Scripted(away(), away(), away(), away()))
+        outbox.deliver_due(
+            lambda: now, ScriptedSender(connection_error(), connection_error(), connection_error(), connection_error())
+        )
 
     assert_isolated(PeriodicTask.DELIVERIES, taken, run, caplog)

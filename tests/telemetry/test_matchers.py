@@ -5,7 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.errors import InvalidError
-from telemetry.matchers import LABELS, LONGEST, MOST, Matcher, match_all, parse_stored, read_matchers
+from telemetry.matchers import (
+    LABELS,
+    MAX_CHARS,
+    MAX_MATCHERS,
+    MAX_VALUES,
+    Matcher,
+    match_all,
+    parse_stored,
+    read_matchers,
+)
 
 CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
 
@@ -30,7 +39,7 @@ CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
         (["rule!~Hit.*"], CHAT, False),
         (["rule!~Slow.*"], CHAT, True),
         (['rule=~"Hit.*"'], CHAT, True),
-        (["rule=~(a+)+b"], {"rule": "a" * 100}, False),  # at once
+        (["rule=~(a+)+b"], {"rule": "a" * 100}, False),  # in linear time
         (['rule="Slow, at night*"'], {"rule": "Slow, at night*"}, True),
         (['rule="Slow, at night*"'], {"rule": "Slow, at night and day"}, False),
         (['rule="say \\"no\\" \\\\ ", x'], {"rule": 'say "no" \\ '}, True),
@@ -39,42 +48,42 @@ CHAT = {"pool": "chat", "rule": "Hit rate drop", "severity": "critical"}
     ],
 )
 def test_matchers_match_whole_values(written, labels, holds):
-    found = read_matchers(written, everything=True)
+    matchers = read_matchers(written, may_match_all=True)
 
-    assert match_all(found, labels) is holds
-    assert [str(matcher) for matcher in parse_stored(map(str, found))] == [str(matcher) for matcher in found]
+    assert match_all(matchers, labels) is holds
+    assert [str(matcher) for matcher in parse_stored(map(str, matchers))] == [str(matcher) for matcher in matchers]
 
 
 @pytest.mark.parametrize(
     "written",
     [
         "severity", "=x", "pool=", "pool=,", "Pool=x", "colour=red", "pool<x", "pool=~(", 'pool="x', 'pool=a"b"', "",
-        "pool=" + ",".join(f"b{number}" for number in range(MOST + 1)), "pool=" + "x" * LONGEST,
+        "pool=" + ",".join(f"b{number}" for number in range(MAX_VALUES + 1)), "pool=" + "x" * MAX_CHARS,
         {"label": "colour", "op": "=", "value": "x"}, {"label": "pool", "op": "<", "value": "x"}, {},
-        {"label": "pool", "op": "=~", "value": "("}, {"label": "pool", "op": "=", "value": "x" * LONGEST},
+        {"label": "pool", "op": "=~", "value": "("}, {"label": "pool", "op": "=", "value": "x" * MAX_CHARS},
     ],
 )  # fmt: skip
 def test_invalid_matchers_are_rejected_with_their_path(written):
     with pytest.raises(InvalidError) as caught:
-        read_matchers(["pool=chat", written], everything=True)
+        read_matchers(["pool=chat", written], may_match_all=True)
     assert [fault.path for fault in caught.value.faults] == ["$.matchers[1]"]
 
 
-@pytest.mark.parametrize("written", [[], ["pool=~.*"], ["pool!=x"], ["pool=*"], ["pool=x"] * (MOST + 1)])
+@pytest.mark.parametrize("written", [[], ["pool=~.*"], ["pool!=x"], ["pool=*"], ["pool=x"] * (MAX_MATCHERS + 1)])
 def test_a_silence_that_matches_everything_is_rejected(written):
     with pytest.raises(InvalidError) as caught:
-        read_matchers(written, everything=False)
+        read_matchers(written, may_match_all=False)
     assert caught.value.faults[0].path == "$.matchers"
 
 
 @settings(max_examples=50)
 @given(st.sampled_from(LABELS), st.sampled_from(["=", "!="]), st.text(max_size=60))
 def test_any_literal_value_survives_writing_and_parsing(label, op, text):
-    meant = Matcher.of({"label": label, "op": op, "value": text})
+    matcher = Matcher.parse({"label": label, "op": op, "value": text})
 
-    assert Matcher.of(str(meant)) == meant
-    assert meant.matches({label: text}) is (op == "=")
-    assert meant.matches({label: f"{text}x"}) is (op == "!=")
+    assert Matcher.parse(str(matcher)) == matcher
+    assert matcher.matches({label: text}) is (op == "=")
+    assert matcher.matches({label: f"{text}x"}) is (op == "!=")
 
 
 def test_stored_parts_are_parsed_like_written_matchers():
@@ -85,4 +94,4 @@ def test_stored_parts_are_parsed_like_written_matchers():
 
 
 def test_equal_matchers_are_merged():
-    assert len(read_matchers(["pool=chat", " pool = chat ", 'pool="chat"'], everything=True)) == 1
+    assert len(read_matchers(["pool=chat", " pool = chat ", 'pool="chat"'], may_match_all=True)) == 1

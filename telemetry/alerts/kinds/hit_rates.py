@@ -122,7 +122,7 @@ def _engine_counts(step: ReplicaStep | None, *, decodes: bool) -> EngineCounts:
 
 
 def _gap_verdict(settings: PredictionGapSettings, counts: RouterCounts, engine: EngineCounts) -> Verdict:
-    gap = compare(engine, counts, least_requests=max(settings.min_requests, 1.0))
+    gap = compare(engine, counts, min_requests=max(settings.min_requests, 1.0))
     if gap.points is None or gap.rates is None:
         too_few = gap.agreement is Agreement.TOO_FEW
         return no_data(Reason.LITTLE_TRAFFIC if too_few else Reason.NOT_REPORTED, requests=counts.requests)

@@ -30,11 +30,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, **options: Any) -> None:
-        done = maintain(
+        result = maintain(
             timezone.now(),
             retention_days=options["retention_days"],
             decisions_h=options["decisions_h"],
             rollup_days=settings.ROLLUP_RETENTION_DAYS,
             days_ahead=options["days_ahead"],
         )
-        self.stdout.write(f"{len(done.created)} tables created, {len(done.dropped)} dropped.")
+        self.stdout.write(f"{len(result.created)} tables created, {len(result.dropped)} dropped.")

@@ -24,7 +24,7 @@ def open_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
     return alerts(pool).filter(state__in=OPEN_STATES)
 
 
-def past_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
+def resolved_alerts(pool: Pool | None = None) -> QuerySet[Alert]:
     """Resolved alerts, newest first."""
     return alerts(pool).filter(state=AlertState.RESOLVED)
 
@@ -55,16 +55,16 @@ class AlertFilter(filters.FilterSet):
 
 
 @transaction.atomic
-def acknowledge(alert: Alert, *, by: User, why: str = "") -> Alert:
+def acknowledge(alert: Alert, *, by: User, note: str = "") -> Alert:
     """Stop repeated notifications of an alert, and notify its channels of that. ConflictError for a resolved alert."""
-    alert = _locked(alert)
+    alert = _lock_unresolved(alert)
     now = timezone.now()
-    alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), why.strip()[:500]
+    alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), note.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
     count = alert.steps.filter(move=AlertTransition.ACKNOWLEDGED).count()
     record_transition(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
     summary = f"{by.get_username()} acknowledged the alert: {alert.summary}"
-    record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=why)
+    record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=note)
     if alert.notification_count:
         kind = NotificationKind.ACKNOWLEDGED
         enqueue({alert.pk: alert_payload(alert, kind, now)}, kind, now, sequences={alert.pk: count})
@@ -74,7 +74,7 @@ def acknowledge(alert: Alert, *, by: User, why: str = "") -> Alert:
 @transaction.atomic
 def unacknowledge(alert: Alert, *, by: User) -> Alert:
     """Resume repeated notifications of an alert. ConflictError for a resolved alert."""
-    alert = _locked(alert)
+    alert = _lock_unresolved(alert)
     if alert.acknowledged_at is None:
         return alert
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = None, "", ""
@@ -85,7 +85,7 @@ def unacknowledge(alert: Alert, *, by: User) -> Alert:
     return alert
 
 
-def _locked(alert: Alert) -> Alert:
+def _lock_unresolved(alert: Alert) -> Alert:
     rows = Alert.objects.select_for_update(of=("self",)).select_related("rule", "rule__group", "pool")
     locked = lock_row(rows, alert.pk)
     if locked.state == AlertState.RESOLVED:

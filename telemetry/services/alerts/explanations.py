@@ -25,10 +25,10 @@ from telemetry.services.lab.ladders import ladders_over_time
 from telemetry.storage import rule_sums
 from telemetry.storage.locks import EVALUATE, advisory_lock
 
-EVENTS_BEFORE = timedelta(minutes=30)  # before the drop that may be related to it
-BINS = 60  # of both periods together, to find the change point
+EVENTS_BEFORE = timedelta(minutes=30)  # events up to this long before a drop may be related to it
+BINS = 60  # of baseline and drop together, to find the change point
 MIN_BIN_S = 10.0
-MIN_OVERLAP = 0.6  # of a ladder bin with a period
+MIN_OVERLAP = 0.6  # share of a ladder bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
 EXPLAIN_EVERY = timedelta(minutes=3)  # while a drop fires, because evidence arrives late
 BASELINE = timedelta(hours=1)  # before the drop
@@ -51,17 +51,17 @@ def explain_drop(
     return rank(evidence_of(pool, group, (baseline_start, baseline_end), (start, end)))
 
 
-def evidence_of(pool: Pool, group: str | None, before: Span, now: Span) -> Evidence:
-    """Everything stored of two periods, and the events around the second one."""
+def evidence_of(pool: Pool, group: str | None, baseline: Span, drop: Span) -> Evidence:
+    """Stored data of the baseline and of the drop, and the events around the drop."""
     replicas = dict(pool.replicas.values_list("pk", "name"))
-    step_s = max((now[1] - before[0]).total_seconds() / BINS, MIN_BIN_S)
-    bins = rule_sums.router_bins(pool.name, group, before[0], now[1], step_s)
+    step_s = max((drop[1] - baseline[0]).total_seconds() / BINS, MIN_BIN_S)
+    bins = rule_sums.router_bins(pool.name, group, baseline[0], drop[1], step_s)
     if not bins and group is None:
-        bins = rule_sums.engine_bins(replicas, before[0], now[1], step_s)
+        bins = rule_sums.engine_bins(replicas, baseline[0], drop[1], step_s)
     return Evidence(
-        _period(pool, group, replicas, *now, until=now[1]),
-        _period(pool, group, replicas, *before, until=now[1]),
-        _related_events(pool, now[0] - EVENTS_BEFORE, now[1]),
+        _period(pool, group, replicas, *drop, until=drop[1]),
+        _period(pool, group, replicas, *baseline, until=drop[1]),
+        _related_events(pool, drop[0] - EVENTS_BEFORE, drop[1]),
         find_change_point(bins),
         group,
     )
@@ -144,7 +144,7 @@ def explain_drops(now: datetime) -> int:
         return explained
     with isolated_items(PeriodicTask.ALERT_CAUSES) as item:
         for alert in alerts:
-            # First, so that an alert that fails does not keep the others from their turn.
+            # Stored first, so that the next run explains the other alerts even if this one fails.
             Alert.objects.filter(pk=alert.pk).update(explained_at=now)
             with item(f"alert {alert.pk}"), transaction.atomic():
                 explain(alert, now)

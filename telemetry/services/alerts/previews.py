@@ -31,14 +31,14 @@ from telemetry.services.alerts.rules import group_of
 DAYS, MAX_DAYS = 7.0, 30.0
 MAX_STEPS = 12_000
 MAX_EVALUATIONS = 200_000  # steps times replicas
-MAX_POINTS = 400  # of the chart
+MAX_POINTS = 400  # on the chart
 MAX_EPISODES = 200
-QUERY_S = 15  # time limit of one query
+QUERY_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The value of a rule at one time; of several subjects the worst one."""
+    """The value of a rule at one time: that of the subject farthest beyond its limit."""
 
     at: datetime
     value: float | None
@@ -64,7 +64,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Replay:
-    """All points and episodes, ascending."""
+    """Results of a replay: points and episodes, ascending."""
 
     points: list[Point] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)  # that fired
@@ -72,7 +72,7 @@ class Replay:
     _open: dict[str, Episode] = field(default_factory=dict)  # by subject
 
     def add(self, settings: RuleSettings, verdicts: Verdicts, now: datetime, step_s: float) -> None:
-        """Take the actions of one step."""
+        """Record the verdicts of one step and the actions that follow from them."""
         for subject, verdict in verdicts.items():
             self._add_verdict(settings, subject, verdict, now, step_s)
         for subject in self._open.keys() - verdicts.keys():
@@ -117,12 +117,12 @@ def replay(kind: Kind, settings: RuleSettings, history: History, *, group: str =
 
 
 def thin_out(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most ``limit`` points: of each part the one farthest beyond its limit, or a gap if all are unknown."""
+    """At most ``limit`` points: of each run of points the one farthest from its limit, or a gap if all are unknown."""
     size = -(-len(points) // limit) if points else 1
-    return [max(points[start : start + size], key=_urgency) for start in range(0, len(points), size)]
+    return [max(points[start : start + size], key=_distance_key) for start in range(0, len(points), size)]
 
 
-def _urgency(point: Point) -> tuple[bool, float]:
+def _distance_key(point: Point) -> tuple[bool, float]:
     if point.value is None:
         return False, 0.0
     return True, abs(point.value - point.limit) if point.limit is not None else 0.0
@@ -139,7 +139,7 @@ class Preview:
     points: Sequence[Point] = ()
     episodes: Sequence[Episode] = ()  # that fired, the latest first; at most MAX_EPISODES
     fired: int = 0  # all episodes
-    answers: Mapping[str, int] = field(default_factory=dict)  # number of steps by result
+    results: Mapping[str, int] = field(default_factory=dict)  # number of steps by result
     reason: str = ""  # why there is no preview
 
     @property
@@ -148,10 +148,10 @@ class Preview:
         return (self.end - self.start).total_seconds() < self.requested_s * 0.99
 
     @property
-    def sentence(self) -> str:
+    def summary(self) -> str:
         if self.reason:
             return self.reason
-        if not self.answers.get("ok", 0) + self.answers.get("breach", 0):
+        if not self.results.get("ok", 0) + self.results.get("breach", 0):
             return f"No result in {_period_text(self)}: there is too little history or traffic."
         times = {0: "not at all", 1: "once"}.get(self.fired, f"{self.fired} times")
         return f"Would have fired {times} in {_period_text(self)}."
@@ -196,12 +196,12 @@ def preview_period(
         return Preview(kind, end, end, requested_s, reason=reason)
     replicas = max(pool.replicas.count(), 1)
     steps = min(whole_steps(requested_s, settings.step_s), MAX_STEPS, MAX_EVALUATIONS // replicas)
-    lead = whole_steps(settings.reach_s, settings.step_s)
+    lead_steps = whole_steps(settings.reach_s, settings.step_s)
     first = end - timedelta(seconds=(steps - 1) * settings.step_s)
     query = HistoryQuery(
         sources=kind.needs(group),
         step_s=settings.step_s,
-        count=steps + lead,
+        count=steps + lead_steps,
         until=end,
         first=first,
         days_back=settings.days_back,
@@ -210,7 +210,7 @@ def preview_period(
     )
     with _query_time_limit():
         history = load_histories([pool], query)[pool.pk]
-    result = replay(kind, settings, history, group=group, first=lead)
+    result = replay(kind, settings, history, group=group, first=lead_steps)
     return Preview(
         kind,
         first - timedelta(seconds=settings.step_s),
@@ -225,13 +225,15 @@ def preview_period(
 
 @contextmanager
 def _query_time_limit() -> Iterator[None]:
-    """Cancel queries that take too long; InvalidError says so."""
+    """Cancel queries that take over ``QUERY_TIMEOUT_S``; InvalidError then."""
     try:
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(f"set local statement_timeout = '{QUERY_S}s'")
+            cursor.execute(f"set local statement_timeout = '{QUERY_TIMEOUT_S}s'")
             yield
             cursor.execute("set local statement_timeout to default")  # of a transaction around this one
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
-        raise InvalidError("$.days", f"reading this much history takes over {QUERY_S} s; choose fewer days") from None
+        raise InvalidError(
+            "$.days", f"reading this much history takes over {QUERY_TIMEOUT_S} s; choose fewer days"
+        ) from None

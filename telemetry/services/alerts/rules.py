@@ -101,9 +101,9 @@ def create_rule(
     rule.settings = checked_settings(kind, settings or {})
     rule.repeat_s = _checked_repeat(repeat_s)
     rule.group = group_of(pool, kind, group)
-    rule = _saved(rule)
+    rule = _save(rule)
     summary = f"Alert rule {rule.name} of pool {pool.name} was created."
-    record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": _facts(rule)})
+    record_event(EventKind.RULE_CREATED, summary, pool=pool, by=by, detail={"after": _event_detail(rule)})
     return rule
 
 
@@ -114,11 +114,11 @@ def update_rule(rule: AlertRule, *, by: User | None = None, **changes: Any) -> A
     The kind cannot change. Disabling a rule or changing its group resolves its alerts. InvalidError, NameTakenError.
     """
     rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
-    before, group = _facts(rule), rule.group_id
+    before, group = _event_detail(rule), rule.group_id
     for name, value in changes.items():
         setattr(rule, name, _CHECKS[name](rule, value) if name in _CHECKS else value)
-    rule = _saved(rule)
-    if (after := _facts(rule)) != before:
+    rule = _save(rule)
+    if (after := _event_detail(rule)) != before:
         summary = f"Alert rule {rule.name} of pool {rule.pool.name} was changed."
         change = {"before": before, "after": after}
         record_event(EventKind.RULE_CHANGED, summary, pool=rule.pool, by=by, detail=change)
@@ -135,12 +135,12 @@ def delete_rule(rule: AlertRule, *, by: User | None = None) -> None:
     rule = lock_row(AlertRule.objects.select_for_update(of=("self",)).select_related("pool", "group"), rule.pk)
     close_alerts(rule, reason="its rule was removed")
     summary = f"Alert rule {rule.name} of pool {rule.pool.name} was removed."
-    record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": _facts(rule)})
+    record_event(EventKind.RULE_REMOVED, summary, pool=rule.pool, by=by, detail={"before": _event_detail(rule)})
     rule.delete()
 
 
-def _facts(rule: AlertRule) -> dict[str, Any]:
-    """The rule in an event, before and after a change."""
+def _event_detail(rule: AlertRule) -> dict[str, Any]:
+    """The values that an event records of a rule."""
     return {
         "name": rule.name,
         "enabled": rule.enabled,
@@ -205,7 +205,7 @@ def _checked_name(name: str) -> str:
     return name.strip()
 
 
-def _saved(rule: AlertRule) -> AlertRule:
+def _save(rule: AlertRule) -> AlertRule:
     try:
         with transaction.atomic():
             rule.save()

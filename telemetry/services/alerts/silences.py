@@ -19,7 +19,7 @@ from telemetry.alerts.notifications import silence_applies
 from telemetry.matchers import MatcherInput, parse_stored, read_matchers
 from telemetry.models import Alert, AlertState, Silence
 
-MAX_LENGTH = timedelta(days=90)
+MAX_DURATION = timedelta(days=90)
 
 
 def silences(*, ended: bool = False) -> QuerySet[Silence]:
@@ -29,11 +29,14 @@ def silences(*, ended: bool = False) -> QuerySet[Silence]:
     return rows.filter(ends_at__lte=now) if ended else rows.filter(ends_at__gt=now).order_by("ends_at", "pk")
 
 
-def matched(matchers: Sequence[MatcherInput], *, project: Project | None, among: QuerySet[Alert]) -> list[Alert]:
-    """The pending and firing alerts that a silence would match; InvalidError. One query."""
-    parsed = read_matchers(matchers, everything=False)
+def matching_alerts(
+    matchers: Sequence[MatcherInput], *, project: Project | None, candidates: QuerySet[Alert]
+) -> list[Alert]:
+    """The pending and firing candidates that a silence would match; InvalidError. One query."""
+    parsed = read_matchers(matchers, may_match_all=False)
     silence = Silence(project=project)
-    return [alert for alert in among.exclude(state=AlertState.RESOLVED) if silence_applies(silence, parsed, alert)]
+    unresolved = candidates.exclude(state=AlertState.RESOLVED)
+    return [alert for alert in unresolved if silence_applies(silence, parsed, alert)]
 
 
 @transaction.atomic
@@ -50,7 +53,7 @@ def create_silence(
     now = timezone.now()
     starts_at = starts_at or now
     _check_times(starts_at, ends_at, now)
-    parsed = read_matchers(matchers, everything=False)
+    parsed = read_matchers(matchers, may_match_all=False)
     silence = Silence.objects.create(
         project=project,
         matchers=[str(matcher) for matcher in parsed],
@@ -59,7 +62,7 @@ def create_silence(
         comment=_checked_comment(comment),
         created_by=by,
     )
-    _record(EventKind.SILENCE_CREATED, silence, "was created", by, {"after": _facts(silence)})
+    _record(EventKind.SILENCE_CREATED, silence, "was created", by, {"after": _event_detail(silence)})
     return silence
 
 
@@ -69,7 +72,7 @@ def update_silence(
 ) -> Silence:
     """Change the end or the comment of a silence; its matchers cannot change. InvalidError."""
     silence = lock_row(Silence.objects.select_for_update(of=("self",)).select_related("project"), silence.pk)
-    before, now = _facts(silence), timezone.now()
+    before, now = _event_detail(silence), timezone.now()
     if silence.ends_at <= now:
         raise InvalidError("$.ends_at", "this silence has ended; create another one")
     if ends_at is not None:
@@ -78,7 +81,7 @@ def update_silence(
     if comment is not None:
         silence.comment = _checked_comment(comment)
     silence.save()
-    if (after := _facts(silence)) != before:
+    if (after := _event_detail(silence)) != before:
         _record(EventKind.SILENCE_CHANGED, silence, "was changed", by, {"before": before, "after": after})
     return silence
 
@@ -90,20 +93,20 @@ def end_silence(silence: Silence, *, by: User | None = None) -> Silence:
     now = timezone.now()
     if silence.ends_at <= now:
         return silence
-    before = _facts(silence)
+    before = _event_detail(silence)
     silence.starts_at, silence.ends_at = min(silence.starts_at, now), now
     silence.save()
-    _record(EventKind.SILENCE_ENDED, silence, "was ended", by, {"before": before, "after": _facts(silence)})
+    _record(EventKind.SILENCE_ENDED, silence, "was ended", by, {"before": before, "after": _event_detail(silence)})
     return silence
 
 
 def conditions(silence: Silence) -> list[str]:
-    """A silence's matchers as they are written."""
+    """A silence's matchers in written form."""
     return [str(matcher) for matcher in parse_stored(silence.matchers)]
 
 
-def _facts(silence: Silence) -> dict[str, Any]:
-    """The silence in an event, before and after a change."""
+def _event_detail(silence: Silence) -> dict[str, Any]:
+    """The values that an event records of a silence."""
     return {
         "matchers": conditions(silence),
         "project": silence.project.name if silence.project else None,
@@ -116,8 +119,8 @@ def _facts(silence: Silence) -> dict[str, Any]:
 def _check_times(starts_at: datetime, ends_at: datetime, now: datetime) -> None:
     if ends_at <= max(starts_at, now):
         raise InvalidError("$.ends_at", "expected a time after the start, and in the future")
-    if ends_at - max(starts_at, now) > MAX_LENGTH:
-        raise InvalidError("$.ends_at", f"expected at most {MAX_LENGTH.days} days: disable the rule instead")
+    if ends_at - max(starts_at, now) > MAX_DURATION:
+        raise InvalidError("$.ends_at", f"expected at most {MAX_DURATION.days} days: disable the rule instead")
 
 
 def _checked_comment(comment: str) -> str:

@@ -16,7 +16,7 @@ from telemetry.metrics.rates import accounted_ratio, hit_rate_ratio, ratio, sum_
 from telemetry.metrics.windows import PointState, Series, Window
 from telemetry.services.figures import groups, series
 from telemetry.services.figures.overview import Kind, Subject, share_of_responses, timed_note
-from telemetry.services.figures.series import NOTHING, Point, hit_rate_of, line_of
+from telemetry.services.figures.series import NO_VALUE, Point, hit_rate_of, line_of
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import (
     KeyedSums,
@@ -62,10 +62,10 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
 
 
 def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
-    found: dict[datetime, list[sums.EngineSums]] = defaultdict(list)
+    by_start: dict[datetime, list[sums.EngineSums]] = defaultdict(list)
     for row in sums.engine_sums(_ids(subject), window):
-        found[row.start].append(row)
-    return found
+        by_start[row.start].append(row)
+    return by_start
 
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
@@ -83,7 +83,7 @@ def _accounted_note(label: str, steps: Steps) -> str:
 
 
 def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) -> dict[datetime, Point]:
-    points = {start: _absent(covered[start]) for start in covered}
+    points = {start: _gap_point(covered[start]) for start in covered}
     for start, of_step in rows.items():
         prompt = total(of_step, "prompt_tokens")
         known = ratio(total(of_step, "cached_tokens"), prompt)
@@ -91,7 +91,7 @@ def _delivered_points(rows: Steps, covered: Mapping[datetime, sums.Coverage]) ->
     return points
 
 
-def _absent(step: sums.Coverage) -> Point:
+def _gap_point(step: sums.Coverage) -> Point:
     """State of a step without a reading, by scrape coverage."""
     if step.covered_s > 0:
         return None, PointState.NO_TRAFFIC
@@ -107,7 +107,7 @@ def _reachable(subject: Subject, window: Window) -> list[Series]:
 
 
 def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
-    return "" if reachable or subject.kind is Kind.REPLICA else series.NO_REACHABLE
+    return "" if reachable or subject.kind is Kind.REPLICA else series.NO_REACHABLE_NOTE
 
 
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
@@ -147,13 +147,13 @@ def tiers(subject: Subject, window: Window) -> list[Series]:
     rows = _engines(subject, window)
     lines = []
     for tier, label in TIERS.items():
-        if tier == "device" or any(_of_tier(row, tier) for of_step in rows.values() for row in of_step):
+        if tier == "device" or any(_tokens_of_tier(row, tier) for of_step in rows.values() for row in of_step):
             points = {start: _share(of_step, tier) for start, of_step in rows.items()}
             lines.append(line_of(label, window, points))
     return lines
 
 
-def _of_tier(row: sums.EngineSums, tier: str) -> int | None:
+def _tokens_of_tier(row: sums.EngineSums, tier: str) -> int | None:
     if row.device_tokens is None:
         return {"device": row.hits, "other": row.external_hits}.get(tier)
     known: int | None = getattr(row, f"{tier}_tokens")
@@ -161,7 +161,7 @@ def _of_tier(row: sums.EngineSums, tier: str) -> int | None:
 
 
 def _share(rows: list[sums.EngineSums], tier: str) -> Point:
-    cached, queries = sum_known(_of_tier(row, tier) for row in rows), sum_known(row.queries for row in rows)
+    cached, queries = sum_known(_tokens_of_tier(row, tier) for row in rows), sum_known(row.queries for row in rows)
     return ratio(cached, queries), sums.combined_state(rows)
 
 
@@ -170,7 +170,7 @@ def _share(rows: list[sums.EngineSums], tier: str) -> Point:
 
 def ttft_by_router(subject: Subject, window: Window) -> list[Series]:
     """TTFT p50 and p95 of routers, with the bucket as band (T1, T5); of engines if routers observed none."""
-    clock, merged = groups.by_any(subject, window)
+    clock, merged = groups.ttft(subject, window)
     return _quantiles(merged, clock, window, _coverage_note(subject, window, clock, merged))
 
 
@@ -188,7 +188,7 @@ def plain_latency(subject: Subject, window: Window) -> list[Series]:
 
 def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
     """TTFT p50 and p95 of engines, without queueing at the router and network time."""
-    return _quantiles(groups.by_engine(subject, window), "engine", window)
+    return _quantiles(groups.engine_ttft(subject, window), "engine", window)
 
 
 def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, note: str = "") -> list[Series]:
@@ -197,8 +197,8 @@ def _quantiles(merged: Mapping[datetime, Merged], clock: str, window: Window, no
 
 def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
     """Router TTFT p50 and p95 of responses whose prompt was at least half cached, and of the others."""
-    merged = {reuse: groups.by_reuse(subject, window, reuse) for reuse in REUSE_LABELS}
-    note = _of_known_reuse(subject, window, [part for steps in merged.values() for part in steps.values()])
+    merged = {reuse: groups.ttft_of_reuse(subject, window, reuse) for reuse in REUSE_LABELS}
+    note = _reuse_coverage_note(subject, window, [part for steps in merged.values() for part in steps.values()])
     return [
         series.quantile_line(f"p{q * 100:g}, {label}", q, merged[reuse], window, note)
         for reuse, label in REUSE_LABELS.items()
@@ -206,9 +206,9 @@ def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
     ]
 
 
-def _of_known_reuse(subject: Subject, window: Window, known: list[Merged]) -> str:
+def _reuse_coverage_note(subject: Subject, window: Window, known: list[Merged]) -> str:
     """Text about the share of responses that are streamed and report cached tokens. Two queries."""
-    timed = groups.by_router(subject, window, whole=True)
+    timed = groups.router_ttft(subject, window, whole=True)
     plain = groups.plain_latency(subject, window, whole=True)
     return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *plain.values()]))
 
@@ -218,7 +218,7 @@ def share_within(subject: Subject, window: Window, objective_s: float) -> list[S
 
     The line's note has the edge.
     """
-    clock, merged = groups.by_any(subject, window)
+    clock, merged = groups.ttft(subject, window)
     edge = groups.edge_up_to(objective_s, merged.values())
     points = {start: _point_within(part, edge) for start, part in merged.items()}
     line = line_of(f"within {objective_s:g} s ({clock})", window, points)
@@ -235,13 +235,13 @@ def _point_within(part: Merged, edge: float | None) -> Point:
 # --- load -------------------------------------------------------------------------------------------------
 
 
-def gauge(subject: Subject, window: Window, what: str) -> list[Series]:
+def gauge(subject: Subject, window: Window, name: str) -> list[Series]:
     """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line per replica, or per rank of one replica."""
     if subject.replica is None:
-        return series.utilization_by_replica(subject.among, window, what)
+        return series.utilization_by_replica(subject.among, window, name)
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     failed: dict[datetime, Point] = {}
-    for (model, engine), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[what]):
+    for (model, engine), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[name]):
         if stale and not (model or engine):
             failed[start] = (None, PointState.STALE)
         else:
@@ -249,7 +249,7 @@ def gauge(subject: Subject, window: Window, what: str) -> list[Series]:
                 value,
                 PointState.OK if value is not None else PointState.UNKNOWN,
             )
-    return [line_of(name, window, failed | of_rank) for name, of_rank in sorted(points.items())]
+    return [line_of(label, window, failed | of_rank) for label, of_rank in sorted(points.items())]
 
 
 def preemptions(subject: Subject, window: Window) -> list[Series]:
@@ -276,7 +276,7 @@ def outcomes(subject: Subject, window: Window) -> list[Series]:
 def _per_second(rows: list[KeyedSums], name: str, step: sums.Coverage) -> Point:
     """0 if routers were scraped and counted nothing."""
     if not step.covered_s:
-        return _absent(step)
+        return _gap_point(step)
     return (total(rows, name) or 0) / step.covered_s * step.routers, PointState.OK
 
 
@@ -298,7 +298,7 @@ def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
 def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
     """0 if only other replicas got requests."""
     if not requests:
-        return NOTHING
+        return NO_VALUE
     return (total(rows or [], "requests") or 0) / requests, PointState.OK
 
 
@@ -310,10 +310,10 @@ def _ids(subject: Subject) -> list[int]:
 
 
 def _by_start(rows: Iterable[KeyedSums]) -> Steps:
-    found: Steps = defaultdict(list)
+    by_start: Steps = defaultdict(list)
     for row in rows:
-        found[row.start].append(row)
-    return found
+        by_start[row.start].append(row)
+    return by_start
 
 
 def _routed(subject: Subject, window: Window, *names: str) -> Steps:
@@ -322,10 +322,10 @@ def _routed(subject: Subject, window: Window, *names: str) -> Steps:
 
 
 def _per_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
-    found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
+    by_replica: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for row in route_sums(subject.pool_names(), window, names, by=("replica",), group=subject.group):
-        found[row.key[0]][row.start].append(row)
-    return found
+        by_replica[row.key[0]][row.start].append(row)
+    return by_replica
 
 
 def _covered(window: Window) -> dict[datetime, sums.Coverage]:

@@ -74,7 +74,7 @@ def prompt_sources(subject: Subject, window: Window) -> list[Series]:
     lines = []
     for name, label in SOURCES.items():
         if any(row.values[name] is not None for row in rows):
-            points = {row.start: _of(row, row.values[name], _sum(row)) for row in rows}
+            points = {row.start: _ratio_point(row, row.values[name], _prompt_tokens(row)) for row in rows}
             lines.append(line_of(label, window, points))
     return lines
 
@@ -84,7 +84,7 @@ def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
     rows = counted(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
     if not any(row.values["mm_cache_queries"] for row in rows):
         return []
-    points = {row.start: _of(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
+    points = {row.start: _ratio_point(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
     return [line_of("Multimodal hit rate", window, points)]
 
 
@@ -92,7 +92,7 @@ def waiting_by_reason(subject: Subject, window: Window) -> list[Series]:
     """Waiting requests of all engines together, by reason."""
     rows = waiting_sums(_ids(subject), window)
     return [
-        line_of(label, window, {row.start: _known(row.values[name]) for row in rows})
+        line_of(label, window, {row.start: _value_point(row.values[name]) for row in rows})
         for name, label in REASONS.items()
         if any(row.values[name] is not None for row in rows)
     ]
@@ -145,19 +145,21 @@ def _means(rows: list[EngineTotals], name: str) -> dict[datetime, Point]:
     points = {}
     for row in rows:
         total_ms = row.values[f"{name}_ms"]
-        points[row.start] = _of(row, None if total_ms is None else total_ms / 1000, row.values[f"{name}_count"])
+        points[row.start] = _ratio_point(
+            row, None if total_ms is None else total_ms / 1000, row.values[f"{name}_count"]
+        )
     return points
 
 
-def _of(row: EngineTotals, part: float | None, whole: float | None) -> Point:
+def _ratio_point(row: EngineTotals, part: float | None, whole: float | None) -> Point:
     return ratio(part, whole), point_state(whole, stale=row.stale)
 
 
-def _known(value: float | None) -> Point:
+def _value_point(value: float | None) -> Point:
     return value, PointState.UNKNOWN if value is None else PointState.OK
 
 
-def _sum(row: EngineTotals) -> float | None:
+def _prompt_tokens(row: EngineTotals) -> float | None:
     known = [value for name in PROMPT_SOURCES if (value := row.values[name]) is not None]
     return sum(known) if known else None
 
@@ -166,12 +168,12 @@ def _ids(subject: Subject) -> list[int]:
     return [replica.pk for replica in subject.replicas()]
 
 
-MAY_BE_SKEWED = (
+SKEWED_NOTE = (
     "{} counts a request each time it tries to schedule it, so under memory pressure or with KV connectors the hit"
     " rate may be too high or too low. Releases from 0.33 on count it once."
 )
-DECODES = "Decode replica: its cache is filled by transfer, so its own hit rate is always near 100 %."
-LATE = "{} counts requests at their end; vLLM counts them on admission."
+DECODE_NOTE = "Decode replica: its cache is filled by transfer, so its own hit rate is always near 100 %."
+COUNTED_AT_END_NOTE = "{} counts requests at their end; vLLM counts them on admission."
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt_llm": "TensorRT-LLM"}
 
 
@@ -225,11 +227,11 @@ def _notes(replica: Replica, state: ScrapeState | None, not_reported: tuple[str,
     engine, version = (state.engine, state.version) if state else ("", "")
     title = TITLES.get(engine, "")
     decodes = is_decode(replica, state.role if state else "")
-    sentences = [DECODES] if decodes else []
+    sentences = [DECODE_NOTE] if decodes else []
     if engine == "vllm" and may_count_twice(version, not_reported):
-        sentences.append(MAY_BE_SKEWED.format(f"vLLM {version}" if version else "This release of vLLM"))
+        sentences.append(SKEWED_NOTE.format(f"vLLM {version}" if version else "This release of vLLM"))
     elif title and engine != "vllm":
-        sentences.append(LATE.format(title))
+        sentences.append(COUNTED_AT_END_NOTE.format(title))
     return EngineNotes(title, version, not_reported, tuple(sentences), decodes)
 
 
@@ -240,7 +242,7 @@ class Reconciled:
     pool: str
     replica: str
     engine: EngineCounts
-    answers: RouterCounts
+    responses: RouterCounts
     comparison: Comparison
     notes: EngineNotes
 
@@ -248,7 +250,7 @@ class Reconciled:
 MAX_WINDOW_S = 86_400.0  # because it reads unaggregated readings
 
 
-def newest_part(window: Window) -> Window:
+def last_day_of(window: Window) -> Window:
     """The part of a window that is reconciled: at most its last day."""
     return Window.last(min(window.length_s, MAX_WINDOW_S), until=window.end, step_s=window.step_s)
 
@@ -257,20 +259,20 @@ def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> l
     """Reconcile the replicas of some or all pools, by pool and name, or only one. At most 5 queries."""
     replicas = replicas_of(pools) if only is None else [only]
     ids = [replica.pk for replica in replicas]
-    counted = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
-    answered = router_counts_by_replica(pool_names(pools), window)
+    engine_rows = {row.replica_id: row for row in engine_sums(ids, window, whole=True)}
+    routed = router_counts_by_replica(pool_names(pools), window)
     notes = engine_notes(replicas, window)
     rows = []
     for replica in replicas:
         engine_note = notes[replica.pk]
-        engine = _engine_side(counted.get(replica.pk), decodes=engine_note.decodes)
-        answers = answered.get((replica.pool.name, replica.name), RouterCounts())
-        compared = compare(engine, answers)
-        rows.append(Reconciled(replica.pool.name, replica.name, engine, answers, compared, engine_note))
+        engine = _engine_counts(engine_rows.get(replica.pk), decodes=engine_note.decodes)
+        responses = routed.get((replica.pool.name, replica.name), RouterCounts())
+        comparison = compare(engine, responses)
+        rows.append(Reconciled(replica.pool.name, replica.name, engine, responses, comparison, engine_note))
     return rows
 
 
-def _engine_side(row: EngineSums | None, *, decodes: bool) -> EngineCounts:
+def _engine_counts(row: EngineSums | None, *, decodes: bool) -> EngineCounts:
     if row is None:
         return EngineCounts(decodes=decodes)
     return EngineCounts(

@@ -31,31 +31,31 @@ class ShareWithin:
     source: str | None = None  # "router" or "engine"
 
 
-def by_router(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
+def router_ttft(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
     """Router TTFT by step. One query."""
-    by = _BY.get(subject.kind)
-    return _of(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
+    by = _KEY_OF_KIND.get(subject.kind)
+    return _merged_for(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
 
 
 def plain_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
     """Router latency of non-streamed responses by step. One query."""
-    by = _BY.get(subject.kind)
-    return _of(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
+    by = _KEY_OF_KIND.get(subject.kind)
+    return _merged_for(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
 
 
-_BY = {Kind.GROUP: "group", Kind.REPLICA: "replica"}
+_KEY_OF_KIND = {Kind.GROUP: "group", Kind.REPLICA: "replica"}
 
 
-def _of(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
+def _merged_for(subject: Subject, found: dict[tuple[Any, datetime], Merged]) -> dict[datetime, Merged]:
     """Histograms of the subject by step."""
-    if subject.kind in _BY and subject.pool is not None:
+    if subject.kind in _KEY_OF_KIND and subject.pool is not None:
         name = subject.group if subject.replica is None else subject.replica.name
         found = {key: part for key, part in found.items() if key[0] == (subject.pool.name, name)}
     return sums.merged_by_start(found)
 
 
-def by_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Merged]:
-    """Router TTFT by step, of responses whose prompt was mostly cached ("hit") or not ("miss"). One query."""
+def ttft_of_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Merged]:
+    """Router TTFT by step, of responses with at least half of the prompt cached ("hit") or less ("miss"). One query."""
     found = sums.router_ttft(subject.pool_names(), window, by="reuse")
     matching = {
         key: part
@@ -65,7 +65,7 @@ def by_reuse(subject: Subject, window: Window, reuse: str) -> dict[datetime, Mer
     return sums.merged_by_start(matching)
 
 
-def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
+def engine_ttft(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
     """Engine TTFT by step; empty for a task group, which engines do not know. At most two queries."""
     if subject.kind is Kind.GROUP:
         return {}
@@ -74,10 +74,10 @@ def by_engine(subject: Subject, window: Window, *, whole: bool = False) -> dict[
     return sums.merged_by_start(sums.engine_ttft([subject.replica.pk], window, whole=whole))
 
 
-def by_any(subject: Subject, window: Window, *, whole: bool = False) -> tuple[str, dict[datetime, Merged]]:
+def ttft(subject: Subject, window: Window, *, whole: bool = False) -> tuple[str, dict[datetime, Merged]]:
     """(clock, TTFT by step): of the routers if they observed requests, else of the engines."""
-    merged = by_router(subject, window, whole=whole)
-    return ("router", merged) if merged else ("engine", by_engine(subject, window, whole=whole))
+    merged = router_ttft(subject, window, whole=whole)
+    return ("router", merged) if merged else ("engine", engine_ttft(subject, window, whole=whole))
 
 
 def edge_up_to(objective_s: float, parts: Iterable[Merged]) -> float | None:
@@ -89,12 +89,12 @@ def edge_up_to(objective_s: float, parts: Iterable[Merged]) -> float | None:
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> ShareWithin:
     """Share of requests within the largest bucket edge up to the objective."""
-    source, merged = by_any(subject, window, whole=True)
-    whole = sums.merge_histograms(merged.values())
+    source, merged = ttft(subject, window, whole=True)
+    total_histogram = sums.merge_histograms(merged.values())
     edge = edge_up_to(objective_s, merged.values())
-    if whole is None or edge is None:
+    if total_histogram is None or edge is None:
         return ShareWithin()
-    return ShareWithin(share_at_most(whole.buckets, edge), edge, source)
+    return ShareWithin(share_at_most(total_histogram.buckets, edge), edge, source)
 
 
 COUNTED = (
@@ -123,7 +123,7 @@ class GroupTiles:
     requests_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     failed_ratio: float | None = None
-    accounted_ratio: float | None = None  # share of successful responses that the hit rate rests on
+    accounted_ratio: float | None = None  # share of successful responses that the hit rate covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +135,23 @@ class ReplicaShare:
     requests: int | None
     hit_rate_ratio: float | None  # of responses that report it
     failed_ratio: float | None
-    accounted_ratio: float | None  # share of its successful responses that the hit rate rests on
+    accounted_ratio: float | None  # share of its successful responses that the hit rate covers
 
 
 def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     """Figures of a task group. 6 queries."""
     rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
-    ttft = sums.merge_histograms(by_router(subject, window, whole=True).values())
+    timed = sums.merge_histograms(router_ttft(subject, window, whole=True).values())
     plain = sums.merge_histograms(plain_latency(subject, window, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
         hit_rate_state=_state(requests, prompt, covered),
         reachable=reachable_share(subject.pool_names(), window, group=subject.group),
-        ttft_p50_s=quantile_s(ttft, 0.5),
-        ttft_p95_s=quantile_s(ttft, 0.95),
-        ttft_timed_ratio=timed_ratio(ttft, plain),
+        ttft_p50_s=quantile_s(timed, 0.5),
+        ttft_p95_s=quantile_s(timed, 0.95),
+        ttft_timed_ratio=timed_ratio(timed, plain),
         plain_p50_s=quantile_s(plain, 0.5),
         plain_p95_s=quantile_s(plain, 0.95),
         requests_per_s=_per_s(requests, covered),

@@ -29,13 +29,13 @@ SILENT_INTERVALS = 3  # scrape intervals without an attempt: the scraper itself 
 class TargetHealth:
     """``up``, ``starting``, ``down``, ``stale``, ``cold`` or ``unknown``; ``reason`` is "" for ``up``."""
 
-    word: str
+    status: str
     reason: str = ""
 
     @property
     def is_serving(self) -> bool:
-        """Whether the target answers requests, as far as known."""
-        return self.word in {"up", "cold"}
+        """Whether the target serves requests, as far as known."""
+        return self.status in {"up", "cold"}
 
 
 def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | None = None) -> TargetHealth:
@@ -61,8 +61,8 @@ def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | 
 
 def timed_ratio(ttft: Merged | None, plain: Merged | None) -> float | None:
     """Responses with TTFT timed by routers / all responses; None without responses."""
-    timed, others = (part.buckets.total if part else 0 for part in (ttft, plain))
-    return timed / (timed + others) if timed + others else None
+    timed, untimed = (part.buckets.total if part else 0 for part in (ttft, plain))
+    return timed / (timed + untimed) if timed + untimed else None
 
 
 def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
@@ -166,7 +166,7 @@ def _replica_row(
         name=replica.name,
         pool=replica.pool.name,
         state=replica.state,
-        health=health.word,
+        health=health.status,
         reason=health.reason,
         hit_rate_ratio=hit_rate_ratio(engine.queries, engine.hits, engine.external_hits) if engine else None,
         hit_rate_state=engine.state if engine else PointState.UNKNOWN,
@@ -186,14 +186,19 @@ def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
     routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
     timed = sums.router_ttft(pool_names(pools), window, by="group", whole=True)
     plain = sums.router_latency(pool_names(pools), window, streamed=False, by="group", whole=True)
-    ttft, latency = ({key: merged for (key, _), merged in found.items()} for found in (timed, plain))
+    ttft, latency = ({key: merged for (key, _), merged in by_step.items()} for by_step in (timed, plain))
     groups = TaskGroup.objects.values_list("pool__name", "name")
-    seen = {(row.pool, row.group): row for row in routed}
-    names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(seen)
+    routed_by_group = {(row.pool, row.group): row for row in routed}
+    names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(routed_by_group)
     reachable = reachable_by_group(pool_names(pools), window)
     return [
         _group_row(
-            name, seen.get(name), ttft.get(name), latency.get(name), coverage=coverage, reachable=reachable.get(name)
+            name,
+            routed_by_group.get(name),
+            ttft.get(name),
+            latency.get(name),
+            coverage=coverage,
+            reachable=reachable.get(name),
         )
         for name in sorted(names)
     ]

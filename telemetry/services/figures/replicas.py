@@ -98,11 +98,11 @@ LEVELS = 10
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive cells with the same look."""
+    """Consecutive cells with the same style."""
 
     first: int  # number of the first cell, from 0
     cells: int
-    look: str  # "h0" (cold) to "h9", "cold" after a restart (H18), or a reason: "no_traffic", "stale", "unknown"
+    style: str  # "h0" (cold) to "h9", "cold" after a restart (H18), or a reason: "no_traffic", "stale", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ def heat_strips(replicas: Sequence[Replica], window: Window) -> dict[str, HeatSt
 
 def _cold_cells(replica_ids: Sequence[int], cells: Window) -> dict[int, set[int]]:
     """Cells in which a cache was cold after a restart."""
-    found: dict[int, set[int]] = defaultdict(set)
+    cells_by_replica: dict[int, set[int]] = defaultdict(set)
     for band in cold_bands(replica_ids, cells):
-        found[band.replica_id] |= set(range(_cell(band.start, cells), _cell(band.end, cells) + 1))
-    return found
+        cells_by_replica[band.replica_id] |= set(range(_cell(band.start, cells), _cell(band.end, cells) + 1))
+    return cells_by_replica
 
 
 def _cell(at: datetime, cells: Window) -> int:
@@ -140,16 +140,16 @@ def _cell(at: datetime, cells: Window) -> int:
 def _strip(rates: dict[int, tuple[float | None, PointState]], cold: set[int]) -> HeatStrip:
     runs: list[Run] = []
     for number in range(CELLS):
-        look = _look(*rates.get(number, (None, PointState.UNKNOWN)), cold=number in cold)
-        if runs and runs[-1].look == look:
-            runs[-1] = Run(runs[-1].first, runs[-1].cells + 1, look)
+        style = _style(*rates.get(number, (None, PointState.UNKNOWN)), cold=number in cold)
+        if runs and runs[-1].style == style:
+            runs[-1] = Run(runs[-1].first, runs[-1].cells + 1, style)
         else:
-            runs.append(Run(number, 1, look))
+            runs.append(Run(number, 1, style))
     known = [value for value, _ in rates.values() if value is not None]
     return HeatStrip(tuple(runs), min(known, default=None), max(known, default=None))
 
 
-def _look(ratio: float | None, state: PointState, *, cold: bool) -> str:
+def _style(ratio: float | None, state: PointState, *, cold: bool) -> str:
     if ratio is None:
         return str(state)
     return "cold" if cold else f"h{min(int(ratio * LEVELS), LEVELS - 1)}"

@@ -21,14 +21,14 @@ from telemetry.storage.replica_facts import WITHOUT_DECODE, hit_rate_replicas
 from telemetry.storage.rollup_tables import fit_to_retention
 from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
-INEXACT = "Replicas have different histogram buckets: merged on shared bounds."
+INEXACT_NOTE = "Replicas have different histogram buckets: merged on shared bounds."
 NO_GROUP = "no group"
-REACHABLE = "Reachable: hit rate that one unbounded cache would have had, over at least 30 minutes."
-NO_REACHABLE = "Reachable hit rate: too few requests replayed yet."
+REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had, over at least 30 minutes."
+NO_REACHABLE_NOTE = "Reachable hit rate: too few requests replayed yet."
 REUSE_LABELS = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}
 Point = tuple[float | None, PointState]
-NOTHING: Point = (None, PointState.UNKNOWN)
+NO_VALUE: Point = (None, PointState.UNKNOWN)
 
 
 def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
@@ -37,7 +37,7 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
     replicas = replicas_of(pools)
     rows = sums.hit_sums([replica.pk for replica in replicas], window)
     points = ((row.key, row.step, hit_rate_of(row, local=local), row.state) for row in rows)
-    return _lines({replica.pk: replica.name for replica in replicas}, window, points)
+    return _lines_by_key({replica.pk: replica.name for replica in replicas}, window, points)
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
@@ -50,21 +50,21 @@ def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
     names = sorted(counted)
     rows = sums.hit_sums_by_set([counted[name] for name in names], window)
     points = ((row.key, row.step, hit_rate_of(row), row.state) for row in rows)
-    lines = _lines(dict(enumerate(names)), window, points)
-    every = Counter(replica.pool.name for replica in replicas)
-    split = {name for name in names if every[name] > len(counted[name])}
-    return [replace(line, note=WITHOUT_DECODE) if line.label in split else line for line in lines]
+    lines = _lines_by_key(dict(enumerate(names)), window, points)
+    replica_counts = Counter(replica.pool.name for replica in replicas)
+    with_decode = {name for name in names if replica_counts[name] > len(counted[name])}
+    return [replace(line, note=WITHOUT_DECODE) if line.label in with_decode else line for line in lines]
 
 
 def reachable_line(label: str, window: Window, shares: Mapping[datetime, ReachableShare]) -> Series:
     """The reachable hit rate of each step, with a band of two standard errors."""
     points = {start: (share.ratio, PointState.OK) for start, share in shares.items()}
     line = line_of(label, window, points)
-    band = [_two_errors(shares.get(start)) for start, _ in line.points]
-    return replace(line, band=band, note=REACHABLE)
+    band = [_error_band(shares.get(start)) for start, _ in line.points]
+    return replace(line, band=band, note=REACHABLE_NOTE)
 
 
-def _two_errors(share: ReachableShare | None) -> tuple[float, float] | None:
+def _error_band(share: ReachableShare | None) -> tuple[float, float] | None:
     if share is None:
         return None
     return max(0.0, share.ratio - 2 * share.standard_error), min(1.0, share.ratio + 2 * share.standard_error)
@@ -72,8 +72,8 @@ def _two_errors(share: ReachableShare | None) -> tuple[float, float] | None:
 
 def reachable_by(pools: Pools, window: Window, *, by: str) -> list[Series]:
     """The reachable hit rate of each ``pool``, or of each ``group`` labelled POOL/GROUP."""
-    found = reachable_over_time_by(pool_names(pools), window, by=by)
-    return [reachable_line(key, window, shares) for key, shares in found.items()]
+    shares_by_key = reachable_over_time_by(pool_names(pools), window, by=by)
+    return [reachable_line(key, window, shares) for key, shares in shares_by_key.items()]
 
 
 def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:
@@ -89,10 +89,10 @@ def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
     rows: dict[tuple[str, str], dict[datetime, sums.RouterSums]] = defaultdict(dict)
     for row in routed:
         rows[row.pool, row.group][row.start] = row
-    several = len({name for name, _ in rows}) > 1
+    has_several_pools = len({name for name, _ in rows}) > 1
     lines = []
     for (name, group), steps in sorted(rows.items()):
-        label = f"{name}/{group or NO_GROUP}" if several else group or NO_GROUP
+        label = f"{name}/{group or NO_GROUP}" if has_several_pools else group or NO_GROUP
         points = {start: _group_point(steps.get(start), covered.get(start)) for start in {*steps, *covered}}
         lines.append(line_of(label, window, points, _accounted_note(label, steps.values())))
     return lines
@@ -104,7 +104,7 @@ def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
 
 
 def accounted_note(label: str, share: float | None) -> str:
-    """Text about the share of responses that a hit rate covers; "" for (almost) all."""
+    """Text about the share of responses that a hit rate covers; "" from ``ACCOUNTED`` on."""
     return "" if share is None or share >= ACCOUNTED else f"{label} covers {share * 100:.1f} % of the responses."
 
 
@@ -137,46 +137,46 @@ def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Seri
 
     Of responses that report cached tokens (H16), each with its bucket as band (T5).
     """
-    parts: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
+    by_reuse: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
     for ((_, _, reuse), start), merged in sums.router_ttft(pool_names(pools), window, by="reuse").items():
-        parts[reuse].append((start, merged))
+        by_reuse[reuse].append((start, merged))
     return [
-        quantile_line(f"p{q * 100:g} {REUSE_LABELS[reuse]} (router)", q, sums.merged_by_step(found), window)
-        for reuse, found in parts.items()
+        quantile_line(f"p{q * 100:g} {REUSE_LABELS[reuse]} (router)", q, sums.merged_by_step(parts), window)
+        for reuse, parts in by_reuse.items()
     ]
 
 
 def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window, note: str = "") -> Series:
     """A quantile of each step's histogram, with the bucket that holds it as its band (T4, T5)."""
-    found = {start: value for start, part in merged.items() if (value := quantile(part.buckets, q)) is not None}
-    series = line_of(label, window, {start: (value.value, PointState.OK) for start, value in found.items()})
+    quantiles = {start: found for start, part in merged.items() if (found := quantile(part.buckets, q)) is not None}
+    series = line_of(label, window, {start: (found.value, PointState.OK) for start, found in quantiles.items()})
     for start, _ in series.points:
-        at = found.get(start)
-        series.band.append((at.low, at.high) if at else None)
+        bucket = quantiles.get(start)
+        series.band.append((bucket.low, bucket.high) if bucket else None)
     inexact = any(not part.exact for part in merged.values())
-    notes = " ".join(filter(None, [note, INEXACT if inexact else ""]))
+    notes = " ".join(filter(None, [note, INEXACT_NOTE if inexact else ""]))
     return Series(series.label, series.points, series.states, series.band, notes)
 
 
-def utilization_by_replica(pools: Pools, window: Window, what: str = "kv_usage") -> list[Series]:
+def utilization_by_replica(pools: Pools, window: Window, gauge: str = "kv_usage") -> list[Series]:
     """Means over each step of ``kv_usage`` (0 to 1), ``running`` or ``waiting`` (requests)."""
     window = fit_window(window)
     replicas = replicas_of(pools)
-    rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[what])
+    rows = sums.mean_gauge([replica.pk for replica in replicas], window, GAUGES[gauge])
     points = (
         (pk, step, value, PointState.OK if value is not None else PointState.STALE if stale else PointState.UNKNOWN)
         for pk, step, value, stale in rows
     )
-    return _lines({replica.pk: replica.name for replica in replicas}, window, points)
+    return _lines_by_key({replica.pk: replica.name for replica in replicas}, window, points)
 
 
 def line_of(label: str, window: Window, points: Mapping[datetime, Point], note: str = "") -> Series:
     """A series with every step of the window; steps without a point are gaps."""
-    steps = [(start, *points.get(start, NOTHING)) for start in window.starts()]
+    steps = [(start, *points.get(start, NO_VALUE)) for start in window.starts()]
     return Series(label, [(start, value) for start, value, _ in steps], [state for _, _, state in steps], note=note)
 
 
-def _lines(
+def _lines_by_key(
     names: Mapping[int, str], window: Window, points: Iterable[tuple[int, int, float | None, PointState]]
 ) -> list[Series]:
     """A line per name from (key, step number, value, state); fast for tens of thousands of points."""
@@ -209,18 +209,18 @@ VALUES: Final[dict[str, Value]] = {
 }
 
 
-def by_group(pools: Pools, window: Window, what: str) -> list[Series]:
+def by_group(pools: Pools, window: Window, value: str) -> list[Series]:
     """A line per task group: the sum of one of ``VALUES`` in each step.
 
     Tokens are of responses that report cached tokens (H16).
     """
-    several = pools is None or len(pools) > 1
-    return _routed_lines(pools, window, what, lambda row: _name(row, several=several))
+    with_pool = pools is None or len(pools) > 1
+    return _routed_lines(pools, window, value, lambda row: _group_label(row, with_pool=with_pool))
 
 
-def by_pool(pools: Pools, window: Window, what: str) -> list[Series]:
+def by_pool(pools: Pools, window: Window, value: str) -> list[Series]:
     """``by_group`` with a line per pool."""
-    return _routed_lines(pools, window, what, lambda row: row.pool)
+    return _routed_lines(pools, window, value, lambda row: row.pool)
 
 
 def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
@@ -231,21 +231,21 @@ def latency(pools: Pools, window: Window, *, streamed: bool) -> list[Series]:
     return [quantile_line(f"p{q * 100:g} {kind} (router)", q, merged, window) for q in QUANTILES]
 
 
-def _name(row: sums.RouterSums, *, several: bool) -> str:
+def _group_label(row: sums.RouterSums, *, with_pool: bool) -> str:
     group = row.group or NO_GROUP
-    return f"{row.pool}/{group}" if several else group
+    return f"{row.pool}/{group}" if with_pool else group
 
 
-def _routed_lines(pools: Pools, window: Window, what: str, key: Callable[[sums.RouterSums], Hashable]) -> list[Series]:
+def _routed_lines(pools: Pools, window: Window, value: str, key: Callable[[sums.RouterSums], Hashable]) -> list[Series]:
     window = fit_window(window)
     routed, coverage = sums.router_sums(pool_names(pools), window)
-    found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
+    by_label: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for row in routed:
-        found[str(key(row))][row.start].append(row)
+        by_label[str(key(row))][row.start].append(row)
     empty = {step.start: _without_requests(step) for step in coverage}
     return [
-        line_of(name, window, empty | {start: _point(rows, VALUES[what]) for start, rows in steps.items()})
-        for name, steps in sorted(found.items())
+        line_of(name, window, empty | {start: _point(rows, VALUES[value]) for start, rows in steps.items()})
+        for name, steps in sorted(by_label.items())
     ]
 
 
@@ -281,14 +281,14 @@ def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
         rows[row.start].append(row)
     used = [tier for tier in LABELS if any(getattr(row, tier) for of_step in rows.values() for row in of_step)]
     tiers = used or [next(iter(LABELS))]
-    return [line_of(LABELS[tier], window, _points(tier, rows)) for tier in tiers]
+    return [line_of(LABELS[tier], window, _tier_points(tier, rows)) for tier in tiers]
 
 
-def _points(tier: str, rows: Mapping[datetime, list[EngineSums]]) -> dict[datetime, Point]:
-    return {start: _share(tier, of_step) for start, of_step in rows.items()}
+def _tier_points(tier: str, rows: Mapping[datetime, list[EngineSums]]) -> dict[datetime, Point]:
+    return {start: _tier_share(tier, of_step) for start, of_step in rows.items()}
 
 
-def _share(tier: str, rows: list[EngineSums]) -> Point:
+def _tier_share(tier: str, rows: list[EngineSums]) -> Point:
     reporting = [row for row in rows if row.queries is not None and getattr(row, tier) is not None]
     queries = sum(row.queries or 0 for row in reporting) if reporting else None
     part = sum(getattr(row, tier) for row in reporting)

@@ -25,8 +25,8 @@ from telemetry.services.figures.overview import Subject
 from telemetry.storage.dimension_sums import coverage, newest_prompt_structures, route_sums
 
 MAX_RANKED = 50_000  # rows read by a list in another order than time
-AROUND = timedelta(minutes=30)  # span before and after a decision with its neighbours
-NEIGHBOURS = 6
+NEIGHBOUR_SPAN = timedelta(minutes=30)  # span before and after a decision with its neighbours
+MAX_NEIGHBOURS = 6  # on each side
 _LARGE_COLUMNS = ("blocks", "positions", "candidates", "opening")
 
 
@@ -36,7 +36,7 @@ class Order(StrEnum):
     NEWEST = "newest"
     SLOWEST = "slowest"  # TTFT
     RECOMPUTED = "recomputed"  # uncached tokens
-    MISJUDGED = "misjudged"  # predicted minus reported cached tokens
+    OVER_PREDICTED = "misjudged"  # predicted minus reported cached tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def decisions(query: DecisionQuery, *, limit: int) -> DecisionList:
             ordered = ordered.filter(_older_than(*query.before))
         rows_plus_one = list(ordered.defer(*_LARGE_COLUMNS).select_related("router")[: limit + 1])
         return DecisionList(rows_plus_one[:limit], more=len(rows_plus_one) > limit)
-    since = _reach(rows)
+    since = _oldest_ranked_at(rows)
     recent = rows.filter(at__gte=since) if since else rows
     return DecisionList(
         list(_ranked(recent, query.order).defer(*_LARGE_COLUMNS).select_related("router")[:limit]), since=since
@@ -86,13 +86,15 @@ def with_same_prefix(decision: Decision) -> list[Decision]:
     """The decision and its neighbours in time with the same tier-1 prefix, ascending. Two queries."""
     if decision.prefix is None:
         return [decision]
-    near = (
+    neighbours = (
         Decision.objects.filter(pool=decision.pool, prefix=decision.prefix)
         .defer(*_LARGE_COLUMNS)
         .select_related("router")
     )
-    earlier = near.filter(at__gte=decision.at - AROUND, at__lt=decision.at).order_by("-at")[:NEIGHBOURS]
-    later = near.filter(at__gt=decision.at, at__lte=decision.at + AROUND).order_by("at")[:NEIGHBOURS]
+    earlier = neighbours.filter(at__gte=decision.at - NEIGHBOUR_SPAN, at__lt=decision.at).order_by("-at")[
+        :MAX_NEIGHBOURS
+    ]
+    later = neighbours.filter(at__gt=decision.at, at__lte=decision.at + NEIGHBOUR_SPAN).order_by("at")[:MAX_NEIGHBOURS]
     return [*reversed(earlier), decision, *later]
 
 
@@ -116,7 +118,7 @@ def collection_status() -> CollectionStatus:
 def reasons(subject: Subject, window: Window) -> dict[str, int]:
     """Number of decisions by reason in the newest ``MAX_RANKED`` rows, most frequent first. Two queries."""
     rows = _filtered(DecisionQuery(subject, window))
-    since = _reach(rows)
+    since = _oldest_ranked_at(rows)
     counted = (rows.filter(at__gte=since) if since else rows).values("reason").annotate(n=Count("at")).order_by("-n")
     return {row["reason"]: row["n"] for row in counted}
 
@@ -148,7 +150,7 @@ def _older_than(at: datetime, router_id: int, boot: str, seq: int) -> Q:
     )
 
 
-def _reach(rows: QuerySet[Decision]) -> datetime | None:
+def _oldest_ranked_at(rows: QuerySet[Decision]) -> datetime | None:
     """Oldest time of the newest ``MAX_RANKED`` rows; None if the window has no more."""
     newest = rows.order_by("-at").values("at")[: MAX_RANKED + 1]
     span = newest.aggregate(first=Min("at"), n=Count("at"))

@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db.models import Max, Min, QuerySet, Sum
 
 from controlplane.models import Pool
-from telemetry.lab.ladder import ADDED, Ladder, Sums, bin_start, ladder_from
+from telemetry.lab.ladder import SUM_FIELDS, Ladder, Sums, bin_start, ladder_from
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, LadderBin
 
@@ -44,8 +44,8 @@ def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | 
 def ladders_by_group(pool: Pool, window: Window) -> list[GroupLadder]:
     """Ladders of all task groups with requests, most prompt tokens first. One query."""
     rows = _bins(pool, window).values("group").annotate(**_SUMS).order_by("-sum_prompt_tokens")
-    found = ((row["group"], _ladder(row)) for row in rows)
-    return [GroupLadder(group, ladder) for group, ladder in found if ladder is not None]
+    ladders = ((row["group"], _ladder(row)) for row in rows)
+    return [GroupLadder(group, ladder) for group, ladder in ladders if ladder is not None]
 
 
 def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Ladder]]:
@@ -53,8 +53,8 @@ def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> l
     bins = _bins(pool, window)
     if group is not None:
         bins = bins.filter(group=group)
-    found = ((row["at"], _ladder(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
-    return [(at, ladder) for at, ladder in found if ladder is not None]
+    ladders = ((row["at"], _ladder(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
+    return [(at, ladder) for at, ladder in ladders if ladder is not None]
 
 
 def curve_of(pool: Pool) -> CapacityCurve | None:
@@ -62,7 +62,7 @@ def curve_of(pool: Pool) -> CapacityCurve | None:
     return CapacityCurve.objects.filter(pool=pool).first()
 
 
-_SUMS = {f"sum_{name}": Sum(name) for name in ADDED} | {"ratio": Min("sample_ratio"), "why": Max("reason")}
+_SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}
 
 
 def _bins(pool: Pool, window: Window) -> QuerySet[LadderBin]:
@@ -72,5 +72,5 @@ def _bins(pool: Pool, window: Window) -> QuerySet[LadderBin]:
 def _ladder(row: dict[str, object]) -> Ladder | None:
     if not row["sum_requests"]:
         return None
-    sums = Sums(**{name: row[f"sum_{name}"] for name in ADDED})  # type: ignore[arg-type] # sums of numbers
-    return ladder_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["why"]))  # type: ignore[arg-type]
+    sums = Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})  # type: ignore[arg-type] # sums of numbers
+    return ladder_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["any_reason"]))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ caches after the newest one, and the sums of its bin, are stored in PostgreSQL, 
 run also replays the incomplete minutes and writes the bins that it touched, so that the current bin exists, but stores
 no caches of it. States at the start of earlier bins are kept with the number of decisions that the bins had; if many
 more arrive late, the run restarts from that state. Without a state, after an outage or a change of format, the replay
-starts cold, at most ``REBUILD`` ago. The sampling ratio never increases within a replay, so the replay also restarts
+starts cold, at most ``COLD_START_SPAN`` ago. The sampling ratio never increases within a replay, so it also restarts
 when decisions carry many more blocks and memory allows them.
 """
 
@@ -36,11 +36,11 @@ from telemetry.storage.locks import LADDER, advisory_lock
 
 log = logging.getLogger(__name__)
 SETTLE_DELAY = timedelta(minutes=2)  # after a minute's end, because decisions are recorded when requests end
-REBUILD = timedelta(hours=1)  # of decisions that a cold replay starts with
-KEPT_STATES = 6  # starts of bins: half an hour to restart from
+COLD_START_SPAN = timedelta(hours=1)  # of decisions that a cold replay starts with
+MAX_STATES = 6  # at starts of bins: a replay can restart from up to half an hour ago
 LATE_RATIO = 0.01  # share of late decisions in a bin that restarts the replay there
 MAX_REQUESTS = 20_000  # per minute; further ones are left out
-FINER = 4  # increase of the sampling ratio that is worth a cold restart
+MIN_RATIO_INCREASE = 4  # increase of the sampling ratio that is worth a cold restart
 BLOCK_BYTES = 8  # of a serialized replay
 RUN_S = 20.0  # a run starts no further bin after this
 
@@ -122,8 +122,8 @@ def capacities_of(pool: Pool, used: set[str]) -> Capacities:
 def _resume(pool: Pool, now: datetime) -> Progress | None:
     """The state to continue from; None if there is nothing to replay."""
     states = list(ReplayState.objects.filter(pool=pool).defer("state"))
-    if states and states[-1].at >= now - REBUILD and not _can_be_finer(pool, states[-1], now):
-        start = _first_late(pool, states) or states[-1].at
+    if states and states[-1].at >= now - COLD_START_SPAN and not _can_sample_more(pool, states[-1], now):
+        start = _first_bin_with_late_decisions(pool, states) or states[-1].at
         ReplayState.objects.filter(pool=pool, at__gt=start).delete()
         decisions_before = next((state.decisions for state in states if state.at == bin_start(start) < start), None)
         try:
@@ -133,43 +133,43 @@ def _resume(pool: Pool, now: datetime) -> Progress | None:
         except StateError as error:
             log.info("a replay restarts cold: %s", error)
     ReplayState.objects.filter(pool=pool).delete()
-    first = decisions.first_at(pool.name, now - REBUILD, now)
-    return None if first is None else _cold(pool, bin_start(first))
+    first = decisions.first_at(pool.name, now - COLD_START_SPAN, now)
+    return None if first is None else _start_cold(pool, bin_start(first))
 
 
-def _cold(pool: Pool, at: datetime) -> Progress:
+def _start_cold(pool: Pool, at: datetime) -> Progress:
     """A cold replay, stored as a state to restart from."""
     progress = Progress(pool, at, Replay(None), BinSums())
     ReplayState.objects.create(pool=pool, at=at, state=dump(progress.replay, progress.sums))
     return progress
 
 
-def _first_late(pool: Pool, states: list[ReplayState]) -> datetime | None:
+def _first_bin_with_late_decisions(pool: Pool, states: list[ReplayState]) -> datetime | None:
     """The first bin whose complete minutes got many late decisions."""
     counted = decisions.counts(pool.name, states[0].at, states[-1].at, MINUTE) if len(states) > 1 else {}
-    found: Counter[datetime] = Counter()
+    counts_by_bin: Counter[datetime] = Counter()
     for minute, count in counted.items():
-        found[bin_start(minute)] += min(count, MAX_REQUESTS)
+        counts_by_bin[bin_start(minute)] += min(count, MAX_REQUESTS)
     for state in states:
-        if state.decisions is not None and found[state.at] > (1 + LATE_RATIO) * state.decisions:
+        if state.decisions is not None and counts_by_bin[state.at] > (1 + LATE_RATIO) * state.decisions:
             return state.at
     return None
 
 
-def _can_be_finer(pool: Pool, newest: ReplayState, now: datetime) -> bool:
+def _can_sample_more(pool: Pool, newest: ReplayState, now: datetime) -> bool:
     """Whether decisions carry many more blocks than the replay samples and memory allows. Checked once an hour."""
     if newest.at.minute:
         return False
-    bins = LadderBin.objects.filter(pool=pool, at__gte=now - REBUILD).aggregate(ratio=Min("sample_ratio"))
+    bins = LadderBin.objects.filter(pool=pool, at__gte=now - COLD_START_SPAN).aggregate(ratio=Min("sample_ratio"))
     cursors = DecisionCursor.objects.filter(router__lost_at=None).aggregate(
         ratio=Min("sample_ratio"), blocks_per_s=Sum("blocks_per_s")
     )
-    if bins["ratio"] is None or cursors["ratio"] is None or cursors["ratio"] < FINER * bins["ratio"]:
+    if bins["ratio"] is None or cursors["ratio"] is None or cursors["ratio"] < MIN_RATIO_INCREASE * bins["ratio"]:
         return False
-    if cursors["blocks_per_s"] * 60 * FINER * bins["ratio"] > MAX_BLOCKS_PER_MINUTE:
+    if cursors["blocks_per_s"] * 60 * MIN_RATIO_INCREASE * bins["ratio"] > MAX_BLOCKS_PER_MINUTE:
         return False
-    sized = ReplayState.objects.filter(pk=newest.pk).annotate(size=Length("state")).values_list("size", flat=True)
-    return int(sized[0]) * FINER < BLOCK_BYTES * MAX_ENTRIES
+    sizes = ReplayState.objects.filter(pk=newest.pk).annotate(size=Length("state")).values_list("size", flat=True)
+    return int(sizes[0]) * MIN_RATIO_INCREASE < BLOCK_BYTES * MAX_ENTRIES
 
 
 def _replay_until(progress: Progress, end: datetime) -> None:
@@ -205,13 +205,13 @@ def _write_bin(progress: Progress) -> None:
 
 
 def _store_state(progress: Progress) -> None:
-    """Store the current state in place of earlier ones of its bin; delete states beyond ``KEPT_STATES``."""
+    """Store the current state in place of earlier ones of its bin; delete states beyond ``MAX_STATES``."""
     states = ReplayState.objects.filter(pool=progress.pool)
     states.filter(at=progress.bin).update(decisions=progress.decisions)
     states.filter(at__gt=progress.bin).delete()
     bin_sums = BinSums() if progress.ends_bin else progress.sums
     ReplayState.objects.create(pool=progress.pool, at=progress.at, state=dump(progress.replay, bin_sums))
-    oldest = progress.bin - (KEPT_STATES - 1) * BIN
+    oldest = progress.bin - (MAX_STATES - 1) * BIN
     states.filter(at__lt=oldest).delete()
 
 

@@ -53,10 +53,10 @@ def create_channel(
     if kind not in KINDS:
         raise InvalidError("$.kind", f"expected one of {', '.join(KINDS)}")
     channel = Channel(name=_checked_name(name), kind=kind, enabled=enabled, owner=by)
-    channel.encrypted, channel.matchers = _encrypted(_complete(KINDS[kind], config)), _checked_matchers(matchers)
-    channel = _saved(channel)
+    channel.encrypted, channel.matchers = _encrypt_config(_complete(KINDS[kind], config)), _checked_matchers(matchers)
+    channel = _save(channel)
     summary = f"Channel {channel.name} was created."
-    record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": _facts(channel)})
+    record_event(EventKind.CHANNEL_CREATED, summary, by=by, detail={"after": _event_detail(channel)})
     return channel
 
 
@@ -75,17 +75,17 @@ def update_channel(
     A secret is never sent to another address than the one it was set for, and signs nothing sent to another origin.
     """
     channel = lock_row(Channel.objects.select_for_update(), channel.pk)
-    before = _facts(channel)
+    before = _event_detail(channel)
     if name is not None:
         channel.name = _checked_name(name)
     if config is not None:
-        channel.encrypted = _encrypted(_changed(channel, config))
+        channel.encrypted = _encrypt_config(_merged_config(channel, config))
     if matchers is not None:
         channel.matchers = _checked_matchers(matchers)
     if enabled is not None:
         _set_enabled(channel, enabled=enabled)
-    channel = _saved(channel)
-    change = {"before": before, "after": _facts(channel), "config": "replaced" if config is not None else "kept"}
+    channel = _save(channel)
+    change = {"before": before, "after": _event_detail(channel), "config": "replaced" if config is not None else "kept"}
     record_event(EventKind.CHANNEL_CHANGED, f"Channel {channel.name} was changed.", by=by, detail=change)
     return channel
 
@@ -118,31 +118,31 @@ def delete_channel(channel: Channel, *, by: User | None = None) -> None:
     pending = channel.notifications.filter(state=NotificationState.PENDING).select_for_update().order_by("number")
     list(pending.values_list("pk"))  # locked, so that no worker claims one and writes an attempt
     summary = f"Channel {channel.name} was removed."
-    record_event(EventKind.CHANNEL_REMOVED, summary, by=by, detail={"before": _facts(channel)})
+    record_event(EventKind.CHANNEL_REMOVED, summary, by=by, detail={"before": _event_detail(channel)})
     channel.delete()
 
 
-def _facts(channel: Channel) -> dict[str, Any]:
-    """The channel in an event, before and after a change, without its config."""
+def _event_detail(channel: Channel) -> dict[str, Any]:
+    """The values that an event records of a channel; its config is left out."""
     return {"name": channel.name, "kind": channel.kind, "enabled": channel.enabled, "matchers": channel.matchers}
 
 
 @transaction.atomic
 def disable_channel(channel: Channel, *, reason: str, now: datetime) -> None:
     """Disable a channel whose receiver accepts no messages, and send a notice to all other channels."""
-    others = list(Channel.objects.filter(enabled=True).exclude(pk=channel.pk))
-    existing = lock_channels([other.pk for other in others])  # before the logs
+    other_channels = list(Channel.objects.filter(enabled=True).exclude(pk=channel.pk))
+    existing = lock_channels([other.pk for other in other_channels])  # before the logs
     if not Channel.objects.filter(pk=channel.pk, enabled=True).update(enabled=False, disabled_reason=reason[:200]):
         return
     summary = f"Channel {channel.name} was disabled: {reason}."
     record_event(EventKind.CHANNEL_DISABLED, summary, detail={"channel": channel.name})
     data = {"state": "notice", "summary": summary, "channel": channel.name, "path": "/channels/"}
-    for other in (other for other in others if other.pk in existing):
-        _put(other, NotificationKind.NOTICE, "channel.disabled", {**data, **_owner(channel, other)}, now)
+    for other in (other for other in other_channels if other.pk in existing):
+        _enqueue(other, NotificationKind.NOTICE, "channel.disabled", {**data, **_extra_recipients(channel, other)}, now)
 
 
-def _owner(channel: Channel, other: Channel) -> dict[str, Any]:
-    """Additional recipient of a mail about a channel."""
+def _extra_recipients(channel: Channel, other: Channel) -> dict[str, Any]:
+    """``also_to`` with the owner's address, for a notice by e-mail; else {}."""
     owner = channel.owner
     return {"also_to": [owner.email]} if owner is not None and owner.email and other.kind == "email" else {}
 
@@ -154,13 +154,13 @@ def test_send(channel: Channel) -> Notification:
         raise GoneError("channel")
     summary = f"Test of channel {channel.name}: no action needed."
     data = {"state": "test", "summary": summary, "path": "/alerts/"}
-    return _put(channel, NotificationKind.TEST, "alert.test", data, timezone.now())
+    return _enqueue(channel, NotificationKind.TEST, "alert.test", data, timezone.now())
 
 
 test_send.__test__ = False  # type: ignore[attr-defined]  # not a test in spite of its name
 
 
-def _put(
+def _enqueue(
     channel: Channel, kind: NotificationKind, message_type: str, data: dict[str, Any], now: datetime
 ) -> Notification:
     payload = {"type": message_type, "timestamp": now.isoformat(timespec="milliseconds"), "data": data}
@@ -191,14 +191,14 @@ def send(channel: Channel, message: Message) -> Receipt:
     return KINDS[channel.kind].send(open_config(channel), message)
 
 
-def without_secrets(channel: Channel, text: str) -> str:
+def redact_secrets(channel: Channel, text: str) -> str:
     """A response without the channel's secrets."""
     for secret in KINDS[channel.kind].secrets(open_config(channel)) if text else ():
         text = text.replace(secret, "...")
     return text
 
 
-def _encrypted(config: Mapping[str, Any]) -> bytes:
+def _encrypt_config(config: Mapping[str, Any]) -> bytes:
     return encrypt(json.dumps(config).encode())
 
 
@@ -209,7 +209,7 @@ def _complete(kind: ChannelKind, config: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidError(f"$.config.{error.field}", error.reason) from None
 
 
-def _changed(channel: Channel, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged_config(channel: Channel, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The complete config with some changes."""
     kind, current = KINDS[channel.kind], open_config(channel)
     merged = {field: value for field, value in {**current, **changes}.items() if value is not None}
@@ -222,7 +222,7 @@ def _changed(channel: Channel, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked_matchers(matchers: Sequence[MatcherInput]) -> list[str]:
-    return [str(matcher) for matcher in read_matchers(matchers, everything=True)]
+    return [str(matcher) for matcher in read_matchers(matchers, may_match_all=True)]
 
 
 def _checked_name(name: str) -> str:
@@ -231,7 +231,7 @@ def _checked_name(name: str) -> str:
     return name.strip()
 
 
-def _saved(channel: Channel) -> Channel:
+def _save(channel: Channel) -> Channel:
     try:
         with transaction.atomic():
             channel.save()

@@ -25,13 +25,13 @@ from telemetry.channels.http_post import open_client, post
 from telemetry.models import Heartbeat
 from telemetry.services.self_monitoring import overdue_work
 
-ONLY = 1  # primary key
+HEARTBEAT_ID = 1  # of the only row
 MIN_S, MAX_S = 10, 86_400
 
 
 def heartbeat() -> Heartbeat | None:
     """The heartbeat, if there is one. One query."""
-    return Heartbeat.objects.filter(pk=ONLY).first()
+    return Heartbeat.objects.filter(pk=HEARTBEAT_ID).first()
 
 
 @transaction.atomic
@@ -47,7 +47,7 @@ def set_heartbeat(*, url: str, every_s: int, by: User | None = None) -> Heartbea
     except ValueError as error:
         raise InvalidError("$.url", str(error)) from None
     fields = {"encrypted": encrypted, "every_s": every_s, "due_at": timezone.now(), "withheld": "", "error": ""}
-    row, _ = Heartbeat.objects.update_or_create(pk=ONLY, defaults=fields)
+    row, _ = Heartbeat.objects.update_or_create(pk=HEARTBEAT_ID, defaults=fields)
     detail = {"after": {"every_s": every_s, "url": "replaced" if url else "kept"}}
     record_event(EventKind.CHANNEL_CHANGED, f"A heartbeat is sent every {every_s} s.", by=by, detail=detail)
     return row
@@ -72,11 +72,11 @@ def update_heartbeat(
 @transaction.atomic
 def remove_heartbeat(*, by: User | None = None) -> None:
     """Stop sending the heartbeat; the receiver raises its alarm."""
-    if Heartbeat.objects.filter(pk=ONLY).delete()[0]:
+    if Heartbeat.objects.filter(pk=HEARTBEAT_ID).delete()[0]:
         record_event(EventKind.CHANNEL_REMOVED, "The heartbeat was removed.", by=by)
 
 
-def target(row: Heartbeat) -> str:
+def masked_url(row: Heartbeat) -> str:
     """The URL without its path."""
     try:
         return f"{origin(decrypt(bytes(row.encrypted)).decode())}/..."
@@ -84,24 +84,24 @@ def target(row: Heartbeat) -> str:
         return "its stored URL cannot be decrypted with this server's keys: set it again"
 
 
-def beat(now: datetime, opener: Callable[[], httpx.Client] = open_client) -> bool:
+def send_if_due(now: datetime, open_http: Callable[[], httpx.Client] = open_client) -> bool:
     """Send the heartbeat if it is due; whether it was delivered. A failed delivery raises nothing."""
     row = heartbeat()
     if row is None or not _claim(row, now):
         return False
     if late := overdue_work(now):
-        Heartbeat.objects.filter(pk=ONLY).update(withheld="; ".join(late)[:300])
+        Heartbeat.objects.filter(pk=HEARTBEAT_ID).update(withheld="; ".join(late)[:300])
         return False
     try:
-        with opener() as http:
+        with open_http() as http:
             post(http, decrypt(bytes(row.encrypted)).decode(), b"{}", now=now)
     except (DeliveryError, DecryptionError) as error:
-        Heartbeat.objects.filter(pk=ONLY).update(failed_at=now, error=str(error)[:200], withheld="")
+        Heartbeat.objects.filter(pk=HEARTBEAT_ID).update(failed_at=now, error=str(error)[:200], withheld="")
         return False
-    Heartbeat.objects.filter(pk=ONLY).update(sent_at=now, withheld="")
+    Heartbeat.objects.filter(pk=HEARTBEAT_ID).update(sent_at=now, withheld="")
     return True
 
 
 def _claim(row: Heartbeat, now: datetime) -> bool:
-    due = Heartbeat.objects.filter(pk=ONLY, due_at=row.due_at, due_at__lte=now)
+    due = Heartbeat.objects.filter(pk=HEARTBEAT_ID, due_at=row.due_at, due_at__lte=now)
     return bool(due.update(due_at=now + timedelta(seconds=row.every_s)))

@@ -7,8 +7,8 @@ again, under the same id, by which the receiver recognizes a duplicate. A result
 the newest one, so a worker that was merely slow changes nothing later.
 
 One thread claims rows and stores results; several threads send messages and do not use the database. At most
-``PER_CHANNEL`` messages are being sent to one channel, so a receiver that hangs does not delay others. Of the messages
-of a channel about an alert, only the oldest pending one can be claimed, so messages arrive in order.
+``MAX_PER_CHANNEL`` messages are sent to one channel at a time, so a receiver that hangs delays no others. Of a
+channel's messages about an alert, only the oldest pending one can be claimed, so messages arrive in order.
 
 Locks are taken in one order: the channel, the notification, its attempts, the logs (``enqueue.lock_channels``). Each
 result is a transaction of its own, which is repeated if PostgreSQL aborts it.
@@ -46,19 +46,19 @@ from telemetry.models import (
     NotificationKind,
     NotificationState,
 )
-from telemetry.services.notifications.channels import disable_channel, open_config, send, without_secrets
+from telemetry.services.notifications.channels import disable_channel, open_config, redact_secrets, send
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0  # longer than any send may take
-BUDGET_S = 30.0  # in which a run claims messages; the next run claims the rest
+CLAIM_FOR_S = 30.0  # a run claims messages for so long; the next run claims the rest
 CONCURRENCY = 16  # messages being sent in one run
-PER_CHANNEL = 2  # messages being sent to one channel, in all runs together
+MAX_PER_CHANNEL = 2  # messages being sent to one channel, in all runs together
 POLL_S = 0.5  # between two checks for due messages while others are being sent
 # Seconds from one attempt to the next (Standard Webhooks, OPERATORS 2.6): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
-PAUSES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-LAST_ATTEMPT = len(PAUSES_S) + 1
-GIVEN_UP = f"a message was not delivered in {LAST_ATTEMPT} attempts over {sum(PAUSES_S) / 86_400:.1f} days"
+RETRY_DELAYS_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+MAX_ATTEMPTS = len(RETRY_DELAYS_S) + 1
+GAVE_UP_REASON = f"a message was not delivered in {MAX_ATTEMPTS} attempts over {sum(RETRY_DELAYS_S) / 86_400:.1f} days"
 MAX_RESENT = 500  # messages of one channel that are searched for firing alerts
 Send = Callable[[Channel, Message], Receipt]
 
@@ -68,7 +68,7 @@ def deliveries() -> QuerySet[Notification]:
     return Notification.objects.select_related("channel").prefetch_related("log").order_by("-number")
 
 
-def narrowed(
+def filter_deliveries(
     rows: QuerySet[Notification],
     *,
     channel: str = "",
@@ -117,7 +117,7 @@ class Outcome:
 
 def deliver_due(clock: Callable[[], datetime] = timezone.now, sender: Send = send) -> int:
     """Send all due messages; the number of attempts. Ends when nothing is due and nothing is being sent."""
-    ends_s = time.monotonic() + BUDGET_S
+    ends_s = time.monotonic() + CLAIM_FOR_S
     sending: dict[Future[Outcome], Claim] = {}
     attempts = 0
     with (
@@ -130,13 +130,13 @@ def deliver_due(clock: Callable[[], datetime] = timezone.now, sender: Send = sen
                 attempts += 1
             if not sending:
                 return attempts
-            for done in wait(sending, POLL_S, FIRST_COMPLETED).done:
-                claim = sending.pop(done)
+            for future in wait(sending, POLL_S, FIRST_COMPLETED).done:
+                claim = sending.pop(future)
                 with item(claim.notification.channel.name):  # after an error it is claimed again when its lease expires
-                    record_outcome(claim, done.result(), clock())
+                    record_outcome(claim, future.result(), clock())
 
 
-def due(now: datetime) -> QuerySet[Notification]:
+def due_notifications(now: datetime) -> QuerySet[Notification]:
     """Messages that can be claimed: not leased, the first of their alert, and of a channel below its limit."""
     is_free = Q(leased_until=None) | Q(leased_until__lte=now)
     is_enabled = Q(channel__enabled=True) | Q(kind=NotificationKind.TEST)
@@ -144,7 +144,7 @@ def due(now: datetime) -> QuerySet[Notification]:
     of_channel = pending.filter(channel=OuterRef("channel")).order_by()
     earlier = of_channel.filter(number__lt=OuterRef("number"), alert_ids__overlap=OuterRef("alert_ids"))
     leased = of_channel.filter(leased_until__gt=now).values("channel").annotate(count=Count("pk")).values("count")
-    below_limit = pending.annotate(busy=Coalesce(Subquery(leased), 0)).filter(busy__lt=PER_CHANNEL)
+    below_limit = pending.annotate(in_progress=Coalesce(Subquery(leased), 0)).filter(in_progress__lt=MAX_PER_CHANNEL)
     return below_limit.filter(is_free, is_enabled, ~Exists(earlier), next_at__lte=now)
 
 
@@ -152,7 +152,7 @@ def due(now: datetime) -> QuerySet[Notification]:
 @transaction.atomic
 def claim_next(now: datetime) -> Claim | None:
     """Claim the message that has been due longest and store the attempt; None for none."""
-    rows = due(now).select_for_update(skip_locked=True, of=("self",)).select_related("channel")
+    rows = due_notifications(now).select_for_update(skip_locked=True, of=("self",)).select_related("channel")
     notification = rows.order_by("next_at", "number").first()
     if notification is None:
         return None
@@ -173,12 +173,12 @@ def attempt(claim: Claim, now: datetime, sender: Send) -> Outcome:
     except DecryptionError:
         return Outcome(None, 0.0, DeliveryError("its stored config cannot be decrypted", retryable=True))
     except DeliveryError as error:
-        response = without_secrets(channel, error.response)
+        response = redact_secrets(channel, error.response)
         return Outcome(error.status, time.monotonic() - started_s, error, response)
     except Exception as error:
         log.exception("channel kind %s failed", channel.kind)
         return Outcome(None, time.monotonic() - started_s, DeliveryError(type(error).__name__, retryable=True))
-    return Outcome(receipt.status, time.monotonic() - started_s, response=without_secrets(channel, receipt.response))
+    return Outcome(receipt.status, time.monotonic() - started_s, response=redact_secrets(channel, receipt.response))
 
 
 @retry_on_conflict
@@ -203,7 +203,7 @@ def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
         claimed.update(state=NotificationState.DELIVERED, finished_at=now, leased_until=None)
     else:
         log.warning("channel %s: attempt %s failed: %s", channel.name, claim.number, error)
-        _after_failure(claim, claimed, error, now)
+        _retry_or_fail(claim, claimed, error, now)
     _record_health(channel, None if error is None else str(error), now)
 
 
@@ -212,17 +212,17 @@ def _record_health(channel: Channel, error: str | None, now: datetime) -> None:
     Channel.objects.filter(pk=channel.pk).update(**changes)
 
 
-def _after_failure(claim: Claim, claimed: QuerySet[Notification], error: DeliveryError, now: datetime) -> None:
-    number = claim.number - claim.notification.tried_before
-    if error.retryable and number < LAST_ATTEMPT:
-        pause_s = max(PAUSES_S[number - 1], error.retry_after_s or 0.0)
-        claimed.update(next_at=now + timedelta(seconds=pause_s), leased_until=None)
+def _retry_or_fail(claim: Claim, claimed: QuerySet[Notification], error: DeliveryError, now: datetime) -> None:
+    attempt_number = claim.number - claim.notification.tried_before  # in the current retry schedule
+    if error.retryable and attempt_number < MAX_ATTEMPTS:
+        delay_s = max(RETRY_DELAYS_S[attempt_number - 1], error.retry_after_s or 0.0)
+        claimed.update(next_at=now + timedelta(seconds=delay_s), leased_until=None)
         return
     has_failed = claimed.update(state=NotificationState.FAILED, finished_at=now, leased_until=None)
     if error.gone:
         disable_channel(claim.notification.channel, reason="its receiver responded with 410 (Gone)", now=now)
     elif has_failed and error.retryable and claim.notification.kind != NotificationKind.TEST:
-        disable_channel(claim.notification.channel, reason=GIVEN_UP, now=now)
+        disable_channel(claim.notification.channel, reason=GAVE_UP_REASON, now=now)
 
 
 def resend_firing(now: datetime) -> int:

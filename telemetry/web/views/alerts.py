@@ -29,7 +29,7 @@ from telemetry.alerts.message import overview_path
 from telemetry.matchers import Matcher
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
-from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, past_alerts, unacknowledge
+from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
 from telemetry.web.forms import SilenceForm
@@ -60,7 +60,7 @@ def alert_list(request: HttpRequest) -> HttpResponse:
 
 
 def _resolved(request: HttpRequest) -> dict[str, Any]:
-    filters = AlertFilter(request.GET, queryset=viewable(request, past_alerts()).order_by("-pk"))
+    filters = AlertFilter(request.GET, queryset=viewable(request, resolved_alerts()).order_by("-pk"))
     older = int_parameter(request, "older")
     alerts = filters.qs if filters.is_valid() else Alert.objects.none()
     page, last = first_page(alerts.filter(pk__lt=older) if older else alerts, PAGE)
@@ -123,7 +123,7 @@ def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Acknowledge an alert."""
     alert = get_object_or_404(Alert, pk=alert_id)
     with errors_as_messages(request):
-        acknowledge(alert, by=current_user(request), why=request.POST.get("note", ""))
+        acknowledge(alert, by=current_user(request), note=request.POST.get("note", ""))
         messages.success(request, "You acknowledged the alert. No further notifications are sent for it.")
     return redirect("telemetry:alert", alert_id)
 
@@ -167,8 +167,8 @@ def silence_new(request: HttpRequest) -> HttpResponse:
         values = form.cleaned_data
         with form.service_errors():
             if "preview" in request.POST:
-                among = viewable(request, open_alerts())
-                matched = service.matched(values["matchers"], project=values["project"], among=among)
+                candidates = viewable(request, open_alerts())
+                matched = service.matching_alerts(values["matchers"], project=values["project"], candidates=candidates)
             else:
                 service.create_silence(
                     matchers=values["matchers"],
@@ -190,7 +190,7 @@ def _matchers_of_alert(request: HttpRequest) -> str:
     if alert is None:
         return ""
     labels = ({"label": name, "value": alert.labels[name]} for name in SILENCED_BY if name in alert.labels)
-    return "\n".join(str(Matcher.of(label)) for label in labels)
+    return "\n".join(str(Matcher.parse(label)) for label in labels)
 
 
 @require_POST

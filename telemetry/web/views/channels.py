@@ -38,8 +38,8 @@ from telemetry.services.notifications.channels import (
     test_send,
     update_channel,
 )
-from telemetry.services.notifications.heartbeats import heartbeat, remove_heartbeat, set_heartbeat, target
-from telemetry.services.notifications.outbox import deliveries, narrowed, replay
+from telemetry.services.notifications.heartbeats import heartbeat, masked_url, remove_heartbeat, set_heartbeat
+from telemetry.services.notifications.outbox import deliveries, filter_deliveries, replay
 from telemetry.web.forms import ChannelForm, HeartbeatForm
 
 CHANNELS = "telemetry:channels"
@@ -61,7 +61,7 @@ def channel_list(request: HttpRequest) -> HttpResponse:
         "deliveries": newest,
         "channels": rows,
         "heartbeat": beat,
-        "heartbeat_target": target(beat) if beat else "",
+        "heartbeat_target": masked_url(beat) if beat else "",
     }
     return render(request, "telemetry/channels.html", context)
 
@@ -131,7 +131,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
         "kind": kind,
         "channel": channel,
         "target": shown["target"],
-        "newest": list(narrowed(deliveries(), channel=channel.name)[:NEWEST]),
+        "newest": list(filter_deliveries(deliveries(), channel=channel.name)[:NEWEST]),
         "rotates": "previous_secret" in {field.name for field in kind.fields},
     }
     return render(request, "telemetry/channel.html", context, status=422 if form.errors else 200)
@@ -188,7 +188,7 @@ def delivery_list(request: HttpRequest) -> HttpResponse:
     filters = {name: request.GET.get(name, "") for name in FILTERS}
     before, alert = int_parameter(request, "before"), int_parameter(request, "alert")
     words = {name: filters[name] for name in ("channel", "state", "kind")}
-    rows = narrowed(viewable(request, deliveries()), before=before, alert=alert, **words)
+    rows = filter_deliveries(viewable(request, deliveries()), before=before, alert=alert, **words)
     page, last = first_page(rows, PAGE)
     context = {
         "deliveries": page,

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool, Replica, TaskGroup
 from controlplane.web.base import render_live, requested_sort
-from telemetry.services.figures.engine import newest_part, reconcile
+from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
@@ -68,7 +68,7 @@ def _fleet(request: HttpRequest, state: PageState) -> dict[str, Any]:
 def pool_detail(request: HttpRequest, pool_name: str) -> HttpResponse:
     """A pool's page."""
     state, pool = _pool_state(request, pool_name)
-    reconciled = reconcile([pool], newest_part(state.range.table))
+    reconciled = reconcile([pool], last_day_of(state.range.table))
     context = {**_pool(request, state, pool), **frame(request, state), "reconciled": reconciled}
     return render_live(request, "telemetry/pool.html", context, partial=False)
 
@@ -133,7 +133,7 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
 def replica_detail(request: HttpRequest, replica_name: str) -> HttpResponse:
     """A replica's page."""
     state, replica = _replica_state(request, replica_name)
-    reconciled = reconcile([replica.pool], newest_part(state.range.table), only=replica)
+    reconciled = reconcile([replica.pool], last_day_of(state.range.table), only=replica)
     context = {**_replica(state, replica), **frame(request, state), "reconciled": reconciled}
     return render_live(request, "telemetry/replica.html", context, partial=False)
 
@@ -160,7 +160,7 @@ def _replica(state: PageState, replica: Replica) -> dict[str, Any]:
         **live_context(state),
         "replica": replica,
         "row": row,
-        "usage": usage_reports(replica.pool.name, replica.name, newest_part(state.range.table)),
+        "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,
         "silence": scrape_gap(scraping.read_at) if state.range.live and replica.state != "disabled" else "",
         "ranks": rank_rows(replica, state.range.table),

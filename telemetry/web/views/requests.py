@@ -22,7 +22,7 @@ ORDERS = (
     (Order.NEWEST, "Newest"),
     (Order.SLOWEST, "Slowest"),
     (Order.RECOMPUTED, "Most recomputed"),
-    (Order.MISJUDGED, "Most over-predicted"),
+    (Order.OVER_PREDICTED, "Most over-predicted"),
 )
 
 

@@ -49,7 +49,7 @@ def answered(delivered, predicted=None, requests=200):
         return known
     return replace(
         known,
-        predicted_answers=requests,
+        predicted_responses=requests,
         predicted_prompt_tokens=tokens,
         predicted_tokens=round(predicted * tokens),
         predicted_cached_tokens=round(delivered * tokens),

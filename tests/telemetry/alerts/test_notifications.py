@@ -21,7 +21,7 @@ from telemetry.alerts.verdict import ENDED, Reason, Result, Verdict
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.alerts import acknowledge, unacknowledge
 from telemetry.services.alerts.rules import create_rule, update_rule
-from telemetry.services.alerts.silences import create_silence, end_silence, matched
+from telemetry.services.alerts.silences import create_silence, end_silence, matching_alerts
 from telemetry.services.notifications.channels import create_channel
 from tests.telemetry.conftest import T0
 
@@ -97,7 +97,7 @@ def test_notifications_repeat_until_acknowledged_and_resume_when_unacknowledged(
         notify_due(at(second))
     assert told() == [("firing", 1), ("repeated", 1), ("repeated", 1)]
 
-    acknowledge(fresh(alert), by=olga, why="looking")
+    acknowledge(fresh(alert), by=olga, note="looking")
     assert notify_due(at(9000)) == 0
     unacknowledge(fresh(alert), by=olga)
     notify_due(at(9000))
@@ -166,10 +166,11 @@ def test_a_silence_applies_to_its_own_project_only(pool, channel):
 
 
 def test_a_silence_preview_lists_the_matching_alerts(pool):
-    one, _ = firing(pool), firing(pool, "replica_down", subject="r1")
-    among = Alert.objects.select_related("pool", "rule")
-    matching = matched([{"label": "kind", "op": "=", "value": "hit_rate_drop"}], project=pool.project, among=among)
-    assert matching == [one]
+    drop, _ = firing(pool), firing(pool, "replica_down", subject="r1")
+    candidates = Alert.objects.select_related("pool", "rule")
+    matchers = [{"label": "kind", "op": "=", "value": "hit_rate_drop"}]
+
+    assert matching_alerts(matchers, project=pool.project, candidates=candidates) == [drop]
 
 
 @pytest.mark.parametrize("source", INHIBITED_BY)

@@ -55,7 +55,7 @@ def test_a_preview_lists_each_alert_that_would_have_fired(pool, r1):
     with time_machine.travel(at(60 * len(DROPS)), tick=False):
         preview = preview_rule(pool, kind="hit_rate_drop", settings=SETTINGS, days=0.02)
 
-    assert preview.sentence == "Would have fired 2 times in the last 29 min."
+    assert preview.summary == "Would have fired 2 times in the last 29 min."
     second, first = preview.episodes
     assert at(600) < first.started_at <= at(690)  # readings every 20 s: every second bin is empty
     assert at(1140) < second.started_at <= at(1230)
@@ -101,13 +101,13 @@ def test_a_preview_is_limited_and_reports_its_period(pool, r1, monkeypatch):
 
     assert preview.is_shorter
     assert (preview.end - preview.start).total_seconds() == 50
-    assert sum(preview.answers.values()) == 5
+    assert sum(preview.results.values()) == 5
 
 
 def test_a_rule_without_stored_history_has_no_preview(pool):
     preview = preview_rule(pool, kind="rollout_stuck", settings={})
-    assert "no history is stored" in preview.sentence
-    assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).sentence
+    assert "no history is stored" in preview.summary
+    assert "too little history" in preview_rule(pool, kind="hit_rate_floor", settings={}, days=0.1).summary
 
 
 @pytest.mark.parametrize(

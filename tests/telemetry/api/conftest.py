@@ -8,7 +8,7 @@ from tests.rest_client import CarefulClient
 
 @pytest.fixture
 def client_with(db, django_user_model):
-    """A client that signs in with a token of the given scopes."""
+    """Creates clients whose token has the given scopes."""
     operator = django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
     def make(*scopes: str) -> CarefulClient:
@@ -22,5 +22,5 @@ def client_with(db, django_user_model):
 
 @pytest.fixture
 def api(client_with) -> CarefulClient:
-    """A client that may change things."""
+    """A client with the write scope."""
     return client_with("write")

@@ -1,4 +1,4 @@
-"""REST series of what only some engines report."""
+"""REST API of series that only some engines report."""
 
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
         ("cache_churn", "replica", details.CHURN),
     ],
 )
-def test_a_series_draws_the_figure_that_it_is_named_after(api, pool, metric, by, expected):
+def test_a_series_has_the_values_of_its_metric(api, pool, metric, by, expected):
     details.read_details(add_replica(pool, name="r1", url="http://127.0.0.1:9101"), T0 + timedelta(seconds=5))
 
     window = {"from": T0.isoformat(), "to": (T0 + timedelta(seconds=10)).isoformat(), "step": 10}

@@ -1,4 +1,4 @@
-"""``/api/v1/ladder``: a pool's ladder as JSON, for whoever may see the pool."""
+"""REST API of a pool's hit-rate ladder."""
 
 import pytest
 
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def url() -> str:
-    return "/api/v1/ladder?from={}&to={}".format(*(it.isoformat().replace("+", "%2B") for it in (T0, at(60))))
+    return "/api/v1/ladder?from={}&to={}".format(*(time.isoformat().replace("+", "%2B") for time in (T0, at(60))))
 
 
-def test_terms_losses_groups_and_curve(api, fleet, url, django_assert_max_num_queries):  # noqa: F811
+def test_a_ladder_has_terms_losses_groups_and_a_capacity_curve(api, fleet, url, django_assert_max_num_queries):  # noqa: F811
     store(spread(traffic(900, placed="random")))
     replay_pools(at(30))
     update_curve(fleet, at(30))
@@ -30,16 +30,16 @@ def test_terms_losses_groups_and_curve(api, fleet, url, django_assert_max_num_qu
         *("reachable", "capacity", "split", "best", "predicted", "delivered"),
     ]
     assert ladder["sentence"].startswith("Hit rate ")
-    assert ladder["requests"] == 900 == sum(one["requests"] for one in body["groups"])
-    lost = sum(loss["tokens"] for loss in ladder["losses"])
-    assert lost + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)
+    assert ladder["requests"] == 900 == sum(group["requests"] for group in body["groups"])
+    lost_tokens = sum(loss["tokens"] for loss in ladder["losses"])
+    assert lost_tokens + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)
     assert all(loss["advice"] for loss in ladder["losses"])
     assert [point["multiple"] for point in body["curve"]["points"]] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
     assert api.get(f"{url}&pool=chat&group=g1").json()["ladder"]["requests"] < 900
     assert api.get(f"{url}&pool=chat&group=").json()["ladder"] is None
 
 
-def test_nothing_decided_is_null_and_a_pool_that_is_not_there_is_refused(api, url):
+def test_an_idle_pool_has_no_ladder_and_an_unknown_pool_is_rejected(api, url):
     create_pool("idle")
     body = api.get(f"{url}&pool=idle").json()
     assert (body["ladder"], body["groups"], body["curve"]) == (None, [], None)

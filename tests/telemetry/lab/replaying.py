@@ -1,4 +1,4 @@
-"""What a replay comes to, and the plain cache that it is held against."""
+"""Sums of a replay, and a simple LRU cache to compare it with."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from telemetry.lab.replay import BinSums, Replay
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns
 
 
-def replayed(requests: list[Request], rooms: dict[str, int] | None, replay: Replay | None = None) -> Sums:
-    """The sums of these requests, as if of one group, each term at least the one below; ``rooms`` in blocks."""
-    told = {name: blocks * HASH_TOKENS for name, blocks in rooms.items()} if rooms else None
-    replay, tally = replay or Replay(told), BinSums()
-    replay.use(columns([one._replace(group="") for one in requests]), tally)
-    return tally.result(replay.ratio)[""]
+def replayed(requests: list[Request], capacities: dict[str, int] | None, replay: Replay | None = None) -> Sums:
+    """Sums of requests as if all were of one group; ``capacities`` in blocks."""
+    capacities_tokens = {name: blocks * HASH_TOKENS for name, blocks in capacities.items()} if capacities else None
+    replay, bin_sums = replay or Replay(capacities_tokens), BinSums()
+    replay.use(columns([request._replace(group="") for request in requests]), bin_sums)
+    return bin_sums.result(replay.ratio)[""]
 
 
 class PlainCache:
-    """LRU, one block at a time, tail first."""
+    """An LRU cache that processes one block at a time, tail first."""
 
-    def __init__(self, room: float) -> None:
-        self.room, self.held = room, OrderedDict()
+    def __init__(self, capacity: float) -> None:
+        self.capacity, self.blocks = capacity, OrderedDict()
 
     def match(self, blocks: list[int]) -> int:
-        return next((at for at, block in enumerate(blocks) if block not in self.held), len(blocks))
+        return next((at for at, block in enumerate(blocks) if block not in self.blocks), len(blocks))
 
     def use(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
-            self.held[block] = None
-            self.held.move_to_end(block)
-        while len(self.held) > self.room:
-            self.held.popitem(last=False)
+            self.blocks[block] = None
+            self.blocks.move_to_end(block)
+        while len(self.blocks) > self.capacity:
+            self.blocks.popitem(last=False)

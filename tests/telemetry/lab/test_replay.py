@@ -1,4 +1,4 @@
-"""What each model of a replay hits, against caches written down plainly, against samples, and across restarts."""
+"""Hits of each model of a replay, compared with simple caches, with samples, and across restarts."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tests.telemetry.lab.replaying import PlainCache, replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
 
 REPLAYED = TERMS[:-1]
-SPREAD = 0x9E37_79B9_7F4A_7C15
+HASH_FACTOR = 0x9E37_79B9_7F4A_7C15
 
 
 class PlainPlacement:
-    """The replica that holds at least half of the prompt, else the one whose room was filled least often."""
+    """Chooses the replica with at least half of the prompt cached, else the one that was refilled least often."""
 
-    def __init__(self, rooms: Iterable[int]) -> None:
-        self.caches = [PlainCache(room) for room in rooms]
+    def __init__(self, capacities: Iterable[int]) -> None:
+        self.caches = [PlainCache(capacity) for capacity in capacities]
         self.written = [0.0] * len(self.caches)
 
     def place(self, blocks: list[int]) -> int:
-        held = [cache.match(blocks) for cache in self.caches]
-        least, best = self.written.index(min(self.written)), max(held)
-        place = held.index(best) if best >= len(blocks) / 2 and held[least] < best else least
+        cached = [cache.match(blocks) for cache in self.caches]
+        least, best = self.written.index(min(self.written)), max(cached)
+        place = cached.index(best) if best >= len(blocks) / 2 and cached[least] < best else least
         self.caches[place].use(blocks)
-        self.written[place] += (len(blocks) - held[place]) / self.caches[place].room
+        self.written[place] += (len(blocks) - cached[place]) / self.caches[place].capacity
         return best
 
 
-class PlainMemory:
-    """Of each block, in which horizon it was last used; it is forgotten when two began since."""
+class PlainUnboundedCache:
+    """An unbounded cache that drops a block when two horizons began since its last use."""
 
     def __init__(self) -> None:
         self.began_s: list[float] = []
@@ -54,15 +54,19 @@ class PlainMemory:
         return found
 
 
-def plainly(requests: list[Request], rooms: dict[str, int]) -> list[dict[str, int]]:
-    """Blocks of each request that each model held, one request after the other."""
-    memory, whole, ideal = PlainMemory(), PlainCache(sum(rooms.values())), PlainPlacement(rooms.values())
-    each = {name: PlainCache(room) for name, room in rooms.items()}
+def simulate(requests: list[Request], capacities: dict[str, int]) -> list[dict[str, int]]:
+    """Cached blocks of each request in each model, one request after the other."""
+    unbounded, whole, ideal = (
+        PlainUnboundedCache(),
+        PlainCache(sum(capacities.values())),
+        PlainPlacement(capacities.values()),
+    )
+    each = {name: PlainCache(capacity) for name, capacity in capacities.items()}
     found = []
     for one in requests:
-        held = {name: cache.match(one.blocks) for name, cache in each.items()}
-        terms = (whole.match(one.blocks), ideal.place(one.blocks), max(held.values()), held[one.replica])
-        terms = (max(memory.match(one.blocks, one.at_s), *terms), *terms)
+        cached = {name: cache.match(one.blocks) for name, cache in each.items()}
+        terms = (whole.match(one.blocks), ideal.place(one.blocks), max(cached.values()), cached[one.replica])
+        terms = (max(unbounded.match(one.blocks, one.at_s), *terms), *terms)
         found.append(dict(zip(REPLAYED, terms, strict=True)))
         for cache in (whole, each[one.replica]):
             cache.use(one.blocks)
@@ -70,15 +74,15 @@ def plainly(requests: list[Request], rooms: dict[str, int]) -> list[dict[str, in
 
 
 @pytest.mark.parametrize("placed", ["session", "random"])
-@pytest.mark.parametrize("room", [60, 400, 5000])
-def test_every_term_is_what_plain_caches_hit(placed, room):
-    requests, rooms = traffic(1500, placed=placed), {f"r{number}": room for number in range(4)}
-    plain = plainly(requests, rooms)
-    tally = BinSums()
-    replay = Replay({name: HASH_TOKENS * room for name, room in rooms.items()})
-    replay.use(columns([one._replace(block_tokens=HASH_TOKENS, group="") for one in requests]), tally)
+@pytest.mark.parametrize("capacity", [60, 400, 5000])
+def test_every_term_equals_the_hits_of_simple_caches(placed, capacity):
+    requests, capacities = traffic(1500, placed=placed), {f"r{number}": capacity for number in range(4)}
+    plain = simulate(requests, capacities)
+    bin_sums = BinSums()
+    replay = Replay({name: HASH_TOKENS * capacity for name, capacity in capacities.items()})
+    replay.use(columns([one._replace(block_tokens=HASH_TOKENS, group="") for one in requests]), bin_sums)
     for name in REPLAYED:
-        assert getattr(tally.sums[""], name) / HASH_TOKENS == sum(one[name] for one in plain), name
+        assert getattr(bin_sums.sums[""], name) / HASH_TOKENS == sum(one[name] for one in plain), name
 
 
 @st.composite
@@ -94,42 +98,44 @@ def histories(draw: st.DrawFn) -> list[list[Request]]:
             at_s += draw(st.sampled_from([1, 1, 1, 1, HORIZON_S / 2, 3 * HORIZON_S]))
             replica = draw(st.sampled_from(["r0", "r1", "r2"]))
             runs[-1].append(
-                request(at_s, [SPREAD * block % HASHES for block in blocks], replica=replica, block_tokens=HASH_TOKENS)
+                request(
+                    at_s, [HASH_FACTOR * block % HASHES for block in blocks], replica=replica, block_tokens=HASH_TOKENS
+                )
             )
     return runs
 
 
-@given(runs=histories(), rooms=st.lists(st.integers(1, 12), min_size=3, max_size=3))
+@given(runs=histories(), capacities=st.lists(st.integers(1, 12), min_size=3, max_size=3))
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes_each_request_finds_what_plain_caches_hold_also_in_another_worker(runs, rooms):
-    room = {f"r{number}": blocks for number, blocks in enumerate(rooms)}
-    told = {name: HASH_TOKENS * blocks for name, blocks in room.items()}
+def test_any_requests_have_the_hits_of_simple_caches_also_after_a_restart(runs, capacities):
+    capacity = {f"r{number}": blocks for number, blocks in enumerate(capacities)}
+    told = {name: HASH_TOKENS * blocks for name, blocks in capacity.items()}
     requests = [one for run in runs for one in run]
     found, replay = [], Replay(told)
     for run in runs:
-        tally = BinSums()
-        replay.use(columns([one._replace(group=f"{number}") for number, one in enumerate(run)]), tally)
-        sums = [tally.sums[f"{number}"] for number in range(len(run))]
+        bin_sums = BinSums()
+        replay.use(columns([one._replace(group=f"{number}") for number, one in enumerate(run)]), bin_sums)
+        sums = [bin_sums.sums[f"{number}"] for number in range(len(run))]
         found += [{name: getattr(one, name) / HASH_TOKENS for name in REPLAYED} for one in sums]
-        replay, _ = load(dump(replay, tally))
+        replay, _ = load(dump(replay, bin_sums))
         replay.resize(told)
-    assert found == plainly(requests, room)
+    assert found == simulate(requests, capacity)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_step_of_a_ladder_goes_up(seed):
+def test_each_term_of_a_ladder_is_at_most_the_one_above_it(seed):
     requests = traffic(600, seed=seed, replicas=1 + seed % 5, placed=("random", "session")[seed % 2])
-    rooms = {f"r{number}": 20 * (1 + seed) ** 2 for number in range(1 + seed % 5)}
-    ladder = ladder_from(replayed(requests, rooms), sample_ratio=1.0)
+    capacities = {f"r{number}": 20 * (1 + seed) ** 2 for number in range(1 + seed % 5)}
+    ladder = ladder_from(replayed(requests, capacities), sample_ratio=1.0)
     terms = [tokens for name, tokens in ladder.terms if name != "delivered"]
     assert terms == sorted(terms, reverse=True)
     assert ladder.prompt_tokens >= terms[0]
 
 
-def test_placement_at_random_loses_what_placement_by_session_keeps():
-    rooms = {f"r{number}": 3000 for number in range(4)}
+def test_random_placement_loses_hits_that_placement_by_session_keeps():
+    capacities = {f"r{number}": 3000 for number in range(4)}
     kept, lost = (
-        {loss.key: loss.ratio for loss in ladder_from(replayed(requests, rooms), sample_ratio=1).losses()}
+        {loss.key: loss.ratio for loss in ladder_from(replayed(requests, capacities), sample_ratio=1).losses()}
         for requests in (traffic(4000, placed="session"), traffic(4000, placed="random"))
     )
     assert lost["load"] > 0.2
@@ -140,17 +146,17 @@ def test_placement_at_random_loses_what_placement_by_session_keeps():
 
 @pytest.mark.parametrize("ratio", [0.5, 0.125, 0.0625])
 @pytest.mark.parametrize("placed", ["session", "random"])
-def test_a_sample_of_the_blocks_tells_every_term_within_its_doubt(ratio, placed):
+def test_every_term_of_sampled_blocks_is_within_its_standard_error(ratio, placed):
     requests = traffic(6000, placed=placed, sessions=600)
-    rooms = {f"r{number}": 4000 for number in range(4)}
-    whole = ladder_from(replayed(requests, rooms), sample_ratio=1.0)
-    part = ladder_from(replayed(sampled(requests, ratio), rooms), sample_ratio=ratio)
+    capacities = {f"r{number}": 4000 for number in range(4)}
+    whole = ladder_from(replayed(requests, capacities), sample_ratio=1.0)
+    part = ladder_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
     assert abs(part.predicted - whole.predicted) < 3 * part.doubt_tokens < 0.15 * whole.prompt_tokens
 
 
-def test_short_openings_count_too_where_few_blocks_of_any_prompt_are_sampled():
+def test_short_prompts_are_estimated_well_with_few_sampled_blocks():
     requests = traffic(6000, turn=(1, 4), longest=40, sessions=600)
     whole, part = (
         ladder_from(replayed(one, {f"r{n}": 2000 for n in range(4)}), sample_ratio=1)
@@ -159,14 +165,14 @@ def test_short_openings_count_too_where_few_blocks_of_any_prompt_are_sampled():
     assert part.ratio(part.reachable) == pytest.approx(whole.ratio(whole.reachable), abs=0.02)
 
 
-def test_a_replay_goes_on_in_another_worker_as_if_nothing_had_happened():
-    requests, rooms = traffic(3000, placed="random"), {f"r{number}": 300 * HASH_TOKENS for number in range(4)}
-    one = Replay(rooms)
+def test_a_restored_replay_continues_like_the_original():
+    requests, capacities = traffic(3000, placed="random"), {f"r{number}": 300 * HASH_TOKENS for number in range(4)}
+    one = Replay(capacities)
     replayed(requests[:1500], None, one)
-    tally = BinSums()
-    tally.add_divergences(coded(["g", "g"]), np.array([5, 5], np.uint64), np.array([1.0, 2.0]))
-    other, told = load(dump(one, tally))
-    other.resize(rooms)
+    bin_sums = BinSums()
+    bin_sums.add_divergences(coded(["g", "g"]), np.array([5, 5], np.uint64), np.array([1.0, 2.0]))
+    other, told = load(dump(one, bin_sums))
+    other.resize(capacities)
     assert replayed(requests[1500:], None, one) == replayed(requests[1500:], None, other)
     assert [part.tolist() for part in told.divergences["g"]] == [[5], [3]]
     for bad in (b"", b"\x80", b"\x81\xa4form\x09"):
@@ -174,7 +180,7 @@ def test_a_replay_goes_on_in_another_worker_as_if_nothing_had_happened():
             load(bad)
 
 
-def test_what_is_remembered_is_bounded_whatever_comes(monkeypatch):
+def test_the_number_of_stored_blocks_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_ENTRIES", 500)
     replay, requests = Replay({f"r{number}": 5000 * HASH_TOKENS for number in range(4)}), traffic(2000, sessions=2000)
     for begin in range(0, 2000, 100):
@@ -187,12 +193,12 @@ def test_what_is_remembered_is_bounded_whatever_comes(monkeypatch):
     assert len(dump(replay, BinSums())) < 4 * 8 * 500 + 1000
 
 
-def test_a_fleet_that_changes_keeps_what_still_fits():
+def test_a_resized_fleet_keeps_the_blocks_that_still_fit():
     requests = traffic(2000)
     replay = Replay({f"r{number}": 500 * HASH_TOKENS for number in range(4)})
     replayed(requests[:1000], None, replay)
     replay.resize({f"r{number}": 100 * HASH_TOKENS for number in range(3)})
-    assert replayed(requests[1000:], None, replay).predicted > 0  # r3 is gone and counts with a middling room
+    assert replayed(requests[1000:], None, replay).predicted > 0  # r3 is removed and counts with the median capacity
     assert all(len(blocks) <= 100 for blocks in replay.placed.values())
 
 
@@ -252,11 +258,11 @@ def test_routers_that_learn_another_number_of_tokens_a_block_change_nothing():
     changed = [one._replace(hash_tokens=96, estimate_tokens=one.estimate_tokens * 96 // 64) for one in requests[200:]]
     found = []
     for later in (requests[200:], changed):
-        replay, tally = Replay({f"r{number}": 200 * HASH_TOKENS for number in range(4)}), BinSums()
+        replay, bin_sums = Replay({f"r{number}": 200 * HASH_TOKENS for number in range(4)}), BinSums()
         for part in (requests[:200], later):
             replay.learn(columns(part), 1.0)
-            replay.use(columns(part), tally)
-        sums = tally.result(replay.ratio)[""]
+            replay.use(columns(part), bin_sums)
+        sums = bin_sums.result(replay.ratio)[""]
         found.append([replay.capacity_blocks(10_000), *(getattr(sums, term) for term in REPLAYED)])
 
     assert found[1] == pytest.approx(found[0], rel=2e-3)

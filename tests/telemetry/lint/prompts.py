@@ -1,4 +1,4 @@
-"""Openings as routers describe them: prompts through the router's own description, as JSON and back, and stored."""
+"""Prompt structures as routers describe them, and stored decisions with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = ["".join(_rng.choices("abcdefghijklmnoprstuvwy", k=_rng.randint(2, 9)))
 
 
 def rules(seed: int = 1, lines: int = 40) -> str:
-    """A system prompt of so many lines, about 80 bytes each."""
+    """A system prompt of ``lines`` lines, about 80 bytes each."""
     rng = random.Random(seed)
     return "".join(f"- {' '.join(rng.choices(_WORDS, k=13))}.\n" for _ in range(lines))
 
@@ -32,30 +32,30 @@ def rules(seed: int = 1, lines: int = 40) -> str:
 DATED = "Today is 2031-03-04, 11:{n:02d}.\n"
 
 
-def opening(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
-    listed = [{"role": "system", "content": system}]
-    listed += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
-    body = {"model": "m", "messages": listed} | ({"tools": tools} if tools else {})
-    read = PromptStructure.read(_told(body, tools, session))
-    assert read is not None
-    return read
+def prompt_structure(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
+    items = [{"role": "system", "content": system}]
+    items += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
+    body = {"model": "m", "messages": items} | ({"tools": tools} if tools else {})
+    structure = PromptStructure.read(_structure_document(body, tools, session))
+    assert structure is not None
+    return structure
 
 
-def _told(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:
-    """What a router tells of a prompt."""
+def _structure_document(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:
+    """A router's description of a prompt, as parsed JSON."""
     return json.loads(msgspec.json.encode(describe_structure(canonical(CHAT, body), tools, session, _digest)))
 
 
-def store_openings(router: Router, now: datetime, heads: dict[tuple[str, str], tuple[str, int]]) -> None:
-    """Decisions of the minutes before ``now``, collected: for each (pool, task group) a head and how many."""
-    listed = []
-    for (pool, group), (head, count) in heads.items():
+def store_prompts(router: Router, now: datetime, beginnings: dict[tuple[str, str], tuple[str, int]]) -> None:
+    """Store decisions of the minutes before ``now``: by (pool, task group) the prompts' beginning and number."""
+    items = []
+    for (pool, group), (beginning, count) in beginnings.items():
         for n in range(count):
-            system = {"role": "system", "content": head.format(n=n) + rules()}
-            told = _told({"messages": [system, {"role": "user", "content": f"Hi {n}"}]})
+            system = {"role": "system", "content": beginning.format(n=n) + rules()}
+            document = _structure_document({"messages": [system, {"role": "user", "content": f"Hi {n}"}]})
             at = now - timedelta(seconds=5 * (count - n))
-            listed.append(decision(len(listed) + 1, at, pool=pool, group=group, opening=told))
+            items.append(decision(len(items) + 1, at, pool=pool, group=group, opening=document))
     cursor, _ = DecisionCursor.objects.get_or_create(router=router)
-    page = {"boot": "b1", "next": len(listed), "dropped": 0, "decisions": listed}
-    progress = Progress(router, cursor, rows_left=len(listed), candidates_left=0)
+    page = {"boot": "b1", "next": len(items), "dropped": 0, "decisions": items}
+    progress = Progress(router, cursor, rows_left=len(items), candidates_left=0)
     record_page(progress, read_page(msgspec.json.encode(page)), ratio=1.0, now=now)

@@ -1,4 +1,4 @@
-"""Metrics of other engines than vLLM, by the names that their documentation gives."""
+"""Expositions of SGLang and TensorRT-LLM, with the metric names of their documentation."""
 
 SGLANG = """\
 # HELP sglang:prompt_tokens_total Number of prefill tokens processed.

@@ -8,11 +8,15 @@ from telemetry.metrics.rates import MIN_REQUESTS, Agreement, EngineCounts, Route
 
 ENGINE = EngineCounts(queries=100_000, hits=40_000, external_hits=10_000, requests=1000, prompt_tokens=101_000)
 RESPONSES = RouterCounts(
-    requests=1000, reported_responses=1000, prompt_tokens=101_000, cached_tokens=50_000, predicted_answers=800,
+    requests=1000, reported_responses=1000, prompt_tokens=101_000, cached_tokens=50_000, predicted_responses=800,
     predicted_prompt_tokens=80_000, predicted_tokens=41_000, predicted_cached_tokens=40_000,
 )  # fmt: skip
 NO_PREDICTION = replace(
-    RESPONSES, predicted_answers=None, predicted_prompt_tokens=None, predicted_tokens=None, predicted_cached_tokens=None
+    RESPONSES,
+    predicted_responses=None,
+    predicted_prompt_tokens=None,
+    predicted_tokens=None,
+    predicted_cached_tokens=None,
 )
 
 
@@ -24,7 +28,7 @@ NO_PREDICTION = replace(
         pytest.param({}, {"cached_tokens": 60_000}, 9.4, "engine's counters", id="responses report more"),
         pytest.param({}, {"predicted_tokens": 60_000}, 25.0, "prediction", id="the index is stale"),
         pytest.param({"reports": False}, {"predicted_tokens": 60_000}, 25.0, "not reported", id="only predictions"),
-        pytest.param({}, {"predicted_answers": 199}, 0.5, "Fewer than 200 responses", id="few predictions"),
+        pytest.param({}, {"predicted_responses": 199}, 0.5, "Fewer than 200 responses", id="few predictions"),
     ],
 )
 def test_the_pair_that_differs_most_is_the_result(engine, responses, points, reason):

@@ -24,11 +24,11 @@ def rule(transactional_db, settings, pool):
     settings.ALERT_GROUP_WAIT_S = 0
     settings.WEBHOOK_NETWORKS = settings.FLEET_NETWORKS
     engine_reading(add_replica(pool, name="r1", url="http://127.0.0.1:9101"), T0, queries=100, hits=50)
-    found = AlertRule.objects.filter(pool=pool, kind="evaluator_lag").first() or create_rule(
+    rule = AlertRule.objects.filter(pool=pool, kind="evaluator_lag").first() or create_rule(
         pool, name="lag", kind="evaluator_lag"
     )
     AlertRule.objects.update(evaluated_at=T0)
-    return found
+    return rule
 
 
 def test_a_missing_worker_is_reported_once_and_other_rules_stay_late(rule, receiver):
@@ -51,17 +51,17 @@ def test_a_worker_that_evaluates_or_restarts_is_not_reported(rule, receiver, sec
 
 
 def test_the_watchdog_evaluates_nothing_while_an_evaluator_runs(rule):
-    done = []
+    results = []
 
-    def elsewhere():
-        done.append(self_monitoring.check(T0 + timedelta(seconds=40)))
+    def check_in_thread():
+        results.append(self_monitoring.check(T0 + timedelta(seconds=40)))
         connection.close()
 
     with advisory_lock(EVALUATE):
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=check_in_thread)
         thread.start()
         thread.join(timeout=20)
-    assert done == [False]
+    assert results == [False]
     assert not Alert.objects.exists()
 
 

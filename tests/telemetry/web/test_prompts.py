@@ -7,7 +7,7 @@ import pytest
 from controlplane.models import Router
 from controlplane.services.fleet.pools import create_pool
 from telemetry.models import Decision
-from tests.telemetry.lint.prompts import DATED, store_openings
+from tests.telemetry.lint.prompts import DATED, store_prompts
 from tests.telemetry.web.conftest import NOW
 
 
@@ -15,7 +15,7 @@ from tests.telemetry.web.conftest import NOW
 def prompts(fleet) -> None:
     """Three task groups of two pools: a date in front, nothing wrong, too few."""
     create_pool("batch")
-    store_openings(
+    store_prompts(
         Router.objects.get(),
         NOW,
         {("chat", "retrieval"): ("", 12), ("chat", "coding"): (DATED, 12), ("batch", ""): (DATED, 3)},

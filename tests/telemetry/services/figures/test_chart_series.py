@@ -140,7 +140,7 @@ def test_a_strip_joins_cells_that_look_the_same_and_keeps_gaps(pool, replicas):
 
     strip = heat_strips(replicas, window)["r1"]
 
-    assert [(run.cells, run.look) for run in strip.runs] == [(18, "h5"), (1, "stale"), (17, "unknown")]
+    assert [(run.cells, run.style) for run in strip.runs] == [(18, "h5"), (1, "stale"), (17, "unknown")]
     assert (strip.lowest_ratio, strip.highest_ratio) == (0.55, 0.55)
 
 

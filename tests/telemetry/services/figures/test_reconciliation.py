@@ -59,7 +59,7 @@ def test_each_replica_s_three_rates_and_what_comes_of_them(pool, disagreeing):
     assert {name: row.comparison.agreement.value for name, row in rows.items()} == {
         "r1": "agree", "r2": "disagree", "r3": "agree",
     }  # fmt: skip
-    assert (rows["r1"].engine.ratio, rows["r1"].answers.ratio) == (0.5, 0.49)
+    assert (rows["r1"].engine.ratio, rows["r1"].responses.ratio) == (0.5, 0.49)
     assert rows["r1"].engine.not_eligible_tokens == 1000  # H6
     assert rows["r2"].comparison.points == pytest.approx(49.0)
     assert rows["r3"].engine.ratio is None
@@ -102,7 +102,7 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
         notes[new.pk].reports("hit_rate")
 
 
-def test_ttft_of_what_was_cached_and_of_what_was_computed_are_two_lines(pool, router):
+def test_ttft_of_mostly_cached_and_of_mostly_computed_prompts_are_two_series(pool, router):
     """T1, T5: by the routers' clock, each with its bucket."""
     route_reading(router, AT, ttft={10: 9, 120: 2})
     route_reading(router, AT, ttft={10: 9}, reuse="hit")

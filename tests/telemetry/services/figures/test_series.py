@@ -42,7 +42,7 @@ def values(line):
     return [value for _, value in line.points]
 
 
-def test_a_step_holds_what_was_read_after_its_start_up_to_its_end(r1, pool):
+def test_a_step_contains_the_readings_after_its_start_up_to_its_end(r1, pool):
     for at, queries in zip(steps(T0, 4), (100, 100, 300, 500), strict=True):
         engine_reading(r1, at, queries=queries, hits=50)
 
@@ -52,7 +52,7 @@ def test_a_step_holds_what_was_read_after_its_start_up_to_its_end(r1, pool):
     assert line.points[1] == (T0 + timedelta(seconds=10), 0.125)  # 100 / 800
 
 
-def test_the_pool_s_rate_is_a_sum_over_a_sum_never_a_mean_of_rates(r1, r2, pool):
+def test_a_pools_hit_rate_is_summed_over_replicas_before_it_is_divided(r1, r2, pool):
     """H2, with the two-replica example of its source: true 65.0 %, mean of the replicas 57.5 %."""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=8000, hits=5600)  # 70 %
@@ -65,7 +65,7 @@ def test_the_pool_s_rate_is_a_sum_over_a_sum_never_a_mean_of_rates(r1, r2, pool)
     assert tiles.hit_rate_ratio == pytest.approx(0.65)
 
 
-def test_external_hits_count_as_reuse_and_external_queries_never_as_asked(r1, pool):
+def test_external_hits_count_as_hits_and_external_queries_do_not_count(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000, hits=400, external_queries=600, external_hits=300)
 
     assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == pytest.approx(0.7)  # H3
@@ -83,7 +83,7 @@ def test_engines_of_one_replica_are_added_up(r1, pool):
     assert values(series.utilization_by_replica([pool], MINUTE, "kv_usage")[0])[0] == pytest.approx(0.4)
 
 
-def test_a_missing_value_says_whether_there_was_no_traffic_no_answer_or_no_scrape(r1, pool):
+def test_a_missing_value_is_due_to_no_traffic_a_failed_scrape_or_no_scrape(r1, pool):
     first, second, third, _ = steps(T0, 4, every_s=10)
     engine_reading(r1, first, queries=10, hits=0)
     engine_reading(r1, second, queries=0, hits=0)  # H11
@@ -95,14 +95,14 @@ def test_a_missing_value_says_whether_there_was_no_traffic_no_answer_or_no_scrap
     assert line.states[:4] == [PointState.OK, PointState.NO_TRAFFIC, PointState.STALE, PointState.UNKNOWN]
 
 
-def test_hits_without_queries_and_queries_without_hits_count_for_nothing(r1, pool):
+def test_queries_of_a_reading_without_hits_are_not_counted(r1, pool):
     engine_reading(r1, T0 + timedelta(seconds=5), queries=1000)
     engine_reading(r1, T0 + timedelta(seconds=10), queries=100, hits=50)
 
     assert values(series.hit_rate_by_replica([pool], MINUTE)[0])[0] == 0.5
 
 
-def test_a_gap_s_total_lands_where_it_was_read_and_nothing_is_lost(r1, pool):
+def test_increases_over_missed_scrapes_count_at_the_next_scrape(r1, pool):
     """H10"""
     engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=0)
     gap(r1, T0 + timedelta(seconds=25))
@@ -113,7 +113,7 @@ def test_a_gap_s_total_lands_where_it_was_read_and_nothing_is_lost(r1, pool):
     assert tiles.hit_rate_ratio == pytest.approx(0.9)
 
 
-def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(router, pool):
+def test_a_task_groups_hit_rate_is_of_responses_that_report_cached_tokens(router, pool):
     """H16"""
     create_task_group(pool, name="coding")
     at = T0 + timedelta(seconds=5)
@@ -129,7 +129,7 @@ def test_a_group_s_rate_comes_from_answers_that_reported_their_cached_tokens(rou
     assert (other.label, values(other)[0], other.states[0]) == ("no group", None, PointState.UNKNOWN)
 
 
-def test_groups_have_rows_with_their_reachable_share_whether_they_had_traffic_or_not(router, pool):
+def test_every_task_group_has_a_row_with_its_reachable_hit_rate_also_without_traffic(router, pool):
     ladder_bin(pool, T0 - timedelta(minutes=5), group="busy", requests=400, reachable=0.36)
     create_task_group(pool, name="quiet")
     at = T0 + timedelta(seconds=5)
@@ -167,7 +167,7 @@ def test_ttft_is_the_quantile_of_merged_buckets_with_its_bucket_as_a_band(r1, r2
     assert p95.band[1] is None
 
 
-def test_what_is_told_by_revision_too_is_charted_once(router, pool):
+def test_histograms_by_revision_are_not_counted_twice(router, pool):
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
     route_reading(router, at, group="busy", ttft={100: 10})
@@ -180,7 +180,7 @@ def test_what_is_told_by_revision_too_is_charted_once(router, pool):
         assert p50_s == pytest.approx(0.001 * 1.05**100, rel=0.05)
 
 
-def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
+def test_ttft_of_routers_is_preferred_over_ttft_of_engines(r1, router, pool):
     """T1"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
@@ -195,7 +195,7 @@ def test_the_router_s_clock_comes_before_the_engine_s(r1, router, pool):
     assert p50.band[0] == pytest.approx((0.001 * 1.05**199, 0.001 * 1.05**200))
 
 
-def test_ttft_says_what_share_of_responses_was_timed_and_the_others_have_a_latency(r1, router, pool):
+def test_ttft_has_the_share_of_timed_responses_and_other_responses_have_a_latency(r1, router, pool):
     """T1b"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
@@ -215,7 +215,7 @@ def test_ttft_says_what_share_of_responses_was_timed_and_the_others_have_a_laten
     assert [line.note for line in lines] == ["Of streamed responses: 46% of all."] * 2
 
 
-def test_where_no_response_was_streamed_ttft_is_the_engines(r1, router, pool):
+def test_ttft_is_of_engines_if_no_response_was_streamed(r1, router, pool):
     """T1, T1b"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
@@ -230,7 +230,7 @@ def test_where_no_response_was_streamed_ttft_is_the_engines(r1, router, pool):
     assert tiles.plain_p50_s == pytest.approx(0.001 * 1.05**200, rel=0.05)
 
 
-def test_different_edges_are_merged_on_the_common_ones_and_it_is_said(r1, r2, pool):
+def test_histograms_with_different_edges_are_merged_on_common_edges_with_a_note(r1, r2, pool):
     """T3"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={1: 4}, edges=(0.1, 0.5, 1.0))
@@ -242,7 +242,7 @@ def test_different_edges_are_merged_on_the_common_ones_and_it_is_said(r1, r2, po
     assert p50.note
 
 
-def test_other_pools_stay_out(r1, pool):
+def test_figures_of_a_pool_exclude_other_pools(r1, pool):
     other = create_pool("embed", models=["embed"])
     there = add_replica(other, name="e1", url="http://127.0.0.1:9200")
     engine_reading(r1, T0 + timedelta(seconds=5), queries=100, hits=50)
@@ -253,7 +253,7 @@ def test_other_pools_stay_out(r1, pool):
     assert [line.label for line in series.hit_rate_by_replica([other], MINUTE)] == ["e1"]
 
 
-def test_running_and_waiting_are_of_the_newest_scrape_and_gone_when_that_failed(r1, r2, pool):
+def test_running_and_waiting_are_of_the_newest_scrape_and_unknown_after_a_failed_scrape(r1, r2, pool):
     """H12"""
     engine_reading(r1, T0 + timedelta(seconds=55), queries=1, hits=0, gauges={"running": 9, "waiting": 9})
     engine_reading(r1, T0 + timedelta(seconds=60), queries=1, hits=0, gauges={"running": 2, "waiting": 1})
@@ -265,7 +265,7 @@ def test_running_and_waiting_are_of_the_newest_scrape_and_gone_when_that_failed(
     assert (tiles.running, tiles.waiting) == (2, 1)
 
 
-def test_a_replica_s_row_says_what_scraping_found(r1, r2, pool, time_machine):
+def test_a_replicas_row_has_its_health_and_rates(r1, r2, pool, time_machine):
     time_machine.move_to(T0 + timedelta(seconds=61), tick=False)
     scraped(r1, T0 + timedelta(seconds=60))
     scraped(r2, T0 + timedelta(seconds=60), health="down", failures=3, reason="nobody listens there", ok_at=T0)
@@ -280,7 +280,7 @@ def test_a_replica_s_row_says_what_scraping_found(r1, r2, pool, time_machine):
 
 
 @pytest.mark.parametrize(
-    ("fields", "seconds_later", "word"),
+    ("fields", "seconds_later", "health"),
     [
         ({}, 1, "up"),
         ({}, 30, "stale"),
@@ -292,16 +292,16 @@ def test_a_replica_s_row_says_what_scraping_found(r1, r2, pool, time_machine):
         ({"ok_at": None, "health": "unknown"}, 1, "unknown"),
     ],
 )
-def test_health_in_one_word(r1, time_machine, fields, seconds_later, word):
+def test_the_health_of_a_replica(r1, time_machine, fields, seconds_later, health):
     time_machine.move_to(T0 + timedelta(seconds=seconds_later), tick=False)
     scraped(r1, T0, **fields)
 
     (row,) = overview.replica_rows(None, MINUTE)
 
-    assert row.health == word
+    assert row.health == health
 
 
-def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, django_assert_num_queries):
+def test_the_number_of_queries_does_not_grow_with_the_fleet(pool, router, django_assert_num_queries):
     for number in range(12):
         replica = add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:{9101 + number}")
         scraped(replica, T0)
@@ -323,7 +323,7 @@ def test_pages_cost_the_same_queries_however_large_the_fleet(pool, router, djang
             query()
 
 
-def test_a_chart_reads_its_window_by_the_primary_key_of_the_days_that_it_spans(r1):
+def test_a_query_uses_the_primary_keys_of_the_partitions_of_its_window_only(r1):
     engine_reading(r1, T0, queries=1, hits=0)
     engine_reading(r1, T0 - timedelta(days=2), queries=1, hits=0)
     with connection.cursor() as cursor:
@@ -338,7 +338,7 @@ def test_a_chart_reads_its_window_by_the_primary_key_of_the_days_that_it_spans(r
     assert "20310302" not in plan
 
 
-def test_a_rate_that_no_engine_reports_says_so_instead_of_zero(r1, r2, pool):
+def test_a_hit_rate_that_the_engine_does_not_report_is_not_reported_instead_of_zero(r1, r2, pool):
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1000, not_reported=["hits"])
     engine_reading(r2, at, queries=1000, hits=400)
@@ -353,7 +353,7 @@ def test_a_rate_that_no_engine_reports_says_so_instead_of_zero(r1, r2, pool):
     assert (values(of_pool)[0], of_pool.states[0]) == (0.4, PointState.OK)
 
 
-def test_ttft_by_reuse_is_the_same_requests_once_more(pool, router):
+def test_histograms_by_reuse_are_not_counted_twice(pool, router):
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
     route_reading(router, at, ttft={10: 3})
@@ -370,7 +370,7 @@ def test_ttft_by_reuse_is_the_same_requests_once_more(pool, router):
     }
 
 
-def test_what_was_predicted_is_summed_beside_what_came(pool, router):
+def test_predicted_and_reported_cached_tokens_are_summed(pool, router):
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)
     compared = {"predicted_answers": 2, "predicted_prompt_tokens": 90, "predicted_tokens": 80}

@@ -1,4 +1,4 @@
-"""From stored decisions to a pool's ladder: what is replayed, once, late, and by another worker."""
+"""Ladders from stored decisions: each minute is replayed once, again after late decisions, from stored states."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tests.telemetry.lab.replaying import replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, sampled, traffic
 
 pytestmark = pytest.mark.django_db
-ROOM = 600  # blocks of the router's size
-ROOMS = {f"r{number}": ROOM for number in range(4)}
+CAPACITY_BLOCKS = 600  # of the size that routers hash
+CAPACITIES = {f"r{number}": CAPACITY_BLOCKS for number in range(4)}
 
 
 @pytest.fixture
 def fleet(pool: Pool) -> Pool:
-    """Four replicas whose caches are known."""
-    for name in ROOMS:
+    """Four replicas of known cache size."""
+    for name in CAPACITIES:
         record_engine_facts(
             add_replica(pool, name=name, url=f"http://{name}"),
             block_tokens=16,
-            capacity_blocks=ROOM * HASH_TOKENS // 16,
+            capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16,
         )
     return pool
 
 
 def spread(requests: list[Request], minutes: float = 12) -> list[Request]:
-    """The same, from T0 on over so many minutes."""
+    """The same requests, spread evenly over ``minutes`` from T0 on."""
     step_s = minutes * 60 / len(requests)
     return [one._replace(at_s=T0.timestamp() + number * step_s) for number, one in enumerate(requests)]
 
@@ -51,19 +51,19 @@ def at(minutes: float):
 HOUR = Window(at(0), at(60), 300)
 
 
-def test_a_pools_ladder_is_that_of_its_decisions(fleet):
+def test_a_pools_ladder_is_computed_from_its_decisions(fleet):
     requests = spread(traffic(2400, placed="random"))
     store(requests)
     store(spread(traffic(50, seed=9)), pool="other", boot="b2")
     store([], pool="chat")
 
-    assert replay_pools(at(30)) == 6  # bins, the empty ones of the time since too
+    assert replay_pools(at(30)) == 6  # bins, including empty ones up to now
 
-    whole = replayed(requests, ROOMS)
-    expected, ladder = ladder_from(whole, sample_ratio=1), ladder_of(fleet, HOUR)
+    unsampled = replayed(requests, CAPACITIES)
+    expected, ladder = ladder_from(unsampled, sample_ratio=1), ladder_of(fleet, HOUR)
     assert ladder.requests == 2400
-    for (name, told), (_, known) in zip(ladder.terms, expected.terms, strict=True):
-        assert told == pytest.approx(known, rel=0.02), name  # room is reckoned in real tokens once per bin
+    for (name, actual), (_, exact) in zip(ladder.terms, expected.terms, strict=True):
+        assert actual == pytest.approx(exact, rel=0.02), name  # capacities are converted to blocks once per bin
     assert [row.group for row in ladders_by_group(fleet, HOUR)] != []
     assert sum(row.ladder.requests for row in ladders_by_group(fleet, HOUR)) == 2400
     assert sum(row.ladder.predicted for row in ladders_by_group(fleet, HOUR)) == pytest.approx(ladder.predicted)
@@ -73,7 +73,7 @@ def test_a_pools_ladder_is_that_of_its_decisions(fleet):
     assert ladder_of(fleet, Window(at(-60), at(-5), 300)) is None
 
 
-def test_minute_by_minute_gives_what_one_run_gives(fleet):
+def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
     requests = sampled(spread(traffic(2400, placed="random")), 0.5)
     store(requests)
     replay_pools(at(30))
@@ -87,17 +87,17 @@ def test_minute_by_minute_gives_what_one_run_gives(fleet):
     assert LadderBin.objects.count() == len(at_once) == 9  # three groups, three bins with requests
     for row in LadderBin.objects.all():
         assert (row.predicted, row.split, row.reachable, row.doubt) == pytest.approx(at_once[row.pk])
-    assert ReplayState.objects.count() <= replays.KEPT_STATES + 1  # and the newest minute's
+    assert ReplayState.objects.count() <= replays.MAX_STATES + 1  # and that of the newest minute
 
 
-def test_a_settled_bin_is_not_replayed_again_and_one_with_many_late_decisions_is(fleet, monkeypatch):
+def test_a_complete_bin_is_replayed_again_only_after_many_late_decisions(fleet, monkeypatch):
     requests = spread(traffic(2400))
     store(requests[:600] + requests[1000:])
     replay_pools(at(14))
     assert ladder_of(fleet, HOUR).requests == 2000
-    assert replay_pools(at(15)) == 1  # the bin of now
+    assert replay_pools(at(15)) == 1  # the current bin
     store(requests[600:603])
-    assert replay_pools(at(15)) == 1  # so few are not worth going back for
+    assert replay_pools(at(15)) == 1  # too few late decisions for a restart
     store(requests[603:1000])
 
     assert replay_pools(at(15)) > 2
@@ -106,7 +106,7 @@ def test_a_settled_bin_is_not_replayed_again_and_one_with_many_late_decisions_is
     assert LadderBin.objects.filter(group="g0").count() == 3
 
 
-def test_a_settled_minute_is_not_read_again(fleet):
+def test_a_complete_minute_is_not_read_again(fleet):
     store(spread(traffic(2400)))
     replay_pools(at(9))
     assert Decision.objects.filter(at__lt=at(7)).delete()[0] == 1400
@@ -116,7 +116,7 @@ def test_a_settled_minute_is_not_read_again(fleet):
     assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000, 400]
 
 
-def test_many_late_decisions_of_a_settled_minute_bring_the_run_back_to_its_bin(fleet):
+def test_many_late_decisions_of_a_complete_minute_restart_the_replay_at_its_bin(fleet):
     requests = spread(traffic(2400))
     store(requests[:1000] + requests[1100:])
     replay_pools(at(8))
@@ -128,16 +128,16 @@ def test_many_late_decisions_of_a_settled_minute_bring_the_run_back_to_its_bin(f
     assert ladder_of(fleet, HOUR).requests == 2400
 
 
-def test_a_bin_of_which_a_minute_was_settled_without_known_caches_says_so(fleet):
+def test_a_bin_has_a_reason_if_cache_sizes_were_unknown_in_one_of_its_minutes(fleet):
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
     store(spread(traffic(2400)))
     replay_pools(at(4))
-    Replica.objects.filter(name="r2").update(capacity_blocks=ROOM * HASH_TOKENS // 16)
+    Replica.objects.filter(name="r2").update(capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16)
     replay_pools(at(12))
     assert [bool(one.reason) for _, one in ladders_over_time(fleet, HOUR)] == [True, False, False]
 
 
-def test_bins_go_on_from_warm_caches(fleet):
+def test_the_next_bin_starts_with_warm_caches(fleet):
     requests = traffic(1000)
     twice = spread(requests + requests, minutes=10)
     store(twice)
@@ -147,26 +147,26 @@ def test_bins_go_on_from_warm_caches(fleet):
     assert second.ratio(second.reachable) > 0.97 > first.ratio(first.reachable)
 
 
-def test_bytes_of_another_form_begin_the_replay_anew(fleet):
+def test_an_unreadable_state_restarts_the_replay_cold(fleet):
     store(spread(traffic(1200)))
     replay_pools(at(14))
     ReplayState.objects.update(state=b"\x80")
     assert replay_pools(at(15)) >= 1
-    assert replay_pools(at(120)) == 0  # nothing was decided for an hour
+    assert replay_pools(at(120)) == 0  # no decisions for an hour
 
 
-def test_thinned_decisions_tell_the_same_within_their_doubt(fleet):
+def test_a_ladder_of_sampled_blocks_is_within_its_standard_error(fleet):
     requests = spread(traffic(4000, placed="random"))
     store(sampled(requests, 0.25))
     replay_pools(at(30))
-    ladder, whole = ladder_of(fleet, HOUR), ladder_from(replayed(requests, ROOMS), sample_ratio=1)
+    ladder, unsampled = ladder_of(fleet, HOUR), ladder_from(replayed(requests, CAPACITIES), sample_ratio=1)
     assert ladder.sample_ratio == 0.25
     assert 0 < ladder.doubt_tokens < 0.05 * ladder.prompt_tokens
-    for (name, told), (_, known) in zip(ladder.terms, whole.terms, strict=True):
-        assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.03), name
+    for (name, actual), (_, exact) in zip(ladder.terms, unsampled.terms, strict=True):
+        assert unsampled.ratio(actual) == pytest.approx(unsampled.ratio(exact), abs=0.03), name
 
 
-def test_an_unknown_cache_leaves_unknown_what_needs_it_and_says_whose_it_is(fleet):
+def test_terms_that_need_an_unknown_cache_size_are_unknown_and_the_reason_names_the_replica(fleet):
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
     store(spread(traffic(600)))
     replay_pools(at(30))
@@ -178,23 +178,23 @@ def test_an_unknown_cache_leaves_unknown_what_needs_it_and_says_whose_it_is(flee
     assert (curve_of(fleet).points, "r2" in curve_of(fleet).reason) == ([], True)
 
 
-def test_ranks_are_caches_of_their_own(pool):
+def test_each_data_parallel_rank_has_its_own_capacity(pool):
     record_engine_facts(add_replica(pool, name="big", url="http://big"), block_tokens=16, capacity_blocks=8000)
     Replica.objects.update(data_parallel_size=2)
     assert replays.capacities_of(pool, set()).tokens == {"big#0": 64_000, "big#1": 64_000}
 
 
-def test_more_room_brings_what_the_curve_says(fleet):
+def test_the_capacity_curve_predicts_the_hit_rate_of_larger_caches(fleet):
     requests = spread(traffic(3000, placed="random"), minutes=30)
     store(requests)
     update_curves(at(40))
     curve = curve_of(fleet)
     points = {point["multiple"]: point for point in curve.points}
-    assert (curve.requests, curve.replicas, curve.room_tokens) == (2000, 4, ROOM * HASH_TOKENS)
+    assert (curve.requests, curve.replicas, curve.room_tokens) == (2000, 4, CAPACITY_BLOCKS * HASH_TOKENS)
     assert points[1.0]["split"] < points[2.0]["split"] < points[1.0]["shared"]
 
-    real = replayed(requests, dict.fromkeys(ROOMS, 2 * ROOM))
-    warm = replayed(requests[:1000], dict.fromkeys(ROOMS, 2 * ROOM))
+    real = replayed(requests, dict.fromkeys(CAPACITIES, 2 * CAPACITY_BLOCKS))
+    warm = replayed(requests[:1000], dict.fromkeys(CAPACITIES, 2 * CAPACITY_BLOCKS))
     expected = (real.predicted - warm.predicted) / (real.prompt_tokens - warm.prompt_tokens)
     assert points[2.0]["split"] == pytest.approx(expected, abs=0.03)
 
@@ -204,13 +204,13 @@ def test_more_room_brings_what_the_curve_says(fleet):
     assert (curve_of(fleet).points, "Fewer than" in curve_of(fleet).reason) == ([], True)
 
 
-def test_what_the_worker_does_every_minute_needs_no_decisions():
+def test_the_periodic_task_runs_without_decisions():
     create_pool("idle")
     tasks.compute_ladders()
     assert (LadderBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
 
 
-def test_bins_go_with_the_readings(fleet, settings):
+def test_bins_are_deleted_with_the_readings(fleet, settings):
     store(spread(traffic(300)))
     replay_pools(at(14))
     replay_pools(at(14) + timedelta(days=settings.READINGS_RETENTION_DAYS, hours=1))

@@ -1,4 +1,4 @@
-"""The tree of prefixes: what is shared is one node, what parts are several, and nothing grows without bound."""
+"""Tree of shared prefixes: nodes and their figures, filters and limits."""
 
 from datetime import timedelta
 
@@ -25,11 +25,11 @@ def prompts(*chains, **changes):
 
 
 def shape(node):
-    """(depth in blocks of 64 tokens, requests, what follows) of each child."""
+    """(depth in blocks of 64 tokens, requests, children) of each child."""
     return [(child.depth_tokens // 64, child.requests, shape(child)) for child in node.children]
 
 
-def test_what_all_share_is_one_node_and_each_way_on_another():
+def test_shared_blocks_are_one_node_and_each_continuation_is_a_child():
     prompts((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 9), (1, 2, 9, 10), (7, 8))
 
     root = hottest_prefixes(Subject(), HOUR).root
@@ -38,7 +38,7 @@ def test_what_all_share_is_one_node_and_each_way_on_another():
     assert shape(root) == [(2, 5, [(3, 3, [(4, 2, [])]), (3, 2, [])])]
 
 
-def test_a_node_tells_tokens_hit_rate_groups_and_homes():
+def test_a_node_has_tokens_hit_rate_task_groups_and_replicas():
     router = a_router()
     for seq, (replica, group, cached) in enumerate([("a", "x", 900), ("a", "x", 500), ("b", "y", None)]):
         decided(
@@ -54,7 +54,7 @@ def test_a_node_tells_tokens_hit_rate_groups_and_homes():
     assert node.groups["y"] == 1
 
 
-def test_a_subject_and_a_node_narrow_the_tree():
+def test_the_tree_can_be_limited_to_a_subject_and_to_a_block():
     create_pool("chat")
     prompts((1, 2), (1, 2), (1, 3), (1, 3))
     other = a_router("router-2")
@@ -67,7 +67,7 @@ def test_a_subject_and_a_node_narrow_the_tree():
     assert shape(below.root) == [(2, 3, [])]
 
 
-def test_a_prompt_none_of_whose_blocks_is_there_stays_at_its_tier_1_prefix():
+def test_a_prompt_without_sampled_blocks_is_at_its_tier_1_prefix():
     prompts((), (), (), prefix=5)
 
     (node,) = hottest_prefixes(Subject(), HOUR).root.children
@@ -75,7 +75,7 @@ def test_a_prompt_none_of_whose_blocks_is_there_stays_at_its_tier_1_prefix():
     assert (node.hash, node.requests, node.depth_tokens) == (f"{5:016x}", 3, 0)
 
 
-def test_a_tree_is_made_of_a_bounded_number_of_requests_spread_over_the_range(monkeypatch):
+def test_a_tree_is_built_from_a_bounded_evenly_spaced_number_of_requests(monkeypatch):
     monkeypatch.setattr(decisions, "MAX_TREE_REQUESTS", 10)
     prompts(*[(1, number) for number in range(2, 37)])
 
@@ -85,7 +85,7 @@ def test_a_tree_is_made_of_a_bounded_number_of_requests_spread_over_the_range(mo
     assert tree.root.requests == 9
 
 
-def test_conversations_that_grow_by_a_block_each_time_are_no_deeper_than_is_shown():
+def test_the_tree_of_growing_conversations_has_at_most_the_maximum_depth():
     prompts(*[tuple(range(1, length + 1)) for length in range(1, 300)])
 
     tree = hottest_prefixes(Subject(), HOUR)

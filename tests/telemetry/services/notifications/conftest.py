@@ -1,4 +1,4 @@
-"""A clock, a channel and a message that waits in it."""
+"""A clock, a channel, and a test message queued for the channel."""
 
 import pytest
 

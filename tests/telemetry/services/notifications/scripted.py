@@ -1,4 +1,4 @@
-"""What the outbox's tests send, and to whom: channels that end as they are told, and messages about an alert."""
+"""A clock, a sender with scripted results, and queued messages, for tests of the outbox."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from tests.telemetry.conftest import T0
 
 
 class Clock:
-    """A set clock."""
+    """A clock that tests set."""
 
     def __init__(self):
         self.now = T0
@@ -20,27 +20,27 @@ class Clock:
         self.now += timedelta(seconds=seconds)
 
 
-class Scripted:
-    """A channel whose sends end as scripted: None is a success."""
+class ScriptedSender:
+    """A sender whose attempts have the given results: an error is raised, None and no result are successes."""
 
-    def __init__(self, *endings):
-        self.endings = list(endings)
+    def __init__(self, *results):
+        self.results = list(results)
         self.messages: list[Message] = []
 
     def __call__(self, _channel, message):
         self.messages.append(message)
-        ending = self.endings.pop(0) if self.endings else None
-        if ending is not None:
-            raise ending
+        result = self.results.pop(0) if self.results else None
+        if result is not None:
+            raise result
         return Receipt(204)
 
 
-def away():
+def connection_error():
     return DeliveryError("connection failed", retryable=True)
 
 
-def told(channel, *kinds, alert=7):
-    """Messages about an alert, in this order."""
+def queue_messages(channel, *kinds, alert=7):
+    """Queue messages about an alert, in this order."""
     return [
         Notification.objects.create(
             channel=channel, kind=kind, alert_ids=[alert], payload={"data": {"n": kind}}, next_at=T0, created_at=T0

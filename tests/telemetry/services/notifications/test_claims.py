@@ -1,4 +1,4 @@
-"""Each message is one worker's at a time, those of one alert go in order, and a slow channel holds nobody up."""
+"""One worker at a time claims a message, messages of an alert stay in order, and a slow channel delays no other."""
 
 import threading
 
@@ -11,7 +11,7 @@ from telemetry.services.notifications import outbox
 from telemetry.services.notifications.channels import create_channel
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.notifications.kills import killed_deliveries
-from tests.telemetry.services.notifications.scripted import Scripted, away, told
+from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error, queue_messages
 
 pytestmark = pytest.mark.django_db
 
@@ -37,9 +37,9 @@ def test_a_slow_worker_s_late_result_does_not_undo_the_newer_claim(queued, clock
 
 
 def test_a_resolution_never_overtakes_its_alert(channel, clock):
-    told(channel, "firing", "resolved")
-    told(channel, "firing", alert=8)
-    sender = Scripted(away())
+    queue_messages(channel, "firing", "resolved")
+    queue_messages(channel, "firing", alert=8)
+    sender = ScriptedSender(connection_error())
 
     assert outbox.deliver_due(clock, sender) == 2  # of alert 7 the first one, which fails, and alert 8
     clock.forward(4)
@@ -50,52 +50,52 @@ def test_a_resolution_never_overtakes_its_alert(channel, clock):
 
 
 def test_a_failed_message_does_not_block_later_ones(channel, clock):
-    told(channel, "firing", "resolved")
+    queue_messages(channel, "firing", "resolved")
 
-    assert outbox.deliver_due(clock, Scripted(DeliveryError("no", retryable=False))) == 2
+    assert outbox.deliver_due(clock, ScriptedSender(DeliveryError("no", retryable=False))) == 2
     assert sorted(Notification.objects.values_list("kind", "state")) == [
         ("firing", "failed"),
         ("resolved", "delivered"),
     ]
 
 
-class Hangs(Scripted):
-    """Sends of the channel ``stuck`` end when all of the others have."""
+class HangingSender(ScriptedSender):
+    """A sender that blocks on the channel ``stuck`` until ``remaining`` messages of other channels are sent."""
 
-    def __init__(self, others):
+    def __init__(self, remaining):
         super().__init__()
-        self.others, self.in_time = others, []
+        self.remaining, self.in_time = remaining, []
         self.released = threading.Event()
-        self.at_once = self.most = 0
+        self.concurrent = self.max_concurrent = 0
         self.lock = threading.Lock()
 
     def __call__(self, channel, message):
         is_stuck = channel.name == "stuck"
         with self.lock:
-            self.at_once += is_stuck
-            self.most = max(self.most, self.at_once)
+            self.concurrent += is_stuck
+            self.max_concurrent = max(self.max_concurrent, self.concurrent)
             self.messages.append(message)
-            self.others -= not is_stuck
-            if self.others == 0:
+            self.remaining -= not is_stuck
+            if self.remaining == 0:
                 self.released.set()
         if is_stuck:
             self.in_time.append(self.released.wait(timeout=20))
             with self.lock:
-                self.at_once -= 1
+                self.concurrent -= 1
         return Receipt(204)
 
 
 def test_a_hanging_receiver_delays_no_other_and_uses_few_threads(clock, receiver):
     stuck, fine = (create_channel(name, config={"url": receiver.url}) for name in ("stuck", "fine"))
     for number in range(8):
-        told(stuck, "firing", alert=number)
+        queue_messages(stuck, "firing", alert=number)
     for number in range(5):
-        told(fine, "firing", alert=number)
-    sender = Hangs(5)
+        queue_messages(fine, "firing", alert=number)
+    sender = HangingSender(5)
 
     assert outbox.deliver_due(clock, sender) == 13
-    assert sender.in_time == [True] * 8  # while they hung, the others arrived
-    assert sender.most == outbox.PER_CHANNEL
+    assert sender.in_time == [True] * 8  # the other messages were sent meanwhile
+    assert sender.max_concurrent == outbox.MAX_PER_CHANNEL
 
 
 @pytest.mark.django_db(transaction=True)
@@ -103,14 +103,14 @@ def test_two_workers_at_once_send_each_message_once(receiver):
     """R17"""
     channels = [create_channel(f"c{number}", config={"url": receiver.url}) for number in range(6)]
     for channel in channels:
-        told(channel, "firing", "repeated", "resolved")
+        queue_messages(channel, "firing", "repeated", "resolved")
     start = threading.Barrier(4)
-    made = []
+    attempts = []
 
     def work():
         try:
             start.wait(timeout=10)
-            made.append(outbox.deliver_due(lambda: T0))
+            attempts.append(outbox.deliver_due(lambda: T0))
         finally:
             connections.close_all()
 
@@ -119,7 +119,7 @@ def test_two_workers_at_once_send_each_message_once(receiver):
         worker.start()
     for worker in workers:
         worker.join(timeout=60)
-    outbox.deliver_due(lambda: T0)  # what a worker found taken while another was at it
+    outbox.deliver_due(lambda: T0)  # messages that a worker skipped because another one had claimed them
 
     assert len(receiver.received) == len({got.id for got in receiver.received}) == 18
     assert set(Notification.objects.values_list("state", "attempts")) == {("delivered", 1)}

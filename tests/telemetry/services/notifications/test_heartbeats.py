@@ -1,4 +1,4 @@
-"""The heartbeat says nothing when telemetry is late; what still fires is told again to those who forget."""
+"""Heartbeats, withheld while telemetry is late, and firing alerts resent to receivers that expire them."""
 
 from datetime import timedelta
 
@@ -7,7 +7,7 @@ import pytest
 from controlplane.errors import InvalidError
 from telemetry.models import Alert, AlertRule, Channel, Heartbeat, Notification, ScrapeShard
 from telemetry.services.notifications.channels import create_channel, test_send
-from telemetry.services.notifications.heartbeats import beat, heartbeat, set_heartbeat, target
+from telemetry.services.notifications.heartbeats import heartbeat, masked_url, send_if_due, set_heartbeat
 from telemetry.services.notifications.outbox import resend_firing
 from telemetry.services.self_monitoring import overdue_work
 from tests.fakes.fake_webhook_receiver import Reply
@@ -29,7 +29,7 @@ def at_noon(time_machine):
 def test_a_heartbeat_is_sent_when_it_is_due_and_once(at_noon, receiver):
     set_heartbeat(url=receiver.url, every_s=60)
 
-    assert [beat(later(second)) for second in (0, 1, 59, 60, 61, 200, 201)] == [
+    assert [send_if_due(later(second)) for second in (0, 1, 59, 60, 61, 200, 201)] == [
         True,
         False,
         False,
@@ -42,22 +42,22 @@ def test_a_heartbeat_is_sent_when_it_is_due_and_once(at_noon, receiver):
     assert heartbeat().sent_at == later(200)
 
 
-@pytest.mark.parametrize("what", ["scraping", "evaluating", "delivering"])
-def test_no_heartbeat_while_telemetry_is_late(at_noon, receiver, pool, settings, what):
+@pytest.mark.parametrize("work", ["scraping", "evaluating", "delivering"])
+def test_no_heartbeat_while_telemetry_is_late(at_noon, receiver, pool, settings, work):
     set_heartbeat(url=receiver.url, every_s=10)
     late = later(3 * max(settings.SCRAPE_INTERVAL_S, 5) * 2)
-    if what == "scraping":
+    if work == "scraping":
         ScrapeShard.objects.create(number=0, due_at=T0, lag_s=0)
-    elif what == "evaluating":
+    elif work == "evaluating":
         AlertRule.objects.update(evaluated_at=T0)
     else:
         test_send(create_channel("ops", config={"url": receiver.url}))
 
-    assert beat(late) is False
+    assert send_if_due(late) is False
     assert receiver.received == []
-    assert what in heartbeat().withheld
-    assert [words.startswith(what) for words in overdue_work(late)] == [True]
-    assert beat(T0 + timedelta(seconds=12)) is False  # not due yet: it was that one's turn
+    assert work in heartbeat().withheld
+    assert [text.startswith(work) for text in overdue_work(late)] == [True]
+    assert send_if_due(T0 + timedelta(seconds=12)) is False  # not due: the withheld heartbeat counts
 
 
 def test_a_waiting_message_is_not_late(at_noon, pool, receiver):
@@ -71,18 +71,18 @@ def test_a_failed_heartbeat_is_shown_and_retried(at_noon, receiver):
     receiver.replies = [Reply(503)]
     set_heartbeat(url=receiver.url, every_s=10)
 
-    assert beat(T0) is False
+    assert send_if_due(T0) is False
     assert (heartbeat().error, heartbeat().failed_at) == ("it responded with status 503", T0)
-    assert beat(later(10)) is True
+    assert send_if_due(later(10)) is True
 
 
 def test_the_heartbeat_url_is_encrypted_kept_and_never_shown(at_noon, receiver):
     set_heartbeat(url=receiver.url, every_s=10)
-    found = set_heartbeat(url="", every_s=20)
+    changed = set_heartbeat(url="", every_s=20)
 
     assert b"s3cret-path" not in bytes(Heartbeat.objects.get().encrypted)
-    assert target(found) == f"{receiver.origin}/..."
-    assert beat(T0) is True
+    assert masked_url(changed) == f"{receiver.origin}/..."
+    assert send_if_due(T0) is True
 
 
 @pytest.mark.parametrize("given", [{"url": ""}, {"url": "ftp://x"}, {"url": "https://x/", "every_s": 9}])
@@ -96,7 +96,7 @@ def fire(pool, **changes):
     return Alert.objects.create(rule=rule, pool=pool, state="firing", started_at=T0, last_breach_at=T0, **changes)
 
 
-def told(channel, alert, state="delivered", kind="firing"):
+def notified(channel, alert, state="delivered", kind="firing"):
     Notification.objects.create(
         channel=channel,
         kind=kind,
@@ -111,16 +111,16 @@ def told(channel, alert, state="delivered", kind="firing"):
 
 def test_only_delivered_firing_alerts_are_resent(pool, receiver):
     am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
-    told(create_channel("hook", config={"url": receiver.url}), alert := fire(pool))
-    assert resend_firing(T0) == 0  # it has not arrived at this one
-    told(am, alert, state="pending")
+    notified(create_channel("hook", config={"url": receiver.url}), alert := fire(pool))
+    assert resend_firing(T0) == 0  # it was not delivered to this channel
+    notified(am, alert, state="pending")
     assert resend_firing(T0) == 0
 
     Notification.objects.filter(channel=am).update(state="delivered")
-    told(am, alert, kind="repeated")
+    notified(am, alert, kind="repeated")
     assert resend_firing(T0) == 1
     (got,) = receiver.received
-    assert [one["annotations"]["summary"] for one in got.payload] == ["repeated delivered"]
+    assert [alert["annotations"]["summary"] for alert in got.payload] == ["repeated delivered"]
     assert got.path == "/api/v2/alerts"
 
     Alert.objects.update(state="resolved")
@@ -129,7 +129,7 @@ def test_only_delivered_firing_alerts_are_resent(pool, receiver):
 
 def test_a_failed_resend_is_shown_at_the_channel(pool, receiver):
     am = create_channel("am", kind="alertmanager", config={"url": receiver.origin})
-    told(am, fire(pool))
+    notified(am, fire(pool))
     receiver.replies = [Reply(500)]
 
     resend_firing(T0)

@@ -1,4 +1,4 @@
-"""Deliveries while somebody changes the channels: real commits on real connections that meet where they once stuck."""
+"""Deliveries concurrent with changes of channels, on real connections: locks are taken in one order."""
 
 from contextlib import contextmanager
 
@@ -18,7 +18,7 @@ from telemetry.services.notifications.channels import create_channel, delete_cha
 from tests.conftest import wait_until
 from tests.controlplane.threads import TIMEOUT_S, in_thread, waiting
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.notifications.scripted import Scripted, told
+from tests.telemetry.services.notifications.scripted import ScriptedSender, queue_messages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,8 +29,8 @@ def channel():
 
 
 @contextmanager
-def nobody_writes_to_the_audit_log():
-    """Whoever wants to waits, with the locks that it has by then."""
+def audit_log_locked():
+    """Hold the audit log's lock, so that transactions that write to it wait with the locks that they hold."""
     with connection.cursor() as cursor:
         cursor.execute("select pg_advisory_lock(%s)", [AUDIT])
         try:
@@ -39,7 +39,7 @@ def nobody_writes_to_the_audit_log():
             cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
 
 
-def until_waiting(number):
+def wait_for_lock_waiters(number):
     wait_until(lambda: len(waiting()) == number, TIMEOUT_S, f"{number} transactions to wait for a lock")
 
 
@@ -51,12 +51,12 @@ def deadlocks():
 
 
 def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
-    told(channel, "firing")
+    queue_messages(channel, "firing")
     claim, before = outbox.claim_next(T0), deadlocks()
-    with nobody_writes_to_the_audit_log(), in_thread(lambda: delete_channel(channel)) as deleting:
-        until_waiting(1)
+    with audit_log_locked(), in_thread(lambda: delete_channel(channel)) as deleting:
+        wait_for_lock_waiters(1)
         with in_thread(lambda: outbox.record_outcome(claim, outbox.Outcome(200, 0.1), T0)) as recording:
-            until_waiting(2)
+            wait_for_lock_waiters(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
             deleting.join(TIMEOUT_S)
@@ -68,13 +68,13 @@ def test_recording_a_result_waits_for_the_deletion_of_its_channel(channel):
 
 def test_a_notice_waits_for_the_deletion_of_another_channel(channel):
     other = create_channel("chat", config={"url": "https://hooks.example/y"})
-    told(channel, "firing")
+    queue_messages(channel, "firing")
     claim, before = outbox.claim_next(T0), deadlocks()
     gone = outbox.Outcome(410, 0.1, DeliveryError("it responded with status 410", retryable=False, gone=True))
-    with nobody_writes_to_the_audit_log(), in_thread(lambda: outbox.record_outcome(claim, gone, T0)) as recording:
-        until_waiting(1)
+    with audit_log_locked(), in_thread(lambda: outbox.record_outcome(claim, gone, T0)) as recording:
+        wait_for_lock_waiters(1)
         with in_thread(lambda: delete_channel(other)) as deleting:
-            until_waiting(2)
+            wait_for_lock_waiters(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
             recording.join(TIMEOUT_S)
@@ -90,23 +90,23 @@ def test_a_notification_during_a_deletion_goes_to_the_other_channels(channel):
     alert = Alert.objects.create(rule=rule, pool=rule.pool, state="firing", started_at=T0, last_breach_at=T0)
     payloads = {alert.pk: {"type": "alert.firing", "data": {"alert": alert.pk, "labels": {}}}}
 
-    def tell():
+    def notify():
         with transaction.atomic():
             enqueue(payloads, NotificationKind.TEST, T0)
 
-    with nobody_writes_to_the_audit_log(), in_thread(lambda: delete_channel(channel)) as deleting:
-        until_waiting(1)
-        with in_thread(tell) as telling:
-            until_waiting(2)
+    with audit_log_locked(), in_thread(lambda: delete_channel(channel)) as deleting:
+        wait_for_lock_waiters(1)
+        with in_thread(notify) as notifying:
+            wait_for_lock_waiters(2)
             with connection.cursor() as cursor:
                 cursor.execute("select pg_advisory_unlock(%s)", [AUDIT])
             deleting.join(TIMEOUT_S)
-            telling.join(TIMEOUT_S)
+            notifying.join(TIMEOUT_S)
     assert list(Notification.objects.values_list("channel__name", flat=True)) == ["chat"]
 
 
 def test_a_channel_is_deleted_while_its_message_is_claimed(channel):
-    told(channel, "firing")
+    queue_messages(channel, "firing")
     with in_thread_after_commit(channel) as claim:
         assert claim is not None
     assert not Channel.objects.exists()
@@ -115,55 +115,55 @@ def test_a_channel_is_deleted_while_its_message_is_claimed(channel):
 
 @contextmanager
 def in_thread_after_commit(channel):
-    """Claim a message, and commit once somebody who deletes the channel waits for it."""
+    """Claim a message, and commit when the deletion of its channel waits for the claim."""
     with transaction.atomic():
         claim = outbox.claim_next(T0)
         deleting = in_thread(lambda: delete_channel(channel))
         deleting.__enter__()
-        until_waiting(1)
+        wait_for_lock_waiters(1)
     yield claim
     deleting.__exit__(None, None, None)
 
 
-# --- what PostgreSQL ends is run again ---------------------------------------------------------------------
+# --- retries after a conflict ---------------------------------------------------------------------
 
 
 def test_a_deadlock_is_retried():
     rows = [create_channel(name, config={"url": "https://hooks.example/x"}).pk for name in ("a", "b")]
-    before, tries = deadlocks(), []
+    before, attempts = deadlocks(), []
 
     @retry_on_conflict
     @transaction.atomic
     def lock(first, second, meet):
-        tries.append(first)
+        attempts.append(first)
         list(Channel.objects.select_for_update().filter(pk=first))
         meet(first)
         list(Channel.objects.select_for_update().filter(pk=second))
 
     def when_both_hold_one(_first):
-        wait_until(lambda: len(set(tries)) == 2, TIMEOUT_S, "the other one to begin")
+        wait_until(lambda: len(set(attempts)) == 2, TIMEOUT_S, "the other one to begin")
 
     with in_thread(lambda: lock(*rows, when_both_hold_one)), in_thread(lambda: lock(*rows[::-1], when_both_hold_one)):
         pass
-    assert len(tries) == 2 + (deadlocks() - before)
+    assert len(attempts) == 2 + (deadlocks() - before)
 
 
 def test_retries_after_a_conflict_are_limited():
-    tries = []
+    attempts = []
 
     @retry_on_conflict
     @transaction.atomic
     def ended():
-        tries.append(1)
+        attempts.append(1)
         with connection.cursor() as cursor:
             cursor.execute("do $$ begin raise exception using errcode = '40P01'; end $$")
 
     with pytest.raises(OperationalError):
         ended()
-    assert len(tries) == ATTEMPTS
+    assert len(attempts) == ATTEMPTS
     with pytest.raises(OperationalError), transaction.atomic():
         ended()
-    assert len(tries) == ATTEMPTS + 1, "a part of somebody else's transaction is not run again"
+    assert len(attempts) == ATTEMPTS + 1, "a part of somebody else's transaction is not run again"
 
 
 def test_an_unrecorded_result_does_not_end_the_run(channel, caplog):
@@ -174,9 +174,9 @@ def test_an_unrecorded_result_does_not_end_the_run(channel, caplog):
         )
         cursor.execute("create trigger ends before update on telemetry_deliveryattempt execute function ends()")
     try:
-        told(channel, "firing")
-        told(channel, "firing", alert=8)
-        assert outbox.deliver_due(lambda: T0, Scripted()) == 2
+        queue_messages(channel, "firing")
+        queue_messages(channel, "firing", alert=8)
+        assert outbox.deliver_due(lambda: T0, ScriptedSender()) == 2
     finally:
         with connection.cursor() as cursor:
             cursor.execute("drop trigger ends on telemetry_deliveryattempt")

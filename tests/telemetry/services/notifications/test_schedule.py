@@ -1,4 +1,4 @@
-"""At least once, under the same id: retries, days of absence, and what is given up."""
+"""Retry schedule of the outbox, disabled channels, and replays under the same id."""
 
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ from telemetry.services.notifications.channels import create_channel, test_send,
 from telemetry.services.notifications.outbox import deliveries, replay
 from tests.fakes.fake_webhook_receiver import Reply
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.notifications.scripted import Scripted, away, told
+from tests.telemetry.services.notifications.scripted import ScriptedSender, connection_error, queue_messages
 
 pytestmark = pytest.mark.django_db
 
@@ -31,13 +31,13 @@ def test_a_message_is_delivered_once_and_the_log_says_how(queued, receiver, cloc
 
 def test_retries_follow_the_schedule_under_one_id(queued, clock):
     """R18: at once, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
-    sender = Scripted(*[away() for _ in range(20)])
+    sender = ScriptedSender(*[connection_error() for _ in range(20)])
     waits = []
     while not deliveries()[0].finished_at:
-        asked_at = clock.now
+        sent_at = clock.now
         assert outbox.deliver_due(clock, sender) == 1
         notification = Notification.objects.get()
-        waits.append((notification.next_at - asked_at).total_seconds())
+        waits.append((notification.next_at - sent_at).total_seconds())
         clock.forward(waits[-1] - 0.001)
         assert outbox.deliver_due(clock, sender) == 0
         clock.forward(0.001)
@@ -49,7 +49,7 @@ def test_retries_follow_the_schedule_under_one_id(queued, clock):
 
 
 def test_a_receiver_that_returns_after_three_days_gets_the_message(queued, clock):
-    sender = Scripted(*[away() for _ in range(9)])
+    sender = ScriptedSender(*[connection_error() for _ in range(9)])
     while Notification.objects.get().state == "pending":
         clock.now = max(clock.now, Notification.objects.get().next_at)
         outbox.deliver_due(clock, sender)
@@ -87,7 +87,7 @@ def test_status_410_disables_the_channel(queued, channel, receiver, clock):
 
 def test_an_exception_in_a_channel_is_a_failed_attempt(queued, channel, clock):
     test_send(channel)
-    sender = Scripted(KeyError("oops"))
+    sender = ScriptedSender(KeyError("oops"))
 
     assert outbox.deliver_due(clock, sender) == 2
     assert sorted(Notification.objects.values_list("state", flat=True)) == ["delivered", "pending"]
@@ -99,9 +99,9 @@ def test_a_failing_channel_is_disabled_and_its_owner_notified(channel, clock, dj
     doomed = create_channel("doomed", config={"url": "https://hooks.example/x"}, by=owner)
     mail = {"recipients": "a@example.org", "sender": "w@example.org", "host": "smtp.example.org"}
     create_channel("mail", kind="email", config=mail)
-    told(doomed, "firing")
-    for _ in range(outbox.LAST_ATTEMPT):
-        outbox.deliver_due(clock, Scripted(away()))
+    queue_messages(doomed, "firing")
+    for _ in range(outbox.MAX_ATTEMPTS):
+        outbox.deliver_due(clock, ScriptedSender(connection_error()))
         doomed.refresh_from_db()
         if doomed.enabled:
             clock.now = Notification.objects.get().next_at
@@ -111,7 +111,7 @@ def test_a_failing_channel_is_disabled_and_its_owner_notified(channel, clock, dj
     assert "was not delivered" in doomed.disabled_reason
     assert clock.now - T0 > timedelta(days=3)
     notices = Notification.objects.filter(kind="notice").order_by("channel__name")
-    assert [(one.channel.name, one.payload["data"].get("also_to")) for one in notices] == [
+    assert [(notice.channel.name, notice.payload["data"].get("also_to")) for notice in notices] == [
         ("mail", ["olga@example.org"]),
         ("ops", None),
     ]
@@ -129,13 +129,13 @@ def test_a_disabled_channel_sends_only_tests(channel, receiver, clock, queued):
 
 
 def test_an_enabled_channel_sends_its_pending_messages(channel, clock, time_machine):
-    (waiting,) = told(channel, "firing")
+    (waiting,) = queue_messages(channel, "firing")
     Notification.objects.update(attempts=9, next_at=T0 + timedelta(days=1))
     update_channel(channel, enabled=False)
     time_machine.move_to(T0, tick=False)
     update_channel(channel, enabled=True)
 
-    assert outbox.deliver_due(clock, Scripted(away())) == 1
+    assert outbox.deliver_due(clock, ScriptedSender(connection_error())) == 1
     waiting.refresh_from_db()
     assert (waiting.state, waiting.next_at) == ("pending", T0 + timedelta(seconds=5))
 
@@ -150,9 +150,9 @@ def test_a_replay_sends_the_same_id_again(queued, receiver, clock):
 
 
 def test_a_replayed_message_restarts_its_schedule(queued, clock):
-    outbox.deliver_due(clock, Scripted(*[DeliveryError("no", retryable=False)]))
+    outbox.deliver_due(clock, ScriptedSender(*[DeliveryError("no", retryable=False)]))
     replay(Notification.objects.get(), clock())
-    outbox.deliver_due(clock, Scripted(away()))
+    outbox.deliver_due(clock, ScriptedSender(connection_error()))
 
     assert (Notification.objects.get().next_at - clock()).total_seconds() == 5
 

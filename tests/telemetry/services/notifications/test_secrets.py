@@ -1,4 +1,4 @@
-"""What a channel keeps secret: encrypted at rest, shown to nobody, changed without losing a message."""
+"""Secrets of channels: encrypted at rest, in no response or log, and rotated without losing a message."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -32,10 +32,10 @@ def test_the_log_has_responses_without_secrets(queued, channel, receiver, clock)
 
 
 def test_a_rotated_secret_signs_together_with_the_old_one(channel, receiver, clock):
-    former = open_config(channel)["secret"]
-    fresh = rotate_secret(channel)
+    old_secret = open_config(channel)["secret"]
+    new_secret = rotate_secret(channel)
     channel.refresh_from_db()
-    assert (open_config(channel)["secret"], open_config(channel)["previous_secret"]) == (fresh, former)
+    assert (open_config(channel)["secret"], open_config(channel)["previous_secret"]) == (new_secret, old_secret)
     test_send(channel)
     outbox.deliver_due(clock_now)
     update_channel(channel, config={"previous_secret": None})

@@ -1,4 +1,4 @@
-"""The REST API of telemetry, through its addresses."""
+"""REST API of series, alert rules, alerts, silences, channels and deliveries."""
 
 import json
 from datetime import timedelta
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.django_db
 ROOT = "/api/v1"
 
 
-def chart(api, **query):
+def get_series(api, **query):
     return api.get(f"{ROOT}/series", {"from": T0.isoformat(), "to": (T0 + timedelta(seconds=30)).isoformat(), **query})
 
 
-def test_a_chart_as_json_with_a_reason_for_each_gap(api, pool):
+def test_a_series_has_a_reason_for_each_gap(api, pool):
     r1 = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
     engine_reading(r1, T0 + timedelta(seconds=10), queries=10, hits=5)
     gap(r1, T0 + timedelta(seconds=20))
 
-    answer = chart(api, metric="hit_rate", by="replica", pool="chat", step=10)
+    response = get_series(api, metric="hit_rate", by="replica", pool="chat", step=10)
 
-    assert answer.status_code == 200
-    body = answer.json()
+    assert response.status_code == 200
+    body = response.json()
     assert (body["metric"], body["by"], body["step_s"]) == ("hit_rate", "replica", 10)
     (line,) = body["series"]
     assert [(point["value"], point["state"]) for point in line["points"]] == [
@@ -43,15 +43,15 @@ def test_a_chart_as_json_with_a_reason_for_each_gap(api, pool):
     assert line["points"][0]["at"] == "2031-03-04T12:00:00Z"
 
 
-def test_a_quantile_above_the_last_edge_has_no_end_in_json(api, pool):
+def test_a_quantile_above_the_last_bucket_has_no_upper_bound(api, pool):
     r1 = add_replica(pool, name="r1", url="http://127.0.0.1:9101")
     engine_reading(r1, T0 + timedelta(seconds=10), queries=10, hits=5, ttft={4: 3})
 
-    answer = chart(api, metric="ttft", step=10)
+    response = get_series(api, metric="ttft", step=10)
 
-    point = answer.json()["series"][0]["points"][0]
+    point = response.json()["series"][0]["points"][0]
     assert (point["value"], point["low"], point["high"]) == (5.0, 5.0, None)
-    json.loads(answer.content, parse_constant=pytest.fail)  # no Infinity, no NaN
+    json.loads(response.content, parse_constant=pytest.fail)  # no Infinity, no NaN
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_quantile_above_the_last_edge_has_no_end_in_json(api, pool):
 )
 def test_every_metric_can_be_drawn(api, pool, metric):
     for by in CHARTS[metric]:
-        assert chart(api, metric=metric, by=by).status_code == 200
+        assert get_series(api, metric=metric, by=by).status_code == 200
 
 
-def drawn(api, **query):
+def series_values(api, **query):
     """The values of each line, by its label."""
-    answer = chart(api, pool="chat", step=10, **query).json()
-    return {line["label"]: [point["value"] for point in line["points"]] for line in answer["series"]}
+    body = get_series(api, pool="chat", step=10, **query).json()
+    return {line["label"]: [point["value"] for point in line["points"]] for line in body["series"]}
 
 
 def test_requests_errors_and_tokens_are_sums_over_each_step(api, pool):
@@ -74,27 +74,27 @@ def test_requests_errors_and_tokens_are_sums_over_each_step(api, pool):
     for at in (5, 15):
         router_scraped(router, T0 + timedelta(seconds=at))
     first = T0 + timedelta(seconds=5)
-    told = {"usage_reported": 1, "prompt_tokens": 90, "cached_tokens": 60}
-    route_reading(router, first, group="coding", requests=5, ok_requests=3, replica_error_requests=2, **told)
+    reported = {"usage_reported": 1, "prompt_tokens": 90, "cached_tokens": 60}
+    route_reading(router, first, group="coding", requests=5, ok_requests=3, replica_error_requests=2, **reported)
     route_reading(router, first, group="", requests=4, ok_requests=4)
 
-    # read and quiet is 0; not read is unknown, and so are tokens that no response told
-    assert drawn(api, metric="requests") == {"coding": [5, 0, None], "no group": [4, 0, None]}
-    assert drawn(api, metric="requests", by="pool") == {"chat": [9, 0, None]}
-    assert drawn(api, metric="errors", by="pool") == {"chat": [2, 0, None]}
-    assert drawn(api, metric="prompt_tokens") == {"coding": [90, 0, None], "no group": [None, 0, None]}
-    assert drawn(api, metric="cached_tokens", by="pool") == {"chat": [60, 0, None]}
+    # 0 in a step that was scraped without requests; unknown in a step that was not scraped, or without reported tokens
+    assert series_values(api, metric="requests") == {"coding": [5, 0, None], "no group": [4, 0, None]}
+    assert series_values(api, metric="requests", by="pool") == {"chat": [9, 0, None]}
+    assert series_values(api, metric="errors", by="pool") == {"chat": [2, 0, None]}
+    assert series_values(api, metric="prompt_tokens") == {"coding": [90, 0, None], "no group": [None, 0, None]}
+    assert series_values(api, metric="cached_tokens", by="pool") == {"chat": [60, 0, None]}
 
 
-def test_latency_of_plain_responses_is_apart_from_that_of_streams(api, pool):
+def test_latency_of_plain_and_streamed_responses_are_separate_series(api, pool):
     router = Router.objects.create(name="router-1", admin_url="http://127.0.0.1:8081", boot="b", last_seen_at=T0)
     route_reading(router, T0 + timedelta(seconds=5), plain={100: 4})
 
-    assert {label: values[0] is not None for label, values in drawn(api, metric="latency").items()} == {
+    assert {label: values[0] is not None for label, values in series_values(api, metric="latency").items()} == {
         "p50 plain (router)": True,
         "p95 plain (router)": True,
     }
-    assert drawn(api, metric="latency", by="streamed")["p50 streamed (router)"] == [None, None, None]
+    assert series_values(api, metric="latency", by="streamed")["p50 streamed (router)"] == [None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -110,41 +110,41 @@ def test_latency_of_plain_responses_is_apart_from_that_of_streams(api, pool):
         ({"metric": "hit_rate", "from": "yesterday"}, "#/from"),
     ],
 )
-def test_a_chart_that_cannot_be_drawn_is_refused_by_field(api, pool, query, pointer):
-    answer = chart(api, **query)
+def test_an_invalid_series_query_is_rejected_by_field(api, pool, query, pointer):
+    response = get_series(api, **query)
 
-    assert answer.status_code == 422
-    assert answer["content-type"].startswith("application/problem+json")
-    assert pointer in [error["pointer"] for error in answer.json()["errors"]]
+    assert response.status_code == 422
+    assert response["content-type"].startswith("application/problem+json")
+    assert pointer in [error["pointer"] for error in response.json()["errors"]]
 
 
-def test_a_rule_is_made_changed_and_removed(api, pool):
-    made = api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "Strict", "settings": {"drop_points": 5}})
-    assert made.status_code == 201
-    address = f"{ROOT}/alert-rules/{made.json()['id']}"
-    assert made.json()["effective_settings"]["bin_s"] == 10
+def test_a_rule_is_created_changed_and_deleted(api, pool):
+    created = api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "Strict", "settings": {"drop_points": 5}})
+    assert created.status_code == 201
+    address = f"{ROOT}/alert-rules/{created.json()['id']}"
+    assert created.json()["effective_settings"]["bin_s"] == 10
 
     changed = api.patch(address, {"settings": {"drop_points": 25}, "enabled": False})
     assert (changed.json()["settings"], changed.json()["enabled"]) == ({"drop_points": 25}, False)
     names = [rule["name"] for rule in api.get(f"{ROOT}/alert-rules").json()["results"]]
-    assert sorted(names) == sorted(["Strict", *(one.name for one in default_rules(5.0))])
+    assert sorted(names) == sorted(["Strict", *(rule.name for rule in default_rules(5.0))])
 
     assert api.delete(address).status_code == 204
     assert api.get(address).status_code == 404
 
 
-def test_settings_that_no_rule_can_have_are_refused_by_field(api, pool):
-    answer = api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "x", "settings": {"drop_points": 0}})
+def test_invalid_rule_settings_are_rejected_by_field(api, pool):
+    response = api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "x", "settings": {"drop_points": 0}})
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"] == [{"pointer": "#/settings/drop_points", "detail": "Expected `float` >= 1.0"}]
+    assert response.status_code == 422
+    assert response.json()["errors"] == [{"pointer": "#/settings/drop_points", "detail": "Expected `float` >= 1.0"}]
 
 
-def test_two_rules_of_a_pool_never_share_a_name(api, pool):
+def test_a_second_rule_of_the_same_name_is_rejected(api, pool):
     assert api.post(f"{ROOT}/alert-rules", {"pool": "chat", "name": "Hit rate drop"}).status_code == 409
 
 
-def test_alerts_are_read_and_narrowed(api, pool):
+def test_alerts_are_listed_and_filtered(api, pool):
     rule = AlertRule.objects.get(kind="hit_rate_drop")
     for state in ("firing", "resolved"):
         Alert.objects.create(rule=rule, pool=pool, state=state, started_at=T0, last_breach_at=T0)
@@ -154,29 +154,29 @@ def test_alerts_are_read_and_narrowed(api, pool):
     assert (firing["state"], firing["rule"]) == ("firing", "Hit rate drop")
 
 
-def test_a_channel_s_secrets_go_in_and_never_come_out(api):
-    made = api.post(f"{ROOT}/channels", {"name": "ops", "config": {"url": "https://hooks.example/s3cret-path"}})
+def test_no_response_but_the_first_has_a_channels_secrets(api):
+    created = api.post(f"{ROOT}/channels", {"name": "ops", "config": {"url": "https://hooks.example/s3cret-path"}})
 
-    assert made.status_code == 201
-    assert made["cache-control"] == "private, no-store"
-    secret = made.json()["secret"]
+    assert created.status_code == 201
+    assert created["cache-control"] == "private, no-store"
+    secret = created.json()["secret"]
     assert secret == open_config(Channel.objects.get())["secret"]
-    address = f"{ROOT}/channels/{made.json()['id']}"
-    for answer in (api.get(address), api.get(f"{ROOT}/channels"), api.patch(address, {"enabled": False})):
-        assert "hooks.example" in answer.content.decode()
-        assert "s3cret-path" not in answer.content.decode()
-        assert secret not in answer.content.decode()
+    address = f"{ROOT}/channels/{created.json()['id']}"
+    for response in (api.get(address), api.get(f"{ROOT}/channels"), api.patch(address, {"enabled": False})):
+        assert "hooks.example" in response.content.decode()
+        assert "s3cret-path" not in response.content.decode()
+        assert secret not in response.content.decode()
 
 
-def test_a_config_that_cannot_be_is_refused_without_repeating_it(api):
-    answer = api.post(f"{ROOT}/channels", {"name": "ops", "config": {"url": "ftp://hooks.example/s3cret-path"}})
+def test_an_invalid_config_is_rejected_without_quoting_it(api):
+    response = api.post(f"{ROOT}/channels", {"name": "ops", "config": {"url": "ftp://hooks.example/s3cret-path"}})
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"] == "#/config/url"
-    assert "s3cret-path" not in answer.content.decode()
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "#/config/url"
+    assert "s3cret-path" not in response.content.decode()
 
 
-def test_a_test_message_can_be_followed_in_the_deliveries_and_replayed(api, receiver):
+def test_a_test_message_is_listed_as_a_delivery_and_can_be_replayed(api, receiver):
     channel = create_channel("ops", config={"url": receiver.url})
 
     sent = api.post(f"{ROOT}/channels/{channel.pk}/test")
@@ -191,7 +191,7 @@ def test_a_test_message_can_be_followed_in_the_deliveries_and_replayed(api, rece
     assert len(receiver.received) == 2
 
 
-def test_reading_needs_a_token_and_changing_the_scope_for_it(client_with, pool):
+def test_reads_need_a_token_and_changes_need_the_write_scope(client_with, pool):
     assert APIClient().get(f"{ROOT}/alerts").status_code == 401
     reader = client_with("read")
     assert reader.get(f"{ROOT}/alert-rules").status_code == 200
@@ -202,31 +202,31 @@ def test_reading_needs_a_token_and_changing_the_scope_for_it(client_with, pool):
 @pytest.mark.parametrize(
     ("address", "queries"), [("alert-rules", 3), ("alerts", 2), ("channels", 3), ("deliveries", 3)]
 )
-def test_lists_cost_the_same_queries_however_long(api, pool, address, queries, django_assert_max_num_queries):
+def test_the_number_of_queries_does_not_grow_with_a_list(api, pool, address, queries, django_assert_max_num_queries):
     rule = AlertRule.objects.get(kind="hit_rate_drop")
     channel = create_channel("ops", config={"url": "https://hooks.example/x"})
     for number in range(5):
         Alert.objects.create(rule=rule, pool=pool, state="resolved", started_at=T0, last_breach_at=T0)
         create_channel(f"c{number}", config={"url": "https://hooks.example/x"})
         outbox.Notification.objects.create(channel=channel, kind="test", payload={}, next_at=T0, created_at=T0)
-    with django_assert_max_num_queries(queries + 2):  # and signing in
+    with django_assert_max_num_queries(queries + 2):  # two for authentication
         assert api.get(f"{ROOT}/{address}").status_code == 200
 
 
-def test_a_rule_of_any_kind_is_narrowed_previewed_and_described(api, pool):
+def test_a_rule_of_another_kind_is_created_filtered_and_previewed(api, pool):
     create_task_group(pool, "coding")
     rule = {"pool": "chat", "name": "Floor", "kind": "hit_rate_floor", "group": "coding", "severity": "critical"}
-    made = api.post(f"{ROOT}/alert-rules", {**rule, "settings": {"floor_ratio": 0.4}, "repeat_s": 0}).json()
-    assert (made["group"], made["severity"], made["repeat_s"]) == ("coding", "critical", 0)
-    assert made["effective_settings"]["floor_ratio"] == 0.4
+    created = api.post(f"{ROOT}/alert-rules", {**rule, "settings": {"floor_ratio": 0.4}, "repeat_s": 0}).json()
+    assert (created["group"], created["severity"], created["repeat_s"]) == ("coding", "critical", 0)
+    assert created["effective_settings"]["floor_ratio"] == 0.4
     assert len(api.get(f"{ROOT}/alert-rules", {"kind": "hit_rate_floor"}).json()["results"]) == 1
 
-    asked = {"pool": "chat", "kind": "hit_rate_drop", "settings": {"days": 0}, "days": 0.1}
-    preview = api.post(f"{ROOT}/alert-rules/preview", asked).json()
+    preview_input = {"pool": "chat", "kind": "hit_rate_drop", "settings": {"days": 0}, "days": 0.1}
+    preview = api.post(f"{ROOT}/alert-rules/preview", preview_input).json()
     assert (preview["fired"], preview["episodes"]) == (0, [])
     assert "too little history" in preview["sentence"]
-    wrong = api.post(f"{ROOT}/alert-rules/preview", {**asked, "settings": {"bin_s": 1}})
-    assert wrong.json()["errors"][0]["pointer"] == "#/settings/bin_s"
+    invalid = api.post(f"{ROOT}/alert-rules/preview", {**preview_input, "settings": {"bin_s": 1}})
+    assert invalid.json()["errors"][0]["pointer"] == "#/settings/bin_s"
 
 
 def test_an_alert_is_acknowledged_and_silenced(api, pool):
@@ -235,19 +235,19 @@ def test_an_alert_is_acknowledged_and_silenced(api, pool):
         rule=rule, pool=pool, state="firing", started_at=T0, last_breach_at=T0, labels={"pool": "chat"}
     )
     address = f"{ROOT}/alerts/{alert.pk}"
-    taken = api.post(f"{address}/acknowledge", {"note": "mine"}).json()
-    assert (taken["acknowledged_by"], taken["steps"][0]["move"]) == ("olga", "acknowledged")
+    acknowledged = api.post(f"{address}/acknowledge", {"note": "looking into it"}).json()
+    assert (acknowledged["acknowledged_by"], acknowledged["steps"][0]["move"]) == ("olga", "acknowledged")
     assert api.post(f"{address}/release").json()["acknowledged_at"] is None
     assert len(api.get(f"{ROOT}/alerts", {"acknowledged": "false"}).json()["results"]) == 1
 
-    matchers = ["pool=chat", {"label": "pool", "op": "!=", "value": "lab, old"}]  # as before: in parts
-    found = api.post(f"{ROOT}/silences/preview", {"matchers": matchers}).json()
-    assert [one["id"] for one in found["alerts"]] == [alert.pk]
-    until = (timezone.now() + timedelta(hours=1)).isoformat()
-    made = api.post(f"{ROOT}/silences", {"matchers": matchers, "ends_at": until, "comment": "work"})
-    assert (made.status_code, made.json()["matchers"]) == (201, ["pool=chat", 'pool!="lab, old"'])
+    matchers = ["pool=chat", {"label": "pool", "op": "!=", "value": "lab, old"}]  # a matcher as an object
+    preview = api.post(f"{ROOT}/silences/preview", {"matchers": matchers}).json()
+    assert [row["id"] for row in preview["alerts"]] == [alert.pk]
+    ends_at = (timezone.now() + timedelta(hours=1)).isoformat()
+    created = api.post(f"{ROOT}/silences", {"matchers": matchers, "ends_at": ends_at, "comment": "work"})
+    assert (created.status_code, created.json()["matchers"]) == (201, ["pool=chat", 'pool!="lab, old"'])
     assert api.post(f"{ROOT}/silences/preview", {"matchers": [7]}).status_code == 422
-    silence = f"{ROOT}/silences/{made.json()['id']}"
+    silence = f"{ROOT}/silences/{created.json()['id']}"
     assert api.patch(silence, {"comment": "more work"}).json()["comment"] == "more work"
     assert api.delete(silence).status_code == 204
     assert api.get(silence).json()["ends_at"] <= timezone.now().isoformat()
