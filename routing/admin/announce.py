@@ -143,8 +143,8 @@ async def reachable_url(url: str, control_plane_url: str) -> str:
     family, _, _, _, address = addresses[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing, but chooses the local address
-        own = probe.getsockname()[0]
-    host = f"[{own}]" if ":" in own else own
+        own_address = probe.getsockname()[0]
+    host = f"[{own_address}]" if ":" in own_address else own_address
     return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
 
 

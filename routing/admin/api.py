@@ -117,13 +117,15 @@ class View(Protocol):
 
 def info_lines(view: View, version: str) -> Iterator[str]:
     """Prometheus text about the router and its active configuration."""
-    yield from header("info", "gauge", "This router.")
+    yield from header("info", "gauge", "Name, version and build of this router.")
     yield f"{PREFIX}info{{{labels(router=view.name, boot=view.boot, **build_info(version))}}} 1"
     applied = view.store.applied
     if applied is not None:
-        yield from header("config_revision", "gauge", "The active configuration.")
+        yield from header("config_revision", "gauge", "Revision of the active configuration.")
         yield f"{PREFIX}config_revision {applied.snapshot.revision}"
-        yield from header("config_applied_timestamp_seconds", "gauge", "Unix time at which it became active.")
+        yield from header(
+            "config_applied_timestamp_seconds", "gauge", "Unix time at which the active configuration was activated."
+        )
         yield f"{PREFIX}config_applied_timestamp_seconds {applied.at.timestamp()}"
 
 
@@ -477,12 +479,12 @@ class RouterView:
     def _token_ratio_lines(self) -> Iterator[str]:
         """The measured tokens per byte of each pool and model with a sample."""
         ratios = self._router.balancer.token_ratios
-        measured = [(labels(pool=pool, model=model), it) for (pool, model), it in ratios.items() if it.samples]
+        measured = [(labels(pool=pool, model=model), ratio) for (pool, model), ratio in ratios.items() if ratio.samples]
         text = "Prompt tokens for each byte of a prompt, measured from reported usage."
         yield from header("tokens_per_byte", "gauge", text)
         for pairs, ratio in measured:
             yield f"{PREFIX}tokens_per_byte{{{pairs}}} {ratio.tokens_per_byte:.6g}"
-        yield from header("tokens_per_byte_samples_total", "counter", "Responses that it was measured from.")
+        yield from header("tokens_per_byte_samples_total", "counter", "Responses whose usage was measured.")
         for pairs, ratio in measured:
             yield f"{PREFIX}tokens_per_byte_samples_total{{{pairs}}} {ratio.samples}"
 
@@ -491,9 +493,9 @@ def _replica_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     gauges: tuple[tuple[str, str, str], ...] = (
         ("replica_up", "health", "Whether a replica passes its health check."),
         ("replica_out", "breaker", "Whether a replica is ejected by its circuit breaker."),
-        ("replica_share_ratio", "share", "Share of its weight that a replica has."),
+        ("replica_share_ratio", "share", "Fraction of its weight that a replica currently has."),
         ("in_flight", "running", "Requests sent to a replica and not ended."),
-        ("waiting_tokens", "waiting_tokens", "Estimated prompt tokens without a first byte yet."),
+        ("waiting_tokens", "waiting_tokens", "Estimated prompt tokens of requests that wait for their first byte."),
     )
     for name, field, text in gauges:
         yield from header(name, "gauge", text)

@@ -83,15 +83,15 @@ class EventSpool:
     def acknowledge(self, events: list[RouterEvent]) -> None:
         """Drop these events."""
         if events:
-            keys = {(it.boot, it.seq) for it in events}
-            remaining = (it for it in self._events if (it.boot, it.seq) not in keys)
+            keys = {(stored.boot, stored.seq) for stored in events}
+            remaining = (stored for stored in self._events if (stored.boot, stored.seq) not in keys)
             self._events = deque(remaining, maxlen=self._capacity)
             self._rewrite()
 
     def _rewrite(self) -> None:
         """Replace the file by one with the present events."""
-        new = self._path.with_suffix(".new")
-        if self._write("wb", self._events, new, replaces=self._path):
+        new_path = self._path.with_suffix(".new")
+        if self._write("wb", self._events, new_path, replaces=self._path):
             self._lines = len(self._events)
 
     def _write(self, mode: str, events: Iterable[RouterEvent], path: Path, *, replaces: Path | None = None) -> bool:

@@ -167,8 +167,8 @@ class AccessControl:
     def carry_over(self, previous: AccessControl) -> None:
         """Continue the previous configuration's budgets: a new configuration is not a new allowance."""
         for digest, grant in self._grants.items():
-            if (old := previous._grants.get(digest)) is not None:
-                grant.carry_over(old)
+            if (previous_grant := previous._grants.get(digest)) is not None:
+                grant.carry_over(previous_grant)
 
 
 def _rate_error(budget: Budget, unit: str, wait_s: float, now: float) -> RejectedRequestError:

@@ -112,8 +112,8 @@ class RequestHead:
         """Serve later requests too, which differ in the values of ``varying``, a part of the ``headers``."""
         self._varying = varying
         self.template = template_of(self.lines, varying) if len(varying) > 1 else None  # a length is not forwarded
-        first = next((header for header in headers if header[0].lower() == b"x-request-id"), None)
-        self.request_id_index = varying.index(first) if first is not None and first in varying else None
+        request_id = next((header for header in headers if header[0].lower() == b"x-request-id"), None)
+        self.request_id_index = varying.index(request_id) if request_id is not None and request_id in varying else None
 
     @property
     def is_cacheable(self) -> bool:
@@ -223,10 +223,10 @@ def _origin_form(target: bytes, host: bytes | None) -> bytes:
     absolute = _absolute(target)
     if absolute is None:
         raise RejectedRequestError(400, "the request target is neither a path nor an absolute URL", must_close=True)
-    authority, rest = absolute.groups()
+    authority, path = absolute.groups()
     if host is None or authority.lower() != host.lower():
         raise RejectedRequestError(421, "the request target names another host", must_close=True)
-    return rest if rest.startswith(b"/") else b"/" + rest
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: Limits) -> None:

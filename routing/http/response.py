@@ -122,17 +122,17 @@ class HeaderCache(Generic[H]):
 
     def _match_latest(self, data: bytes, latest: CachedHead[H]) -> Match[H] | None:
         values: list[bytes] = []
-        at = 0
+        position = 0
         for piece in latest.pieces:
-            if not data.startswith(piece, at):
+            if not data.startswith(piece, position):
                 return None
-            start = at + len(piece)
-            at = data.find(b"\r", start, start + MAX_VALUE_BYTES + 1)
-            if at <= start or data[start] == 0x20 or data[at - 1] == 0x20:
+            start = position + len(piece)
+            position = data.find(b"\r", start, start + MAX_VALUE_BYTES + 1)
+            if position <= start or data[start] == 0x20 or data[position - 1] == 0x20:
                 return None
-            values.append(data[start:at])
-        end = at + len(latest.last)
-        if not data.startswith(latest.last, at) or end + latest.line_count > self._max_bytes:
+            values.append(data[start:position])
+        end = position + len(latest.last)
+        if not data.startswith(latest.last, position) or end + latest.line_count > self._max_bytes:
             return None
         is_whole = values[latest.length_index] == b"%d" % (len(data) - end)
         if not is_whole or (len(values) > 1 and b"".join(values).translate(None, _PRINTABLE)):
@@ -191,11 +191,13 @@ def _pattern(names: Sequence[str]) -> re.Pattern[bytes]:
 
     Each first word of the names is tried once, which takes half the time of trying every name.
     """
-    endings: dict[str, list[str]] = {}
+    remainders_by_word: dict[str, list[str]] = {}
     for name in names:
-        word, dash, rest = name.partition("-")
-        endings.setdefault(word, []).append(_any_case(dash + rest))
-    varying = "|".join(f"{_any_case(word)}(?:{'|'.join(rests)})" for word, rests in endings.items())
+        first_word, hyphen, remainder = name.partition("-")
+        remainders_by_word.setdefault(first_word, []).append(_any_case(hyphen + remainder))
+    varying = "|".join(
+        f"{_any_case(first_word)}(?:{'|'.join(remainders)})" for first_word, remainders in remainders_by_word.items()
+    )
     named = rf"{_any_case('content-length')}: ?(?=[0-9]+\r)|(?:{varying}): ?"
     return re.compile(rf"(\r\n(?:{named}))([!-~](?:[ -~]{{0,510}}[!-~])?)(?=\r\n)".encode())
 

@@ -44,7 +44,7 @@ def is_aborted(response: ParsedResponse) -> bool:
 
 
 def has_abort(body: bytes) -> bool:
-    """The same of a response that is only searched. Generated text cannot match, because of the quotes."""
+    """As ``is_aborted``, without decoding. Generated text cannot match, because JSON escapes its quotes."""
     return b'"abort"' in body and _abort(body) is not None
 
 
@@ -167,8 +167,8 @@ class UsageFilter:
 
     def flush(self) -> bytes:
         """Return the incomplete event that is held back when the stream ends."""
-        held, self._held = self._held, b""
-        return held
+        incomplete_event, self._held = self._held, b""
+        return incomplete_event
 
     def _end_of_long_event(self, data: bytes) -> int:
         """Offset of the end of the long event; below 0 if it is not in ``data``."""

@@ -69,19 +69,19 @@ class Admission:
                 self._check_model(grant, placement.model)
         if parsed is None and (grant is None or grant.groups is None):
             return placement
-        served = self._models.resolve(placement.model)
-        group, _ = self._matcher.group(served, placement)
+        model = self._models.resolve(placement.model)
+        group, _ = self._matcher.group(model, placement)
         if placement.key_groups is not None and group is None:
             raise RejectedRequestError(403, "the request matches no task group that its API key may use")
         if parsed is None:
             return placement
-        caps = self._caps[served.pool.name, group.name if group else ""]
+        caps = self._caps[model.pool.name, group.name if group else ""]
         check_caps(parsed, caps)
         members: dict[str, str | int] = {}
         if caps.max_tokens is not None and (length := length_to_add(parsed, caps.max_tokens)):
             members[length[0]] = length[1]
-        if placement.model is not None and placement.model != served.name:
-            members["model"] = served.name
+        if placement.model is not None and placement.model != model.name:
+            members["model"] = model.name
         if placement.tenant:
             members["cache_salt"] = placement.tenant
         _set_members(request, members)

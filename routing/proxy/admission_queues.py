@@ -145,16 +145,16 @@ class AdmissionQueues:
             return
         queues = [(labels(pool=pool, group=group), *queue) for (pool, group), queue in self._queues.items()]
         yield from header("queue_running", "gauge", "Requests that a limit has admitted and that have not ended.")
-        yield from (f"{PREFIX}queue_running{{{where}}} {queue.running}" for where, queue, _ in queues)
+        yield from (f"{PREFIX}queue_running{{{label_pairs}}} {queue.running}" for label_pairs, queue, _ in queues)
         yield from header("queue_waiting", "gauge", "Requests that wait for a limit.")
-        yield from (f"{PREFIX}queue_waiting{{{where}}} {queue.waiting}" for where, queue, _ in queues)
+        yield from (f"{PREFIX}queue_waiting{{{label_pairs}}} {queue.waiting}" for label_pairs, queue, _ in queues)
         yield from header("queue_seconds", "histogram", "How long admitted requests had waited.")
-        for where, _, waits in queues:
-            yield from waits.lines(f"{PREFIX}queue_seconds", where, is_fine=is_fine)
+        for label_pairs, _, waits in queues:
+            yield from waits.lines(f"{PREFIX}queue_seconds", label_pairs, is_fine=is_fine)
         yield from header("queue_refused_total", "counter", "Requests that a limit rejected, by cause.")
-        for where, queue, _ in queues:
+        for label_pairs, queue, _ in queues:
             for cause, count in queue.rejected.items():
-                yield f'{PREFIX}queue_refused_total{{{where},cause="{cause}"}} {count}'
+                yield f'{PREFIX}queue_refused_total{{{label_pairs},cause="{cause}"}} {count}'
 
 
 def queue_name(key: QueueKey) -> str:

@@ -169,18 +169,18 @@ class RequestReader:
         The parser stops after such a head and takes the body for the other protocol. Java's HTTP client offers HTTP/2
         with every request, body included.
         """
-        rest: bytes | memoryview = data
+        remaining: bytes | memoryview = data
         while True:
             try:
-                self._parser.feed_data(rest)
+                self._parser.feed_data(remaining)
             except HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]  # without a copy: one read may bring many
+                remaining = memoryview(remaining)[upgrade.args[0] :]  # without a copy: one read may bring many
             else:
                 return
-            start = (self._parser.get_method(), self._target, self._parser.get_http_version())
-            head = without_upgrade(*start, self._headers)
+            request_line = (self._parser.get_method(), self._target, self._parser.get_http_version())
+            head = without_upgrade(*request_line, self._headers)
             self._parser = HttpRequestParser(self)
-            self.received_bytes = len(head) + len(rest)
+            self.received_bytes = len(head) + len(remaining)
             self._parser.feed_data(head)
 
     def on_message_begin(self) -> None:
@@ -396,7 +396,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
         elif reader.in_message:
             part = "body" if reader.head else "head"
-            reader.reject(RejectedRequestError(408, f"the request's {part} did not come in time", must_close=True))
+            reader.reject(RejectedRequestError(408, f"the request's {part} did not arrive in time", must_close=True))
             self._advance()
         else:
             self._close()

@@ -54,14 +54,14 @@ class LastKnownGood:
         previous document.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = self._folder / f"{CURRENT}.new"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        new_path = self._folder / f"{CURRENT}.new"
+        with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(b"%b\n%b" % (_header(document), document))
             file.flush()
             os.fsync(file.fileno())
         if _read(self._current) is not None:  # a corrupt one must not replace the last good one
             self._current.replace(self._previous)
-        new.replace(self._current)
+        new_path.replace(self._current)
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -321,12 +321,12 @@ class ConfigStore:
 
     async def _renew_signature(self, snapshot: LoadedSnapshot, active: Applied) -> Applied:
         """Store the signature of a document that is active already, if it is later than the stored one."""
-        new, stored = snapshot.signature, self._signatures.valid_signature(active.snapshot)
-        if new is None or (stored is not None and (stored == new or stored.issued_at > new.issued_at)):
+        received, stored = snapshot.signature, self._signatures.valid_signature(active.snapshot)
+        if received is None or (stored is not None and (stored == received or stored.issued_at > received.issued_at)):
             return active
         await self._save(snapshot, Source.PUSH)
         self.applied = replace(active, snapshot=snapshot)
-        event(logger, "config_signature_renewed", revision=snapshot.revision, expires_at=new.expires_at)
+        event(logger, "config_signature_renewed", revision=snapshot.revision, expires_at=received.expires_at)
         return self.applied
 
     async def _save(self, snapshot: LoadedSnapshot, source: Source) -> None:
@@ -353,7 +353,7 @@ def _is_active(snapshot: LoadedSnapshot, active: LoadedSnapshot) -> bool:
     if (snapshot.revision, snapshot.sha256) == (active.revision, active.sha256):
         return True
     if snapshot.revision == active.revision:
-        reason = f"revision {active.revision} is running with another digest, {active.sha256}"
+        reason = f"revision {active.revision} is active with another digest, {active.sha256}"
     else:
-        reason = f"revision {snapshot.revision} is older than the running one, {active.revision}"
+        reason = f"revision {snapshot.revision} is older than the active one, {active.revision}"
     raise NackError(reason, path="$.revision", revision=snapshot.revision, is_conflict=True)

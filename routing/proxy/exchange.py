@@ -372,17 +372,17 @@ class Exchange:
 
     @property
     def waiting_tokens(self) -> int:
-        """Estimated tokens of its prompt that the replica has to prefill before the first byte."""
+        """Estimated tokens of the prompt that the replica has to prefill before the first byte."""
         return self._ticket.waiting_tokens
 
     @property
     def queued_tokens(self) -> float:
-        """These tokens, and those that the replica had to prefill before them."""
+        """``waiting_tokens``, and the tokens that the replica had to prefill before them."""
         return self._ticket.queued_tokens + self._ticket.waiting_tokens
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimated length of its prompt."""
+        """Estimated length of the prompt, in tokens."""
         return self._record.prompt_tokens_estimate
 
     @log_exceptions

@@ -49,10 +49,10 @@ def retry_cause(head: ResponseHead, body: bytes) -> str | None:
 def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     """The error for the client if a response failed."""
     if failure is Failure.TIMEOUT:
-        return RejectedRequestError(504, f"replica {replica!r} did not answer in time")
+        return RejectedRequestError(504, f"replica {replica!r} did not respond in time")
     if failure is Failure.BAD_RESPONSE:
-        return RejectedRequestError(502, f"replica {replica!r} answered with something that is not HTTP")
-    return RejectedRequestError(502, f"replica {replica!r} closed the connection before its answer was complete")
+        return RejectedRequestError(502, f"replica {replica!r} sent a response that is not valid HTTP")
+    return RejectedRequestError(502, f"replica {replica!r} closed the connection before its response was complete")
 
 
 class RetryState:
@@ -73,20 +73,20 @@ class RetryState:
         self._retried_429 = False
 
     def on_connect_failed(self, reason: str, *, is_local: bool, was_probe: bool) -> Decision | None:
-        """No connection. ``is_local``: the router lacks a resource, which says nothing about the replica."""
+        """Called when no connection was made. ``is_local``: the router lacks a resource; the replica did not fail."""
         if not is_local:
             self._services.checks.on_connect_failed(self._record.replica)
             self._services.breakers.record_connect_failure(ReplicaId(self._record.replica), reason, was_probe=was_probe)
         return self._next(Failure.CONNECT)
 
     def on_response_failed(self, failure: Failure, *, was_probe: bool) -> Decision | None:
-        """The connection failed before the first byte of the response's body."""
+        """Called when the connection failed before the first byte of the response's body."""
         self._services.checks.request_check(self._record.replica)
         self._services.stall_detector.record_failed_response(self._record.replica, failure, was_probe=was_probe)
         return None if failure is Failure.BAD_RESPONSE else self._next(failure)
 
     def on_aborted(self) -> Decision | None:
-        """The engine is stopping and aborted the generation."""
+        """Called when the engine aborted the generation because it is stopping."""
         self._services.checks.request_check(self._record.replica)
         return self._next("aborted")
 
@@ -99,7 +99,7 @@ class RetryState:
         return last or len(self.body) > MAX_BUFFERED_BYTES
 
     def on_error_response(self, head: ResponseHead, *, was_probe: bool) -> Decision | None:
-        """An error response of 429 or more is buffered."""
+        """Called when an error response of 429 or more is buffered."""
         status, cause = head.status, retry_cause(head, self.body)
         replica, services = self._record.replica, self._services
         if status == GATEWAY_TIMEOUT:

@@ -47,9 +47,9 @@ async def _receive_requests(router: Router) -> None:
     end = router.loop.time() + UPLOADS_S
     received, received_at = -1, 0.0
     while incomplete := [client for client in router.clients if client.awaits_request]:
-        now, before = router.loop.time(), received
+        now, previously_received = router.loop.time(), received
         received = sum(client.received_bytes for client in incomplete)
-        if received != before:
+        if received != previously_received:
             received_at = now
         if now > min(end, received_at + FIRST_BYTE_S):
             _close_idle(router, rejects_incomplete=True)

@@ -76,17 +76,17 @@ class Listener(Protocol):
 
     @property
     def waiting_tokens(self) -> int:
-        """Estimated tokens of its prompt that the replica has to prefill before the first byte."""
+        """Estimated tokens of the prompt that the replica has to prefill before the first byte."""
         ...
 
     @property
     def queued_tokens(self) -> float:
-        """These tokens, and those that the replica had to prefill before them."""
+        """``waiting_tokens``, and the tokens that the replica had to prefill before them."""
         ...
 
     @property
     def prompt_tokens(self) -> int:
-        """Estimated length of its prompt."""
+        """Estimated length of the prompt, in tokens."""
         ...
 
 
@@ -381,11 +381,11 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _is_stale(self) -> bool:
         """Whether the connection ended before the replica saw the request."""
-        before = self._sent_before
-        if self._uses < 2 or self._head is not None or self._head_bytes or before is None:
+        sent_before = self._sent_before
+        if self._uses < 2 or self._head is not None or self._head_bytes or sent_before is None:
             return False
         acknowledged = acknowledged_bytes(self._transport)
-        return acknowledged is not None and acknowledged <= before
+        return acknowledged is not None and acknowledged <= sent_before
 
     def _fail(self, failure: Failure) -> None:
         listener = self._listener

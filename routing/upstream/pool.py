@@ -74,8 +74,8 @@ class Address:
         if self._hides_keys:
             lines += self.authorization
         if rank is not None:
-            others = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
-            lines = b"%bX-data-parallel-rank: %d\r\n" % (b"".join(others), rank)
+            lines_without_rank = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
+            lines = b"%bX-data-parallel-rank: %d\r\n" % (b"".join(lines_without_rank), rank)
         length = b"Content-Length: %d\r\n" % body_bytes if body_bytes or head.method == b"POST" else b""
         return b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\n%b\r\n" % (
             head.method,
@@ -183,23 +183,27 @@ class ConnectionPool:
 
         O(connections).
         """
-        waiting = [it for it in self._open if it.waiting is not None and it.sent_at >= since]
+        waiting = [upstream for upstream in self._open if upstream.waiting is not None and upstream.sent_at >= since]
         return sorted(waiting, key=lambda upstream: upstream.sent_at)
 
     def silences(self, now: float, since: float = 0.0) -> list[float]:
         """Seconds since the last byte of each stream whose client keeps up, of requests sent since then."""
-        return [now - at for it in self._open if (at := it.last_byte_at) and it.sent_at >= since]
+        return [
+            now - last_byte_at
+            for upstream in self._open
+            if (last_byte_at := upstream.last_byte_at) and upstream.sent_at >= since
+        ]
 
     @property
     def streaming_prompt_tokens(self) -> int:
         """Tokens of the prompts whose responses are being streamed. O(connections)."""
-        return sum(listener.prompt_tokens for it in self._open if (listener := it.streaming) is not None)
+        return sum(listener.prompt_tokens for upstream in self._open if (listener := upstream.streaming) is not None)
 
     @property
     def accepts_usage_requests(self) -> bool:
         """Whether the engine has not rejected a usage request within ``USAGE_REJECTED_S``."""
-        at = self._usage_rejected_at
-        return at is None or self._loop.time() - at > USAGE_REJECTED_S
+        rejected_at = self._usage_rejected_at
+        return rejected_at is None or self._loop.time() - rejected_at > USAGE_REJECTED_S
 
     def on_usage_rejected(self) -> bool:
         """Remember that the engine accepted a request only without a usage request; True for the first time."""

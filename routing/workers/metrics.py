@@ -28,7 +28,7 @@ from routing.observability.metrics import (
 
 Rule = Callable[[float, float], float]
 GAUGES: Mapping[str, Rule] = {
-    "warmpath_router_replica_up": min,  # a worker that finds it down sends it nothing
+    "warmpath_router_replica_up": min,  # a worker sends nothing to a replica that it considers down
     "warmpath_router_replica_out": max,  # the same
     "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
@@ -53,37 +53,37 @@ Families = dict[str, Family]
 def parse(text: str) -> Families:
     """The metrics of a worker, with non-cumulative buckets."""
     families: Families = {}
-    family, text_of_next, series, cumulative = Family("", "", {}), "", "", 0.0
+    family, help_text, series, cumulative = Family("", "", {}), "", "", 0.0
     for line in text.splitlines():
         if line.startswith("# HELP "):
-            text_of_next = line.split(" ", 3)[3]
+            help_text = line.split(" ", 3)[3]
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ", 3)
-            family = families[name] = Family(kind, text_of_next, {})
+            family = families[name] = Family(kind, help_text, {})
         elif line:
             key, _, number = line.rpartition(" ")
             value = _number(number)
             if family.kind == "histogram" and 'le="' in key:
-                if (now := key.rpartition('le="')[0]) != series:
-                    series, cumulative = now, 0.0
+                if (series_of_bucket := key.rpartition('le="')[0]) != series:
+                    series, cumulative = series_of_bucket, 0.0
                 value, cumulative = value - cumulative, value
             family.samples[key] = value
     return families
 
 
-def add(total: Families, more: Families, *, gauges: bool = True) -> None:
+def add(total: Families, added: Families, *, gauges: bool = True) -> None:
     """Add metrics to a total; without gauges for exited workers."""
-    for name, family in more.items():
+    for name, family in added.items():
         if family.kind == "gauge" and not gauges:
             continue
-        mine = total.setdefault(name, Family(family.kind, family.text, {})).samples
+        total_samples = total.setdefault(name, Family(family.kind, family.text, {})).samples
         rule = GAUGES.get(name)
         for key, value in family.samples.items():
-            before = mine.get(key)
-            if before is None:
-                mine[key] = value
+            total_value = total_samples.get(key)
+            if total_value is None:
+                total_samples[key] = value
             else:
-                mine[key] = before + value if rule is None else rule(before, value)
+                total_samples[key] = total_value + value if rule is None else rule(total_value, value)
 
 
 def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
@@ -98,7 +98,7 @@ def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
 
 
 def series_key(sample: str) -> SeriesKey:
-    """The label values of a sample that the configuration decides on."""
+    """The labels that identify a configured series: pool, group, replica, policy and revision."""
     values = {match[1]: _escape.sub(_unescaped, match[2]) for match in _label(sample)}
     revision = int(values.get("revision") or 0)
     return (
@@ -114,9 +114,9 @@ def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) 
     """For each series its buckets, cumulative again, then sum and count."""
     buckets: dict[str, dict[float, float]] = {}
     for key, value in samples.items():
-        series, separator, rest = key.rpartition('le="')
+        series, separator, edge_text = key.rpartition('le="')
         if separator:
-            buckets.setdefault(series, {})[float(rest[:-2])] = value
+            buckets.setdefault(series, {})[float(edge_text[:-2])] = value
     for series, fine in buckets.items():
         counts = fine if is_fine else _exposed(fine)
         cumulative = 0.0
@@ -125,7 +125,7 @@ def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) 
             label = "+Inf" if edge == math.inf else repr(edge)
             yield f'{series}le="{label}"}} {_text(cumulative)}'
         labels = series.removeprefix(f"{name}_bucket{{").rstrip(",")
-        totals = [f"{name}_{part}{{{labels}}}" for part in ("sum", "count")]
+        totals = [f"{name}_{suffix}{{{labels}}}" for suffix in ("sum", "count")]
         yield from _sample_lines((key, samples[key]) for key in totals if key in samples)
 
 
@@ -195,4 +195,4 @@ class MergedMetrics:
             if not is_configured[lookup]:
                 left_at[sample] = self._left_at.get(sample, now)
         self._left_at = left_at
-        return {sample for sample, at in left_at.items() if now - at > GRACE_S - _EARLIER_S}
+        return {sample for sample, sample_left_at in left_at.items() if now - sample_left_at > GRACE_S - _EARLIER_S}

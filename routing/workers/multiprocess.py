@@ -66,8 +66,8 @@ class WorkersView:
         supervisor = self._supervisor
         await supervisor.poller.poll(POLL_TIMEOUT_S)
         present = [worker.metrics for worker in supervisor.processes]
-        own = parse("\n".join(process_lines()))
-        total = supervisor.metrics.total([*present, own], supervisor.configuration.series)
+        parent_metrics = parse("\n".join(process_lines()))
+        total = supervisor.metrics.total([*present, parent_metrics], supervisor.configuration.series)
         text = (*info_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))
         return "\n".join(text) + "\n"
 
@@ -93,8 +93,8 @@ class WorkersView:
     async def explain(self, request: bytes) -> dict[str, Any]:
         """The decision that a request would get now, by the next worker; RejectedRequestError if it gets none."""
         workers = self._supervisor.responsive
-        first = next(self._turn) % len(workers) if workers else 0
-        for worker in (*workers[first:], *workers[:first]):
+        start = next(self._turn) % len(workers) if workers else 0
+        for worker in (*workers[start:], *workers[:start]):
             try:
                 return await worker.explain(request)
             except UNREACHABLE:
@@ -134,8 +134,8 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:
-    first, *others = rows
-    return {name: value + sum(row[name] for row in others) for name, value in first.items()}
+    first_row, *other_rows = rows
+    return {name: value + sum(row[name] for row in other_rows) for name, value in first_row.items()}
 
 
 class MultiProcess:

@@ -107,7 +107,7 @@ class WorkerProcess:
             await self.channel.call("listen", slots, timeout_s=CALL_S)
 
     async def explain(self, request: bytes) -> dict[str, Any]:
-        """The decision that a request would get there."""
+        """The decision that a request would get from this worker."""
         try:
             explanation: dict[str, Any] = await self.channel.call("explain", request, timeout_s=CALL_S)
         except CallRejectedError as error:
@@ -116,7 +116,7 @@ class WorkerProcess:
         return explanation
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
-        """Its decisions ``first`` to ``last``, as many as it returned before it became unreachable."""
+        """The worker's decisions ``first`` to ``last``; fewer if the worker became unreachable."""
         rows: list[dict[str, Any]] = []
         with suppress(*UNREACHABLE, CallRejectedError):
             while first <= last:
@@ -128,18 +128,18 @@ class WorkerProcess:
         return rows
 
     async def stop_accepting(self) -> None:
-        """Let it close its listening sockets."""
+        """Make the worker close its listening sockets."""
         self.listening = []
         await self.channel.call("stop_accepting", timeout_s=CALL_S)
 
     async def drain(self, linger_s: float, *, timeout_s: float) -> None:
-        """Let it accept nothing more, wait until it is idle, and read its final state."""
+        """Make the worker stop accepting, wait until it is idle, and read its final state."""
         with suppress(*UNREACHABLE, CallRejectedError):
             await self.channel.call("drain", linger_s, timeout_s=timeout_s)
             await self.poll()
 
     async def retained_decisions(self) -> RetainedDecisions:
-        """A copy of its decisions, to be read after it has exited."""
+        """A copy of the worker's decisions, to be read after the worker has exited."""
         rows: list[dict[str, Any]] = []
         for first in range(self.first, self.last + 1, _CHUNK):
             rows += await self.read(first, min(first + _CHUNK - 1, self.last))
@@ -197,14 +197,14 @@ class WorkerPoller:
 
     async def poll_forever(self) -> None:
         """Poll at intervals."""
-        took_s = 0.0
+        duration_s = 0.0
         while True:
-            await asyncio.sleep(pause_after(took_s))
-            took_s = max(await asyncio.gather(*map(self._check, self._processes())), default=0.0)
+            await asyncio.sleep(pause_after(duration_s))
+            duration_s = max(await asyncio.gather(*map(self._check, self._processes())), default=0.0)
 
     async def poll(self, timeout_s: float) -> None:
         """Poll all workers that are not silent; those that take longer keep their last state."""
-        await asyncio.gather(*(self._poll(it, timeout_s) for it in self._processes() if not it.is_silent))
+        await asyncio.gather(*(self._poll(worker, timeout_s) for worker in self._processes() if not worker.is_silent))
 
     def add_decisions(self, worker: WorkerProcess) -> None:
         """Number a worker's new decisions."""
@@ -216,7 +216,7 @@ class WorkerPoller:
         time, was_silent = asyncio.get_running_loop().time, worker.is_silent
         started_at = time()
         responded = await self._poll(worker, POLL_TIMEOUT_S)
-        took_s = time() - started_at if responded else 0.0
+        duration_s = time() - started_at if responded else 0.0
         worker.missed_polls = 0 if responded else worker.missed_polls + 1
         if worker.missed_polls >= MAX_MISSED_POLLS:
             event(logger, "worker_hangs", level=logging.ERROR, worker=worker.number, pid=worker.process.pid)
@@ -225,7 +225,7 @@ class WorkerPoller:
             name, level = ("worker_silent", logging.WARNING) if worker.is_silent else ("worker_responds", logging.INFO)
             event(logger, name, level=level, worker=worker.number, pid=worker.process.pid)
             await self._on_silence_changed()
-        return took_s
+        return duration_s
 
     async def _poll(self, worker: WorkerProcess, timeout_s: float) -> bool:
         try:
@@ -237,6 +237,6 @@ class WorkerPoller:
         return True
 
 
-def pause_after(took_s: float) -> float:
+def pause_after(duration_s: float) -> float:
     """Seconds until the next poll, by the duration of the last one."""
-    return min(MAX_POLL_S, max(POLL_S, took_s / POLL_SHARE))
+    return min(MAX_POLL_S, max(POLL_S, duration_s / POLL_SHARE))

@@ -27,7 +27,7 @@ class DecisionSource(Protocol):
     last: int  # newest known record
 
     async def read(self, first: int, last: int, ratio: float) -> list[dict[str, Any]]:
-        """The available ones of these, in order, with their number in ``seq`` and a sample of their block hashes."""
+        """The available records ``first`` to ``last``, each with its ``seq`` and a sample of its block hashes."""
         ...
 
 
@@ -44,7 +44,7 @@ class RetainedDecisions:
         return len(self._records)
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
-        """The available ones of these."""
+        """The available records ``first`` to ``last``."""
         records = self._records
         numbers = (number for number in range(first, last + 1) if number in records)
         return [with_block_sample(_decode(records[number]), ratio) for number in numbers]
@@ -90,7 +90,7 @@ class DecisionSequence:
         return len(self._segments)
 
     def add(self, source: DecisionSource, since: int) -> None:
-        """Number a source's records after ``since``, and drop segments whose records it has dropped."""
+        """Number a source's records after ``since``, and drop segments whose records the source has dropped."""
         count = source.last - since
         if count > 0:
             latest = self._segments[-1] if self._segments else None
@@ -99,19 +99,25 @@ class DecisionSequence:
             else:
                 self._segments.append(Segment(self._last + 1, since + 1, count, source))
             self._last += count
-        self._segments = [it for it in self._segments if it.source is not source or it.first + it.count > source.first]
+        self._segments = [
+            segment
+            for segment in self._segments
+            if segment.source is not source or segment.first + segment.count > source.first
+        ]
 
     def replace(self, source: DecisionSource, retained: RetainedDecisions | None) -> None:
-        """Replace a source by its retained records, or drop it."""
+        """Replace a source by its retained records, or mark its records as lost."""
         retained = retained or None  # empty
         for segment in self._segments:
             if segment.source is source:
                 segment.source = retained
         if retained is not None:
             self._retained.append(retained)
-        while sum(map(len, self._retained)) > MAX_RECORDS or sum(it.bytes for it in self._retained) > MAX_BYTES:
+        while (
+            sum(map(len, self._retained)) > MAX_RECORDS or sum(records.bytes for records in self._retained) > MAX_BYTES
+        ):
             self.replace(self._retained.pop(0), None)
-        self._segments = [it for it in self._segments if it.source is not None]
+        self._segments = [segment for segment in self._segments if segment.source is not None]
 
     async def after(self, seq: int, limit: int, ratio: float = 1.0) -> dict[str, Any]:
         """At most ``limit`` records after ``seq``; ``next`` is where to continue, ``dropped`` counts lost records."""
@@ -120,9 +126,9 @@ class DecisionSequence:
         for segment in list(self._segments):
             start, end = max(segment.oldest, seq + 1), min(segment.end, reached)
             while start <= end and len(rows) < limit:
-                last = min(end, start + limit - len(rows) - 1)
-                rows += await segment.read(start, last, ratio)
-                start = last + 1
+                page_end = min(end, start + limit - len(rows) - 1)
+                rows += await segment.read(start, page_end, ratio)
+                start = page_end + 1
             if start <= end:  # the limit
                 reached = max(start - 1, seq)
                 break

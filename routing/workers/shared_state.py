@@ -58,12 +58,12 @@ class LimitsMemory:
     def __init__(self, memory: memoryview, rows: int, fd: int) -> None:
         self.rows = rows
         self._fd = fd
-        ends = [_CELL_BYTES * (RATES + QUEUES * rows * parts) for parts in range(4)]
-        self.rates = memory[: ends[0]].cast("d")
-        self._running = memory[ends[0] : ends[1]].cast("q")
-        self._waiting = memory[ends[1] : ends[2]].cast("q")
-        self._firsts = memory[ends[2] : ends[3]].cast("d")
-        self.ticks = memory[ends[3] :].cast("d")  # when each row's worker last ticked
+        boundaries = [_CELL_BYTES * (RATES + QUEUES * rows * parts) for parts in range(4)]
+        self.rates = memory[: boundaries[0]].cast("d")
+        self._running = memory[boundaries[0] : boundaries[1]].cast("q")
+        self._waiting = memory[boundaries[1] : boundaries[2]].cast("q")
+        self._first_orders = memory[boundaries[2] : boundaries[3]].cast("d")
+        self.ticks = memory[boundaries[3] :].cast("d")  # when each row's worker last ticked
 
     @cached_property
     def lock_fd(self) -> int:
@@ -78,13 +78,13 @@ class LimitsMemory:
         """Waiting requests of each row."""
         return self._waiting[queue * self.rows : (queue + 1) * self.rows]
 
-    def firsts(self, queue: int) -> memoryview[float]:
+    def first_orders(self, queue: int) -> memoryview[float]:
         """Order of the first waiting request of each row; 0 without one."""
-        return self._firsts[queue * self.rows : (queue + 1) * self.rows]
+        return self._first_orders[queue * self.rows : (queue + 1) * self.rows]
 
     def clear(self, row: int) -> None:
         """Release everything that a row's worker held."""
-        for cells in (self._running, self._waiting, self._firsts):
+        for cells in (self._running, self._waiting, self._first_orders):
             for index in range(row, len(cells), self.rows):
                 if cells[index]:
                     cells[index] = 0
@@ -96,7 +96,7 @@ class WorkerPermits:
 
     def __init__(self, memory: LimitsMemory, queue: int, row: int) -> None:
         self._running, self._waiting = memory.running(queue), memory.waiting(queue)
-        self._firsts, self._ticks = memory.firsts(queue), memory.ticks
+        self._first_orders, self._ticks = memory.first_orders(queue), memory.ticks
         self._lock_fd, self._row = memory.lock_fd, row
 
     def acquire(self, limit: int, order: float) -> bool:
@@ -118,7 +118,7 @@ class WorkerPermits:
     def publish_queue(self, waiting: int, order: float) -> None:
         """Publish the number of waiting requests, and the order of the first."""
         self._waiting[self._row] = waiting
-        self._firsts[self._row] = order
+        self._first_orders[self._row] = order
 
     @property
     def running(self) -> int:
@@ -132,10 +132,10 @@ class WorkerPermits:
 
     def _is_behind(self, order: float) -> bool:
         """Whether a request of another worker that ticks comes first."""
-        if max(self._firsts) <= order:
+        if max(self._first_orders) <= order:
             return False
         since = monotonic() - ALIVE_S
-        rows = (row for row, first in enumerate(self._firsts) if first > order and row != self._row)
+        rows = (row for row, first_order in enumerate(self._first_orders) if first_order > order and row != self._row)
         return any(self._ticks[row] > since for row in rows)
 
     def _lock(self) -> bool:
@@ -215,42 +215,43 @@ def first_cell(column: int) -> int:
     return 1 + 2 * column
 
 
-def assign_columns(targets: Iterable[str], before: Mapping[str, int], board: SharedBoard) -> dict[str, int]:
+def assign_columns(targets: Iterable[str], previous_slots: Mapping[str, int], board: SharedBoard) -> dict[str, int]:
     """A column for each target, as long as there are any."""
-    return _assigned(targets, before, filter(board.is_free, range(COLUMNS)))
+    return _assigned(targets, previous_slots, filter(board.is_free, range(COLUMNS)))
 
 
-def assign_queues(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
+def assign_queues(config: RouterConfig, previous_slots: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
     """A slot for each admission queue; the slot of a removed one is free once no request runs there."""
-    free = (queue for queue in range(QUEUES) if not any(memory.running(queue)))
-    return _assigned((queue_name(key) for key, _ in configured_queues(config)), before, free)
+    free_slots = (queue for queue in range(QUEUES) if not any(memory.running(queue)))
+    return _assigned((queue_name(key) for key, _ in configured_queues(config)), previous_slots, free_slots)
 
 
-def assign_rates(config: RouterConfig, before: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
+def assign_rates(config: RouterConfig, previous_slots: Mapping[str, int], memory: LimitsMemory) -> dict[str, int]:
     """A slot for each rate of an API key. A changed rate continues from the level of the previous one."""
     rates = {rate.name: rate for key in (config.access.keys if config.access else ()) for rate in rates_of(key)}
-    slots = _assigned(rates, before, range(RATES))
+    slots = _assigned(rates, previous_slots, range(RATES))
     previous = {
-        (old.digest, old.unit): (old, slot) for old, slot in ((Rate.parse(name), n) for name, n in before.items())
+        (rate.digest, rate.unit): (rate, slot)
+        for rate, slot in ((Rate.parse(name), slot) for name, slot in previous_slots.items())
     }
     now = monotonic()
-    for name in slots.keys() - before.keys():
+    for name in slots.keys() - previous_slots.keys():
         rate = rates[name]
         level = rate.capacity
         if (replaced := previous.get((rate.digest, rate.unit))) is not None:
-            old, slot = replaced
-            level = old.capacity - max(0.0, memory.rates[slot] - now) * old.per_s
+            previous_rate, slot = replaced
+            level = previous_rate.capacity - max(0.0, memory.rates[slot] - now) * previous_rate.per_s
         memory.rates[slots[name]] = full_at(level, rate.per_s, rate.capacity, now)
     return slots
 
 
-def _assigned(names: Iterable[str], before: Mapping[str, int], slots: Iterable[int]) -> dict[str, int]:
+def _assigned(names: Iterable[str], previous_slots: Mapping[str, int], slots: Iterable[int]) -> dict[str, int]:
     """The slot that each name had, or one of ``slots`` that no name had, as long as there are any."""
     distinct = list(dict.fromkeys(names))
-    used = set(before.values())
-    free = (slot for slot in slots if slot not in used)
-    unchanged = {name: before[name] for name in distinct if name in before}
-    return unchanged | dict(zip((name for name in distinct if name not in before), free, strict=False))
+    used = set(previous_slots.values())
+    free_slots = (slot for slot in slots if slot not in used)
+    unchanged = {name: previous_slots[name] for name in distinct if name in previous_slots}
+    return unchanged | dict(zip((name for name in distinct if name not in previous_slots), free_slots, strict=False))
 
 
 class SharedLoads:
@@ -312,13 +313,13 @@ class SharedLoads:
         width, sums = len(self._sums), self._sums
         changed: set[int] = set(range(width)) if self._position is None else set()
         for index, row in enumerate(self._others):
-            before = self._last_read[index]
-            if row[:width] == before:
+            last_cells = self._last_read[index]
+            if row[:width] == last_cells:
                 continue
-            now = self._last_read[index] = memoryview(row[:width].tobytes()).cast("q")
-            for cell, (new, old) in enumerate(zip(now, before, strict=True)):
-                if new != old:
-                    sums[cell] += new - old
+            cells = self._last_read[index] = memoryview(row[:width].tobytes()).cast("q")
+            for cell, (value, last_value) in enumerate(zip(cells, last_cells, strict=True)):
+                if value != last_value:
+                    sums[cell] += value - last_value
                     changed.add(cell)
         if not changed:
             return

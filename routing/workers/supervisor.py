@@ -198,7 +198,7 @@ class Supervisor:
                 if worker not in self._processes:
                     raise OSError(f"worker {slot} exited before it could accept")
                 worker.is_ready = True
-                before, self._slots[slot] = self._slots[slot], worker
+                previous, self._slots[slot] = self._slots[slot], worker
         except (*UNREACHABLE, CallRejectedError) as error:
             raise OSError(f"worker {slot} did not activate the configuration: {error!r}") from None
         finally:
@@ -207,8 +207,8 @@ class Supervisor:
         event(logger, "worker_started", worker=slot, pid=worker.process.pid)
         await self._notify_changed()
         await self._share_sockets()
-        if before is not None and before in self._processes:
-            self._spawn(self._retire(before))
+        if previous is not None and previous in self._processes:
+            self._spawn(self._retire(previous))
 
     async def _start(self, slot: int) -> WorkerProcess:
         """A new worker that responds; OSError if there is none or the router drains."""
@@ -224,13 +224,13 @@ class Supervisor:
         return worker
 
     async def _start_process(self, slot: int) -> WorkerProcess:
-        """A new process, as soon as there is a free row for it."""
+        """A new process, as soon as there is a free row for the process."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._free_rows)
             self._check_not_draining()
             row = self._free_rows.pop()
         own_end, worker_end = socket.socketpair()
-        board, fds = self._board, [[it.fileno() for it in sockets] for sockets in self._sockets]
+        board, fds = self._board, [[listener.fileno() for listener in sockets] for sockets in self._sockets]
         options = WorkerOptions(
             self.name, slot, self.workers, worker_end.fileno(), board.fd, board.rows, row, fds, self._tls
         )
@@ -270,7 +270,7 @@ class Supervisor:
         worker.channel.close()
         if worker in self._processes:
             self._processes.discard(worker)
-            present = [it.metrics for it in self.processes]
+            present = [process.metrics for process in self.processes]
             self.metrics.add_exited(worker.metrics, present, self.configuration.series)
             self.sequence.replace(worker, None)
         await self._release_row(worker.row)
