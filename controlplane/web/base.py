@@ -108,8 +108,8 @@ def int_parameter(request: HttpRequest, name: str) -> int | None:
 
 def first_page(rows: QuerySet[Row], size: int) -> tuple[list[Row], Row | None]:
     """The first ``size`` rows, and the last of them if more rows follow."""
-    found = list(rows[: size + 1])
-    return found[:size], found[size - 1] if len(found) > size else None
+    page = list(rows[: size + 1])
+    return page[:size], page[size - 1] if len(page) > size else None
 
 
 def cursor_after(row: Any) -> str:
@@ -165,8 +165,14 @@ class _Echo:
 def csv_response(filename: str, rows: Iterable[Iterable[Any]], *, stream: bool = True) -> HttpResponseBase:
     """Rows as a CSV file. Text that a spreadsheet would take for a formula is quoted; None is empty."""
     writer = csv.writer(_Echo())
-    lines = (writer.writerow([spreadsheet_safe(it) if isinstance(it, str) else it for it in row]) for row in rows)
+    lines = (
+        writer.writerow([spreadsheet_safe(cell) if isinstance(cell, str) else cell for cell in row]) for row in rows
+    )
     response_class = StreamingHttpResponse if stream else HttpResponse
     response = response_class(lines, content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{filename}"'
     return response
+
+
+def _safe_cell(cell: Any) -> Any:
+    return spreadsheet_safe(cell) if isinstance(cell, str) else cell

@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString
 from controlplane.access.actor import actor_of
 from controlplane.access.rules import needed_role, permits
 from controlplane.accounts.sign_in_methods import is_connected, provider_name, sign_in_url
+from controlplane.services.policies.settings import policy_catalogue
 
 register = template.Library()
 NOTHING = "\u2013"  # an en dash
@@ -56,6 +57,16 @@ _WORDS = {
     "trial": "canary", "live": "active", "withdrawn": "rolled back", "breached": "failed", "muted": "suppressed",
     "refused": "rejected", "holding": "on hold", "dead": "failed",
 }  # fmt: skip
+
+# Transitions of a rollout, as its history shows them.
+_TRANSITIONS = {
+    "publish": "Published", "approve": "Approved", "begin": "Acknowledged by the first router",
+    "widen": "Promoted", "promote": "Promoted", "pause": "Paused", "resume": "Resumed",
+    "hold": "Put on hold", "release": "Hold ended", "complete": "Active on every router", "abort": "Aborted",
+    "supersede": "Superseded", "roll_back": "Rolled back",
+}  # fmt: skip
+
+_ACRONYMS = {"api": "API", "id": "ID", "kv": "KV", "lora": "LoRA", "ttft": "TTFT", "url": "URL"}
 
 # The consequences of a change: words and colour of the badge.
 _IMPACTS = {
@@ -121,8 +132,20 @@ def setting(value: Any) -> str:
 
 @register.filter
 def readable(name: Any) -> str:
-    """A technical name as words: prefix_hash as prefix hash."""
-    return str(name).replace("_", " ")
+    """A technical name as words: max_ttft_p95_growth as max TTFT p95 growth."""
+    return " ".join(_ACRONYMS.get(word, word) for word in str(name).replace("_", " ").split(" "))
+
+
+@register.filter
+def strategy_help(name: str) -> str:
+    """What a strategy does, in one sentence; "" for one that this release does not know."""
+    return next((info.help for info in policy_catalogue() if info.name == name), "")
+
+
+@register.filter
+def transition_words(name: str) -> str:
+    """A transition of a rollout's history, in the past tense."""
+    return _TRANSITIONS.get(name, readable(name).capitalize())
 
 
 @register.filter

@@ -9,7 +9,7 @@ export function ago(seconds) {
   return seconds < 2 ? "just now" : `${Math.floor(seconds)} s ago`;
 }
 
-export function freshen(root = document) {
+export function updateAges(root = document) {
   for (const element of root.querySelectorAll("time[data-ago]")) {
     const text = ago((Date.now() - Date.parse(element.dateTime)) / 1000);
     if (element.textContent !== text) element.textContent = text;
@@ -17,7 +17,7 @@ export function freshen(root = document) {
 }
 
 export function startAges() {
-  freshen();
-  setInterval(() => document.hidden || freshen(), 1000);
-  document.addEventListener("htmx:after:swap", () => freshen());
+  updateAges();
+  setInterval(() => document.hidden || updateAges(), 1000);
+  document.addEventListener("htmx:after:swap", () => updateAges());
 }

@@ -117,7 +117,7 @@ export class Chart {
 
   // Shows why this chart could not be loaded; other charts are not affected.
   failed(why) {
-    const next = this.every ? "It is tried again shortly." : "Reload the page to try again.";
+    const next = this.every ? "Retrying shortly." : "Reload the page to try again.";
     if (this.figure) this.stale(`Not up to date: ${why}. The chart shows data from ${formatTime(this.loadedAt, "second")}. ${next}`);
     else this.note(`The chart could not be loaded: ${why}. ${next}`);
   }

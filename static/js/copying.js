@@ -5,7 +5,7 @@ export function startCopying() {
     button.hidden = false;
     button.addEventListener("click", async () => {
       field.select();
-      say(button, (await writeClipboard(field.value)) ? "Copied" : "Press Ctrl+C");
+      flashLabel(button, (await writeClipboard(field.value)) ? "Copied" : "Press Ctrl+C");
     });
   }
 }
@@ -20,7 +20,7 @@ export async function writeClipboard(text) {
   }
 }
 
-export function say(button, text) {
+export function flashLabel(button, text) {
   const before = button.dataset.label ?? button.textContent;
   button.dataset.label = before;
   button.textContent = text;

@@ -5,10 +5,10 @@ const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, dou
 const places = [...document.querySelectorAll("[data-draw]")];
 
 async function load(place) {
-  const answer = await fetch(place.dataset.draw, { headers: { Accept: "application/json" } });
-  if (answer.redirected) return location.reload();
-  if (!answer.ok) return;
-  place.figure = await answer.json();
+  const response = await fetch(place.dataset.draw, { headers: { Accept: "application/json" } });
+  if (response.redirected) return location.reload();
+  if (!response.ok) return;
+  place.figure = await response.json();
   await draw(place);
 }
 

@@ -40,7 +40,7 @@ export function startLive() {
     let seconds = 0;
     setInterval(() => tick(++seconds), 1000);
   }
-  document.addEventListener("htmx:after:request", (event) => answered(event.detail.ctx, show));
+  document.addEventListener("htmx:after:request", (event) => onResponse(event.detail.ctx, show));
   document.addEventListener("htmx:error", () => show("error"));
   document.addEventListener("livestate", (event) => paused || fixed || show(event.detail));
 }
@@ -56,7 +56,7 @@ function tick(seconds, now = false) {
   }
 }
 
-function answered(ctx, show) {
+function onResponse(ctx, show) {
   const raw = ctx?.response?.raw;
   if (!raw) return;
   if (raw.redirected && new URL(raw.url).pathname.startsWith("/accounts/")) location.reload();

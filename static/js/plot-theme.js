@@ -11,7 +11,7 @@ function colour(name) {
 }
 
 // Shows as many labels of marks as fit side by side; a label without room on the right goes to the left of its mark.
-function apart(layout, width) {
+function visibleLabels(layout, width) {
   const [from, to] = layout.xaxis.range.map((at) => Date.parse(at));
   let free = -Infinity;
   return (layout.annotations ?? []).flatMap((label) => {
@@ -26,7 +26,7 @@ function apart(layout, width) {
 }
 
 // The name of the chart's time zone, at the left edge, clear of the axis labels.
-const clock = (zone, color, margin) => ({ text: zone, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", xshift: -margin, yshift: -4, showarrow: false, font: { size: 10, color } });
+const zoneLabel = (zone, color, margin) => ({ text: zone, xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", xshift: -margin, yshift: -4, showarrow: false, font: { size: 10, color } });
 
 export function themed(layout, width, zone = "") {
   const ink = colour("--ink-2"), line = colour("--line"), surface = colour("--surface"), strong = colour("--ink");
@@ -39,6 +39,6 @@ export function themed(layout, width, zone = "") {
     xaxis: { ...layout.xaxis, ...axis, spikecolor: ink, spikethickness: 1, spikedash: "solid" },
     yaxis: { ...layout.yaxis, ...axis },
     hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: strong, size: 12 }, align: "left" },
-    annotations: [...apart(layout, width).map((label) => ({ ...label, font: { ...label.font, color: strong } })), ...(zone ? [clock(zone, ink, layout.margin.l)] : [])],
+    annotations: [...visibleLabels(layout, width).map((label) => ({ ...label, font: { ...label.font, color: strong } })), ...(zone ? [zoneLabel(zone, ink, layout.margin.l)] : [])],
   };
 }

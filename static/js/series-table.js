@@ -20,7 +20,7 @@ export function table({ data, meta }, zone) {
   for (let step = steps.length - 1; step >= Math.max(0, steps.length - ROWS); step -= 1) {
     const row = body.insertRow();
     row.append(element("th", { scope: "row", textContent: steps[step].replace("T", " ").slice(5, 19) }));
-    for (const line of lines) row.append(element("td", { className: "num", textContent: words((line.customdata ?? line.y)[step], meta.unit) }));
+    for (const line of lines) row.append(element("td", { className: "num", textContent: formatValue((line.customdata ?? line.y)[step], meta.unit) }));
   }
   wrap.append(grid);
   return wrap;
@@ -32,7 +32,7 @@ function times(line) {
   return (line?.y ?? []).map((_, step) => new Date(start + step * line.dx).toISOString());
 }
 
-const words = (value, unit) => (value === null || value === undefined ? "\u2013" : FORMS[unit](value));
+const formatValue = (value, unit) => (value === null || value === undefined ? "\u2013" : FORMS[unit](value));
 
 function element(name, properties = {}) {
   return Object.assign(document.createElement(name), properties);

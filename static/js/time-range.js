@@ -1,6 +1,6 @@
 // Keyboard shortcuts for the time range: t c copies it, t v opens a copied one, also from another tab. The clipboard holds
 // {"from", "to"} as JSON; if it cannot be read, the copy in local storage is used.
-import { writeClipboard, say } from "./copying.js";
+import { writeClipboard, flashLabel } from "./copying.js";
 import { instant, stamp, zoom } from "./view-state.js";
 import { choice } from "./zone.js";
 
@@ -15,7 +15,7 @@ export function startTimeRange() {
   button.hidden = false;
   button.addEventListener("click", async () => {
     await writeClipboard(viewUrl().href);
-    say(button, "Copied");
+    flashLabel(button, "Copied");
   });
   const form = bar.querySelector("[data-short-link]");
   form.addEventListener("submit", () => (form.elements.view.value = viewUrl().pathname + viewUrl().search));
@@ -33,7 +33,7 @@ async function copyRange(bar) {
   const text = JSON.stringify({ from: `${stamp(instant(from))}Z`, to: `${stamp(instant(to))}Z` });
   localStorage.setItem(STORAGE_KEY, text);
   await writeClipboard(text);
-  say(bar.querySelector("[data-copy-link]"), "Range copied");
+  flashLabel(bar.querySelector("[data-copy-link]"), "Range copied");
 }
 
 async function pasteRange() {

@@ -94,8 +94,8 @@ TTFT = Chart(
     "ttft",
     "clock",
     (
-        View("", "Routers", "Time to first token", "seconds", chart_series.ttft_by_router, empty=NO_FIRST_TOKEN),
-        View("engine", "Engines", "Time to first token, by engines", "seconds", chart_series.ttft_by_engine, ENGINES),
+        View("", "Routers", "TTFT", "seconds", chart_series.ttft_by_router, empty=NO_FIRST_TOKEN),
+        View("engine", "Engines", "TTFT by the engines' clock", "seconds", chart_series.ttft_by_engine, ENGINES),
         View(
             "split",
             "Queue and prefill",
@@ -109,7 +109,7 @@ TTFT = Chart(
         View(
             "reuse",
             "By cache use",
-            "Time to first token by cache use",
+            "TTFT by cache use",
             "seconds",
             chart_series.ttft_by_reuse,
             frozenset({FLEET, POOL, GROUP}),
@@ -124,11 +124,11 @@ TTFT = Chart(
             empty="all responses were streamed",
         ),
     ),
-    "Seconds from the arrival of a request to its first token: p50 and p95 over all streamed responses. The band is "
-    "the histogram bucket of the value. By cache use: responses with at least half of the prompt cached, and all "
-    "others. Not streamed: seconds to the end of the response. Engines measure every request on their own clock. "
-    "Queue and prefill: means over finished requests by the engines' clock; their sum is close to the mean time to "
-    "first token.",
+    "TTFT (time to first token): seconds from the arrival of a request to its first token. p50 and p95 over all "
+    "streamed responses; the band is the histogram bucket of the value. By cache use: responses with at least half of "
+    "the prompt cached, and all others. Not streamed: seconds to the end of the response. Engines measure every "
+    "request on their own clock. Queue and prefill: means over finished requests by the engines' clock; their sum is "
+    "close to the mean TTFT.",
 )
 TIERS = Chart(
     "tiers",

@@ -68,7 +68,7 @@ MARKED = {
 }
 MARKER_COLOURS = {"policy": "#d9581a", "bad": "#e0504c", "cold": "#3f86cc", "good": "#4d9c3a", "fleet": "#7f8b98"}
 MAX_LISTED = 6  # events in the text of a mark
-MARKS = 40  # events within a 40th of the chart share a mark
+MARKS_PER_CHART = 40  # events within a 40th of the chart share a mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Marker:
 
 def markers(events: Iterable[Event], window: Window) -> list[Marker]:
     """The marks of a window, ascending. Events close to each other share a mark."""
-    distance = timedelta(seconds=window.length_s / MARKS)
+    distance = timedelta(seconds=window.length_s / MARKS_PER_CHART)
     groups: list[list[Event]] = []
     for event in events:
         if event.kind not in MARKED:
@@ -114,7 +114,7 @@ def _mark_label(event: Event, label: str) -> str:
     return label
 
 
-MOST_LINES = 12
+MAX_LINES = 12
 AXES: dict[str, dict[str, Any]] = {
     "ratio": {"tickformat": ".0%", "range": [0, 1.02], "dtick": 0.25},
     "seconds": {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero"},
@@ -179,11 +179,11 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
 def _drawn(lines: Sequence[Series]) -> tuple[list[tuple[int, Series]], list[Series]]:
     """(lines to draw with their numbers, which determine their colours; the other lines)."""
     numbered = list(enumerate(lines))
-    if len(numbered) <= MOST_LINES:
+    if len(numbered) <= MAX_LINES:
         return numbered, []
     means = {index: mean for index, line in numbered if (mean := _mean(line)) is not None}
     ranked = sorted(means, key=lambda index: means[index])
-    half = MOST_LINES // 2
+    half = MAX_LINES // 2
     kept = {*ranked[:half], *ranked[-half:]}
     return [pair for pair in numbered if pair[0] in kept], [line for index, line in numbered if index not in kept]
 

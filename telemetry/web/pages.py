@@ -79,7 +79,7 @@ def live_context(state: PageState) -> dict[str, Any]:
     """The context of every live part. At most six queries."""
     objective_s = float(view.key) if (view := OBJECTIVE.view(state.query, state.kind)) else 0.0
     return {
-        "asked": state,
+        "page_state": state,
         "objective_s": objective_s,
         "in_time": share_within(state.subject, state.range.now, objective_s),
         "events": events_of(state.subject, state.range.window, MAX_EVENTS)[::-1],

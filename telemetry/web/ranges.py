@@ -28,11 +28,11 @@ PRESETS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 21_600, "24h": 86_400}  # se
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds
 LENGTH = re.compile(r"([1-9][0-9]{0,6})([smhdw])")
 DEFAULT = "15m"
-SHORTEST_S = 60.0
-NOW_S = 60.0  # of tiles
-TABLE_S = 900.0  # of tables, at most
-LONGEST_S = 90 * 86_400.0
-SLOWEST_REFRESH_S = 60
+MIN_RANGE_S = 60.0
+TILES_S = 60.0  # the window of tiles
+MAX_TABLE_S = 900.0
+MAX_RANGE_S = 90 * 86_400.0
+MAX_REFRESH_S = 60
 SHOWN_DEFAULT = "Showing the last 15 minutes."
 NO_GROUP = "-"  # in URLs: requests without a task group; no group can have this name
 
@@ -53,17 +53,17 @@ class TimeRange:
     @property
     def now(self) -> Window:
         """The window of tiles."""
-        return self._last(max(NOW_S, 4 * settings.SCRAPE_INTERVAL_S)) if self.live else self.window
+        return self._last(max(TILES_S, 4 * settings.SCRAPE_INTERVAL_S)) if self.live else self.window
 
     @property
     def table(self) -> Window:
         """The window of tables."""
-        return self._last(min(self.window.length_s, TABLE_S)) if self.live else self.window
+        return self._last(min(self.window.length_s, MAX_TABLE_S)) if self.live else self.window
 
     @property
     def refresh_s(self) -> int:
         """Refresh interval of charts: one step of the chart, at most a minute."""
-        return int(min(max(self.window.step_s, settings.SCRAPE_INTERVAL_S), SLOWEST_REFRESH_S))
+        return int(min(max(self.window.step_s, settings.SCRAPE_INTERVAL_S), MAX_REFRESH_S))
 
     def _last(self, seconds: float) -> Window:
         return Window(self.window.end - timedelta(seconds=seconds), self.window.end, self.window.step_s)
@@ -77,7 +77,7 @@ def requested_range(params: QueryDict) -> TimeRange:
     seconds = length_s(key)
     if seconds is None:
         return _last(DEFAULT, f"{key!r} is not a range; use 90m, 6h or 3d. {SHOWN_DEFAULT}")
-    if not SHORTEST_S <= seconds <= LONGEST_S:
+    if not MIN_RANGE_S <= seconds <= MAX_RANGE_S:
         return _last(DEFAULT, f"A range must be between one minute and 90 days. {SHOWN_DEFAULT}")
     return _last(key, points=_points(params))
 
@@ -107,7 +107,7 @@ def _fixed(params: QueryDict) -> TimeRange:
         seconds = (end - start).total_seconds()
     except (ValueError, OverflowError):
         return _last(DEFAULT, f"The time is invalid; use 2026-01-31T13:45. {SHOWN_DEFAULT}")
-    if not 0 < seconds <= LONGEST_S or start > now:
+    if not 0 < seconds <= MAX_RANGE_S or start > now:
         return _last(
             DEFAULT, f"A range must start in the past, before it ends, and span at most 90 days. {SHOWN_DEFAULT}"
         )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
+from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from controlplane.errors import InvalidError
 from controlplane.web.tags import percent
+from telemetry.alerts.kinds import KINDS
+from telemetry.causes import CauseKind
 from telemetry.lab.chains import format_hash
 from telemetry.lint import PromptStructure, Segment, Volatile
 from telemetry.metrics.windows import PointState
+from telemetry.models import Alert, AlertRule, AlertState, RuleKind
 from telemetry.services.alerts.previews import Episode
 from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
@@ -71,14 +76,71 @@ def notes_of(rows: Iterable[Reconciled]) -> list[tuple[str, list[str]]]:
 
 
 @register.simple_tag
-def verdict_words(verdict: dict[str, Any]) -> SafeString:
-    """The result of a rule's last evaluation."""
+def verdict_words(rule: AlertRule, state: str) -> SafeString:
+    """The result of a rule's last evaluation; ``state`` is that of its alerts: firing, pending or "" for none."""
+    verdict = rule.verdict or {}
     label, colour = _RESULTS.get(verdict.get("answer", ""), ("not evaluated yet", ""))
+    if verdict.get("answer") == "breach" and state == AlertState.PENDING:
+        label, colour = "pending", "warn"
     unit, value, limit = verdict.get("unit", "ratio"), verdict.get("value"), verdict.get("limit")
     text = _NO_DATA_REASONS.get(verdict.get("reason", ""), "")
     if value is not None and limit is not None:
-        text = f"{figure_text(value, unit)}, limit {figure_text(limit, unit)}"
+        text = f"{_value_name(rule, unit)} {figure_text(value, unit)}, limit {figure_text(limit, unit)}"
     return format_html('<span class="badge {}">{}</span> <span class="small muted">{}</span>', colour, label, text)
+
+
+@register.filter
+def value_name(alert: Alert) -> str:
+    """What the value of an alert measures."""
+    return _value_name(alert.rule, alert.unit)
+
+
+def _value_name(rule: AlertRule, unit: str) -> str:
+    if rule.kind == RuleKind.KV_PRESSURE and unit == "count":
+        return "Preemptions per minute"
+    return KINDS[rule.kind].figure
+
+
+@register.filter
+def value_is_current(alert: Alert) -> bool:
+    """Whether the value of an open alert is that of the newest evaluation; otherwise it is that of the last breach."""
+    at = alert.rule.evaluated_at
+    return alert.state != AlertState.RESOLVED and (at is None or at <= alert.last_breach_at)
+
+
+@register.filter
+def newer_evaluation(alert: Alert) -> dict[str, Any] | None:
+    """The newest evaluation of an open alert after its last breach; None if there is none.
+
+    A rule stores only the result of its worst replica, so None also for an alert about one replica.
+    """
+    if alert.state == AlertState.RESOLVED or alert.subject or value_is_current(alert):
+        return None
+    verdict = alert.rule.verdict or {}
+    return {
+        "at": alert.rule.evaluated_at,
+        "value": verdict.get("value"),
+        "unit": verdict.get("unit", alert.unit),
+        "reason": _NO_DATA_REASONS.get(verdict.get("reason", ""), "no result"),
+        "resolves_at": _resolves_at(alert) if verdict.get("answer") == "ok" else None,
+    }
+
+
+def _resolves_at(alert: Alert) -> datetime | None:
+    try:
+        settings = KINDS[alert.rule.kind].read(alert.rule.settings)
+    except InvalidError:
+        return None
+    return alert.last_breach_at + timedelta(seconds=settings.keep_firing_s)
+
+
+@register.simple_tag
+def cause_url(cause: dict[str, Any], policy_ids: dict[str, int]) -> str:
+    """The revision that a cause names, first in its policy's history; "" for any other cause."""
+    if cause.get("kind") != CauseKind.REVISION or cause["evidence"].get("policy") not in policy_ids:
+        return ""
+    url = reverse("controlplane:policy-revisions", args=[policy_ids[cause["evidence"]["policy"]]])
+    return f"{url}?before={cause['evidence']['revision'] + 1}"
 
 
 @register.simple_tag

@@ -41,12 +41,12 @@ def test_pages_of_rows(page, everything):
 # Forms that are sent as they should not be: the address, what is filled in, and the button.
 REFUSED = (
     ("/policies/{policy}/edit/?strategy=prefix_hash", {"Load factor": "0.5"}, "Save draft and review"),
-    ("/policies/{policy}/revert/1/", {"Reason": "", "Type chat to confirm": "Chat"}, "Revert to revision 1"),
+    ("/policies/{policy}/revert/1/", {"Reason": "", "Type chat to confirm": "Chat"}, "Roll back to revision 1"),
     ("/fleet/pools/new/", {"Name": "No Name!"}, "Add pool"),
     ("/fleet/pools/{pool}/replicas/new/", {"Name": "gpu-9", "URL": "nowhere"}, "Add replica"),
     ("/task-groups/new/{pool}/", {"Name": "coding"}, "Add task group"),
     ("/alerts/silences/new/", {"Alerts with": "nonsense"}, "Create silence"),
-    ("/alerts/rules/{rule}/", {"Minimum drop": "soon"}, "Save"),
+    ("/alerts/rules/{rule}/", {"Fire at a drop of": "soon"}, "Save"),
     ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
     ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add server"),

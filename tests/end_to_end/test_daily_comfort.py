@@ -162,7 +162,7 @@ def test_a_copied_link_brings_back_what_was_seen(site, full):
     assert page.evaluate(axis) == seen
 
 
-def test_without_scripts_alerts_are_taken_silenced_and_looked_back_at(site, full):
+def test_alerts_are_acknowledged_silenced_and_filtered_without_scripts(site, full):
     page = site.open(java_script_enabled=False)
     page.goto("/alerts/")
     alert = Alert.objects.get()

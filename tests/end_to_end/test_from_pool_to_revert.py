@@ -48,7 +48,7 @@ def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict
 
 
 @pytest.mark.timeout(240)
-def test_from_the_first_pool_to_going_back(site, complaints):
+def test_from_the_first_pool_to_a_rollback(site, complaints):
     page = site.open(viewport={"width": 1280, "height": 800})
     complaints.listen(page)
 
@@ -71,7 +71,7 @@ def test_from_the_first_pool_to_going_back(site, complaints):
     announce(name="router-1", boot="b1", version="1", admin_url="http://10.0.1.1:8081")
     acknowledge()
 
-    draft_and_try(page, "prefix hash", "agents share a prompt", looked_at)
+    draft_and_try(page, "prefix_hash", "agents share a prompt", looked_at)
     acknowledge()
     page.reload()
     expect(page.get_by_role("heading", name="Canary: 25 % of prefixes")).to_be_visible()
@@ -92,15 +92,15 @@ def test_from_the_first_pool_to_going_back(site, complaints):
     looked_at()
 
     page.goto("/policies/")
-    page.get_by_role("link", name="prefix hash").first.click()
-    page.get_by_role("row", name=re.compile("^r1")).get_by_role("link", name="Revert to this").click()
+    page.get_by_role("link", name="prefix_hash").first.click()
+    page.get_by_role("row", name=re.compile("^r1")).get_by_role("link", name="Roll back").click()
     looked_at()
     page.get_by_label("Reason").fill("the old way was fine")
     page.get_by_label("Type chat to confirm").fill("chat")
-    page.get_by_role("button", name="Revert to revision 1").click()
+    page.get_by_role("button", name="Roll back to revision 1").click()
     acknowledge()
     page.reload()
-    expect(page.get_by_role("heading", name="Active: lowest cost")).to_be_visible()
+    expect(page.get_by_role("heading", name="Active: lowest_cost")).to_be_visible()
     looked_at()
     page.goto("/events/")
     for told in ("Pool chat was created", "gpu-2 was added", "rolled back", "revision 4"):

@@ -56,7 +56,7 @@ def test_from_signing_in_to_the_figures_of_a_replica(site, full, complaints):
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_an_alert_is_taken_and_silenced(site, full, complaints):
+def test_an_alert_is_acknowledged_and_silenced(site, full, complaints):
     page = site.open(viewport={"width": 1280, "height": 800})
     complaints.listen(page)
     page.goto("/fleet/")

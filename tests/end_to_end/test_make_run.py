@@ -159,9 +159,9 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
 
 
 @pytest.mark.timeout(600)
-def test_a_bad_revision_is_tried_on_half_of_the_prefixes_and_taken_back_by_its_guard(stack, rest, page):
+def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack, rest, page):
     page.goto("/policies/")
-    page.get_by_role("link", name="prefix hash").first.click()
+    page.get_by_role("link", name="prefix_hash").first.click()
     page.locator("[data-edit]").click()
     page.locator("a.choice[href='?strategy=random']").click()
     page.get_by_role("button", name="Save draft and review").click()

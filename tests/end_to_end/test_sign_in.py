@@ -38,7 +38,7 @@ def code_of(secret):
     return f"{(struct.unpack('>I', digest[offset : offset + 4])[0] & 0x7FFFFFFF) % 1_000_000:06}"
 
 
-def test_somebody_comes_in_by_the_identity_provider(site, provider, complaints):
+def test_a_user_signs_in_at_the_identity_provider(site, provider, complaints):
     provider.set_groups("ada", "platform")
     page = site.new_context(base_url=site.url).new_page()
     page.goto("/fleet/")
@@ -53,7 +53,7 @@ def test_somebody_comes_in_by_the_identity_provider(site, provider, complaints):
     expect(page.get_by_text("admin of all projects, by group")).to_be_visible()
 
 
-def test_somebody_sets_up_a_second_factor_and_comes_in_with_it(site, complaints):
+def test_a_user_sets_up_a_second_factor_and_signs_in_with_it(site, complaints):
     page = site.open()
     complaints.listen(page)
     page.goto("/accounts/second-factor/")

@@ -20,9 +20,11 @@ from django.db.models import Model
 from controlplane.errors import ControlPlaneError, InvalidError
 from controlplane.schema_fields import SettingInfo, canonical, kinds_of, setting_of, settings_of
 from controlplane.services.policies.settings import StrategyInfo, canonical_settings, policy_catalogue
-from controlplane.web.tags import setting
+from controlplane.web.tags import readable, setting
 
 NONE = "none"
+DEFAULTS_APPLY = "defaults"  # ``Section.unset`` of a section whose defaults apply while it is not set
+ROUTER_DEFAULTS = "router defaults"  # the same, for settings of routers
 UNSET = object()  # the value of an empty setting field
 LONG_TEXT = 1000  # characters; longer texts get a multi-line field
 _NUMBERS = {"number": float, "integer": int}
@@ -87,8 +89,7 @@ class SettingField(forms.CharField):
         super().__init__(
             required=required,
             strip=info.kind != "text",
-            label=label
-            or info.field.removesuffix("_s" if info.unit == "seconds" else "").replace("_", " ").capitalize(),
+            label=label or setting_label(info),
             help_text=help_text or _help(info),
             widget=_widget(info, unset),
         )
@@ -306,13 +307,20 @@ def _pair(line: str) -> dict[str, str]:
     return {"name": name, "model": model}
 
 
+def setting_label(info: SettingInfo) -> str:
+    """The field's name as a label, such as ``Maximum TTFT p95 growth``."""
+    words = readable(info.field.removesuffix("_s" if info.unit == "seconds" else "")).split(" ")
+    words[0] = {"max": "maximum", "min": "minimum"}.get(words[0], words[0])
+    text = " ".join(words)
+    return f"{text[0].upper()}{text[1:]}"
+
+
 def _help(info: SettingInfo) -> str:
-    default = info.default
-    shown = f"{default:,.15g}" if isinstance(default, float | int) else setting(default)
+    default = _default_text(info)
     format_help = {"texts": "one per line", "pairs": "one per line, as name = model"}.get(info.kind, "")
     explains_null = "null" in info.help or info.kind == "texts"
-    no_limit = f"{NONE}: no limit" if info.nullable and default is not None and not explains_null else ""
-    default_text = "" if default in (None, "", []) else f"default {shown}"
+    no_limit = f"{NONE}: no limit" if info.nullable and info.default is not None and not explains_null else ""
+    default_text = f"default {default}" if default else ""
     facts = "; ".join(fact for fact in (range_text(info), format_help, default_text, no_limit) if fact)
     return " ".join(filter(None, (sentence(info.help.replace("null:", f"{NONE}:")), sentence(facts))))
 
@@ -325,4 +333,16 @@ def _widget(info: SettingInfo, unset: str) -> forms.Widget:
         return forms.Textarea({"rows": 2, "autocomplete": "off", "spellcheck": "false"})
     if info.kind == "text" and (info.high or 0) > LONG_TEXT:
         return forms.Textarea({"rows": 4})
-    return forms.TextInput({"inputmode": _INPUT_MODES.get(info.kind, "text"), "autocomplete": "off"})
+    attributes = {"inputmode": _INPUT_MODES.get(info.kind, "text"), "autocomplete": "off"}
+    default = _default_text(info)
+    if default and unset in {"", DEFAULTS_APPLY, ROUTER_DEFAULTS}:
+        attributes |= {"placeholder": default, "data-default": ""}
+    return forms.TextInput(attributes)
+
+
+def _default_text(info: SettingInfo) -> str:
+    """The default as a user would type it; "" if it is empty."""
+    default = info.default
+    if default in (None, "", []):
+        return ""
+    return f"{default:,.15g}" if isinstance(default, float | int) else setting(default)

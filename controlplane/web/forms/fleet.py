@@ -9,11 +9,10 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, TaskGroup
-from controlplane.web.forms.base import Form, Section, SectionedForm, Single
+from controlplane.web.forms.base import ROUTER_DEFAULTS, Form, Section, SectionedForm, Single
 from routing import schema
 
 MODELS = "Served model names, one per line. Empty: the pool accepts any model."
-ROUTER_DEFAULTS = "router defaults"
 NO_LIMIT = "no limit"
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
 

@@ -8,7 +8,7 @@ from django import forms
 
 from controlplane.models import RoutingPolicy
 from controlplane.services.policies.rollout_plans import OBSERVE_S, SHARES, GuardLimits, Plan, RolloutPlan, make_plan
-from controlplane.web.forms.base import Form, Section, SectionedForm
+from controlplane.web.forms.base import DEFAULTS_APPLY, Form, Section, SectionedForm
 
 PLANS = {  # label, description
     Plan.ALL_AT_ONCE: ("All at once", "Active on every router within seconds, without a canary."),
@@ -26,7 +26,7 @@ _DECIMAL = {"inputmode": "decimal", "autocomplete": "off"}
 class PublishForm(SectionedForm):
     """The reason of a publication, its rollout plan and the limits of its analysis."""
 
-    sections = (Section("guard", GuardLimits, "Thresholds", "", "defaults"),)
+    sections = (Section("guard", GuardLimits, "Thresholds", "", DEFAULTS_APPLY),)
     reason = forms.CharField(
         max_length=500, help_text="One sentence for the history, such as: agents share a long system prompt."
     )

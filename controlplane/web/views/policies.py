@@ -96,6 +96,7 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
         "live": live,
         "live_help": strategy,
         "live_settings": _setting_rows(strategy, live.settings) if live and strategy else [],
+        "previous": _previous(history, live),
         "draft": draft,
         "history": history,
         **_delivery(policy),
@@ -105,6 +106,14 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
         context["publish_form"] = PublishForm(policy, initial=initial, comparable=live is not None)
         context |= _impact(policy, live, draft.settings)
     return context
+
+
+def _previous(history: list[PolicyRevision], live: PolicyRevision | None) -> PolicyRevision | None:
+    """The newest revision that was active before the active one and has other settings."""
+    if live is None:
+        return None
+    was_active = (row for row in history if row.state == RevisionState.RETIRED and row.number < live.number)
+    return next((row for row in was_active if row.digest != live.digest), None)
 
 
 def _delivery(policy: RoutingPolicy) -> dict[str, Any]:
@@ -164,8 +173,8 @@ def _concurrent_change(policy: RoutingPolicy, form: SettingsForm, live: PolicyRe
     if live is None or based_on is None or based_on == live.number:
         return {}
     form.rebase(live.number)
-    seen = policy.revisions.filter(number=based_on).first()
-    return {"theirs": live, "their_changes": diff_settings(seen.settings if seen else None, live.settings)}
+    base = policy.revisions.filter(number=based_on).first()
+    return {"theirs": live, "their_changes": diff_settings(base.settings if base else None, live.settings)}
 
 
 @require_POST

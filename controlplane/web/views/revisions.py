@@ -44,7 +44,7 @@ def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
         "states": RevisionState.choices,
         "strategies": [info.name for info in policy_catalogue()],
         "authors": authors.values_list("author__username", flat=True).distinct(),
-        "asked": filters,
+        "filters": filters,
         "filtered": any(filters.values()) or bool(before),
         "offered": _preselected([revision.number for revision in page], live),
     }
@@ -170,10 +170,10 @@ def _effects(before: ConfigSnapshot | None, after: ConfigSnapshot) -> dict[str, 
 
 def _running() -> dict[tuple[int, str], list[Router]]:
     """Routers by the number and digest of the configuration that they report."""
-    found: dict[tuple[int, str], list[Router]] = defaultdict(list)
+    routers: dict[tuple[int, str], list[Router]] = defaultdict(list)
     for router in Router.objects.exclude(running_number=None).order_by("name"):
-        found[router.running_number or 0, router.running_sha256].append(router)
-    return found
+        routers[router.running_number or 0, router.running_sha256].append(router)
+    return routers
 
 
 def _routers_with_unknown_configuration(running: dict[tuple[int, str], list[Router]]) -> list[Router]:

@@ -17,11 +17,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.models import OPEN_ROLLOUTS, RevisionState, Rollout, RolloutState
+from controlplane.schema_fields import SettingInfo
 from controlplane.services.policies import rollouts as services
 from controlplane.services.policies.rollout_plans import describe_stage, guard_catalogue, read_stage
 from controlplane.services.policies.rollout_transitions import TRANSITIONS
 from controlplane.services.policies.rollouts import Progress, RouterProgress, router_progress
 from controlplane.web.base import current_user, errors_as_messages, first_page, int_parameter, render_live, viewable
+from controlplane.web.forms.base import setting_label
 from controlplane.web.forms.policies import PLANS, ReasonForm
 from controlplane.web.tags import percent, seconds, setting
 
@@ -156,7 +158,7 @@ def _context(rollout: Rollout) -> dict[str, Any]:
         "routers": routers,
         "acknowledged": sum(router.progress is Progress.ACKNOWLEDGED for router in routers),
         "waits": _waiting_for(rollout, routers),
-        "limits": [_limit(rollout, info.field, info.unit) for info in guard_catalogue()] if rollout.guard else [],
+        "limits": [_limit(rollout, info) for info in guard_catalogue()] if rollout.guard else [],
         "readings": [_reading(reading) for reading in rollout.readings],
         "unread": _no_readings(rollout),
         "steps": rollout.steps.select_related("by").order_by("-pk"),
@@ -215,9 +217,10 @@ def _no_readings(rollout: Rollout) -> str:
     return "No result for this step yet."
 
 
-def _limit(rollout: Rollout, field: str, unit: str) -> dict[str, Any]:
-    value = (rollout.guard or {}).get(field)
-    return {"field": field, "text": "off" if value is None else _with_unit(field, unit, value)}
+def _limit(rollout: Rollout, info: SettingInfo) -> dict[str, str]:
+    value = (rollout.guard or {}).get(info.field)
+    text = "no limit" if value is None else _with_unit(info.field, info.unit, value)
+    return {"label": setting_label(info), "text": text}
 
 
 def _reading(reading: dict[str, Any]) -> dict[str, Any]:

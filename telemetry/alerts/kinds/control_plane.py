@@ -69,7 +69,7 @@ ROLLOUT_STUCK = Kind(
     evaluate=_evaluate_rollout,
     summarize=_summarize_rollout,
     condition=lambda settings: f"a router without the newest configuration for {duration(settings.after_s)}",
-    figure="Behind for",
+    figure="Time behind",
 )
 
 
@@ -131,7 +131,7 @@ EVALUATOR_LAG = Kind(
     evaluate=_evaluate_lag,
     summarize=_summarize_lag,
     condition=lambda settings: f"no scrape, or no evaluation of rules, for {duration(settings.behind_s)}",
-    figure="Behind by",
+    figure="Telemetry delay",
 )
 
 
@@ -174,5 +174,5 @@ NO_DATA = Kind(
     evaluate=_evaluate_no_data,
     summarize=_summarize_no_data,
     condition=lambda settings: f"no successful scrape of any replica for {duration(settings.window_s)}",
-    figure="Replicas read",
+    figure="Replicas scraped",
 )

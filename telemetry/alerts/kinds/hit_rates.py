@@ -153,5 +153,5 @@ PREDICTION_GAP = Kind(
     condition=lambda settings: (
         f"hit rates of one replica {settings.gap_points:g} points apart over {duration(settings.window_s)}"
     ),
-    figure="Gap",
+    figure="Difference of hit rates",
 )

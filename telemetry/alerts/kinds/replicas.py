@@ -79,7 +79,7 @@ REPLICA_DOWN = Kind(
     evaluate=_evaluate_down,
     summarize=_summarize_down,
     condition=lambda settings: f"a replica without a successful scrape for {duration(settings.silent_s)}",
-    figure="Not read for",
+    figure="Time without a successful scrape",
 )
 
 
@@ -134,7 +134,7 @@ REPLICA_EJECTED = Kind(
     condition=lambda settings: (
         f"a replica ejected by a router for {duration(settings.ejected_s)} of {duration(settings.window_s)}"
     ),
-    figure="Ejected for",
+    figure="Time ejected",
 )
 
 
@@ -267,5 +267,5 @@ LOAD_SKEW = Kind(
     evaluate=_evaluate_skew,
     summarize=_summarize_skew,
     condition=_skew_condition,
-    figure="Greatest over mean",
+    figure="Busiest replica / mean",
 )

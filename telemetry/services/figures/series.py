@@ -23,7 +23,7 @@ from telemetry.storage.sums import EngineSums, engine_sums, point_state
 
 INEXACT_NOTE = "Replicas have different histogram buckets: merged on shared bounds."
 NO_GROUP = "no group"
-REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had, over at least 30 minutes."
+REACHABLE_NOTE = "Reachable: hit rate that one unbounded cache would have had, in the 30 minutes up to each point."
 NO_REACHABLE_NOTE = "Reachable hit rate: too few requests replayed yet."
 REUSE_LABELS = {"hit": "mostly cached", "miss": "mostly computed"}
 GAUGES = {"kv_usage": "kv_usage_ratio", "running": "running", "waiting": "waiting"}

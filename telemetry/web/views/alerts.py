@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.access.actor import actor_of
 from controlplane.access.middleware import required_role
 from controlplane.errors import InvalidError
-from controlplane.models import Pool, Project
+from controlplane.models import Pool, Project, RoutingPolicy
 from controlplane.web.base import (
     current_user,
     errors_as_messages,
@@ -26,19 +27,21 @@ from controlplane.web.base import (
 )
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import overview_path
+from telemetry.causes import CauseKind
 from telemetry.matchers import Matcher
 from telemetry.models import Alert, AlertRule, AlertState, Notification, RuleKind, Severity, Silence
 from telemetry.services.alerts import silences as service
 from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_alerts, resolved_alerts, unacknowledge
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
+from telemetry.services.notifications.channels import notified_by
 from telemetry.web.forms import SilenceForm
 from telemetry.web.ladder_figures import draw
 
 PAGE = 50
 BEFORE_ALERT = timedelta(hours=1)  # of an alert's chart before the alert
 AFTER_ALERT = timedelta(minutes=15)
-LONGEST = timedelta(days=2)
+MAX_CHART = timedelta(days=2)
 FILTERS = ("pool", "kind", "severity", "after", "before")  # of resolved alerts, as over REST
 SILENCED_BY = ("pool", "group", "replica", "rule")  # labels in the default matchers of an alert
 
@@ -48,15 +51,31 @@ def alert_list(request: HttpRequest) -> HttpResponse:
     """Open alerts, resolved alerts that match the filters, and all rules."""
     opened = list(viewable(request, open_alerts()))
     firing = [alert for alert in opened if alert.state == AlertState.FIRING]
+    pending = [alert for alert in opened if alert.state == AlertState.PENDING]
+    states = {alert.rule_id: alert.state for alert in (*pending, *firing)}  # firing replaces pending
     context = {
         "firing": [alert for alert in firing if alert.muted is None],
         "muted": [alert for alert in firing if alert.muted is not None],
-        "pending": [alert for alert in opened if alert.state == AlertState.PENDING],
-        "rules": [{"rule": rule, "condition": _condition(rule)} for rule in viewable(request, rules())],
+        "pending": pending,
+        "rules": [
+            {"rule": rule, "condition": _condition(rule), "state": states.get(rule.pk, "")}
+            for rule in viewable(request, rules())
+        ],
         "pools": list(viewable(request, Pool.objects.all())),
+        "policy_ids": _policies_of_causes(request, firing),
+        "notified_by": notified_by(),
         **_resolved(request),
     }
     return render_live(request, "telemetry/alerts.html", context)
+
+
+def _policies_of_causes(request: HttpRequest, alerts: Iterable[Alert]) -> dict[str, int]:
+    """The ids, by name, of the policies whose revisions are probable causes. One query if there are any."""
+    causes = [cause for alert in alerts for cause in alert.causes if cause["kind"] == CauseKind.REVISION]
+    if not causes:
+        return {}
+    named = RoutingPolicy.objects.filter(name__in={cause["evidence"]["policy"] for cause in causes})
+    return dict(viewable(request, named).values_list("name", "pk"))
 
 
 def _resolved(request: HttpRequest) -> dict[str, Any]:
@@ -69,7 +88,7 @@ def _resolved(request: HttpRequest) -> dict[str, Any]:
         "more": last and last.pk,
         "later": bool(older),
         "wrong": filters.errors,
-        "asked": {name: request.GET.get(name, "") for name in FILTERS},
+        "filters": {name: request.GET.get(name, "") for name in FILTERS},
         "filtered": any(request.GET.get(name) for name in FILTERS) or bool(older),
         "kinds": RuleKind.choices,
         "severities": Severity.choices,
@@ -97,6 +116,7 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
         "steps": alert.steps.select_related("by"),
         "notifications": notifications.select_related("channel").order_by("number")[:PAGE],
         "overview": overview_path(alert, now),
+        "policy_ids": _policies_of_causes(request, [alert]),
         "is_open": alert.state != AlertState.RESOLVED,
         **_chart(alert, now),
     }
@@ -107,15 +127,15 @@ def _chart(alert: Alert, now: datetime) -> dict[str, Any]:
     """The rule's value and limit since an hour before the alert; {} if the rule's settings are invalid."""
     kind, rule = KINDS[alert.rule.kind], alert.rule
     end = min((alert.resolved_at + AFTER_ALERT) if alert.resolved_at else now, now)
-    start = max(alert.started_at - BEFORE_ALERT, end - LONGEST)
+    start = max(alert.started_at - BEFORE_ALERT, end - MAX_CHART)
     group = rule.group.name if rule.group else ""
     try:
-        seen = preview_period(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
+        period = preview_period(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
     except InvalidError:
         return {}
     sentence = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
-    sketch = draw(seen.points, seen.episodes, seen.start, seen.end, sentence=sentence)
-    return {"sketch": sketch, "points": seen.points[::-1]}
+    sketch = draw(period.points, period.episodes, period.start, period.end, sentence=sentence)
+    return {"sketch": sketch, "points": period.points[::-1]}
 
 
 @require_POST

@@ -43,7 +43,7 @@ from telemetry.services.notifications.outbox import deliveries, filter_deliverie
 from telemetry.web.forms import ChannelForm, HeartbeatForm
 
 CHANNELS = "telemetry:channels"
-NEWEST = 20  # deliveries below the channels
+MAX_NEWEST = 20  # deliveries on the pages of channels
 PAGE = 50
 FILTERS = ("channel", "state", "kind", "alert")
 UNREADABLE = "its settings cannot be decrypted with this server's keys: remove it and add it again"
@@ -52,7 +52,7 @@ UNREADABLE = "its settings cannot be decrypted with this server's keys: remove i
 @require_GET
 def channel_list(request: HttpRequest) -> HttpResponse:
     """Channels, the heartbeat and the newest deliveries."""
-    newest = list(deliveries()[:NEWEST])
+    newest = list(deliveries()[:MAX_NEWEST])
     if is_refresh(request):
         return render(request, "telemetry/deliveries_rows.html", {"deliveries": newest})
     rows = [{"channel": row, "kind": KINDS[row.kind].label, "target": _target(row)} for row in channels()]
@@ -131,7 +131,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
         "kind": kind,
         "channel": channel,
         "target": shown["target"],
-        "newest": list(filter_deliveries(deliveries(), channel=channel.name)[:NEWEST]),
+        "newest": list(filter_deliveries(deliveries(), channel=channel.name)[:MAX_NEWEST]),
         "rotates": "previous_secret" in {field.name for field in kind.fields},
     }
     return render(request, "telemetry/channel.html", context, status=422 if form.errors else 200)
@@ -197,7 +197,7 @@ def delivery_list(request: HttpRequest) -> HttpResponse:
         "channels": viewable(request, Channel.objects.order_by("name")),
         "states": NotificationState.choices,
         "kinds": NotificationKind.choices,
-        "asked": filters,
+        "filters": filters,
         "filtered": any(request.GET.get(name) for name in (*FILTERS, "before")),
     }
     return render(request, "telemetry/deliveries.html", context)

@@ -37,7 +37,7 @@ def chart_table(request: HttpRequest, slug: str) -> HttpResponse:
     context = {
         "chart": chart,
         "view": view,
-        "asked": state,
+        "page_state": state,
         "labels": [line.label for line in lines],
         "notes": notes_of(lines),
         "empty": why_empty(view, lines),

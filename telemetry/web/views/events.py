@@ -50,7 +50,7 @@ def event_list(request: HttpRequest) -> HttpResponse:
         "kind": kinds[0] if len(kinds) == 1 else "",
         "several": kinds if len(kinds) > 1 else [],
         "pools": viewable(request, Pool.objects.all()),
-        "asked": {name: request.GET.get(name, "") for name in FILTERS},
+        "filters": {name: request.GET.get(name, "") for name in FILTERS},
         "wrong": filters.errors,
         "filtered": any(request.GET.get(name) for name in (*FILTERS, "kind", "cursor")),
     }

@@ -40,7 +40,7 @@ def ladder(request: HttpRequest) -> HttpResponse:
     """The hit-rate breakdown of a pool or task group. A fixed number of queries."""
     state = page_state(request)
     pool = _pool(state)
-    context: dict[str, Any] = {"asked": state, "presets": PRESETS, "pool": pool}
+    context: dict[str, Any] = {"page_state": state, "presets": PRESETS, "pool": pool}
     if pool is not None:
         context |= _breakdown(state, pool)
     return render(request, "telemetry/ladder.html", context)
@@ -53,9 +53,9 @@ def figure(request: HttpRequest, slug: str) -> HttpResponse:
     state = page_state(request)
     pool = _pool(state)
     if pool is not None and slug == "steps":
-        found = ladder_of(pool, state.range.window, state.subject.group)
-        if found is not None:
-            return JsonResponse(ladder_figure(found))
+        breakdown = ladder_of(pool, state.range.window, state.subject.group)
+        if breakdown is not None:
+            return JsonResponse(ladder_figure(breakdown))
     if pool is not None and slug == "curve":
         curve = curve_of(pool)
         if curve is not None and curve.points:
@@ -70,19 +70,19 @@ def _pool(state: PageState) -> Pool | None:
 
 def _breakdown(state: PageState, pool: Pool) -> dict[str, Any]:
     window, group = state.range.window, state.subject.group
-    found, curve = ladder_of(pool, window, group), curve_of(pool)
+    breakdown, curve = ladder_of(pool, window, group), curve_of(pool)
     context: dict[str, Any] = {
-        "ladder": found,
+        "ladder": breakdown,
         "group": group,
         "groups": [(row, *_largest_loss(row.ladder)) for row in ladders_by_group(pool, window)],
         "curve": curve,
         "curve_summary": curve_summary(curve) if curve else "",
     }
-    if found is None:
+    if breakdown is None:
         failing = DecisionCursor.objects.exclude(reason="").filter(router__lost_at=None).first()
         return context | {"failing": failing}
-    steps = [(step, _link(step.text.page) if step.text else None) for step in steps_of(found)]
-    return context | {"summary": summary(found), "notes": caveats(found), "steps": steps}
+    steps = [(step, _link(step.text.page) if step.text else None) for step in steps_of(breakdown)]
+    return context | {"summary": summary(breakdown), "notes": caveats(breakdown), "steps": steps}
 
 
 def _largest_loss(ladder: Ladder) -> tuple[Loss | None, str]:
@@ -125,7 +125,7 @@ def prefixes(request: HttpRequest) -> HttpResponse:
     show_all = request.GET.get("rows") == "all"
     rows = [cell for cell in all_cells if show_all or cell.level <= LISTED_LEVELS]
     context = {
-        "asked": state,
+        "page_state": state,
         "presets": PRESETS,
         "tree": tree,
         "cells": cells,
@@ -173,7 +173,7 @@ def prompt_list(request: HttpRequest) -> HttpResponse:
         "pools": pools,
         "pool": name if is_known else "",
         "unknown_pool": "" if is_known else name,
-        "few": MIN_PROMPTS,
+        "min_prompts": MIN_PROMPTS,
         "minutes": int(LINT_WINDOW.total_seconds() // 60),
     }
     return render_live(request, "telemetry/prompts.html", context)

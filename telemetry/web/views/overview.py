@@ -29,11 +29,13 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
     tiles = fleet_tiles(subject.among, state.range.now)
     replica_sort = requested_sort(request, REPLICA_COLUMNS)
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
+    rows = replica_rows(subject.among, state.range.table)
     return {
         **live_context(state),
         "tiles": tiles,
         "silence": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
-        "replicas": replica_sort.apply(replica_rows(subject.among, state.range.table)),
+        "replicas": replica_sort.apply(rows),
+        "not_up": [row for row in rows if row.health in {"down", "stale"}],
         "strips": heat_strips(subject.replicas(), state.range.window),
         "replica_sort": replica_sort,
         "groups": group_sort.apply(group_rows(subject.among, state.range.table)),
@@ -93,7 +95,7 @@ def group_detail(request: HttpRequest, pool_name: str, group_name: str) -> HttpR
     """A task group's page."""
     state, pool, group = _group_state(request, pool_name, group_name)
     prompts = lint_prompts([pool.name], timezone.now(), group=state.subject.group)
-    lint = {"prompts": next(iter(prompts), None), "few": MIN_PROMPTS}
+    lint = {"prompts": next(iter(prompts), None), "min_prompts": MIN_PROMPTS}
     context = {**_group(state, pool, group), **frame(request, state), **lint}
     return render_live(request, "telemetry/group.html", context, partial=False)
 

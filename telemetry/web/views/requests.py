@@ -31,13 +31,13 @@ def request_list(request: HttpRequest) -> HttpResponse:
     """Requests that match the filters, in the selected order. At most eight queries."""
     state = page_state(request)
     query = _query(request, state)
-    found = decisions.decisions(query, limit=PAGE)
+    result = decisions.decisions(query, limit=PAGE)
     context = {
-        "asked": state,
+        "page_state": state,
         "presets": PRESETS,
-        "rows": found.rows,
-        "since": found.since,
-        "more": place_of(found.rows[-1]) if found.more else None,
+        "rows": result.rows,
+        "since": result.since,
+        "more": place_of(result.rows[-1]) if result.more else None,
         "later": query.before is not None,
         "orders": ORDERS,
         "query": query,

@@ -36,7 +36,7 @@ def test_a_key_may_end_by_itself_and_the_page_says_when_and_that_it_has(visitor,
     assert ">expired</span>" in visitor.get("/client-keys/").text
 
 
-def test_what_is_wrong_stands_beside_its_field(visitor, pool):
+def test_errors_are_shown_at_their_fields(visitor, pool):
     form = {"project": pool.project_id, "name": "Agents", "requests_per_s": "0", "tokens_per_min": "many"}
     page = visitor.post("/client-keys/", form)
     assert page.status_code == 422
@@ -61,7 +61,7 @@ def test_a_key_is_changed_and_revoked_after_saying_what_will_happen(visitor, key
     assert "revoked" in visitor.get("/client-keys/").text
 
 
-def test_letting_only_keys_in_says_first_what_will_happen(visitor, pool):
+def test_requiring_keys_first_says_what_will_happen(visitor, pool):
     asked = visitor.get("/client-keys/admission/").text
     assert "401" in asked
     assert "every request would be rejected" in asked
@@ -76,7 +76,7 @@ def test_letting_only_keys_in_says_first_what_will_happen(visitor, pool):
     assert not FleetSettings.objects.get().needs_key
 
 
-def test_limits_are_set_and_taken_back(visitor, pool):
+def test_limits_are_set_and_reset(visitor, pool):
     page = visitor.get("/fleet/limits/").text
     assert "413" in page
     wrong = visitor.post("/fleet/limits/", {"limits-retries": "9"})
@@ -100,7 +100,7 @@ def test_the_retry_policy_is_set_one_failure_a_line_and_kept(visitor, pool):
     assert ">\nconnect\ntimeout</textarea>" in visitor.get(page).text
 
 
-def test_people_see_keys_of_their_own_projects_and_make_them_as_admins_alone(client, django_user_model, key):
+def test_users_see_the_keys_of_their_projects_and_only_admins_create_keys(client, django_user_model, key):
     create_client_key(create_project("other"), "confidential")
     person = django_user_model.objects.create_user("eve", password="a long enough password")
     client.force_login(person)
@@ -116,7 +116,7 @@ def test_people_see_keys_of_their_own_projects_and_make_them_as_admins_alone(cli
     assert ClientKey.objects.filter(name="more").exists()
 
 
-def test_the_list_costs_the_same_whatever_its_length(visitor, pool, django_assert_num_queries):
+def test_the_number_of_queries_does_not_depend_on_the_length(visitor, pool, django_assert_num_queries):
     for number in range(9):
         create_client_key(pool.project, f"key-{number}")
     visitor.get("/client-keys/")

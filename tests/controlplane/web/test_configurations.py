@@ -15,7 +15,7 @@ def history(pool, policy, operator):
     return list(ConfigSnapshot.objects.order_by("number"))
 
 
-def test_each_has_its_number_its_reason_and_the_routers_that_run_it(visitor, history):
+def test_each_configuration_shows_its_number_reason_and_routers(visitor, history):
     third = history[2]
     router = announce(name="router-1", boot="b", admin_url="http://10.0.1.1:8081")
     record_ack(router.pk, number=third.number, sha256=third.sha256)
@@ -28,7 +28,7 @@ def test_each_has_its_number_its_reason_and_the_routers_that_run_it(visitor, his
     assert text.index("efault r2") < text.index("eplica r2 added") < text.index("eplica r1 added")
 
 
-def test_one_says_what_it_does_instead_of_the_one_before(visitor, history):
+def test_a_configuration_shows_its_effects_compared_with_the_previous_one(visitor, history):
     text = visitor.get(f"/configurations/{history[-1].number}/").text
 
     assert "placed by prefix_hash instead of round_robin" in text
@@ -37,7 +37,7 @@ def test_one_says_what_it_does_instead_of_the_one_before(visitor, history):
     assert visitor.get("/configurations/99/").status_code == 404
 
 
-def test_any_two_are_compared(visitor, history):
+def test_any_two_configurations_can_be_compared(visitor, history):
     first, last = history[0].number, history[-1].number
 
     text = visitor.get(f"/configurations/compare/?from={first}&to={last}").text

@@ -57,7 +57,7 @@ def test_columns_sort_by_plain_links(visitor, pool):
     assert 'href="?sort=weight"' in text
 
 
-def test_a_sort_nobody_knows_is_no_error(visitor, replica):
+def test_an_unknown_sort_column_is_ignored(visitor, replica):
     assert visitor.get("/fleet/?sort=__class__").status_code == 200
 
 
@@ -84,7 +84,7 @@ def test_a_pool_and_its_first_replica_are_added(visitor):
         ({"name": "gpu", "url": "http://gpu:8000", "weight": "0"}, "weight"),
     ],
 )
-def test_what_the_service_refuses_stands_beside_its_field(visitor, pool, form, field):
+def test_an_error_of_the_service_is_shown_at_its_field(visitor, pool, form, field):
     answer = visitor.post(f"/fleet/pools/{pool.pk}/replicas/new/", form)
 
     assert answer.status_code == 422

@@ -43,7 +43,9 @@ def test_the_page_shows_what_runs_with_its_settings(visitor, policy):
 
     text = visitor.get(path(policy)).text
 
-    assert "Active: prefix hash" in text
+    assert "Active: prefix_hash" in text
+    assert "Sends requests that share a system prompt to the same replica." in text
+    assert f'href="{path(policy, "revert/1/")}">Roll back to revision 1, round_robin</a>' in text
     assert "<strong>1.5</strong>" in text
     assert "warm prompts" in text
 
@@ -188,7 +190,7 @@ def test_a_policys_page_costs_the_same_whatever_its_history(visitor, policy, rou
     assert few < 20
 
 
-def test_a_draft_is_told_by_what_it_does_before_its_settings(visitor, policy):
+def test_a_draft_shows_its_effects_before_its_settings(visitor, policy):
     save_draft(policy, {"strategy": "prefix_hash"})
 
     text = visitor.get(path(policy)).text
@@ -212,7 +214,7 @@ def test_likely_mistakes_are_shown_before_publishing(visitor, policy, replica):
         assert "Not affected:" in text
 
 
-def test_a_conflict_shows_what_the_other_one_changed_and_keeps_what_was_filled_in(visitor, policy, operator):
+def test_a_conflict_shows_the_other_users_changes_and_keeps_the_form(visitor, policy, operator):
     publish_revision(save_draft(policy, {"strategy": "least_load"}, by=operator).pk, by=operator, reason="uneven load")
     edit = path(policy, "edit/?strategy=prefix_hash")
 

@@ -69,7 +69,7 @@ def test_a_comparison_of_what_is_not_there(visitor, history, query, status):
     assert visitor.get(path(history, f"compare/{query}")).status_code == status
 
 
-def test_going_back_says_what_it_does_first(visitor, history):
+def test_a_rollback_first_shows_its_effects(visitor, history):
     text = visitor.get(path(history, "revert/1/")).text
 
     assert "placed by round_robin instead of prefix_hash" in text
@@ -77,7 +77,7 @@ def test_going_back_says_what_it_does_first(visitor, history):
     assert history.live().number == 3
 
 
-def test_going_back_needs_the_policys_name(visitor, history):
+def test_a_rollback_needs_the_name_of_the_policy_as_confirmation(visitor, history):
     for typed in ("", "Default", "default.x"):
         answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": typed, "live": 3})
         assert answer.status_code == 422
@@ -90,13 +90,13 @@ def test_going_back_needs_the_policys_name(visitor, history):
     assert (history.live().strategy, history.live().reason) == ("round_robin", "Back to revision 1: slow")
 
 
-def test_going_back_after_another_was_published_is_refused(visitor, history):
+def test_a_rollback_is_rejected_after_another_revision_was_published(visitor, history):
     answer = visitor.post(path(history, "revert/1/"), {"reason": "slow", "typed": "default", "live": 2})
 
     assert answer.status_code == 422
     assert "no longer active" in answer.text
 
 
-def test_neither_a_draft_nor_nothing_can_be_gone_back_to(visitor, history):
+def test_a_rollback_to_a_draft_or_an_unknown_revision_is_not_found(visitor, history):
     assert visitor.get(path(history, "revert/4/")).status_code == 404
     assert visitor.get(path(history, "revert/9/")).status_code == 404

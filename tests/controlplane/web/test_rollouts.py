@@ -1,5 +1,7 @@
 """Pages of rollouts: publishing by a plan, watching it, and moving it."""
 
+import re
+
 import pytest
 
 from controlplane.models import Role, Rollout
@@ -7,7 +9,9 @@ from controlplane.services.access.people import set_role
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
+from controlplane.services.policies.rollout_transitions import TRANSITIONS
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
+from controlplane.web.tags import transition_words
 from tests.controlplane.rollouts import (
     BREACH,
     FORMER,
@@ -33,6 +37,15 @@ def page(visitor, rollout):
     return visitor.get(f"/rollouts/{rollout.pk}/").text
 
 
+def test_the_history_of_a_rollout_is_in_the_past_tense(visitor, policy):
+    words = [transition_words(name) for name in ("publish", *TRANSITIONS)]
+    assert all(re.match(r"\w+ed\b|Put on|Hold ended|Active on", text) for text in words), words
+
+    publish(visitor, policy)
+
+    assert "<strong>Published</strong>: warm" in page(visitor, Rollout.objects.get())
+
+
 # --- publishing --------------------------------------------------------------------------------------
 
 
@@ -45,6 +58,8 @@ def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, pol
     assert 'value="5, 25"' in text
     assert "hit rate" in text
     assert "default 0.05" in text
+    assert 'placeholder="0.05"' in text
+    assert "Maximum TTFT p95 growth" in text
 
 
 def test_a_first_revision_is_offered_at_once_alone_and_a_group_no_groups(visitor, pool):
@@ -75,7 +90,7 @@ def test_publishing_by_share_leads_to_its_rollout(visitor, policy):
     assert "runs as a canary" in answer.text
 
 
-def test_without_the_box_nobody_watches(visitor, policy):
+def test_a_rollout_without_the_check_box_is_not_analyzed(visitor, policy):
     answer = publish(visitor, policy, plan="by_share")
     assert Rollout.objects.get().guard is None
     assert "This rollout is not analyzed" in answer.text
@@ -93,7 +108,7 @@ def test_without_the_box_nobody_watches(visitor, policy):
         ({"plan": "slowly"}, "Select a valid choice"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_on_the_page_and_nothing_is_published(visitor, policy, fields, words):
+def test_an_impossible_plan_is_rejected_on_the_page_and_nothing_is_published(visitor, policy, fields, words):
     answer = publish(visitor, policy, **fields)
     assert answer.status_code == 422
     assert words in answer.text
@@ -135,7 +150,7 @@ def test_the_page_shows_stages_routers_and_steps(visitor, policy):
     assert "Waiting for 1 of 2 routers to acknowledge." in text
     assert 'aria-current="step"' in text
     assert "warmer" in text
-    assert "round robin, places all other requests" in text
+    assert "round_robin, places all other requests" in text
     assert 'data-refresh="2"' in text
 
 
@@ -252,7 +267,7 @@ def test_a_late_transition_changes_nothing(visitor, policy):
     assert f"/rollouts/{rollout.pk}/abort/" not in answer.text
 
 
-def test_operators_see_the_buttons_that_make_things_safe(client, policy, django_user_model):
+def test_operators_can_pause_and_abort_but_not_promote(client, policy, django_user_model):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)

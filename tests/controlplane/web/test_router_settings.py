@@ -177,7 +177,7 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
     assert replica.api_key_encrypted is None
 
 
-def test_lists_show_what_was_said(visitor, furnished):
+def test_lists_show_the_stored_settings(visitor, furnished):
     fleet, groups = visitor.get("/fleet/").text, visitor.get("/task-groups/").text
     assert "zone=a" in fleet
     assert "1.5 \u00d7 2" in fleet

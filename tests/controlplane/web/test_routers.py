@@ -28,7 +28,7 @@ def page(visitor, router, rest=""):
     return visitor.get(f"/routers/{router.pk}/{rest}")
 
 
-def test_a_router_that_runs_what_it_should(visitor, router):
+def test_a_router_with_the_newest_configuration_is_in_sync(visitor, router):
     text = page(visitor, router).text
 
     assert "Runs the newest configuration" in text
@@ -57,7 +57,7 @@ def test_a_router_that_is_not_reached_says_why(visitor, router, behind):
     assert "unreachable" in visitor.get("/routers/").text
 
 
-def test_a_router_that_runs_what_nobody_here_made(visitor, router, behind):
+def test_a_router_with_an_unknown_configuration_is_reported(visitor, router, behind):
     announce(name="router-1", boot="boot-2", admin_url="http://10.0.1.1:8081", revision=77, sha256="a" * 64)
 
     assert "It runs configuration 77, which this control plane did not create" in page(visitor, router).text
@@ -78,7 +78,7 @@ def lose(router):
     mark_lost_routers()
 
 
-def test_one_that_is_gone_for_good_is_removed_and_one_that_serves_is_not(visitor, router):
+def test_a_lost_router_can_be_removed_and_a_running_one_cannot(visitor, router):
     assert "Remove router</a>" not in page(visitor, router).text
     assert "Stop it first" in page(visitor, router, "remove/").text
     assert "Nothing was changed" in visitor.post(f"/routers/{router.pk}/remove/", follow=True).text

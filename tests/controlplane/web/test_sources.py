@@ -63,7 +63,7 @@ def test_a_source_is_added_by_a_form_of_its_kind(visitor, pool):
         ({"max_vanished_ratio": "2"}, "max_vanished_ratio", "0.01 to 1"),
     ],
 )
-def test_what_is_wrong_stands_beside_its_field(visitor, pool, change, field, says):
+def test_errors_are_shown_at_their_fields(visitor, pool, change, field, says):
     answer = visitor.post(f"/fleet/pools/{pool.pk}/sources/new/?kind=dns", DNS | change)
     assert answer.status_code == 422
     assert says in answer.text.partition(f'id="id_{field}_error"')[2].partition("</div>")[0]
@@ -121,7 +121,7 @@ def test_a_refresh_is_the_part_of_one_pool_alone(visitor, proposal):
     assert "<html" not in part
 
 
-def test_a_look_is_asked_for_and_refused_while_a_source_is_paused(visitor, source):
+def test_a_source_is_polled_on_request_but_not_while_it_is_disabled(visitor, source):
     ReplicaSource.objects.update(next_look_at=timezone.now() + timezone.timedelta(hours=1))
     assert "is being polled" in visitor.post(f"/fleet/sources/{source.pk}/look/", follow=True).text
     assert ReplicaSource.objects.get().next_look_at <= timezone.now()

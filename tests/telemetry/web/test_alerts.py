@@ -1,21 +1,24 @@
 import re
+from datetime import timedelta
 
 import pytest
 from django.db.models import F
 
+from controlplane.models import RoutingPolicy
 from controlplane.schema_fields import settings_of
 from controlplane.services.fleet.pools import create_pool
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import describe
-from telemetry.alerts.verdict import Reason, Result, Verdict
+from telemetry.alerts.verdict import Reason, Result, Verdict, no_data
 from telemetry.models import Alert, AlertRule, AlertState, RouterReading, Silence
 from telemetry.services.alerts.rules import create_rule, ensure_default_rules
+from telemetry.services.notifications.channels import create_channel, update_channel
 from telemetry.web.views import alerts as views
 from tests.alert_history import alerts_of_every_state
 from tests.fleet_history import drop_alert
 
 
-def test_an_open_alert_says_how_far_and_where(visitor, fleet, noon):
+def test_an_open_alert_shows_the_drop_and_the_most_affected_replicas_and_groups(visitor, fleet, noon):
     drop_alert(fleet, noon)
 
     text = visitor.get("/alerts/").text
@@ -28,7 +31,7 @@ def test_an_open_alert_says_how_far_and_where(visitor, fleet, noon):
     assert '<span class="badge bad">firing</span>' in text
 
 
-def test_an_alert_says_which_share_of_the_responses_the_hit_rate_of_a_group_rests_on(visitor, fleet, noon):
+def test_an_alert_shows_the_share_of_responses_that_reported_cached_tokens(visitor, fleet, noon):
     RouterReading.objects.filter(usage_reported__gt=0).update(ok_requests=F("usage_reported") * 4)
     drop_alert(fleet, noon)
 
@@ -44,13 +47,73 @@ def test_an_alert_says_which_share_of_the_responses_the_hit_rate_of_a_group_rest
     assert re.search(r"Responses with cached tokens</dt><dd>25.0 %", visitor.get(f"/alerts/{alert.pk}/").text)
 
 
-def test_every_page_counts_what_fires(visitor, fleet, noon):
+def test_an_open_alert_shows_the_current_value_beside_that_of_the_last_breach(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    facts = visitor.get(f"/alerts/{alert.pk}/").text
+    assert re.search(r"<dt>Hit rate now</dt><dd>31.0 %", facts)
+    assert "at the last breach" not in facts
+
+    later = noon + timedelta(seconds=30)
+    recovered = Verdict(Result.OK, Reason.WITHIN, 0.62, 0.49, 0.64)
+    AlertRule.objects.filter(pk=alert.rule_id).update(verdict=recovered.as_json(), evaluated_at=later)
+
+    for path in ("/alerts/", f"/alerts/{alert.pk}/"):
+        facts = visitor.get(path).text
+        assert re.search(r"<dt>Hit rate now</dt><dd>62.0 % .*12:00:30 UTC", facts)
+        assert re.search(r"<dt>Hit rate at the last breach</dt><dd>31.0 % .*12:00:00 UTC", facts)
+        assert re.search(r"<dt>Resolves</dt><dd><time[^>]*>12:02:00 UTC", facts)
+
+
+def test_an_open_alert_says_why_its_rule_has_no_current_value(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    verdict = no_data(Reason.LITTLE_TRAFFIC).as_json()
+    AlertRule.objects.filter(pk=alert.rule_id).update(verdict=verdict, evaluated_at=noon + timedelta(seconds=30))
+
+    assert re.search(r"<dt>Hit rate now</dt><dd>unknown .*not enough traffic", visitor.get("/alerts/").text)
+
+
+def test_each_kind_of_alert_names_its_value(visitor, operator, fleet, noon):
+    alerts_of_every_state(fleet, operator)
+    Alert.objects.update(muted=None)
+    Alert.objects.filter(subject="gpu-2").update(unit="count", value=8)
+
+    text = visitor.get("/alerts/").text
+
+    assert "<dt>Preemptions per minute now</dt><dd>8 " in text
+    assert "<dt>Busiest replica / mean now</dt><dd>1.9 " in text
+    assert "Late first tokens 40.0 %, limit 30.0 %" in text.split('id="pending"')[1]
+    assert "<dt>Value" not in text
+
+
+def test_a_revision_that_is_named_as_the_cause_is_linked(visitor, fleet, noon):
+    alert = drop_alert(fleet, noon)
+    policy = RoutingPolicy.objects.get(pool=fleet, group=None)
+    evidence = {"policy": policy.name, "revision": 7}
+    cause = {"kind": "revision", "confidence": 0.9, "summary": "Revision 7.", "evidence": evidence, "advice": "Act."}
+    Alert.objects.update(causes=[cause])
+
+    for path in ("/alerts/", f"/alerts/{alert.pk}/"):
+        assert f'<a href="/policies/{policy.pk}/revisions/?before=8">Show revision 7</a>' in visitor.get(path).text
+
+
+def test_the_rules_say_whether_anybody_is_notified(visitor, fleet, noon):
+    drop_alert(fleet, noon)
+    assert "Nobody is notified: no channel is set up" in visitor.get("/alerts/").text
+
+    channel = create_channel("on call", config={"url": "https://hooks.example/x"})
+    assert "Firing alerts are sent to the" in visitor.get("/alerts/").text
+
+    update_channel(channel, enabled=False)
+    assert "Nobody is notified: all channels are disabled" in visitor.get("/alerts/").text
+
+
+def test_every_page_shows_the_number_of_firing_alerts(visitor, fleet, noon):
     assert "firing</span></span>" not in visitor.get("/fleet/").text
     drop_alert(fleet, noon)
     assert "firing</span></span>" in visitor.get("/fleet/").text
 
 
-def test_a_refresh_is_the_part_that_changes(visitor, fleet, noon):
+def test_a_refresh_returns_only_the_live_part(visitor, fleet, noon):
     drop_alert(fleet, noon)
 
     text = visitor.get("/alerts/", headers={"HX-Request": "true"}).text
@@ -65,12 +128,12 @@ def test_without_rules_the_page_says_the_next_step(visitor):
     assert "Add rule" in visitor.get("/alerts/").text
 
 
-def test_the_list_costs_the_same_whatever_its_length(visitor, fleet, noon, django_assert_num_queries):
+def test_the_number_of_queries_does_not_depend_on_the_length(visitor, fleet, noon, django_assert_num_queries):
     drop_alert(fleet, noon)
     for number in range(5):
         create_rule(fleet, name=f"rule {number}")
 
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         visitor.get("/alerts/")
 
 
@@ -93,7 +156,7 @@ def test_a_rule_is_added_and_changed(visitor, noon):
         ("baseline_s", "61", "of at least 300"),
     ],
 )
-def test_a_setting_that_no_rule_can_have_is_refused_beside_its_field(visitor, field, value, words):
+def test_an_invalid_setting_of_a_rule_is_rejected_with_an_error_at_its_field(visitor, field, value, words):
     rule = ensure_default_rules(create_pool("chat"))
 
     answer = visitor.post(f"/alerts/rules/{rule.pk}/", {"name": "x", field: value})
@@ -103,7 +166,7 @@ def test_a_setting_that_no_rule_can_have_is_refused_beside_its_field(visitor, fi
     assert words in error
 
 
-def test_removing_a_rule_says_first_that_nobody_is_told_any_more(visitor, fleet, noon):
+def test_removing_a_rule_first_says_that_its_alerts_are_removed_too(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
     path = f"/alerts/rules/{alert.rule_id}/remove/"
 
@@ -114,7 +177,7 @@ def test_removing_a_rule_says_first_that_nobody_is_told_any_more(visitor, fleet,
     assert not AlertRule.objects.filter(pk=alert.rule_id).exists()
 
 
-def test_an_alert_has_a_page_with_its_figures_its_causes_and_its_life(visitor, operator, fleet, noon):
+def test_the_page_of_an_alert_shows_its_values_causes_and_timeline(visitor, operator, fleet, noon):
     made = alerts_of_every_state(fleet, operator)
 
     text = visitor.get(f"/alerts/{made['firing']}/").text
@@ -128,7 +191,7 @@ def test_an_alert_has_a_page_with_its_figures_its_causes_and_its_life(visitor, o
     assert visitor.get("/alerts/999999/").status_code == 404
 
 
-def test_the_list_tells_apart_what_is_told_what_is_muted_and_what_is_suspected(visitor, operator, fleet, noon):
+def test_the_list_separates_notifying_suppressed_pending_and_resolved_alerts(visitor, operator, fleet, noon):
     alerts_of_every_state(fleet, operator)
 
     text = visitor.get("/alerts/").text
@@ -139,7 +202,7 @@ def test_the_list_tells_apart_what_is_told_what_is_muted_and_what_is_suspected(v
     assert "Replica down of pool chat, gpu-3" in text.split('id="recent"')[1]
 
 
-def test_what_is_over_is_narrowed_and_paged_by_plain_links(visitor, operator, fleet, noon, monkeypatch):
+def test_resolved_alerts_are_filtered_and_paged_by_plain_links(visitor, operator, fleet, noon, monkeypatch):
     made = alerts_of_every_state(fleet, operator)
     rule = AlertRule.objects.get(pool=fleet, kind="hit_rate_drop")
     for number in range(3):
@@ -159,7 +222,7 @@ def test_what_is_over_is_narrowed_and_paged_by_plain_links(visitor, operator, fl
     assert "Enter a valid date" in visitor.get("/alerts/?after=yesterday").text
 
 
-def test_an_alert_is_taken_and_let_go_without_a_script(visitor, fleet, noon):
+def test_an_alert_is_acknowledged_and_unacknowledged_without_a_script(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
 
     page = visitor.post(f"/alerts/{alert.pk}/acknowledge/", {"note": "mine"}, follow=True)
@@ -173,7 +236,7 @@ def test_an_alert_is_taken_and_let_go_without_a_script(visitor, fleet, noon):
     assert "cannot be acknowledged" in visitor.post(f"/alerts/{alert.pk}/acknowledge/", follow=True).text
 
 
-def test_a_silence_is_looked_at_made_and_ended(visitor, fleet, noon):
+def test_a_silence_is_previewed_created_and_expired(visitor, fleet, noon):
     alert = drop_alert(fleet, noon)
     form = visitor.get(f"/alerts/silences/new/?alert={alert.pk}").text
     assert "pool=chat\nrule=Hit rate drop" in form
@@ -194,14 +257,14 @@ def test_a_silence_is_looked_at_made_and_ended(visitor, fleet, noon):
     ("matchers", "words"),
     [("pool", "expected label=value"), ("colour=red", "expected one of pool"), ("pool!=x", "match every alert")],
 )
-def test_a_silence_of_nonsense_or_of_everything_is_refused_beside_its_field(visitor, fleet, matchers, words):
+def test_a_silence_with_invalid_or_too_broad_matchers_is_rejected_at_its_field(visitor, fleet, matchers, words):
     answer = visitor.post("/alerts/silences/new/", {"matchers": matchers, "hours": "4", "comment": "work"})
 
     assert answer.status_code == 422
     assert words in answer.text.split('id="id_matchers_error">')[1].split("</div>")[0]
 
 
-def test_the_editor_shows_what_a_rule_would_have_done_with_and_without_a_script(visitor, fleet, noon):
+def test_the_rule_editor_previews_past_alerts_with_and_without_a_script(visitor, fleet, noon):
     rule = AlertRule.objects.get(pool=fleet, kind="hit_rate_drop")
     filled = {"name": "x", "drop_points": "20", "preview": "1"}
 

@@ -40,14 +40,14 @@ def test_a_channel_is_added_without_a_test(visitor):
     assert not Notification.objects.exists()
 
 
-def test_a_url_that_cannot_be_used_is_refused_beside_its_field(visitor):
+def test_an_invalid_url_is_rejected_with_an_error_at_its_field(visitor):
     answer = visitor.post("/channels/new/?kind=webhook", {"name": "on-call", "url": "ftp://example.org"})
 
     assert answer.status_code == 422
     assert 'id="id_url_error"' in answer.text
 
 
-def test_the_list_shows_where_it_goes_and_no_secret(visitor, channel, django_assert_num_queries):
+def test_the_list_shows_the_target_of_a_channel_and_no_secret(visitor, channel, django_assert_num_queries):
     with django_assert_num_queries(6):
         text = visitor.get("/channels/").text
 
@@ -55,7 +55,7 @@ def test_the_list_shows_where_it_goes_and_no_secret(visitor, channel, django_ass
     assert "a-secret-path" not in text
 
 
-def test_a_test_message_is_written_and_its_attempts_are_shown(visitor, channel, noon):
+def test_a_test_notification_is_queued_and_its_attempts_are_shown(visitor, channel, noon):
     visitor.post(f"/channels/{channel.pk}/test/")
     claim = claim_next(noon + timedelta(seconds=1))
     record_outcome(claim, Outcome(204, 0.125), noon)
@@ -67,7 +67,7 @@ def test_a_test_message_is_written_and_its_attempts_are_shown(visitor, channel, 
     assert "<html" not in text
 
 
-def test_a_message_can_be_sent_again_under_the_same_id(visitor, channel, noon):
+def test_a_notification_can_be_sent_again_with_the_same_id(visitor, channel, noon):
     notification = test_send(channel)
     record_outcome(claim_next(noon + timedelta(seconds=1)), Outcome(204, 0.1), noon)
 

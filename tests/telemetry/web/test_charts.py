@@ -20,7 +20,7 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
 
 
 @pytest.mark.parametrize(("query", "label"), [("by=replica", "gpu-1"), ("by=group", "coding"), ("by=pool", "chat")])
-def test_the_switch_picks_the_view(visitor, fleet, query, label):
+def test_the_query_parameter_of_a_chart_selects_its_view(visitor, fleet, query, label):
     figure = visitor.get(f"/charts/hit-rate/figure/?{query}").json()
 
     assert label in [trace["name"] for trace in figure["data"]]
@@ -69,7 +69,7 @@ def test_csv_has_a_column_per_line_and_leaves_the_unknown_empty(visitor, fleet):
     assert "attachment" in answer["Content-Disposition"]
 
 
-def test_json_tells_why_a_value_is_missing(visitor, fleet):
+def test_json_says_why_a_value_is_missing(visitor, fleet):
     document = visitor.get("/charts/hit-rate.json?range=15m&by=replica").json()
 
     line = document["series"][-1]
@@ -106,11 +106,11 @@ def test_an_empty_chart_says_why(visitor):
         ("utilization/figure/?util=reason", "no engine reported waiting requests by reason"),
     ],
 )
-def test_a_chart_of_what_engines_may_not_report_says_what_is_missing(visitor, fleet, chart, reason):
+def test_an_empty_chart_of_an_optional_metric_names_the_missing_metric(visitor, fleet, chart, reason):
     assert reason in visitor.get(f"/charts/{chart}&replica=gpu-1").json()["meta"]["empty"]
 
 
-def test_only_charts_that_may_have_a_reachable_share_are_titled_so(visitor, fleet):
+def test_the_title_names_the_reachable_hit_rate_only_where_it_is_known(visitor, fleet):
     def meta(query):
         return visitor.get(f"/charts/hit-rate/figure/?by=whole&{query}").json()["meta"]
 

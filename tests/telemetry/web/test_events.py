@@ -32,7 +32,7 @@ def test_events_page_by_plain_links_in_a_fixed_number_of_queries(visitor, django
     assert "event number 70." not in second
 
 
-def test_events_of_one_moment_are_neither_lost_nor_repeated_between_pages(visitor):
+def test_events_with_equal_times_appear_exactly_once_across_pages(visitor):
     moment = timezone.now()
     Event.objects.bulk_create(
         [Event(at=moment, kind=EventKind.REPLICA_UP, summary=f"number {number}.") for number in range(75)]
@@ -72,7 +72,7 @@ def busy(visitor, operator):
         "pool=nobody",
     ],
 )
-def test_the_page_and_the_file_take_the_filters_of_rest_and_mean_the_same(visitor, busy, query):
+def test_the_page_and_the_csv_file_have_the_same_filters_as_rest(visitor, busy, query):
     over_rest = [event["summary"] for event in visitor.get(f"/api/v1/events?{query}").json()["results"]]
 
     page = visitor.get(f"/events/?{query}").text
@@ -84,7 +84,7 @@ def test_the_page_and_the_file_take_the_filters_of_rest_and_mean_the_same(visito
 
 
 @pytest.mark.parametrize("query", ["kind=no_such_kind", "after=yesterday", "before=1"])
-def test_a_filter_that_cannot_be_read_is_said_rather_than_left_out(visitor, busy, query):
+def test_an_invalid_filter_is_reported_and_not_ignored(visitor, busy, query):
     answer = visitor.get(f"/events/?{query}")
 
     assert 'role="alert"' in answer.text
@@ -92,7 +92,7 @@ def test_a_filter_that_cannot_be_read_is_said_rather_than_left_out(visitor, busy
     assert visitor.get(f"/events.csv?{query}").status_code == 422
 
 
-def test_an_event_leads_to_what_it_tells_of(visitor, busy):
+def test_an_event_links_to_the_objects_that_it_names(visitor, busy):
     text = visitor.get("/events/").text
 
     policy = busy.policies.get(group=None)
@@ -120,16 +120,16 @@ def test_an_empty_list_says_the_next_step(visitor):
 
 
 @pytest.mark.parametrize("mark", ["%27;--", "1-", "9999999999999999999-1", "999999999999999999-1", "-", "12"])
-def test_a_page_mark_that_is_none_is_no_error(visitor, mark):
+def test_an_invalid_cursor_is_ignored(visitor, mark):
     assert visitor.get(f"/events/?cursor={mark}").status_code == 200
 
 
-def test_a_filter_that_the_database_could_not_take_is_refused(visitor):
+def test_a_filter_value_that_the_database_cannot_store_is_rejected(visitor):
     assert 'role="alert"' in visitor.get("/events/?pool=a%00b").text
 
 
 @pytest.mark.parametrize("query", [{"router": "router-7"}, {"actor": "olga"}, {}])
-def test_a_page_is_read_from_an_index_whatever_the_number_of_events(visitor, operator, query):
+def test_a_page_of_events_is_read_from_an_index(visitor, operator, query):
     routers = [announce(name=f"router-{number}", boot="b", admin_url="http://10.0.1.1:8081") for number in range(20)]
     begun = timezone.now()
     Event.objects.bulk_create(
@@ -151,7 +151,7 @@ def test_a_page_is_read_from_an_index_whatever_the_number_of_events(visitor, ope
     assert "Seq Scan on controlplane_event" not in plan, plan
 
 
-def test_an_alert_leads_to_what_happened_around_it(visitor, fleet, noon):
+def test_an_alert_links_to_the_events_around_its_time(visitor, fleet, noon):
     drop_alert(fleet, noon)
     alerts = visitor.get("/alerts/").text
 

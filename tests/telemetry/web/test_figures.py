@@ -38,7 +38,7 @@ def test_a_line_keeps_its_colour_whichever_others_are_drawn():
     assert many["r3"]["dash"] == few["r3"]["dash"]
 
 
-def test_a_band_is_parted_where_nothing_is_known():
+def test_a_band_has_a_gap_where_values_are_unknown():
     edges = [(0.1, 0.2), None, (0.3, 0.4), (0.3, math.inf)]
     band = drawn([line("p50", [0.15, None, 0.35, 0.36], edges)], TTFT.views[0])[0]
 
@@ -51,7 +51,7 @@ def test_a_value_between_gaps_is_marked_because_no_line_would_show_it():
     assert drawn([line("r1", [0.5, 0.5, None, None])])[0]["mode"] == "lines"
 
 
-def test_mark_up_in_a_name_is_shown_and_not_obeyed():
+def test_mark_up_in_a_name_is_escaped():
     assert "&lt;b&gt;" in drawn([line("<b>", [1, 1, 1, 1])])[0]["hovertemplate"]
 
 

@@ -28,7 +28,7 @@ def replayed(visitor, noon, pool, room):  # noqa: F811
     return visitor
 
 
-def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_queries):
+def test_the_page_shows_the_loss_at_each_step(replayed, django_assert_max_num_queries):
     with django_assert_max_num_queries(16):
         page = replayed.get("/ladder/?range=15m").content.decode()
     assert "Hit rate 50 % of" in page
@@ -40,7 +40,7 @@ def test_the_page_says_where_the_hit_rate_goes(replayed, django_assert_max_num_q
     assert "900 requests" not in narrower
 
 
-def test_its_figures_are_what_the_tables_say(replayed):
+def test_the_figures_and_the_tables_agree(replayed):
     steps = replayed.get("/ladder/figures/steps/?range=15m").json()
     (bars,) = steps["data"]
     assert (bars["y"][0], bars["x"][0], bars["y"][-1]) == ("Prompt tokens", 1.0, "Delivered")
@@ -52,7 +52,7 @@ def test_its_figures_are_what_the_tables_say(replayed):
     assert replayed.get("/ladder/figures/steps/?group=none&pool=chat").status_code == 404
 
 
-def test_an_unknown_cache_is_one_step_that_cannot_be_told_apart(visitor, noon, pool, room):  # noqa: F811
+def test_steps_without_a_known_value_are_shown_as_one(visitor, noon, pool, room):  # noqa: F811
     Replica.objects.update(capacity_blocks=None)
     start = noon - timedelta(minutes=12)
     store([one._replace(at_s=start.timestamp() + number) for number, one in enumerate(traffic(300))])

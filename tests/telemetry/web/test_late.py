@@ -27,7 +27,7 @@ def test_every_page_says_when_scraping_is_late(visitor, noon, settings, late_s, 
     assert words in visitor.get("/fleet/").text
 
 
-def test_it_says_each_thing_that_is_late_and_what_is_safe(visitor, noon, fleet):
+def test_the_notice_lists_each_late_task_and_what_is_not_affected(visitor, noon, fleet):
     ensure_default_rules(fleet)
     AlertRule.objects.update(evaluated_at=noon - timedelta(minutes=3))
     ScrapeShard.objects.create(number=0, due_at=noon - timedelta(seconds=1), lag_s=90.0)
@@ -40,7 +40,7 @@ def test_it_says_each_thing_that_is_late_and_what_is_safe(visitor, noon, fleet):
     assert "evaluating" not in visitor.get("/routers/").text
 
 
-def test_a_page_that_says_that_nothing_is_read_says_it_once(visitor, noon, fleet):
+def test_a_page_reports_missing_scrapes_once(visitor, noon, fleet):
     ScrapeShard.objects.create(number=0, due_at=noon - timedelta(minutes=5), lag_s=0.0)
     ScrapeState.objects.update(at=noon - timedelta(minutes=5), ok_at=noon - timedelta(minutes=5))
 

@@ -39,7 +39,7 @@ def test_a_view_has_one_link_which_leads_there_with_all_of_its_state(visitor, fl
     assert ShortLink.objects.count() == 1
 
 
-def test_a_time_that_moves_on_can_be_fixed_to_what_it_shows_now(visitor, fleet):
+def test_a_link_to_a_live_range_can_be_fixed_to_the_current_range(visitor, fleet):
     shown = shorten(visitor, VIEW).context["fixed"]
     assert parse_qs(urlsplit(shown).query) == {
         "hide": ["hit-rate:gpu-1"], "table": ["ttft"], "from": ["2031-03-04T06:00:00"], "to": ["2031-03-04T12:00:00"],
@@ -55,24 +55,24 @@ def test_a_time_that_moves_on_can_be_fixed_to_what_it_shows_now(visitor, fleet):
         "/accounts/logout/", "javascript:alert(1)", "/\n/evil.example", "/pools/caf\u00e9/", "/?" + "x" * 2000, "/[",
     ],
 )  # fmt: skip
-def test_what_is_no_page_of_ours_gets_no_link(visitor, view):
+def test_a_url_of_another_site_gets_no_short_link(visitor, view):
     page = shorten(visitor, view)
     assert "The short link could not be created: $.view: expected the address of" in page.text
     assert not ShortLink.objects.exists()
 
 
-def test_a_code_that_is_not_known_leads_nowhere(visitor):
+def test_an_unknown_code_is_not_found(visitor):
     assert [visitor.get(path).status_code for path in ("/s/none/", "/links/none/")] == [404, 404]
 
 
-def test_a_link_waits_for_whoever_is_not_signed_in(visitor, fleet, client):
+def test_a_short_link_opens_after_signing_in(visitor, fleet, client):
     shorten(visitor, VIEW)
     path = f"/s/{ShortLink.objects.get().code}/"
     client.logout()
     assert client.get(path).url == f"/accounts/login/?next={path}"
 
 
-def test_what_nobody_follows_goes_and_the_least_followed_first(visitor, operator, monkeypatch):
+def test_unused_short_links_are_deleted_the_least_recently_opened_first(visitor, operator, monkeypatch):
     monkeypatch.setattr(navigation, "MAX_LINKS", 2)
     for seconds, view in enumerate(("/?range=1h", "/?range=2h")):
         with time_machine.travel(NOW + timedelta(seconds=seconds), tick=False):
@@ -87,7 +87,7 @@ def test_what_nobody_follows_goes_and_the_least_followed_first(visitor, operator
     assert list(ShortLink.objects.values_list("view", flat=True)) == ["/?range=4h"]
 
 
-def test_one_person_makes_so_many_a_day(visitor, operator, monkeypatch):
+def test_a_user_can_create_a_limited_number_of_short_links_per_day(visitor, operator, monkeypatch):
     monkeypatch.setattr(navigation, "MAX_LINKS_PER_DAY", 1)
     shorten(visitor, "/?range=1h")
     assert "You created 1 short links within a day." in shorten(visitor, "/?range=2h").text

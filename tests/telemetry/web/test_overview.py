@@ -76,6 +76,8 @@ def test_a_replica_that_is_down_shows_why(visitor, fleet):
 
     assert '<span class="badge bad">down</span>' in text
     assert "connection refused" in text
+    tiles = text[text.index('id="tiles"') : text.index('id="charts"')]
+    assert re.search(r'<a href="/replicas/gpu-2/">gpu-2</a> down</strong>; scraped', tiles)
 
 
 def test_the_live_part_is_a_fragment_and_not_sent_again_unchanged(visitor, fleet):
@@ -114,7 +116,7 @@ def test_state_in_the_url_reaches_every_part(visitor, fleet):
         ("from=2040-01-01T00:00&to=2040-01-02T00:00", "must start in the past"),
     ],
 )
-def test_what_makes_no_sense_is_said_and_the_default_shown(visitor, fleet, query, words):
+def test_an_invalid_range_is_reported_and_the_default_is_shown(visitor, fleet, query, words):
     answer = visitor.get(f"/?{query}")
 
     assert answer.status_code == 200
@@ -147,7 +149,7 @@ def test_the_overview_says_that_nobody_is_notified_until_a_channel_is_on(visitor
     assert re.search(r'<a class="button" href="/channels/">Channels</a>', text)
 
 
-def test_somebody_who_may_not_add_a_channel_gets_no_link_to_its_form(client, fleet, noon, django_user_model):
+def test_a_user_who_cannot_add_a_channel_sees_no_link_to_the_form(client, fleet, noon, django_user_model):
     person = django_user_model.objects.create_user("vera")
     set_role(person, Role.VIEWER, fleet.project)
     client.force_login(person)
@@ -161,7 +163,7 @@ def test_a_replica_that_was_never_read_is_starting_for_15_minutes_and_then_down(
     state = ScrapeState.objects.create(replica=replica, at=noon, health="down", failures=9, reason="refused")
 
     def word():
-        row = re.search(r">gpu-new<.*?</tr>", visitor.get("/").text, re.DOTALL)
+        row = re.search(r'<tr id="replica-gpu-new">.*?</tr>', visitor.get("/").text, re.DOTALL)
         return re.search(r'class="badge ?(\w*)"[^>]*>(starting|down)<', row[0]).group(2)
 
     Replica.objects.filter(pk=replica.pk).update(created_at=noon - timedelta(minutes=14))

@@ -160,7 +160,7 @@ def test_a_replica_that_stopped_answering_says_since_when(visitor, fleet, noon):
     "path",
     ["/pools/none/", "/pools/none/live/", "/pools/none/groups/coding/", "/replicas/none/", "/replicas/none/live/"],
 )
-def test_what_is_not_there_is_not_found(visitor, path):
+def test_an_unknown_object_is_not_found(visitor, path):
     assert visitor.get(path).status_code == 404
 
 

@@ -23,7 +23,7 @@ def prompts(fleet) -> None:
     assert Decision.objects.exclude(opening=None).count() == 27
 
 
-def test_the_dearest_comes_first_with_its_place_its_price_and_what_to_do(visitor, prompts):
+def test_the_most_expensive_finding_comes_first_with_its_position_cost_and_advice(visitor, prompts):
     text = visitor.get("/prompts/").text
 
     assert text.index(">coding<") < text.index(">retrieval<")
@@ -47,7 +47,7 @@ def test_before_any_request_the_page_says_what_is_missing(visitor):
     assert "No prompts yet" in visitor.get("/prompts/").text
 
 
-def test_scripts_are_told_the_same(visitor, prompts, django_assert_max_num_queries):
+def test_rest_returns_the_same_findings(visitor, prompts, django_assert_max_num_queries):
     with django_assert_max_num_queries(10):
         answer = visitor.get("/api/v1/prompts?pool=chat")
     first, second = answer.json()["groups"]

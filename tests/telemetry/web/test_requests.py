@@ -66,7 +66,7 @@ def test_requests_are_listed_newest_first_page_by_page(visitor, router, noon, dj
         ("id=nowhere", []),
     ],
 )
-def test_the_worst_come_first_as_asked_and_filters_narrow(visitor, router, noon, query, expected):
+def test_requests_are_sorted_and_filtered_as_requested(visitor, router, noon, query, expected):
     create = {
         "plain": {"ttft_s": 0.05, "cached_tokens": 800},
         "slow": {"ttft_s": 5.0},
@@ -109,7 +109,7 @@ def test_a_decision_is_explained_with_candidates_prediction_and_what_was_deliver
     assert place_of(after) in text
 
 
-def test_what_was_not_told_is_said_and_never_shown_as_0(visitor, router, noon):
+def test_a_missing_value_is_reported_as_such_and_never_shown_as_0(visitor, router, noon):
     one = decided(
         router, noon, 1, status=None, ttft_s=None, prompt_tokens=None, cached_tokens=None, hit_tokens=None, prefix=None
     )
@@ -141,13 +141,13 @@ def test_an_empty_list_says_why(visitor, router):
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-2-3", "1-2-x-b", "99999999999999999-1-1-b", "-1-2-3-b", "1-2-3-b-c"])
-def test_a_place_is_read_or_it_is_none(text):
+def test_a_place_in_a_url_is_parsed_or_none(text):
     found = parse_place(text)
 
     assert found is None or found[2] in {"b", "b-c"}
 
 
-def test_no_place_is_an_error(visitor, router):
+def test_an_invalid_place_is_not_found(visitor, router):
     for text in ("x", "1-2-3-b", "9999999999999999-1-1-b"):
         assert visitor.get(f"/requests/{text}/").status_code == 404
         assert visitor.get(f"/requests/?cursor={text}").status_code == 200
