@@ -57,7 +57,7 @@ async def announce_forever(view: View, announcement: Announcement, spool: EventS
     async with aiohttp.ClientSession(timeout=TIMEOUT, headers=headers) as session:
         while True:
             waiting = len(spool)
-            spool.has_news.clear()  # before sending, so that events added meanwhile count as news
+            spool.has_new_events.clear()  # before sending, so that events added meanwhile count as new
             problem = await _announce(session, url, view, announcement, spool)
             if problem not in logged:
                 logged = {None} if problem is None else {*logged, problem} - {None}
@@ -69,16 +69,16 @@ async def announce_forever(view: View, announcement: Announcement, spool: EventS
             if failures:
                 await asyncio.sleep(_pause_s(failures))
             else:
-                await _wait_for_news(spool, has_more=0 < len(spool) < waiting)
+                await _wait_for_events(spool, has_more=0 < len(spool) < waiting)
 
 
-async def _wait_for_news(spool: EventSpool, *, has_more: bool) -> None:
+async def _wait_for_events(spool: EventSpool, *, has_more: bool) -> None:
     """Wait for a heartbeat, or less if there are new events or more than one announcement can carry (``has_more``)."""
     await asyncio.sleep(min(MIN_PAUSE_S, HEARTBEAT_S))
     if not has_more:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, _pause_s(0) - MIN_PAUSE_S)):
-                await spool.has_news.wait()
+                await spool.has_new_events.wait()
 
 
 async def _announce(
@@ -96,7 +96,7 @@ async def _announce(
             content = await _read_json(response)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError also for a bad host or token
         return type(error).__name__
-    # A control plane that is older than events does not acknowledge them.
+    # A control plane from before events were introduced does not acknowledge them.
     if isinstance(content, dict) and content.get("events_taken") == len(events):
         spool.acknowledge(events)
     return None

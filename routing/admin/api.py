@@ -55,7 +55,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_compiled() -> bool:
-    """Whether the hot modules are native code; one of them stands for all."""
+    """Whether the hot modules are native code; checks only one, because they are compiled together."""
     return circuit_breaker.__file__.endswith(tuple(EXTENSION_SUFFIXES))
 
 
@@ -95,7 +95,7 @@ class View(Protocol):
 
     @property
     def health_epoch(self) -> int | None:
-        """Changes with any replica's health; None if only the replicas themselves show that."""
+        """A number that changes whenever a replica's health changes; None if the view has no such number."""
         ...
 
     async def replicas(self) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class View(Protocol):
         ...
 
     async def last_polled_replicas(self) -> list[dict[str, Any]]:
-        """The same as of the last poll of the workers, for frequent calls."""
+        """``replicas`` as of the last poll of the workers, for frequent calls."""
         ...
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class AdminPort:
     """The admin port: an address and its handlers."""
 
     def __init__(self, view: View) -> None:
-        self.port = 0  # the real one, once open
+        self.port = 0  # the bound port, once the server listens
         self._view = view
         self._runner: web.AppRunner | None = None
 
@@ -308,14 +308,15 @@ class ExplainRequest(Struct):
 def explain(router: Router, document: bytes) -> dict[str, Any]:
     """The decision as JSON; RejectedRequestError if the request gets none, or if ``document`` is invalid."""
     try:
-        return _explained(router, msgspec.json.decode(document, type=ExplainRequest))
+        return _explanation(router, msgspec.json.decode(document, type=ExplainRequest))
     except RoutingError as error:
         raise rejection_of(error) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedRequestError(422, str(error)) from None
 
 
-def _explained(router: Router, explained: ExplainRequest) -> dict[str, Any]:
+def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
+    """The decision as JSON, with everything that led to it."""
     active = router.active
     if active is None:
         raise RejectedRequestError(503, "no configuration yet")
@@ -399,7 +400,7 @@ class RouterView:
 
     @property
     def health_epoch(self) -> int | None:
-        """Changes with any replica's health."""
+        """A number that changes whenever a replica's health changes."""
         return self._router.balancer.health.epoch
 
     async def replicas(self) -> list[dict[str, Any]]:
@@ -407,7 +408,7 @@ class RouterView:
         return await run_in_slices(self._replica_rows())
 
     async def last_polled_replicas(self) -> list[dict[str, Any]]:
-        """The same, since there are no workers to poll."""
+        """As ``replicas``, since there are no workers to poll."""
         return await self.replicas()
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:

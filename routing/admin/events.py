@@ -59,7 +59,7 @@ class EventSpool:
         self._lines = len(self._events)  # in the file
         self._seq = 0
         self._is_on_disk = True  # whether the file has all events
-        self.has_news = asyncio.Event()  # set when an event is added; the reader clears it
+        self.has_new_events = asyncio.Event()  # set when an event is added; the reader clears it
 
     def __len__(self) -> int:
         return len(self._events)
@@ -70,7 +70,7 @@ class EventSpool:
         texts = {name: str(value)[:500] for name, value in facts.items() if value is not None}
         added = RouterEvent(self._boot, self._seq, time.time(), kind, texts)
         self._events.append(added)
-        self.has_news.set()
+        self.has_new_events.set()
         if self._lines >= 2 * self._capacity or not self._is_on_disk:
             self._rewrite()
         elif self._write("ab", [added], self._path):

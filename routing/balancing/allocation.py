@@ -3,7 +3,7 @@
 Shares. Instead of reducing every count with every request, the weight of a request grows: after ``half_life`` requests
 it has doubled. A share is a key's weight divided by the total. When weights become large, all are scaled down together.
 At most ``2 * MAX_KEYS`` keys are counted; then only the ``MAX_KEYS`` most frequent remain. A key with a share above 1 /
-``MAX_KEYS`` is never dropped, and a dropped key is counted anew.
+``MAX_KEYS`` is never dropped, and a dropped key starts from zero.
 
 Allocation. A share of the requests needs the same share of the replicas. The number of replicas changes only if the
 share is clearly above or below it, because every change leaves prefixes without cache. Each key has a ring order of the
@@ -14,10 +14,10 @@ key that grows picks one more, and one that shrinks loses its last pick; larger 
 average when all sizes change together. Everything follows from sizes and names, so routers with the same shares agree.
 
 Group shares. A pool's requests are counted by task group, and its own requests as one more group. Every
-``REVIEW_REQUESTS`` requests the sizes are reviewed. A group with hardly any traffic has no replicas of its own: it is a
-guest at the first replica of its ring order. Sets consist of configured, active replicas. While one of them is down or
-excluded, the next available replica in the group's ring order replaces it, and no other set changes. So no group is
-without a replica while any is up.
+``REVIEW_REQUESTS`` requests the sizes are reviewed. A group with hardly any traffic has no replicas of its own: it
+shares the first replica of its ring order with others. Sets consist of configured, active replicas. While one of them
+is down or excluded, the next available replica in the group's ring order replaces it, and no other set changes. So no
+group is without a replica while any is up.
 """
 
 from __future__ import annotations
@@ -196,10 +196,11 @@ class GroupShares:
         self._owners = Counter(ReplicaId(name) for group in pool.groups for name in group.replicas or ())
         self._shares = Shares(pool.share_half_life)
         self._requests = 0
-        self._sizes: dict[str, int] = {}  # number of replicas by share; 0 for a guest
+        self._sizes: dict[str, int] = {}  # number of replicas by share; 0: the group shares a replica with others
         self._trimmed_sizes: dict[str, int] = {}  # reduced to the number of replicas
         self._replicas_by_group: dict[str, Sequence[ReplicaId]] = {}
-        self._cache: dict[tuple[str, str], tuple[Candidates, Candidates]] = {}  # of pool and group, by group, adapter
+        # candidates of the pool and of the group, by group and adapter
+        self._cache: dict[tuple[str, str], tuple[Candidates, Candidates]] = {}
         for _ in range(-(-REVIEW_REQUESTS // len(self._bounds))):
             for name in self._bounds:
                 self._shares.count(_key(name))
@@ -217,11 +218,11 @@ class GroupShares:
         return self._shares.share(_key(group))
 
     def replicas(self, group: str) -> Sequence[ReplicaId]:
-        """A group's set, in the order of picking: a smaller set would keep the first replicas."""
+        """A group's replicas, in the order of picking: a smaller number would keep the first ones."""
         return self._replicas_by_group[group]
 
     def carry_over(self, before: GroupShares) -> None:
-        """Continue with the traffic and the sizes of the configuration before."""
+        """Continue with the traffic and the sizes of the previous configuration."""
         self._shares.carry_over(before._shares)
         self._sizes = {name: before._sizes[name] for name in self._bounds if name in before._sizes}
         self._review()
@@ -241,13 +242,13 @@ class GroupShares:
     ) -> Candidates:
         """The candidates that a group may use for a retry.
 
-        ``untried``: the pool's candidates without those at which the request failed; ``unfiltered``: the group's with
-        those.
+        ``untried``: the pool's candidates without those at which the request failed; ``unfiltered``: the group's
+        candidates including those.
         """
         return untried.subset(self._targets(group, replicas, untried), unfiltered)
 
     def _targets(self, group: str, replicas: GroupReplicas, candidates: Candidates) -> list[TargetId]:
-        """The targets of a group's set among candidates, with replacements for missing replicas."""
+        """The targets of a group's replicas among candidates, with replacements for missing replicas."""
         assigned = self._replicas_by_group[group]
         targets = replicas.eligible_targets(assigned, candidates)
         missing = len(assigned) - len(targets)

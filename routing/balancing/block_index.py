@@ -264,7 +264,7 @@ class ReplicaBlocks:
         return next(iter(self.uses)).used_s
 
     def add_use(self, path: list[BlockRun], now_s: float) -> Use:
-        """Record that a prompt with these runs, each with this replica's bit, is sent now. Keeps the list."""
+        """Record that a prompt with these runs, each with this replica's bit, is sent now. ``path`` is not copied."""
         use, runs = Use(path, now_s), self.runs
         for run in path:
             if (before := runs.get(run)) is not None:

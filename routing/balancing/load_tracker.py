@@ -217,7 +217,7 @@ class Load:
         return self.waiting_tokens - (prefilled if prefilled < limit else limit)  # noqa: FURB136 -- min is a call
 
     def update_oldest(self, now_s: float) -> Ticket | None:
-        """Determine the oldest waiting request anew."""
+        """Determine the oldest waiting request again."""
         if not self.waiting:
             self.oldest, self.oldest_tokens = None, 0.0
             return None
@@ -386,7 +386,7 @@ class LoadTracker:
         return ticket
 
     def update_oldest(self, load: Load, now_s: float) -> None:
-        """Determine a replica's oldest waiting request anew; if it is plain, schedule the end of its prefill."""
+        """Determine a replica's oldest waiting request again; if it is plain, schedule the end of its prefill."""
         oldest = load.update_oldest(now_s)
         if oldest is None or not oldest.is_plain:
             return

@@ -110,7 +110,7 @@ class RequestKeys:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of the prompt if it is a usable sample for the ratio, else 0."""
+        """Bytes of the prompt if it is a usable sample for the ratio of bytes to tokens, else 0."""
         return self._request.prompt.sample_bytes
 
     @property
@@ -334,7 +334,7 @@ class Placement:
             self._pools[pool.name] = _Pool(self.matcher.group_finder(pool.name), own, by_group, pool_ratios)
 
     def carry_over(self, before: Placement) -> None:
-        """Let groups and strategies continue with what they learnt under the configuration before."""
+        """Let groups and strategies continue with what they learnt under the previous configuration."""
         for pool, shares in self._shares.items():
             if pool in before._shares:
                 shares.carry_over(before._shares[pool])

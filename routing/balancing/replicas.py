@@ -9,7 +9,7 @@ Health: which replicas may get requests, which adapters they have, and how much 
 circuit breakers, slow start and warm-ups write this state; placement reads it.
 
 Slow start. A replica that joins or returns has an empty cache, so its share of the traffic grows from a quarter to all
-of it, in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates anew.
+of it, in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates again.
 Ring orders do not change: only the load that the replica accepts grows.
 """
 

@@ -100,7 +100,7 @@ def _check_number(field: str, value: Any, cap: int) -> None:
 
 
 def _check_prompts(body: ParsedBody, cap: int) -> None:
-    """Check the sum over all fields with prompts; a body with none of them has one prompt elsewhere."""
+    """Check the number of prompts in all fields together; a body without such a field has one prompt, its messages."""
     fields = PROMPT_FIELDS.get(type(body), ())
     count = max(1, sum(count_prompts(getattr(body, field)) for field in fields))
     if fields and count > cap:
@@ -211,7 +211,7 @@ def read_body(path: str, data: bytes) -> BodyReading:
 
 
 def reduce_body(body: ParsedBody) -> ParsedBody:
-    """A body of the same endpoint with the same result of caps; at most a few hundred bytes without media."""
+    """A small body of the same endpoint that the caps accept or reject alike; a few hundred bytes without media."""
     reduced = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBER_FIELDS})
     for field in PROMPT_FIELDS.get(type(body), ()):
         if count := count_prompts(getattr(body, field)):
@@ -223,6 +223,7 @@ def reduce_body(body: ParsedBody) -> ParsedBody:
 
 
 def _reduce_number(value: Any) -> Any:
+    """The value of a number field, or a short text in place of a huge integer or a value of another type."""
     if value is None or isinstance(value, bool | float):
         return value
     return value if isinstance(value, int) and value.bit_length() <= 64 else _NOT_A_NUMBER

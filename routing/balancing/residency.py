@@ -184,10 +184,10 @@ class Match:
         self._branches = branches
         self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
         self.block_tokens = block_tokens
-        self.reuse_ratio = reuse_ratio  # of the residency
-        self.tail_tokens = 0  # expected after the longest cached prefix
-        self.tail_mask = 0  # of the replicas with these
-        self.branch_tokens = 0  # tokens expected after that prefix at its other replicas
+        self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
+        self.tail_mask = 0  # replicas with the longest cached prefix and its tail
+        self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
+        self.branch_tokens = 0  # expected cached tokens after that prefix, at other replicas that have it
 
     @property
     def blocks(self) -> int:
@@ -206,7 +206,7 @@ class Match:
         return 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
-        """Predicted cached tokens at a replica with the longest cached prefix; a prefix must be cached somewhere."""
+        """Predicted cached tokens at a replica with the longest cached prefix; ``levels`` must not be empty."""
         extra = self.tail_tokens if self.tail_mask & bit else self.branch_tokens
         return min(self.levels[-1][0] * self.block_tokens + extra, prompt_tokens)
 
@@ -341,7 +341,10 @@ class Residency:
             replica.on_split(head, tail)
 
     def _evict(self, replica: ReplicaBlocks, now_s: float) -> None:
-        """Evict above this replica's capacity, by age at the next replica in turn, and above the total limit."""
+        """Evict blocks above this replica's capacity, old ones of the next replica in turn, and entries over the limit.
+
+        The limit holds for the entries of all replicas together.
+        """
         if (excess := replica.blocks - replica.capacity) > 0:
             while replica.blocks > replica.capacity:
                 replica.evict()

@@ -123,7 +123,7 @@ class HealthChecks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def configure(self, targets: list[CheckTarget]) -> None:
-        """Check these replicas from now on, and no others. A replica with another address starts anew."""
+        """Check these replicas from now on, and no others. A replica with another address starts again."""
         by_name = {target.name: target for target in targets}
         for name in self._targets.keys() - by_name.keys():
             self._tasks.pop(name).cancel()

@@ -128,17 +128,17 @@ class StallDetector:
             return
         self._record_typical_silence(pool, connections, now)
         waiting = connections.waiting(self._balancer.breakers.half_open_since_s(name))
-        if not waiting or waiting[0].waiting is None:
+        if not waiting or waiting[0].waiting_listener is None:
             return
-        progress, check = connections.progress_at, self._checks[name]
-        if progress > now - check.stall_s / 3:
+        progress_at, check = connections.progress_at, self._checks[name]
+        if progress_at > now - check.stall_s / 3:
             check.reset()
-        since = max(progress, check.progress_at, waiting[0].sent_at)
+        since = max(progress_at, check.progress_at, waiting[0].sent_at)
         check.check(since, now)
         if pool.breaker.stall_s is None:
             return
-        reason = self._hung_stream_reason(pool, pool.breaker.stall_s, name, waiting, progress, now)
-        if reason is None and check.is_hung(since, self._allowed_s(pool, check, waiting[0].waiting, now), now):
+        reason = self._hung_stream_reason(pool, pool.breaker.stall_s, name, waiting, progress_at, now)
+        if reason is None and check.is_hung(since, self._allowed_s(pool, check, waiting[0].waiting_listener, now), now):
             reason = f"its engine shows no progress for {now - since:.1f} s"
         if reason is not None:
             self._eject(connections, reason, Cause.STALLED)
@@ -149,16 +149,19 @@ class StallDetector:
         stall_s: float,
         name: ReplicaId,
         waiting: list[UpstreamConnection],
-        progress: float,
+        progress_at: float,
         now: float,
     ) -> str | None:
         """The reason if the streams that wait at a replica show that it hangs, else None. Engine steps are progress."""
-        oldest = next((upstream for upstream in waiting if upstream.waiting and upstream.waiting.is_stream()), None)
-        if oldest is None or oldest.waiting is None:
+        oldest = next(
+            (upstream for upstream in waiting if upstream.waiting_listener and upstream.waiting_listener.is_stream()),
+            None,
+        )
+        if oldest is None or oldest.waiting_listener is None:
             return None
-        since = max(progress, oldest.sent_at, self._checks[name].progress_at)
+        since = max(progress_at, oldest.sent_at, self._checks[name].progress_at)
         self._silences[name] = Silence(since, now - since)
-        tokens, rate = oldest.waiting.waiting_tokens, _rate(self._loads(name))
+        tokens, rate = oldest.waiting_listener.waiting_tokens, _rate(self._loads(name))
         is_too_long = now - since > self._typical[pool.name].allowed_s(stall_s, tokens, rate, now)
         return f"no byte for {now - since:.1f} s" if is_too_long else None
 
@@ -219,7 +222,7 @@ class StallDetector:
         lates_s = [
             now - upstream.sent_at - prefill_allowance_s(listener.queued_tokens, rate)
             for upstream in connections.waiting(since)
-            if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting) and listener.is_stream()
+            if now - upstream.sent_at > stall_s / 4 and (listener := upstream.waiting_listener) and listener.is_stream()
         ]
         prefill_s = prefill_allowance_s(max(load.waiting_tokens for load in loads), rate)
         silences_s = connections.silences(now, since)
@@ -242,5 +245,5 @@ def _rate(loads: list[Load]) -> float:
 def _retry_waiting(connections: ConnectionPool) -> None:
     """Let the requests that wait at a replica retry elsewhere if they may."""
     for upstream in connections.waiting():
-        if upstream.waiting is not None:
-            upstream.waiting.on_stalled()
+        if upstream.waiting_listener is not None:
+            upstream.waiting_listener.on_stalled()

@@ -6,7 +6,7 @@ prefixes, with its part of the token budget, the concurrency and the memory.
 Theory of operation. A joining replica gets no clients' requests. Once its health check passes, it is sent the
 prefixes that it will own, the most valuable first, a few at a time; when all have ended, successfully or not, it takes
 traffic with a slow start. The time limit, ``MAX_FAILURES`` failed requests in a row, or a client's request that no
-other replica can serve end the warm-up early. If the replica goes down meanwhile, its warm-up starts anew when it is
+other replica can serve end the warm-up early. If the replica goes down meanwhile, its warm-up starts again when it is
 up again. Nothing here waits: the router's housekeeping and the ends of its own requests advance a warm-up.
 """
 
@@ -424,15 +424,15 @@ class WarmUps:
         for warm_up in list(self._running.values()):
             warm_up.advance(now)
 
-    def end_needed(self, missing: NoReplicaError) -> bool:
+    def end_early(self, error: NoReplicaError) -> bool:
         """End the warm-ups of replicas that could serve a request that no other can; False if there are none."""
         fleet = self._balancer.fleet
         needed = [
             warm_up
             for warm_up in self._running.values()
-            if warm_up.pool == missing.pool
+            if warm_up.pool == error.pool
             and fleet is not None
-            and fleet.placement.could_serve(missing, warm_up.replica, self._balancer.health)
+            and fleet.placement.could_serve(error, warm_up.replica, self._balancer.health)
         ]
         for warm_up in needed:
             self.end(warm_up, Ending.NEEDED)

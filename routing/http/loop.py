@@ -29,7 +29,7 @@ NO_BUCKET: Final = 1 << 62
 
 
 class Holder(Protocol):
-    """Something that waits. ``deadline`` is loop time; ``bucket`` belongs to the wheel."""
+    """An object with a deadline. ``deadline`` is loop time; ``bucket`` belongs to the wheel."""
 
     deadline: float
     bucket: int

@@ -77,7 +77,7 @@ class RequestHead:
         self.has_length = False  # the length itself is the request's
         self.expects_continue = False
         self.authorization = b""  # empty also if there is more than one Authorization header
-        self.authenticated_by: AccessControl | None = None  # whose result ``grant`` is
+        self.authenticated_by: AccessControl | None = None  # the one that returned ``grant``
         self.grant: Grant | None = None
         self.template: bytes | None = None  # format string of ``lines``; None: ``lines`` has no varying values
         self.request_id_index: int | None = None  # among the varying values; None: all requests have the same id
@@ -109,7 +109,7 @@ class RequestHead:
         return value.decode() if _request_id(value) else ""
 
     def share(self, varying: list[Header], headers: Sequence[Header]) -> None:
-        """Serve later requests too, which differ in the values of ``varying``, a part of the ``headers``."""
+        """Prepare this head for later requests that differ in the values of ``varying``, some of the ``headers``."""
         self._varying = varying
         self.template = template_of(self.lines, varying) if len(varying) > 1 else None  # a length is not forwarded
         request_id = next((header for header in headers if header[0].lower() == b"x-request-id"), None)

@@ -183,13 +183,15 @@ class HeaderCache(Generic[H]):
 
 
 def _headers(parts: list[bytes]) -> list[Header]:
+    """The varying headers in a head that was split at their names and values."""
     return [(name.strip(b"\r\n :"), value) for name, value in zip(parts[1::3], parts[2::3], strict=True)]
 
 
 def _pattern(names: Sequence[str]) -> re.Pattern[bytes]:
-    """Two groups of a line: the bytes before a value, and the value. A Content-Length of other than digits stays out.
+    """A pattern for the header lines with these names: one group before the value, one for the value.
 
-    Each first word of the names is tried once, which takes half the time of trying every name.
+    It does not match a Content-Length of other than digits. Each first word of the names is tried once, which takes
+    half the time of trying every name.
     """
     remainders_by_word: dict[str, list[str]] = {}
     for name in names:

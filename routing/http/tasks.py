@@ -50,17 +50,17 @@ def pause_s(failures_in_a_row: int) -> float:
 
 async def run_until_cancelled(loop: Background, work: Callable[[], Awaitable[None]]) -> None:
     """Run ``work`` until it returns; start it again after an error."""
-    time, in_a_row = asyncio.get_running_loop().time, 0
+    time, failures_in_a_row = asyncio.get_running_loop().time, 0
     while True:
         started_at = time()
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - the next round must run
-            in_a_row = 1 if time() - started_at > LAST_PAUSE_S else in_a_row + 1
+            failures_in_a_row = 1 if time() - started_at > LAST_PAUSE_S else failures_in_a_row + 1
             _record_failure(loop, error)
         else:
             return
-        await asyncio.sleep(pause_s(in_a_row))
+        await asyncio.sleep(pause_s(failures_in_a_row))
 
 
 def _record_failure(loop: Background, error: Exception) -> None:
@@ -78,7 +78,7 @@ class Periodic:
         self._loop = loop
         self._period_s = period_s
         self._work = work
-        self._in_a_row = 0
+        self._failures_in_a_row = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -95,11 +95,11 @@ class Periodic:
         started_at = running.time()
         try:
             self._work()
-            self._in_a_row = 0
+            self._failures_in_a_row = 0
         except Exception as error:  # noqa: BLE001 - the next tick must run
-            self._in_a_row += 1
+            self._failures_in_a_row += 1
             _record_failure(self._loop, error)
-        delay_s = max(self._period_s, pause_s(self._in_a_row) if self._in_a_row else 0.0)
+        delay_s = max(self._period_s, pause_s(self._failures_in_a_row) if self._failures_in_a_row else 0.0)
         self._timer = running.call_at(started_at + delay_s, self._tick)
 
 

@@ -26,7 +26,7 @@ class Budget:
     __slots__ = ("_cell", "capacity", "is_shared", "per_s")
 
     def __init__(self, per_s: float, capacity: float, now: float, cell: memoryview[float] | None = None) -> None:
-        """``cell``: a number that other processes may share, initially 0; None: a private one."""
+        """``cell``: when the budget will be full, initially 0. Other processes may share it; None: a private one."""
         self.per_s = per_s
         self.capacity = capacity
         self.is_shared = cell is not None

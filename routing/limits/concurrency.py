@@ -21,7 +21,7 @@ class SharedPermits(Protocol):
     """Permits that several processes share. The request with the highest ``order`` runs first; 0: no request waits."""
 
     def acquire(self, limit: int, order: float) -> bool:
-        """Take a permit, unless all processes together have ``limit``, or a request elsewhere has a higher order."""
+        """Take a permit, unless all processes have ``limit``, or a request in another one has a higher order."""
         ...
 
     def release(self) -> None:
@@ -44,10 +44,10 @@ class SharedPermits(Protocol):
 
 
 class SharedLimits(Protocol):
-    """State that a process shares with other processes; None for state of its own."""
+    """State that a process shares with other processes. A method returns None where the process has its own state."""
 
     def cell(self, name: str) -> memoryview[float] | None:
-        """The one number of a budget."""
+        """The memory of a ``Budget``: one number."""
         ...
 
     def permits(self, name: str) -> SharedPermits | None:

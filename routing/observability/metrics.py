@@ -79,14 +79,14 @@ class Histogram:
     def lines(self, name: str, labels: str, *, is_fine: bool = False) -> Iterator[str]:
         """Prometheus text: the buckets of ``EXPOSED_EDGES``, or the non-empty ones of all edges (``is_fine``)."""
         counts, total = self._counts[:], self._sum  # a consistent copy
-        buckets = _fine(counts) if is_fine else _exposed(counts)
+        buckets = _fine_buckets(counts) if is_fine else _exposed_buckets(counts)
         for label, cumulative in buckets:
             yield f'{name}_bucket{{{labels},le="{label}"}} {cumulative}'
         yield f"{name}_sum{{{labels}}} {total!r}"
         yield f"{name}_count{{{labels}}} {sum(counts)}"
 
 
-def _fine(counts: array[int]) -> Iterator[tuple[str, int]]:
+def _fine_buckets(counts: array[int]) -> Iterator[tuple[str, int]]:
     cumulative = 0
     for index in compress(range(len(EDGES)), counts):
         cumulative += counts[index]
@@ -94,7 +94,7 @@ def _fine(counts: array[int]) -> Iterator[tuple[str, int]]:
     yield "+Inf", cumulative + counts[-1]
 
 
-def _exposed(counts: array[int]) -> Iterator[tuple[str, int]]:
+def _exposed_buckets(counts: array[int]) -> Iterator[tuple[str, int]]:
     return zip(_EXPOSED_LABELS, accumulate(sum(counts[part]) for part in _SLICES), strict=True)
 
 

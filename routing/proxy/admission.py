@@ -164,13 +164,13 @@ def models_response(config: RouterConfig, grant: Grant | None) -> LocalResponse 
         return None
     cards: list[dict[str, Any]] = []
     for pool in config.pools:
-        cards += [_card(model, model) for model in pool.models]
-        cards += [_card(alias.name, alias.model) for alias in pool.aliases]
-        cards += [_card(adapter.name, adapter.name, adapter.model) for adapter in pool.adapters]
+        cards += [_model_card(model, model) for model in pool.models]
+        cards += [_model_card(alias.name, alias.model) for alias in pool.aliases]
+        cards += [_model_card(adapter.name, adapter.name, adapter.model) for adapter in pool.adapters]
     if grant is not None and (models := grant.models) is not None:
         cards = [card for card in cards if card["id"] in models or card["root"] in models]
     return LocalResponse(200, msgspec.json.encode({"object": "list", "data": cards}))
 
 
-def _card(name: str, root: str, parent: str | None = None) -> dict[str, Any]:
+def _model_card(name: str, root: str, parent: str | None = None) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "warmpath", "root": root, "parent": parent}

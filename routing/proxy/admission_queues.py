@@ -48,7 +48,7 @@ class QueuePermit:
         self._on_rejected = on_rejected
         self._loop = asyncio.get_running_loop()
         self._acquired = 0  # permits, in the order of the queues
-        self._started_at = self._loop.time()
+        self._started_at = self._loop.time()  # start of the wait in the present queue
 
     def acquire(self) -> bool:
         """Acquire the remaining permits; False if the request has to wait or is rejected."""
@@ -81,6 +81,7 @@ class QueuePermit:
             queue.release()
 
     def _continue(self) -> None:
+        """Acquire the permits of the next queues, after a queue has admitted the request."""
         self._started_at = self._loop.time()
         if self._on_admitted is not None and self.acquire():
             self._on_admitted()

@@ -57,10 +57,10 @@ class RequestReader:
     """The parser of one connection and the requests that it has read."""
 
     __slots__ = (
-        "_checked",
+        "_allowed_head",
         "_grace_until",
         "_headers",
-        "_paced",
+        "_paced_head",
         "_parser",
         "_pieces",
         "_router",
@@ -87,8 +87,8 @@ class RequestReader:
         self.is_rejected = False  # the last item of the queue is a rejection
         self._router = router
         self._parser = HttpRequestParser(self)
-        self._checked: RequestHead | None = None  # its body may be received
-        self._paced: RequestHead | None = None  # the rate of its body is measured
+        self._allowed_head: RequestHead | None = None  # the head whose body may be received
+        self._paced_head: RequestHead | None = None  # the head whose body's rate is measured
         self._grace_until = 0.0  # loop time
         self._target = b""
         self._headers: list[Header] = []
@@ -109,8 +109,8 @@ class RequestReader:
                 self.reject(cause if isinstance(cause, RejectedRequestError) else invalid)
         if len(self._pieces) > count:
             join_tail(self._pieces, count)
-        if self.head is not self._checked:
-            self._check_body_may_come()
+        if self.head is not self._allowed_head:
+            self._check_body_allowed()
         if self.in_message or self._unfinished_bytes:
             self._count_unfinished()
         limits = self._router.limits
@@ -142,8 +142,8 @@ class RequestReader:
     def body_wait_s(self, head: RequestHead, now: float) -> float:
         """Seconds from ``now`` to wait for more of the body of ``head``; below 0 if it is too slow already."""
         limits = self._router.limits
-        if self._paced is not head:
-            self._paced = head
+        if self._paced_head is not head:
+            self._paced_head = head
             self._grace_until = now + limits.body_grace_s
         rate = limits.min_body_bytes_per_s
         if not rate:
@@ -152,7 +152,7 @@ class RequestReader:
 
     def restart_pace(self) -> None:
         """Measure the rate of a body from now on, because the router did not read it for a while."""
-        self._paced = None
+        self._paced_head = None
 
     def close(self) -> None:
         """The connection has ended."""
@@ -229,9 +229,9 @@ class RequestReader:
 
     # --- the end of a read ---
 
-    def _check_body_may_come(self) -> None:
+    def _check_body_allowed(self) -> None:
         """Reject a body that did not arrive with its head if its sender has no valid key."""
-        self._checked = self.head
+        self._allowed_head = self.head
         if self.head is not None and (rejection := self._router.reject_before_body(self.head)):
             self.reject(rejection)
 
@@ -318,7 +318,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def awaits_request(self) -> bool:
-        """Whether a request, or its rest, is still to come that a client may expect to be answered."""
+        """Whether a request is missing or incomplete, and its client may expect a response."""
         is_busy = self._is_closing or self._exchange is not None or bool(self._reader.queue)
         return not is_busy and (self._awaits_head or self._reader.in_message)
 
@@ -404,7 +404,7 @@ class ClientConnection(asyncio.Protocol):
     # --- one request after the other ---
 
     def _continue(self) -> None:
-        """Answer queued requests, pace reading, and set the deadline for what comes next."""
+        """Handle queued requests, pace reading, and set the deadline for the client's next request or bytes."""
         if self._is_advancing:
             return
         reader = self._reader
@@ -421,7 +421,7 @@ class ClientConnection(asyncio.Protocol):
             self._await_next()
 
     def _advance(self) -> None:
-        """Answer queued requests until one has to wait for a replica, or other connections have to continue."""
+        """Handle queued requests until one has to wait for a replica, or other connections have to continue."""
         queue = self._reader.queue
         self._is_advancing = True
         for _ in range(RESPONSES_PER_ITERATION):

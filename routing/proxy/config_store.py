@@ -297,7 +297,7 @@ class ConfigStore:
         return snapshots
 
     async def _apply(self, document: bytes, source: Source) -> Applied:
-        snapshot = await asyncio.to_thread(self._checked, document, source)
+        snapshot = await asyncio.to_thread(self._load_checked, document, source)
         if self.applied is not None and _is_active(snapshot, self.applied.snapshot):
             return await self._renew_signature(snapshot, self.applied)
         try:
@@ -310,7 +310,7 @@ class ConfigStore:
         event(logger, "config_applied", revision=snapshot.revision, sha256=snapshot.sha256, source=source)
         return self.applied
 
-    def _checked(self, document: bytes, source: Source) -> LoadedSnapshot:
+    def _load_checked(self, document: bytes, source: Source) -> LoadedSnapshot:
         try:
             snapshot = load_snapshot(document)
             if source is Source.PUSH:

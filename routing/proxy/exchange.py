@@ -180,12 +180,12 @@ class Exchange:
         """Choose a replica and send the request, or wait in an admission queue."""
         try:
             decision = self._configuration.placement.decide(self._placement_request, self._services.health)
-        except NoReplicaError as missing:
-            self._pool, self._group = missing.pool, missing.group
-            if self._services.end_warm_up_early(missing):
+        except NoReplicaError as error:
+            self._pool, self._group = error.pool, error.group
+            if self._services.end_warm_up_early(error):
                 self._place()
             else:
-                self._reject(rejection_of(missing))
+                self._reject(rejection_of(error))
             return
         queues = self._services.admission_queues
         if queues is not None and self._permit is None:
@@ -275,12 +275,13 @@ class Exchange:
             and upstream.pool.accepts_usage_requests
         )
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
-        is_whole = self._is_plain and request.head.method == POST  # generated to its end before the first byte
+        # A plain response is generated to its end before its first byte.
+        is_generated_first = self._is_plain and request.head.method == POST
         upstream.send(
             self,
             upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body)),
             body,
-            first_byte_s=limits.response_timeout_s if is_whole else limits.first_byte_timeout_s,
+            first_byte_s=limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s,
             idle_s=limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
@@ -490,7 +491,7 @@ class Exchange:
     # --- the end ---
 
     def abort_on_error(self, error: Exception) -> None:
-        """Log a programming error and respond with 500, or cut a response that has begun."""
+        """Log a programming error and respond with 500, or abort a response that has begun."""
         defect(logger, error, "exchange")
         has_begun = self._state >= STREAMING
         self._finish(Outcome.ROUTER_ERROR)

@@ -81,7 +81,7 @@ def unframed(data: bytes, last: bool) -> bytes:  # noqa: ARG001 - same signature
     return data
 
 
-def outgoing(
+def client_framing(
     head: ResponseHead, whole_bytes: int | None, *, http11: bool, keep_alive: bool, is_filtered: bool = False
 ) -> tuple[bytes, Frame, bool]:
     """Header lines of the framing, the framing of body bytes, and whether the connection stays open.
@@ -144,7 +144,7 @@ class ResponseRelay:
         head, passed = self._head, data
         if self._filter is not None:
             passed = self._filter.feed(data) + (self._filter.flush() if last else b"")
-        lines, self._frame, self.keep_alive = outgoing(
+        lines, self._frame, self.keep_alive = client_framing(
             head,
             len(passed) if last else None,
             http11=request.head.http11,
@@ -223,7 +223,7 @@ class ResponseRelay:
     def abort(self, error: RejectedRequestError) -> None:
         """End an incomplete response so that the client notices; a stream gets ``error`` as its last event."""
         if self._head.framing is LENGTH and self._filter is None:
-            pass  # bytes of the length are missing
+            pass  # the client notices that the body is shorter than its Content-Length
         elif self._head.is_stream:
             is_inside_event = not self._tail.ends_event() if self._filter is None else self._filter.is_inside_event
             event = error_event(error.status, error.message, is_inside_event=is_inside_event)
@@ -249,7 +249,7 @@ def record_completion(
     outcome = relay.outcome()
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:
-            pass  # the breaker was told when the error response was classified
+            pass  # the failure was recorded when the error response was classified
         elif outcome is REPLICA_ERROR:
             services.balancer.record_failure(record.replica, "error in a response of 200", was_probe=was_probe)
         else:

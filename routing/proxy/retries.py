@@ -132,7 +132,7 @@ class RetryState:
         decide, health = self._configuration.placement.decide, self._services.health
         try:
             return decide(self._request, health, self._failed)
-        except NoReplicaError as missing:
-            if not self._services.end_warm_up_early(missing):
+        except NoReplicaError as error:
+            if not self._services.end_warm_up_early(error):
                 raise
         return decide(self._request, health, self._failed)

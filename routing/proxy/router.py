@@ -78,7 +78,7 @@ class ConnectionLimit:
                 del self._counts[address]
 
     def __len__(self) -> int:
-        """Addresses with counted connections."""
+        """Number of addresses with counted connections."""
         return len(self._counts)
 
     def _count(self, client: Downstream, address: str) -> None:
@@ -112,7 +112,7 @@ class Router:
     ) -> None:
         self.name = name
         self.tls = tls or Tls()
-        self.boot = secrets.token_hex(8)  # different in each life of the process
+        self.boot = secrets.token_hex(8)  # different each time the process starts
         self.loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self.loop)
         self.write_buffer = WriteBuffer(self.loop)
@@ -270,7 +270,7 @@ class Router:
     def _configure_services(self, new: ActiveConfiguration) -> None:
         services, queues, warm_ups = self.services, self.services.all_admission_queues, self.services.all_warm_ups
         services.metrics.prune(new.series)  # also at each scrape, but there may be none
-        services.checks.configure(_health_checked(new))
+        services.checks.configure(_check_targets(new))
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
 
@@ -306,15 +306,17 @@ class Router:
         self.deadlines.close()
 
 
-def _health_checked(active: ActiveConfiguration) -> list[CheckTarget]:
+def _check_targets(active: ActiveConfiguration) -> list[CheckTarget]:
     return [
-        CheckTarget(replica.name, active.connection_pools[replica.name].address, pool.health, _unlisted(pool, replica))
+        CheckTarget(
+            replica.name, active.connection_pools[replica.name].address, pool.health, _unlisted_adapters(pool, replica)
+        )
         for pool in active.config.pools
         for replica in pool.replicas
         if replica.state is not ReplicaState.DISABLED
     ]
 
 
-def _unlisted(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
+def _unlisted_adapters(pool: PoolConfig, replica: ReplicaConfig) -> frozenset[str]:
     """The adapters of a pool, if the configuration does not list which of them the replica serves."""
     return frozenset(adapter.name for adapter in pool.adapters) if replica.adapters is None else frozenset()

@@ -45,7 +45,7 @@ class ActiveConfiguration:
 
 
 class Services:
-    """The shared services of one router. ``boot`` is different in each life of the process."""
+    """The shared services of one router. ``boot`` is different each time the process starts."""
 
     def __init__(self, balancer: Balancer, boot: str) -> None:
         self.balancer = balancer
@@ -72,9 +72,9 @@ class Services:
             self.idle.clear()
             await self.idle.wait()
 
-    def end_warm_up_early(self, missing: NoReplicaError) -> bool:
+    def end_warm_up_early(self, error: NoReplicaError) -> bool:
         """Let replicas that are warming up take traffic because no other can serve; False if there are none."""
-        return self.warm_ups is not None and self.warm_ups.end_needed(missing)
+        return self.warm_ups is not None and self.warm_ups.end_early(error)
 
     def begin_warm_up(self, replica: ReplicaId) -> None:
         """Begin the warm-up of a replica whose cache is empty, or its slow start if its pool does not warm up."""

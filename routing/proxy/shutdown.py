@@ -22,7 +22,7 @@ POLL_S = 0.01
 
 
 async def drain(router: Router, linger_s: float = 0.0) -> None:
-    """Finish what has begun. ``linger_s``: how long idle connections may send another request."""
+    """Finish the requests that have begun. ``linger_s``: how long idle connections may send another request."""
     router.begin_draining()
     try:
         async with asyncio.timeout(router.limits.drain_timeout_s):

@@ -50,7 +50,7 @@ class BlockResidency:
         self._sampled: dict[int, _SampledBlock] = {}  # by block number
 
     def on_allocated(self, blocks: Iterable[int]) -> None:
-        """Observe the eviction of the previous content of these blocks, and sample them anew."""
+        """Observe the eviction of the previous content of these blocks, and sample them again."""
         for block in blocks:
             if (sampled := self._sampled.pop(block, None)) is not None:
                 self._observe(sampled)

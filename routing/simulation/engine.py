@@ -191,7 +191,7 @@ class Engine:
         for sequence in finished:
             self._end(sequence, step.end_s)
         first = [sequence for sequence in step.prefilled if sequence.state is State.PREFILLING]
-        computed = sum(self._first_token(sequence, step.end_s) for sequence in first)
+        computed = sum(self._start_decoding(sequence, step.end_s) for sequence in first)
         finished += [sequence for sequence in first if sequence.state is State.FINISHED]
         statistics.iteration_tokens.observe(decoded + computed + len(first), step.repeat)
         self.update_gauges()
@@ -272,7 +272,7 @@ class Engine:
     # --- planning ---
 
     def _prefill(self, step: Step, sequence: Sequence, budget: int) -> int:
-        """Add a part of a prompt to the step; the tokens that it takes."""
+        """Add a part of a prompt to the step; returns how many tokens were added."""
         tokens = min(budget, sequence.target_tokens - sequence.computed_tokens)
         sequence.computed_tokens += tokens
         self._cache_full_blocks(sequence, sequence.computed_tokens)
@@ -325,8 +325,8 @@ class Engine:
 
     # --- results ---
 
-    def _first_token(self, sequence: Sequence, now_s: float) -> int:
-        """Start to decode, since a prefill has ended with a token; the prompt tokens that were computed for it."""
+    def _start_decoding(self, sequence: Sequence, now_s: float) -> int:
+        """Count the token with which a prefill ends, and start to decode; returns the prompt tokens computed for it."""
         statistics = self.statistics
         statistics.generation_tokens += 1
         computed = 0

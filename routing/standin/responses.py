@@ -161,13 +161,13 @@ class EventStream:
         self._crash = crash
         self._sent = 0  # events
         self._is_broken = False  # the fault has ended the stream
-        self._has_roles = not generation.request.is_chat
+        self._has_sent_roles = not generation.request.is_chat
 
     def on_progress(self, choice: Choice, before: int) -> None:
         """Send the events of a choice's new tokens; see ``Generation.run``."""
         events: list[bytes] = []
-        if not self._has_roles:
-            self._has_roles = True
+        if not self._has_sent_roles:
+            self._has_sent_roles = True
             events += (self._format.role(index) for index in range(len(self._generation.choices)))
         ends = choice.finish_reason is not None
         whole = choice.generated - 1 if ends and choice.generated > before else choice.generated

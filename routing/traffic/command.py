@@ -60,7 +60,7 @@ def _workload(options: argparse.Namespace) -> tuple[Workload, float]:
     return TraceWorkload(requests, options.loop), scale
 
 
-async def _summaries(player: Player) -> None:
+async def _print_summaries(player: Player) -> None:
     while True:
         await asyncio.sleep(SUMMARY_S)
         recent = total(player.recent)
@@ -77,7 +77,7 @@ async def _play(options: argparse.Namespace, workload: Workload, scale: float) -
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
         player = Player(ChatClient(http, f"{options.router.rstrip('/')}/v1/chat/completions"), config)
         playing = asyncio.create_task(player.play(workload))
-        summaries = asyncio.create_task(_summaries(player))
+        summaries = asyncio.create_task(_print_summaries(player))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, playing.cancel)

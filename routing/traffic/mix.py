@@ -39,7 +39,7 @@ from xxhash import xxh3_64_intdigest
 from routing.traffic.trace import BLOCK_TOKENS, Job, TraceRequest
 
 TOKEN_BYTES = 4  # per token of this text, as the stand-in replica counts; about what a real tokenizer makes of it
-_POOL_BYTES = 1 << 18
+_FILLER_BYTES = 1 << 18
 _VOCABULARY = """
 the and for are can has not its may one two any all out off own set get put run key map log job row bit tag new old low
 top end day few due per via yet but nor who how why now day
@@ -52,12 +52,12 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
 @cache
-def _pool() -> str:
+def _filler_text() -> str:
     rng = random.Random(20_260)  # noqa: S311 -- filler, not secrets
     vocabulary = _VOCABULARY.split()
     words: list[str] = []
     size = 0
-    while size < _POOL_BYTES:
+    while size < _FILLER_BYTES:
         word = rng.choice(vocabulary)
         words.append(word)
         size += len(word) + 1
@@ -67,11 +67,11 @@ def _pool() -> str:
 def passage(key: str, size: int) -> str:
     """``size`` ASCII characters: a hash of ``key``, then words. A key's longer passages begin with its shorter ones."""
     digest = xxh3_64_intdigest(key)
-    pool = _pool()
-    start = digest % _POOL_BYTES & -TOKEN_BYTES
-    text = f"{digest:016x}".translate(_LETTERS) + pool[start:]
+    filler = _filler_text()
+    start = digest % _FILLER_BYTES & -TOKEN_BYTES
+    text = f"{digest:016x}".translate(_LETTERS) + filler[start:]
     while len(text) < size:
-        text += pool
+        text += filler
     return text[:size]
 
 
@@ -193,7 +193,7 @@ CHAT_TURNS = 1 / (1 - CHAT_CONTINUES)
 
 
 def _chat(rng: random.Random, number: str) -> Session:
-    """A conversation like the trace's: mostly one long prompt, sometimes more turns."""
+    """A conversation as in the published trace: mostly one long prompt, sometimes more turns."""
     turns = [_chat_turn(rng, number, 0)]
     while rng.random() < CHAT_CONTINUES:
         turns.append(_chat_turn(rng, number, len(turns)))
@@ -236,7 +236,7 @@ def _tools(team: int) -> tuple[dict[str, Any], ...]:
 
 def _coding(rng: random.Random, number: str) -> Session:
     """Quick turns: an instruction, then tool results, each a few hundred tokens."""
-    team = _popular(rng, TEAMS, 0.5)
+    team = _random_index(rng, TEAMS, 0.5)
     turns = [
         Turn(rng.uniform(4, 16) if index else 0.0, f"code {number} {index}", rng.randint(150, 700), rng.randint(30, 90))
         for index in range(rng.randint(6, 14))
@@ -249,7 +249,7 @@ def _coding(rng: random.Random, number: str) -> Session:
 
 def _retrieval(rng: random.Random, number: str) -> Session:
     """One to three questions about a document, which is part of the system prompt."""
-    document = _popular(rng, DOCUMENTS, 0.6)
+    document = _random_index(rng, DOCUMENTS, 0.6)
     system = text_of_tokens(f"document {document}", DOCUMENT_TOKENS)
     turns = [
         Turn(rng.uniform(8, 30) if index else 0.0, f"ask {number} {index}", rng.randint(20, 120), rng.randint(40, 120))
@@ -269,7 +269,7 @@ def _summary(rng: random.Random, number: str) -> Session:
     return Session("batch-summaries", None, system, [turn])
 
 
-def _popular(rng: random.Random, count: int, skew: float) -> int:
+def _random_index(rng: random.Random, count: int, skew: float) -> int:
     """A random number below ``count``, with weight (i + 1) ** -skew."""
     weights = [(index + 1) ** -skew for index in range(count)]
     return rng.choices(range(count), weights)[0]

@@ -65,7 +65,7 @@ class Player:
     async def play(self, workload: Workload) -> None:
         """Start every job at its time and wait until all have ended."""
         started_s = time.monotonic()
-        for job in self._limited(workload):
+        for job in self._limited_jobs(workload):
             due_s = started_s + job.at_s / self._config.time_scale
             await self._wait_until(due_s)
             await self._slots.acquire()
@@ -83,7 +83,8 @@ class Player:
         for task in self._tasks:
             task.cancel()
 
-    def _limited(self, workload: Workload) -> Iterator[Job]:
+    def _limited_jobs(self, workload: Workload) -> Iterator[Job]:
+        """The workload's jobs, at most as many as ``PlayConfig.requests`` allows."""
         left = self._config.requests
         for job in workload.jobs():
             if left is not None:

@@ -114,13 +114,13 @@ class TraceRequest:
 
 def read_trace(path: Path) -> list[TraceRequest]:
     """A whole trace; requests with the same timestamp are spread over the time to the next. TraceError, OSError."""
-    with _opened(path) as file:
+    with _open_trace(path) as file:
         return spread(parse_lines(file, str(path)))
 
 
 def parse_lines(lines: Iterable[bytes], name: str) -> Iterator[TraceRequest]:
     """Validate and read lines; blank lines are skipped."""
-    for line in _checked(lines, name):
+    for line in _validated_lines(lines, name):
         yield TraceRequest(line.timestamp / 1000, line.input_length, max(1, line.output_length), tuple(line.hash_ids))
 
 
@@ -128,8 +128,8 @@ def read_columns(path: Path) -> Columns:
     """``read_trace`` into columns, for traces of millions of requests. TraceError, OSError."""
     columns = Columns(BLOCK_TOKENS)
     append = columns.append
-    with _opened(path) as file:
-        for line in _checked(file, str(path)):
+    with _open_trace(path) as file:
+        for line in _validated_lines(file, str(path)):
             try:
                 append(line.timestamp / 1000, line.input_length, max(1, line.output_length), line.hash_ids)
             except OverflowError:
@@ -145,7 +145,7 @@ def spread(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
 
 
 def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
-    """``spread`` for ascending timestamps alone."""
+    """``spread``, but of a list of timestamps in ascending order."""
     gap_s, at, end = 0.0, 0, len(stamps)
     while at < end:
         stamp, after = stamps[at], at + 1
@@ -158,11 +158,11 @@ def spread_stamps(stamps: Sequence[float]) -> Iterator[float]:
         at = after
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_trace(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _checked(lines: Iterable[bytes], name: str) -> Iterator[Line]:
+def _validated_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
     """Validated lines, without blank ones; TraceError names the first invalid line."""
     decode = msgspec.json.Decoder(Line).decode
     previous = 0.0

@@ -36,8 +36,8 @@ async def send_request(address: Address, path: str, body: bytes | None = None) -
     try:
         request = b"%b %b%b HTTP/1.1\r\nHost: %b\r\n%bConnection: close\r\n%b\r\n"
         method, content = (b"GET", b"") if body is None else (b"POST", _content_headers(body))
-        lines = address.base, path.encode(), address.host_header, address.authorization, content
-        writer.write(request % (method, *lines) + (body or b""))
+        parts = address.base, path.encode(), address.host_header, address.authorization, content
+        writer.write(request % (method, *parts) + (body or b""))
         yield reader
     finally:
         writer.transport.abort()

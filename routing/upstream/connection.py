@@ -97,7 +97,7 @@ BodySink = Callable[[bytes, int], None]  # gets body bytes and 0, or one whole c
 _parts: Final[list[bytes]] = []
 
 
-def _joined() -> bytes:
+def _take_body() -> bytes:
     """Take the body bytes of the read that was just parsed."""
     data = _parts[0] if len(_parts) == 1 else b"".join(_parts)
     _parts.clear()
@@ -154,7 +154,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._latest: CachedHead[ResponseHead] | None = None  # of the latest response whose head was cached
         self._listener: Listener | None = None
         self._sink: BodySink | None = None  # gets the response's body between its first and its last read
-        self._is_between_chunks = False  # the parser is known to be
+        self._is_between_chunks = False  # the parser is known to be between two chunks
         self._loop_time = deadlines.time
         self._parser = HttpResponseParser(self)
         self._headers: list[Header] = []
@@ -210,12 +210,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._deadlines.arm(self, self._idle_s)
 
     @property
-    def waiting(self) -> Listener | None:
+    def waiting_listener(self) -> Listener | None:
         """The listener that waits for a first byte."""
         return self._listener if self._sink is None else None
 
     @property
-    def streaming(self) -> Listener | None:
+    def streaming_listener(self) -> Listener | None:
         """The listener whose response is being streamed."""
         return None if self._sink is None else self._listener
 
@@ -260,7 +260,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._deliver(cast("ResponseHead", self._head))
         elif _parts:
             self.deadline = self._loop_time() + self._idle_s  # later than before, so the wheel need not know
-            body = _parts.pop() if len(_parts) == 1 else _joined()
+            body = _parts.pop() if len(_parts) == 1 else _take_body()
             self._is_between_chunks = start > 0 and len(body) == len(data) - start - 2
             sink(body, 0)
 
@@ -346,7 +346,7 @@ class UpstreamConnection(asyncio.Protocol):
     # --- the end of a read ---
 
     def _deliver(self, head: ResponseHead) -> None:
-        listener, data = self._listener, _joined()
+        listener, data = self._listener, _take_body()
         if listener is None:
             return
         if self._complete:

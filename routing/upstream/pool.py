@@ -179,15 +179,17 @@ class ConnectionPool:
         return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)
 
     def waiting(self, since: float = 0.0) -> list[UpstreamConnection]:
-        """Connections that wait for a first byte, of requests sent since then in loop time; the oldest request first.
+        """Connections that wait for a first byte, of requests sent after ``since`` (loop time); oldest request first.
 
         O(connections).
         """
-        waiting = [upstream for upstream in self._open if upstream.waiting is not None and upstream.sent_at >= since]
+        waiting = [
+            upstream for upstream in self._open if upstream.waiting_listener is not None and upstream.sent_at >= since
+        ]
         return sorted(waiting, key=lambda upstream: upstream.sent_at)
 
     def silences(self, now: float, since: float = 0.0) -> list[float]:
-        """Seconds since the last byte of each stream whose client keeps up, of requests sent since then."""
+        """Seconds since the last byte of each stream whose client keeps up, of requests sent after ``since``."""
         return [
             now - last_byte_at
             for upstream in self._open
@@ -197,7 +199,9 @@ class ConnectionPool:
     @property
     def streaming_prompt_tokens(self) -> int:
         """Tokens of the prompts whose responses are being streamed. O(connections)."""
-        return sum(listener.prompt_tokens for upstream in self._open if (listener := upstream.streaming) is not None)
+        return sum(
+            listener.prompt_tokens for upstream in self._open if (listener := upstream.streaming_listener) is not None
+        )
 
     @property
     def accepts_usage_requests(self) -> bool:

@@ -118,7 +118,7 @@ def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) 
         if separator:
             buckets.setdefault(series, {})[float(edge_text[:-2])] = value
     for series, fine in buckets.items():
-        counts = fine if is_fine else _exposed(fine)
+        counts = fine if is_fine else _exposed_buckets(fine)
         cumulative = 0.0
         for edge in sorted(counts):
             cumulative += counts[edge]
@@ -129,7 +129,7 @@ def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) 
         yield from _sample_lines((key, samples[key]) for key in totals if key in samples)
 
 
-def _exposed(fine: Mapping[float, float]) -> dict[float, float]:
+def _exposed_buckets(fine: Mapping[float, float]) -> dict[float, float]:
     """The counts at the edges that every series has."""
     counts = dict.fromkeys((*EXPOSED_EDGES, math.inf), 0.0)
     for edge, value in fine.items():
@@ -153,8 +153,8 @@ def _unescaped(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else match[1]
 
 
-_OF_CANARIES = (f"{PREFIX}{POLICY_TTFT}", f"{PREFIX}{POLICY_LATENCY}")  # kept only while their policy has a canary
-_EARLIER_S = 30.0  # than the worker, so that a sum is dropped as a whole instead of decreasing
+_CANARY_METRICS = (f"{PREFIX}{POLICY_TTFT}", f"{PREFIX}{POLICY_LATENCY}")  # kept only while their policy has a canary
+_DROP_EARLY_S = 30.0  # before the workers drop a series, so that its sum disappears instead of decreasing
 
 
 class MergedMetrics:
@@ -189,10 +189,10 @@ class MergedMetrics:
         is_configured: dict[tuple[SeriesKey, bool], bool] = {}
         now, left_at = self._clock(), {}
         for sample in samples:
-            lookup = series_key(sample), sample.startswith(_OF_CANARIES)
+            lookup = series_key(sample), sample.startswith(_CANARY_METRICS)
             if lookup not in is_configured:
                 is_configured[lookup] = (configured.has_canary if lookup[1] else configured.contains)(lookup[0])
             if not is_configured[lookup]:
                 left_at[sample] = self._left_at.get(sample, now)
         self._left_at = left_at
-        return {sample for sample, sample_left_at in left_at.items() if now - sample_left_at > GRACE_S - _EARLIER_S}
+        return {sample for sample, sample_left_at in left_at.items() if now - sample_left_at > GRACE_S - _DROP_EARLY_S}

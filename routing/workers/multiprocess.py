@@ -73,7 +73,7 @@ class WorkersView:
 
     @property
     def health_epoch(self) -> int | None:
-        """None, because each worker has its own."""
+        """None, because each worker has a ``health_epoch`` of its own."""
         return None
 
     async def replicas(self) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class WorkersView:
         return self._replica_rows()
 
     async def last_polled_replicas(self) -> list[dict[str, Any]]:
-        """The same as of the last poll."""
+        """``replicas`` as of the last poll."""
         return self._replica_rows()
 
     async def decisions(self, after: int, limit: int, ratio: float) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class MultiProcess:
         Tls(tls)  # reports unusable files here instead of in every worker
         self._supervisor = Supervisor(name, files, workers, tls, signatures=signatures)
         self.view = WorkersView(self._supervisor, version)
-        self.port = 0  # the real one, once open
+        self.port = 0  # the bound port, once the server listens
         self._reuses_port = False
         self._document: bytes | None = None
 

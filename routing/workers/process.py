@@ -57,7 +57,7 @@ class WorkerProcess:
         self.metrics: Families = {}
         self.replica_rows: list[dict[str, Any]] = []
         self.in_flight = 0
-        self.first, self.last = 1, 0  # decisions
+        self.first, self.last = 1, 0  # numbers of its oldest and newest decision
         self.numbered = 0  # the last of them that has a number in the sequence
         self.missed_polls = 0  # in a row
         self._running = asyncio.create_task(channel.run())
@@ -77,31 +77,31 @@ class WorkerProcess:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it missed the last periodic poll."""
+        """Whether the worker missed the last periodic poll."""
         return self.missed_polls > 0
 
     async def wait_until_started(self) -> None:
-        """Wait until it responds."""
+        """Wait until the worker responds."""
         await self.poll(timeout_s=START_S)
         self.has_started = True
 
     async def poll(self, *, timeout_s: float = CALL_S) -> None:
-        """Read its state."""
+        """Read the worker's state."""
         status = msgspec.convert(await self.channel.call("poll", timeout_s=timeout_s), WorkerStatus)
         self.metrics = parse(status.metrics)
         self.replica_rows, self.in_flight = status.replicas, status.in_flight
         self.first, self.last = status.first_decision, max(self.last, status.last_decision)
 
     async def prepare(self, preparation: Preparation) -> None:
-        """Let it prepare a configuration."""
+        """Make the worker prepare a configuration."""
         await self.channel.call("prepare", as_plain(preparation), timeout_s=PREPARE_S)
 
     async def commit(self) -> None:
-        """Let it activate the prepared configuration."""
+        """Make the worker activate the prepared configuration."""
         await self.channel.call("commit", timeout_s=CALL_S)
 
     async def listen(self, slots: list[int]) -> None:
-        """Let it accept from the sockets of these slots only."""
+        """Make the worker accept from the sockets of these slots only."""
         if slots != self.listening:
             self.listening = slots
             await self.channel.call("listen", slots, timeout_s=CALL_S)
@@ -146,7 +146,7 @@ class WorkerProcess:
         return RetainedDecisions(rows)
 
     async def end(self) -> None:
-        """Close the channel, which ends an idle worker; kill it if that takes too long."""
+        """Close the channel, which ends an idle worker; kill the worker if that takes too long."""
         self.channel.close()
         try:
             async with asyncio.timeout(END_S):

@@ -52,21 +52,21 @@ class RetainedDecisions:
 
 @dataclass(slots=True)
 class Segment:
-    """Consecutive numbers, and the source's numbers that they stand for."""
+    """Consecutive numbers of the sequence, and the source's numbers that they stand for."""
 
-    start: int  # of the sequence
-    first: int  # of the source
+    start: int  # the first number in the sequence
+    first: int  # the same record's number at the source
     count: int
     source: DecisionSource | None  # None: lost
 
     @property
     def end(self) -> int:
-        """The last number."""
+        """The last number in the sequence."""
         return self.start + self.count - 1
 
     @property
     def oldest(self) -> int:
-        """The first number that may be available."""
+        """The number of the oldest record that may still be available; the one after ``end`` if none is."""
         return self.start + max(0, self.source.first - self.first) if self.source else self.end + 1
 
     async def read(self, start: int, end: int, ratio: float) -> list[dict[str, Any]]:

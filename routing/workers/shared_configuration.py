@@ -53,9 +53,9 @@ class SharedConfiguration:
             await worker.commit()
 
     async def _prepare(self, snapshot: LoadedSnapshot) -> Swap:
-        """Let every worker prepare it; NackError if one rejects it, RetryLaterError if one is silent or there is none.
+        """Let every worker prepare a configuration; NackError if one rejects it, RetryLaterError if one is silent.
 
-        A worker that dies meanwhile is ignored, since its successor gets the configuration later.
+        RetryLaterError also without workers. One that dies meanwhile is ignored: its successor gets the configuration.
         """
         columns = assign_columns(target_ids(snapshot.config), self._columns, self._board)
         rates = assign_rates(snapshot.config, self._rates, self._board.limits)
@@ -77,7 +77,7 @@ class SharedConfiguration:
         return partial(self._swap, snapshot, preparation, prepared)
 
     async def _swap(self, snapshot: LoadedSnapshot, preparation: Preparation, prepared: list[WorkerProcess]) -> None:
-        """Activate it."""
+        """Activate a configuration in the workers that prepared it."""
         self._columns, self._rates, self._queues = preparation.columns, preparation.rates, preparation.queues
         self.series = ConfiguredSeries(snapshot.config)
         await asyncio.gather(*(run_or_kill(worker, worker.commit) for worker in prepared))

@@ -15,8 +15,8 @@ under a lock on the memory's file, which the kernel releases when its holder die
 that is stopped while it holds the lock, or has the first request in order, blocks others only briefly: they try the
 lock for about a millisecond, then wait for the next tick, and ignore workers that do not tick. Requests wait in their
 own worker. Each worker publishes the order of its first waiting request, and none acquires a permit before that of
-another worker which comes first. Permits released elsewhere are noticed at the next tick. The parent assigns slots to
-names; a name without one is counted by each worker for itself.
+another worker which comes first. Permits that other workers release are noticed at the next tick. The parent assigns
+slots to names; a name without one is counted by each worker for itself.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class WorkerPermits:
         return sum(self._waiting) - self._waiting[self._row]
 
     def _is_behind(self, order: float) -> bool:
-        """Whether a request of another worker that ticks comes first."""
+        """Whether a request of another worker comes first; workers that do not tick are ignored."""
         if max(self._first_orders) <= order:
             return False
         since = monotonic() - ALIVE_S
@@ -162,7 +162,7 @@ class WorkerLimits:
         self._rates, self._queues = rates, queues
 
     def cell(self, name: str) -> memoryview[float] | None:
-        """The number of a rate; None if it has no slot."""
+        """The memory of a rate's ``Budget``; None if the rate has no slot."""
         slot = self._rates.get(name)
         return None if slot is None else self._memory.rates[slot : slot + 1]
 
@@ -177,7 +177,7 @@ class WorkerLimits:
 
 
 class SharedBoard:
-    """The memory. It lives as long as any process has ``fd`` open."""
+    """The board: memory with a row for each worker. It exists as long as any process has ``fd`` open."""
 
     def __init__(self, fd: int, rows: int) -> None:
         self.fd = fd
@@ -189,7 +189,7 @@ class SharedBoard:
 
     @classmethod
     def create(cls, rows: int) -> SharedBoard:
-        """A board of zeros."""
+        """Create the memory for this number of rows; all cells are 0."""
         fd = os.memfd_create("warmpath-loads")
         os.ftruncate(fd, rows * _ROW_CELLS * _CELL_BYTES + limits_bytes(rows))
         return cls(fd, rows)
@@ -286,7 +286,7 @@ class SharedLoads:
         self._position = None
 
     def exchange(self) -> None:
-        """Write what changed here, and read what changed elsewhere."""
+        """Write the loads that changed in this worker, and read those that changed in other workers."""
         self._write()
         self._read()
         self._position = self._router.balancer.loads.position  # loads just read are no changes of this worker

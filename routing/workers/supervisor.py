@@ -211,7 +211,7 @@ class Supervisor:
             self._spawn(self._retire(previous))
 
     async def _start(self, slot: int) -> WorkerProcess:
-        """A new worker that responds; OSError if there is none or the router drains."""
+        """Start a worker and wait until it responds; OSError if it does not, or if the router drains."""
         async with self._starting:
             worker = await self._start_process(slot)
             try:

@@ -139,8 +139,8 @@ class Worker:
         """The state of this worker."""
         rows = await self._view.replicas()
         text = "\n".join(await run_in_slices(self._view.metric_lines(rows, is_fine=True)))
-        ring = self.router.services.decisions
-        return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, ring.first, ring.last))
+        decisions = self.router.services.decisions
+        return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, decisions.first, decisions.last))
 
     async def _decisions(self, content: Any) -> list[dict[str, Any]]:
         """The available decisions from one number to another, or the first page of them."""

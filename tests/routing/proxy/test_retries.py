@@ -142,7 +142,7 @@ async def test_a_stale_connection_is_replaced_by_a_new_one_to_the_same_replica(r
         replica.calls[0].close()
         await replica.calls[0].writer.wait_closed()
         pending = asyncio.create_task(harness.chat())
-        await harness.until(lambda: upstream.waiting is not None, "the request to be sent")
+        await harness.until(lambda: upstream.waiting_listener is not None, "the request to be sent")
         upstream._transport.resume_reading()
         assert (await pending).status == 200
         _, text = await harness.admin("GET", "/metrics")
