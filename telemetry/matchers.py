@@ -148,7 +148,7 @@ def _compile(pattern: str) -> Any:
 
 
 def read_matchers(sources: Sequence[MatcherInput], *, may_match_all: bool) -> list[Matcher]:
-    """Matchers without duplicates; InvalidError names may_match_all that is wrong.
+    """Matchers without duplicates; InvalidError names everything that is wrong.
 
     ``may_match_all``: whether they may match every alert. Those of a silence may not.
     """

@@ -26,7 +26,7 @@ def scrape_fleet() -> None:
         cycle.scrape_shard(shards[0])
         return
     for shard, due, expires in cycle.upcoming_cycles(shards, timezone.now()):
-        scrape_shard.apply_async((shard.number, shard.of), eta=due, expires=expires)
+        scrape_shard.apply_async((shard.number, shard.count), eta=due, expires=expires)
 
 
 @shared_task(acks_late=True, ignore_result=True)

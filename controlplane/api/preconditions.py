@@ -58,6 +58,7 @@ def if_none_match_holds(request: Request, tag: str) -> bool:
 
 
 def _configured_half(tag: str) -> str:
+    """The part of a tag that covers configured fields; the rest covers observed ones, which change by themselves."""
     return tag.strip('"').partition(".")[0]
 
 

@@ -66,7 +66,7 @@ def deprecation_headers(request: Request) -> dict[str, str]:
 
 
 def _mark_deprecations(document: dict[str, Any]) -> None:
-    """KeyError for an operation that the document does not have."""
+    """Mark deprecated operations and parameters; KeyError for an operation that the document does not have."""
     for entry in DEPRECATIONS:
         method, _, path = entry.operation.partition(" ")
         operation = document["paths"][path][method.lower()]

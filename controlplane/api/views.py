@@ -156,7 +156,7 @@ class TransactionalView(APIView):
         self._charge(f"address:{rate_limit_network(address)}", settings.API_RATE_UNAUTHENTICATED)
 
     def _charge(self, owner: str, limit: int) -> None:
-        self.allowance = rates.counter().charge(owner, limit)
+        self.allowance = rates.request_counter().charge(owner, limit)
         if self.allowance and self.allowance.remaining < 0:
             raise Throttled(self.allowance.reset_s, f"More than {limit} requests in this minute.")
 

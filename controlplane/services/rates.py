@@ -60,9 +60,9 @@ class Counter:
         return Allowance(limit, limit - count, WINDOW_S - int(now % WINDOW_S))
 
 
-def counter() -> Counter:
-    """The counter on the configured server, with its connections."""
-    return _counter(settings.CELERY_BROKER_URL)
+def request_counter() -> Counter:
+    """The process's counter of requests by client, with its connections to the configured Valkey."""
+    return _request_counter(settings.CELERY_BROKER_URL)
 
 
 def connect(url: str) -> redis.Redis:
@@ -75,5 +75,5 @@ def connect(url: str) -> redis.Redis:
 
 
 @lru_cache(maxsize=4)
-def _counter(url: str) -> Counter:
+def _request_counter(url: str) -> Counter:
     return Counter(url)

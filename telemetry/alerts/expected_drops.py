@@ -86,13 +86,13 @@ class EvaluatedRule:
     view: HistoryView
 
     def window(self, verdict: Verdict) -> WindowSum:
-        """The window of a verdict."""
+        """The window that a verdict is about."""
         if self.kind.window_of is None:
             return self.view.window(self.group)
         return self.kind.window_of(verdict, self.view.now)
 
     def evaluate(self, verdict: Verdict, window: WindowSum) -> Verdict:
-        """The verdict for another newest window and without restarts."""
+        """The verdict that ``window`` as the newest window would have had without restarts."""
         if self.kind.evaluate_window is not None:
             return self.kind.evaluate_window(self.settings, verdict, window)
         history, index = self.view.history, self.view.index

@@ -116,10 +116,10 @@ class _Loader:
             lambda row: row.replica_id,
             lambda row: PressureStep(row.kv_usage_ratio, row.preemptions, row.waiting),
         )
-        self.answers = self._steps(
-            router_counts_by_step(self.pool_names, window) if Source.ANSWERS in sources else (),
+        self.responses = self._steps(
+            router_counts_by_step(self.pool_names, window) if Source.RESPONSES in sources else (),
             lambda row: (row.pool, row.replica),
-            lambda row: row.answers,
+            lambda row: row.responses,
         )
         rows = router_sums(self.pool_names, window)[0] if {Source.GROUPS, Source.FAILURES} & sources else []
         self.groups = self._steps(rows, lambda row: (row.pool, row.group), _group_window)
@@ -152,7 +152,7 @@ class _Loader:
             starting_until=_by_name(enabled, self.starting_until),
             engines=_by_name(enabled, self.engines),
             pressure=_by_name(enabled, self.pressure),
-            answers=_of_pool(self.answers, pool),
+            responses=_of_pool(self.responses, pool),
             failures=_of_pool(self.failures, pool),
             ejections=_by_name(enabled, self.ejections),
             windows=windows,
@@ -165,7 +165,7 @@ class _Loader:
         )
 
     @property
-    def _first(self) -> datetime:
+    def _first_end(self) -> datetime:
         return self.query.first or self.query.until
 
     def _steps(
@@ -193,7 +193,7 @@ class _Loader:
     def _starting_until(self) -> dict[int, datetime]:
         """When each replica without a successful scrape stops counting as starting. A query for young replicas."""
         ends = {replica.pk: replica.created_at + timedelta(seconds=STARTING_S) for replica in self.replicas}
-        young = {pk: end for pk, end in ends.items() if end > self._first}
+        young = {pk: end for pk, end in ends.items() if end > self._first_end}
         if not young:
             return {}
         scraped = ScrapeState.objects.filter(replica_id__in=young, ok_at__isnull=False)
@@ -205,7 +205,7 @@ class _Loader:
         for replica in self.replicas:
             if replica.pk in self.hit_rate_ids:
                 ids_of_pool[replica.pool_id].append(replica.pk)
-        start = grid_floor(self._first - timedelta(seconds=self.query.series_reach_s), self.query.step_s)
+        start = grid_floor(self._first_end - timedelta(seconds=self.query.series_reach_s), self.query.step_s)
         through = grid_floor(self.query.until, self.query.step_s)
         query = SeriesQuery(self.pools, ids_of_pool, start, through, self.query.step_s)
         return load_series(query, cached=self.query.caches_series)
@@ -227,7 +227,7 @@ class _Loader:
         return {(band.replica_id, start) for band in bands for start in self.index if band.touches(start, start + step)}
 
     def _first_tokens(self) -> dict[tuple[str, str], list[Buckets | None]]:
-        """By the routers' clock, per task group and pool (""); of a pool without any by the engines' (T1)."""
+        """TTFT per task group and pool (""), by the routers' clock; a pool without any has the engines' TTFT (T1)."""
         parts: dict[tuple[str, str, datetime], list[Buckets]] = defaultdict(list)
         for ((pool, group), start), merged in router_ttft(self.pool_names, self.query.window, by="group").items():
             for name in {group, ""}:
@@ -246,7 +246,7 @@ class _Loader:
 
     def _membership_changes(self) -> tuple[dict[int, list[datetime]], dict[int, list[datetime]]]:
         """Times of each replica's restarts, and of all its downs, ups and restarts, ascending. One query."""
-        since = self._first - timedelta(seconds=self.query.restart_reach_s)
+        since = self._first_end - timedelta(seconds=self.query.restart_reach_s)
         events = Event.objects.filter(
             kind__in=MEMBERSHIP_CHANGES, at__gt=since, at__lte=self.query.until, replica_id__in=self.ids
         )
@@ -259,8 +259,8 @@ class _Loader:
         return restarts, changes
 
     def _hours(self, pool: Pool) -> dict[str, Mapping[datetime, WindowSum]]:
-        """Hours of the days before, of the pool by its engines and of its task groups by the routers."""
-        hours = hours_before(self._first, self.query.until, self.query.days_back)
+        """Hourly sums of previous days: the pool's from engine counters, its task groups' from router counters."""
+        hours = hours_before(self._first_end, self.query.until, self.query.days_back)
         by_group: dict[str, Mapping[datetime, WindowSum]] = {}
         if hours and Source.ENGINE_HOURS in self.query.sources:
             owners = tuple(
@@ -311,7 +311,7 @@ def _hour_of(at: datetime) -> datetime:
 
 
 def hours_before(first: datetime, last: datetime, days: int) -> tuple[datetime, ...]:
-    """Starts of the whole hours from ``days`` and ``TESTED_HOURS`` before ``first`` until ``last``, ascending."""
+    """Starts of whole hours, ascending: from ``days`` days plus ``TESTED_HOURS`` before ``first``, until ``last``."""
     start = _hour_of(first) - DAY * days - HOUR * TESTED_HOURS if days else _hour_of(last)
     return tuple(start + HOUR * number for number in range(math.floor((_hour_of(last) - start) / HOUR)))
 

@@ -29,7 +29,7 @@ class Source(StrEnum):
     GROUPS = "groups"  # tokens of each task group, by the routers
     FAILURES = "failures"  # failed requests of each task group, by the routers
     EJECTIONS = "ejections"  # of replicas, by routers' circuit breakers
-    ANSWERS = "answers"  # predicted and reported cached tokens of each replica's responses
+    RESPONSES = "responses"  # predicted and reported cached tokens of each replica's responses
     FIRST_TOKENS = "first_tokens"  # TTFT histograms by task group
     ENGINE_HOURS = "engine_hours"  # counters of the pool by hour, days back
     GROUP_HOURS = "group_hours"  # tokens of each task group by hour, days back
@@ -129,7 +129,7 @@ class History:
     starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas never scraped successfully
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
-    answers: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
+    responses: Mapping[str, Sequence[RouterCounts | None]] = field(default_factory=dict)
     failures: Mapping[str | None, Sequence[FailureStep | None]] = field(default_factory=dict)  # None: the pool
     ejections: Mapping[str, Sequence[Ejection]] = field(default_factory=dict)  # by replica, ascending
     windows: Mapping[str, Sequence[WindowSum]] = field(default_factory=dict)  # "": the pool, by engines; else groups
@@ -213,8 +213,8 @@ class HistoryView:
         ]
         return [(ejection, seconds) for ejection, seconds in lasted if seconds > 0]
 
-    def answers(self, replica: str) -> RouterCounts | None:
-        return self._newest(self.history.answers.get(replica))
+    def responses(self, replica: str) -> RouterCounts | None:
+        return self._newest(self.history.responses.get(replica))
 
     def first_tokens(self, group: str, steps: int) -> list[Buckets]:
         """TTFT histograms of the last steps of the pool ("") or a task group, without empty steps."""

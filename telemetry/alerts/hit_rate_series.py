@@ -51,7 +51,7 @@ def grid_floor(at: datetime, bin_s: float) -> datetime:
 
 
 @dataclass(slots=True)
-class _Follower:
+class _DetectorState:
     """A detector and the end of the last bin that it consumed."""
 
     detector: Detector
@@ -67,7 +67,7 @@ class HitRateSeries:
     through: datetime
     bins: list[Bin] = field(default_factory=list)
     changes: list[datetime] = field(default_factory=list)
-    _followers: dict[tuple[Sensitivity, str], _Follower] = field(default_factory=dict)
+    _detectors: dict[tuple[Sensitivity, str], _DetectorState] = field(default_factory=dict)
     _declines: dict[Hashable, Decline | None] = field(default_factory=dict)
 
     def extend(self, bins: Sequence[Bin], changes: Sequence[datetime], through: datetime, keep_s: float) -> None:
@@ -86,17 +86,17 @@ class HitRateSeries:
         Times must ascend; the detector restarts at an earlier one.
         """
         key = (sensitivity, group)
-        follower = self._followers.get(key)
-        if follower is None or follower.through > until:
-            while len(self._followers) >= MAX_DETECTORS:
-                self._followers.pop(next(iter(self._followers)))
-            follower = self._followers[key] = _Follower(Detector(sensitivity), self.start)
-        first, last = (bisect_right(self.bins, at, key=_end_of) for at in (follower.through, until))
+        state = self._detectors.get(key)
+        if state is None or state.through > until:
+            while len(self._detectors) >= MAX_DETECTORS:
+                self._detectors.pop(next(iter(self._detectors)))
+            state = self._detectors[key] = _DetectorState(Detector(sensitivity), self.start)
+        first, last = (bisect_right(self.bins, at, key=_end_of) for at in (state.through, until))
         for hit_bin in self.bins[first:last]:
-            changes = [at for at in self.changes if follower.through < at <= hit_bin.end]
-            follower.detector.add(hit_bin.of_group(group) if group else hit_bin, changes)
-            follower.through = hit_bin.end
-        return follower.detector.detection
+            changes = [at for at in self.changes if state.through < at <= hit_bin.end]
+            state.detector.add(hit_bin.of_group(group) if group else hit_bin, changes)
+            state.through = hit_bin.end
+        return state.detector.detection
 
     def decline(self, key: Hashable, find: Callable[[], Decline | None]) -> Decline | None:
         """Cached result of ``find``: the hours that it compares change once an hour."""
@@ -157,8 +157,8 @@ def load_bins(
 ) -> dict[int, list[Bin]]:
     """Bins that end in (start, end], ascending, by pool id. At most two queries.
 
-    By the routers where at least half of the pool's requests reported their usage, else by the engines as one task
-    group "". ``start`` and ``end`` lie on the grid of the bins.
+    From router counters where at least half of the pool's requests reported their usage, else from engine counters as
+    one task group "". ``start`` and ``end`` lie on the grid of the bins.
     """
     by_routers, unreported = _router_bins([pool.name for pool in pools], start, end, bin_s)
     bins: dict[int, dict[datetime, Groups]] = {pool.pk: by_routers.get(pool.name, {}) for pool in pools}

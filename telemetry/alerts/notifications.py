@@ -105,8 +105,8 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     if source.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(source.rule.kind, frozenset()):
         return False
     if source.subject and not alert.subject:
-        # A replica's alert explains one of its pool only if the pool's began later, and only for a while. At most two
-        # of its limits are between a replica's last successful scrape and the start of its alert.
+        # A replica's alert explains one of its pool only if the pool's began later, and only for a while. A
+        # replica's last successful scrape is at most two limits before the start of its alert.
         down_at = source.started_at - timedelta(seconds=2 * (source.limit or 0.0))
         return alert.started_at >= down_at and now < source.started_at + MAX_EXPLAINED
     return not (source.subject and alert.subject) or source.subject == alert.subject

@@ -152,7 +152,7 @@ def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
         "requests": ladder.requests,
         "prompt_tokens": ladder.prompt_tokens,
         "sample_ratio": ladder.sample_ratio,
-        "doubt_ratio": ladder.ratio(ladder.doubt_tokens),
+        "doubt_ratio": ladder.ratio(ladder.standard_error_tokens),
         "reported_ratio": ladder.reported_ratio,
         "terms": [{"term": name, "tokens": value, "ratio": ladder.ratio(value)} for name, value in ladder.terms],
         "losses": [

@@ -185,19 +185,19 @@ class Period:
 
     @cached_property
     def total(self) -> Sums:
-        """By the routers, or by the engines if routers counted no tokens."""
+        """Sums counted by the routers, or by the engines if routers counted no tokens."""
         by_routers = total(route.sums for route in self.routes)
         return by_routers if by_routers.prompt else self.engine_total
 
     @cached_property
     def engine_total(self) -> Sums:
-        """By the engines that report queries and hits."""
+        """Sums counted by the engines that report queries and hits."""
         engines = [engine for engine in self.engines if engine.queries is not None and engine.hits is not None]
         return total(_engine_tokens(engine) for engine in engines)
 
     @cached_property
     def by_replica(self) -> Mapping[str, Sums]:
-        """By the routers, or by the engines if routers counted no requests."""
+        """Sums counted by the routers, or by the engines if routers counted no requests."""
         if any(route.sums.requests for route in self.routes):
             return sum_by(self.routes, lambda route: route.replica)
         return {engine.replica: _engine_tokens(engine) for engine in self.engines}
@@ -219,7 +219,7 @@ class Period:
         tokens: dict[PrefixKey, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         for prefix in self.prefixes:
             tokens[prefix.group, prefix.prefix][prefix.replica] += prefix.sums.prompt
-        return {key: max(at, key=lambda replica: at[replica]) for key, at in tokens.items()}
+        return {key: max(counts, key=lambda replica: counts[replica]) for key, counts in tokens.items()}
 
     def new_prefix_ratio(self, group: str) -> float:
         """Share of a group's tokens in the second half with prefixes that the first half did not have, 0 to 1."""
@@ -235,13 +235,13 @@ class Period:
         tokens = sum(prefix.sums.prompt for prefix in self.prefixes)
         return self.total.prompt / tokens if tokens else 0.0
 
-    def rung(self, name: str) -> float | None:
+    def term_ratio(self, name: str) -> float | None:
         """A term of the ladder as a ratio of its prompt tokens (ALGORITHMS K); None if unknown."""
         return None if self.ladder is None else self.ladder.ratio(getattr(self.ladder, name))
 
     def gap(self, upper: str, lower: str) -> float | None:
         """Difference of two terms of the ladder."""
-        above, below = self.rung(upper), self.rung(lower)
+        above, below = self.term_ratio(upper), self.term_ratio(lower)
         return None if above is None or below is None else above - below
 
 

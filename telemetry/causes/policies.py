@@ -46,7 +46,7 @@ class GrownRevision:
 
 
 def grown_revisions(evidence: Evidence) -> list[GrownRevision]:
-    """Revisions that may be the cause."""
+    """Revisions whose share of the traffic grew, so that they may be the cause."""
     now, before = (sum_by(period.routes, _key) for period in (evidence.now, evidence.before))
     all_now, all_before = evidence.now.total.prompt or 1.0, evidence.before.total.prompt or 1.0
     grown = []
@@ -59,7 +59,7 @@ def grown_revisions(evidence: Evidence) -> list[GrownRevision]:
 
 
 def check_revision(evidence: Evidence) -> Finding | None:
-    """By the tokens that the revision's requests lost, relative to other revisions if both place requests."""
+    """Measured by the tokens that the revision's requests lost, relative to other revisions if both place requests."""
     suspects = [revision for revision in grown_revisions(evidence) if not _is_cleared(evidence, revision)]
     if not suspects:
         return None
@@ -136,7 +136,7 @@ MAX_LENGTH_RATIO = 1.5  # of the requests that overflow, in tokens relative to t
 
 
 def check_overflow(evidence: Evidence) -> Finding | None:
-    """By the ladder's terms B - Q, else by what prefixes lost at other replicas than their main one."""
+    """Measured by the ladder's terms B - Q, else by what prefixes lost at other replicas than their main one."""
     now, before = evidence.now.total.overflow_ratio, evidence.before.total.overflow_ratio
     if now is None or now - (before or 0.0) < OVERFLOW_GROWTH:
         return None
@@ -168,11 +168,11 @@ def lost_by_overflow(evidence: Evidence) -> float:
     """
     now, before = evidence.now.total.overflow_ratio or 0.0, evidence.before.total.overflow_ratio or 0.0
     expected = max(now - before, 0.0) * evidence.now.total.prompt * (evidence.before.total.rate or 0.0)
-    away = lost_away(evidence)
+    away = lost_at_other_replicas(evidence)
     return expected if away is None else min(away, MAX_LENGTH_RATIO * expected)
 
 
-def lost_away(evidence: Evidence) -> float | None:
+def lost_at_other_replicas(evidence: Evidence) -> float | None:
     """Tokens that known prefixes lost at other replicas than their main one; None if unknown."""
     if not evidence.before.prefixes or not evidence.now.prefixes:
         return None
@@ -189,7 +189,7 @@ STALE_GROWTH = 0.03  # of the tokens: growth that may matter
 
 
 def check_stale_index(evidence: Evidence) -> Finding | None:
-    """By predicted and delivered tokens of the same responses, without replicas that restarted."""
+    """Measured by predicted and delivered tokens of the same responses, without replicas that restarted."""
     restarted = restarted_replicas(evidence)
     growth = {name: _gap_growth(evidence, name) for name in evidence.now.by_replica if name not in restarted}
     worse = {name: tokens for name, tokens in growth.items() if tokens is not None and tokens > 0}

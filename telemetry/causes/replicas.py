@@ -37,7 +37,7 @@ def restarted_replicas(evidence: Evidence) -> list[str]:
 
 
 def check_restart(evidence: Evidence) -> Finding | None:
-    """By the tokens that the replica lost, or that its prefixes lost while it was down."""
+    """Measured by the tokens that the replica lost, or that its prefixes lost while it was down."""
     names = restarted_replicas(evidence)
     if not names:
         return None
@@ -76,7 +76,7 @@ def added_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
 
 
 def check_addition(evidence: Evidence) -> Finding | None:
-    """By the tokens that the added replicas lost relative to the usual rate of all."""
+    """Measured by the tokens that the added replicas lost relative to the usual rate of all."""
     names, events = added_replicas(evidence)
     if not names:
         return None
@@ -109,7 +109,7 @@ def lost_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
 
 
 def check_loss(evidence: Evidence) -> Finding | None:
-    """By the tokens that the prefixes of these replicas lost, or by their share of the traffic if that is unknown."""
+    """Measured by the tokens that these replicas' prefixes lost, else by the replicas' share of the traffic."""
     names, events = lost_replicas(evidence)
     if not names:
         return None
@@ -130,7 +130,7 @@ def check_loss(evidence: Evidence) -> Finding | None:
 
 
 def check_silent_engine(evidence: Evidence) -> Finding | None:
-    """By the earlier rate of the other replicas: that much of the drop is not real."""
+    """Measured by the earlier rate of the other replicas: that much of the drop is not real."""
     before, now = evidence.before, evidence.now
     reported = {engine.replica for engine in before.engines if engine.queries and not engine.silent}
     names = sorted(engine.replica for engine in now.engines if engine.silent and engine.replica in reported)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
-from telemetry.causes.policies import has_new_revision, lost_away, lost_by_overflow
+from telemetry.causes.policies import has_new_revision, lost_at_other_replicas, lost_by_overflow
 from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_replicas
 from telemetry.lint import Difference, PromptStructure, compare, describe, differences
 
@@ -47,7 +47,7 @@ def prompt_changes(evidence: Evidence) -> list[Change]:
 
 
 def check_prompt_change(evidence: Evidence) -> Finding | None:
-    """By the tokens that new prefixes lost."""
+    """Measured by the tokens that new prefixes lost."""
     changes = prompt_changes(evidence)
     if not changes:
         return None
@@ -75,7 +75,7 @@ def check_prompt_change(evidence: Evidence) -> Finding | None:
 
 
 def _described_change(evidence: Evidence, group: str) -> Change | None:
-    """By described prompts; None for too few, or if no more of them are new than usual."""
+    """The change shown by described prompts; None for too few, or if no more of them are new than usual."""
     before, now = (_structures(period, group) for period in (evidence.before, evidence.now))
     if len(before) < MIN_PROMPTS or len(now) < MIN_PROMPTS:
         return None
@@ -118,7 +118,7 @@ def _most_common(differences: Iterable[Difference]) -> Difference | None:
 
 
 def _key_change(evidence: Evidence, group: str) -> Change | None:
-    """By keys of prefixes, unless there are enough described prompts."""
+    """The change shown by keys of prefixes; None if there are enough described prompts."""
     if min(len(_structures(period, group)) for period in (evidence.before, evidence.now)) >= MIN_PROMPTS:
         return None
     turnover = prefix_turnover(evidence, group)
@@ -146,7 +146,7 @@ class Turnover:
 
 
 def prefix_turnover(evidence: Evidence, group: str) -> Turnover | None:
-    """None if no prefixes are known."""
+    """New prefixes of a group, and the share of its tokens that replaced old ones; None if none are known."""
     before = {key: sums for key, sums in evidence.before.by_prefix.items() if key[0] == group}
     now = {key: sums for key, sums in evidence.now.by_prefix.items() if key[0] == group}
     tokens_now, tokens_before = (sum(sums.prompt for sums in period.values()) for period in (now, before))
@@ -171,8 +171,8 @@ NEW_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
 def check_workload_change(evidence: Evidence) -> Finding | None:
-    """By the fall of the ladder's first term W, else by prefixes that are new or have another share now."""
-    now, before = evidence.now.rung("reachable"), evidence.before.rung("reachable")
+    """Measured by the fall of the ladder's first term W, else by prefixes that are new or have another share now."""
+    now, before = evidence.now.term_ratio("reachable"), evidence.before.term_ratio("reachable")
     if now is not None and before is not None:
         tokens, certainty = (before - now) * evidence.now.total.prompt, CERTAINTY
         summary = f"At most {percent(now)} of the tokens repeat earlier ones, {percent(before)} usually"
@@ -230,7 +230,7 @@ EVICTED_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
 def check_capacity(evidence: Evidence) -> Finding | None:
-    """By the ladder's terms W - C, else by known prefixes that hit less without having been moved."""
+    """Measured by the ladder's terms W - C, else by known prefixes that hit less without having been moved."""
     grown = evidence.gap_growth("reachable", "capacity")
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
@@ -294,4 +294,4 @@ def _lost_elsewhere(evidence: Evidence) -> float:
     moved = lost_replicas(evidence)[0] or added_replicas(evidence)[0] or restarted_replicas(evidence)
     if moved or has_new_revision(evidence):
         return 0.0
-    return max((lost_away(evidence) or 0.0) - lost_by_overflow(evidence), 0.0)
+    return max((lost_at_other_replicas(evidence) or 0.0) - lost_by_overflow(evidence), 0.0)

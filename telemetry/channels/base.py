@@ -83,7 +83,7 @@ def host(value: Any) -> str:
 
 
 def port(value: Any) -> int:
-    """A number, also as text."""
+    """A port, as a number or as text."""
     number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= 65_535:
         raise ValueError("expected a port, 1 to 65535")

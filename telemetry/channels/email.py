@@ -57,7 +57,7 @@ class GuardedSMTP(smtplib.SMTP):
     def __init__(self, host: str, port: int, rules: Rules, *, deadline_s: float, tls: ssl.SSLContext | None) -> None:
         self._rules, self._tls = rules, tls
         self._handle: socket.socket | None = None
-        self._timer = threading.Timer(deadline_s, self._cut)
+        self._timer = threading.Timer(deadline_s, self._shut_down)
         self._timer.daemon = True
         self._timer.start()
         try:
@@ -83,7 +83,7 @@ class GuardedSMTP(smtplib.SMTP):
         if self._handle is not None:
             self._handle.close()
 
-    def _cut(self) -> None:
+    def _shut_down(self) -> None:
         if self._handle is not None:
             with contextlib.suppress(OSError):
                 self._handle.shutdown(socket.SHUT_RDWR)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from telemetry.metrics.rates import ACCOUNTED
+from telemetry.metrics.rates import NEARLY_ALL
 
 MAX_VALUE = 500  # characters
 MAX_CAUSES = 3
@@ -57,7 +57,7 @@ def _lines(alert: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _hit_rate_of(line: Mapping[str, Any]) -> str:
     rate, share = figure(line.get("hit_rate_ratio"), "ratio"), line.get("accounted_ratio")
-    basis = f" of {figure(share, 'ratio')} of responses" if share is not None and share < ACCOUNTED else ""
+    basis = f" of {figure(share, 'ratio')} of responses" if share is not None and share < NEARLY_ALL else ""
     return f"{line['name']} ({rate}{basis})" if rate else str(line["name"])
 
 

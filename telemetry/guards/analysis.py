@@ -19,7 +19,14 @@ from typing import Any
 
 from controlplane.services.policies.rollout_plans import GuardLimits
 from controlplane.services.policies.rollouts import Verdict
-from telemetry.guards.confidence import MIN_BINS, Estimate, Part, difference_of_ratios, ratio_of_sums, with_chance
+from telemetry.guards.confidence import (
+    MIN_BINS,
+    Estimate,
+    Part,
+    difference_of_ratios,
+    ratio_of_sums,
+    with_chance_variance,
+)
 from telemetry.metrics.histograms import Buckets, Quantile, merge, quantile
 
 TAIL = 0.95  # the quantile of TTFT or latency that is compared
@@ -38,7 +45,7 @@ class Bin:
     prompt_tokens: float = 0  # of responses that reported cached tokens (H16)
     cached_tokens: float = 0
     ttft: Buckets | None = None  # router's clock, of streamed responses (T1b)
-    plain_latency: Buckets | None = None  # of the other responses, to their last byte
+    non_streamed_latency: Buckets | None = None  # of the other responses, to their last byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ def _difference(counts: Counts, minuend: Sequence[Bin], subtrahend: Sequence[Bin
         ratios = (ratio_of_sums(first), ratio_of_sums(second))
         difference = ratios[0] - ratios[1] if ratios[0] and ratios[1] else None
     counts_events = counts is not _cached
-    return with_chance(difference, first, second) if difference and counts_events else difference
+    return with_chance_variance(difference, first, second) if difference and counts_events else difference
 
 
 def _verdict(harm: float, margin: float, allowed: float) -> Verdict:
@@ -181,27 +188,29 @@ class _Latency:
         """Share of responses above the first edge at or beyond the limit."""
         parts = [_slower(self.of(each), limit_s) for each in bins]
         share = ratio_of_sums(parts)
-        return share and with_chance(share, parts)
+        return share and with_chance_variance(share, parts)
 
 
 _TTFT = _Latency("ttft_p95_s", "TTFT", "streamed responses", " to their first token", lambda each: each.ttft)
-_PLAIN = _Latency("plain_latency_p95_s", "latency", "plain responses", "", lambda each: each.plain_latency)
+_NON_STREAMED = _Latency(
+    "plain_latency_p95_s", "latency", "non-streamed responses", "", lambda each: each.non_streamed_latency
+)
 
 
-def _is_plain(bins: Sequence[Bin]) -> bool:
+def _is_non_streamed(bins: Sequence[Bin]) -> bool:
     """Whether almost no response was streamed; False without data."""
-    streamed, plain = (sum(part.total for each in bins if (part := of(each))) for of in (_TTFT.of, _PLAIN.of))
-    return plain > 0 and streamed < MIN_STREAMED * (streamed + plain)
+    streamed, others = (sum(part.total for each in bins if (part := of(each))) for of in (_TTFT.of, _NON_STREAMED.of))
+    return others > 0 and streamed < MIN_STREAMED * (streamed + others)
 
 
 def _compare_latency(limits: GuardLimits, measured: Measured) -> Figure:
-    """The tail of TTFT, or of plain responses' latency if neither side streams.
+    """The tail of TTFT, or of the latency of whole responses if neither side streams.
 
     The verdict is on the share of the canary's responses that are slower than the baseline's p95 plus what is allowed:
     a share is exact where a quantile is a guess within its bucket (T6), and its error is known.
     """
-    is_plain = all(_is_plain(side.now) for side in (measured.canary, measured.baseline))
-    latency = _PLAIN if is_plain else _TTFT
+    is_non_streamed = all(_is_non_streamed(side.now) for side in (measured.canary, measured.baseline))
+    latency = _NON_STREAMED if is_non_streamed else _TTFT
     base, canary = latency.tail(measured.baseline.now), latency.tail(measured.canary.now)
     values = (None if base is None else base.value, None if canary is None else canary.value)
     allowed = limits.max_ttft_p95_growth
@@ -245,7 +254,7 @@ def _compare_skew(limits: GuardLimits, measured: Measured) -> Figure:
     if missing or now is None:
         detail = missing or "There is no load yet."
         return Figure("load_skew", "ratio", before, now, limit, Verdict.INCONCLUSIVE, detail)
-    verdict = Verdict.PASSED if now <= limit + chance_of_skew(measured.load_now) else Verdict.BREACHED
+    verdict = Verdict.PASSED if now <= limit + skew_by_chance(measured.load_now) else Verdict.BREACHED
     detail = f"The busiest of {len(measured.load_now)} replicas has {now:.2f} times the mean."
     return Figure("load_skew", "ratio", before, now, limit, verdict, detail)
 
@@ -256,7 +265,7 @@ def skew(load: Mapping[str, float]) -> float | None:
     return max(load.values()) * len(load) / total if total > 0 else None
 
 
-def chance_of_skew(load: Mapping[str, float]) -> float:
+def skew_by_chance(load: Mapping[str, float]) -> float:
     """Skew that chance alone causes: about sqrt(2 ln n) standard deviations of a mean."""
     mean, count = sum(load.values()) / len(load), len(load)
     return math.sqrt(2 * math.log(count) / mean) if count > 1 and mean > 0 else 0.0

@@ -31,8 +31,8 @@ _RHO2 = (_LOG + math.log(_LOG + 1)) / TIGHTEST_AT
 class Part:
     """Contribution of one bin to a ratio, such as cached tokens of prompt tokens."""
 
-    counted: float
-    of: float
+    numerator: float
+    denominator: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Estimate:
     @property
     def margin(self) -> float:
         """Largest error of the value, at all times at once; infinite for too few bins."""
-        return reach(self.bins) * math.sqrt(self.variance * self.bins) if self.bins >= MIN_BINS else math.inf
+        return max_error(self.bins) * math.sqrt(self.variance * self.bins) if self.bins >= MIN_BINS else math.inf
 
 
-def reach(bins: int) -> float:
+def max_error(bins: int) -> float:
     """Largest error of a mean of ``bins`` bins in standard deviations of one bin, at all times at once."""
     spread = bins * _RHO2 + 1
     return math.sqrt(2 * spread / (bins * bins * _RHO2) * math.log(math.sqrt(spread) / ALPHA))
@@ -64,11 +64,11 @@ def ratio_of_sums(parts: Sequence[Part]) -> Estimate | None:
     deviations = _deviations(parts)
     if deviations is None:
         return None
-    return Estimate(_ratio(parts), _variance(deviations), sum(part.of > 0 for part in parts))
+    return Estimate(_ratio(parts), _variance(deviations), sum(part.denominator > 0 for part in parts))
 
 
 def difference_of_ratios(a: Sequence[Part], b: Sequence[Part]) -> Estimate | None:
-    """One ratio minus the other, bin by bin: what changes both at the same time is no difference.
+    """The first ratio minus the second. Compared bin by bin, so that a change of both at once does not count.
 
     None if either has no traffic. ValueError for sequences of different length.
     """
@@ -76,34 +76,34 @@ def difference_of_ratios(a: Sequence[Part], b: Sequence[Part]) -> Estimate | Non
     if first is None or second is None:
         return None
     variance = _variance([x - y for x, y in zip(first, second, strict=True)])
-    bins = sum(x.of > 0 and y.of > 0 for x, y in zip(a, b, strict=True))
+    bins = sum(x.denominator > 0 and y.denominator > 0 for x, y in zip(a, b, strict=True))
     return Estimate(_ratio(a) - _ratio(b), variance, bins)
 
 
-def with_chance(estimate: Estimate, *sides: Sequence[Part]) -> Estimate:
+def with_chance_variance(estimate: Estimate, *sides: Sequence[Part]) -> Estimate:
     """The estimate with at least the variance that chance alone gives to a share of this many events.
 
     Otherwise a share of 0 in a few bins would count as certain; (k + 1) / (n + 2) prevents that.
     """
     chance = 0.0
     for parts in sides:
-        total = sum(part.of for part in parts)
-        smoothed = (sum(part.counted for part in parts) + 1) / (total + 2)
+        total = sum(part.denominator for part in parts)
+        smoothed = (sum(part.numerator for part in parts) + 1) / (total + 2)
         chance += smoothed * (1 - smoothed) / total
     return Estimate(estimate.value, max(estimate.variance, chance), estimate.bins)
 
 
 def _ratio(parts: Sequence[Part]) -> float:
-    return sum(part.counted for part in parts) / sum(part.of for part in parts)
+    return sum(part.numerator for part in parts) / sum(part.denominator for part in parts)
 
 
 def _deviations(parts: Sequence[Part]) -> list[float] | None:
     """Contribution of each bin to the deviation from the ratio; they sum to 0. None without traffic."""
-    total = sum(part.of for part in parts)
+    total = sum(part.denominator for part in parts)
     if total <= 0:
         return None
     ratio = _ratio(parts)
-    return [(part.counted - ratio * part.of) / total for part in parts]
+    return [(part.numerator - ratio * part.denominator) / total for part in parts]
 
 
 def _variance(deviations: Sequence[float]) -> float:

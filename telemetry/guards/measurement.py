@@ -47,7 +47,7 @@ Row = RevisionSums | RevisionLatency
 def analyze_rollouts(now: datetime) -> int:
     """Analyze the current stage of every open rollout with a guard; how many, 0 if another worker runs."""
     with advisory_lock(GUARD) as acquired, isolated_items(PeriodicTask.ROLLOUT_GUARDS) as item:
-        rollouts = list(_guarded()) if acquired else []
+        rollouts = list(_rollouts_to_analyze()) if acquired else []
         for rollout in rollouts:
             with item(f"{rollout.pk}: {rollout.revision}"):
                 analyze_rollout(rollout, now)
@@ -65,7 +65,7 @@ def analyze_rollout(rollout: Rollout, now: datetime) -> Verdict:
     return verdict
 
 
-def _guarded() -> list[Rollout]:
+def _rollouts_to_analyze() -> list[Rollout]:
     states = (RolloutState.PROGRESSING, RolloutState.HOLDING, RolloutState.PAUSED)
     rollouts = Rollout.objects.filter(state__in=states, guard__isnull=False).exclude(stages=[])
     return list(rollouts.select_related("revision__policy__pool"))
@@ -93,7 +93,7 @@ def measure(rollout: Rollout, *, since: datetime, until: datetime) -> Measured:
 
 
 def _stage_filter(stage: Stage) -> Callable[[Row], bool]:
-    """Whether a row is of a router and a task group of a stage. A query if the stage names routers."""
+    """A filter for rows of a stage's routers and task groups. A query if the stage names routers."""
     routers = None
     if stage.routers is not None:
         routers = frozenset(Router.objects.filter(name__in=stage.routers).values_list("pk", flat=True))
@@ -116,17 +116,17 @@ def _load_rows(pool: str, policy: str, timed_policy: str, window: Window) -> _Ro
 class _Rows:
     placed: Sequence[RevisionSums]
     first_tokens: Sequence[RevisionLatency]  # TTFT of streamed responses
-    plain: Sequence[RevisionLatency]  # latency of the other responses
+    non_streamed: Sequence[RevisionLatency]  # latency of the other responses
 
     def placed_by(self, revision: PolicyRevision | None) -> _Rows:
         """Rows of one revision, and latencies of the groups in which it placed requests."""
         placed = [row for row in self.placed if revision is not None and row.revision == revision.number]
         groups = {row.group for row in placed}
-        latencies = ([row for row in rows if row.group in groups] for rows in (self.first_tokens, self.plain))
+        latencies = ([row for row in rows if row.group in groups] for rows in (self.first_tokens, self.non_streamed))
         return _Rows(placed, *latencies)
 
     def only(self, condition: Callable[[Row], bool]) -> _Rows:
-        latencies = (list(filter(condition, rows)) for rows in (self.first_tokens, self.plain))
+        latencies = (list(filter(condition, rows)) for rows in (self.first_tokens, self.non_streamed))
         return _Rows(list(filter(condition, self.placed)), *latencies)
 
     def with_mix_of(self, canary: _Rows) -> _Rows:
@@ -145,7 +145,7 @@ class _Rows:
             )
             for row in self.placed
         ]
-        return _Rows(weighted, self.first_tokens, self.plain)
+        return _Rows(weighted, self.first_tokens, self.non_streamed)
 
     def _by_group(self, name: str) -> Counter[str]:
         sums: Counter[str] = Counter()
@@ -158,13 +158,13 @@ class _Rows:
         sums: dict[datetime, Counter[str]] = defaultdict(Counter)
         for row in self.placed:
             sums[row.start].update({name: getattr(row, name) for name in SUMMED})
-        ttft, plain = _by_start(self.first_tokens), _by_start(self.plain)
+        ttft, non_streamed = _by_start(self.first_tokens), _by_start(self.non_streamed)
         return [
             Bin(
                 start,
                 **{name: sums[start][name] for name in SUMMED},
                 ttft=ttft.get(start),
-                plain_latency=plain.get(start),
+                non_streamed_latency=non_streamed.get(start),
             )
             for start in (window.starts() if sums else ())
         ]

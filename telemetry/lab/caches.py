@@ -165,14 +165,15 @@ def _count_hits_and_evictions(
 
 
 def best_of(runs: Iterable[tuple[Integers, CacheRun]], count: int) -> Integers:
-    """Most cached blocks in any cache, for each of ``count`` prompts; ``runs`` name the prompts of each cache."""
+    """Most cached blocks in any cache, for each of ``count`` prompts; ``runs``: (a cache's prompts, its run)."""
     lifetimes = [_lifetimes(numbers, run, count) for numbers, run in runs]
     blocks, times, until = (np.concatenate(parts) for parts in zip(*lifetimes, strict=True))
     order = sort_order(blocks, times)
-    of_block = blocks[order] * (count + 2)
-    furthest = np.maximum.accumulate(of_block + until[order])
+    # The offsets separate blocks: an earlier block's furthest eviction is always before a later block's first use.
+    block_offsets = blocks[order] * (count + 2)
+    furthest = np.maximum.accumulate(block_offsets + until[order])
     times = times[order]
-    is_cached = (times[1:] > 0) & (furthest[:-1] >= (of_block + times)[1:])
+    is_cached = (times[1:] > 0) & (furthest[:-1] >= (block_offsets + times)[1:])
     return np.bincount(times[1:][is_cached] - 1, minlength=count)
 
 
@@ -239,7 +240,10 @@ def _depth(blocks: list[int], end: int, high: int, holders: list[int], mask: int
 
 
 class PlacementCache:
-    """One LRU cache of near-optimal placement; ``holders`` is the bit mask of caches by block, shared by all."""
+    """One LRU cache of near-optimal placement; ``holders`` is the bit mask of caches by block, shared by all.
+
+    ``written`` is how much was written to it, as a multiple of its capacity.
+    """
 
     __slots__ = ("_bit", "_capacity", "_holders", "_last", "_oldest", "_size", "_uses", "number", "written")
 

@@ -116,8 +116,8 @@ class Prompts:
     """Converts numbers of cached sampled blocks into cached tokens, for many prompts as columns."""
 
     tokens: Floats
-    of_block: Floats  # tokens
-    engine_block: Floats  # tokens
+    block_tokens: Floats  # of a hashed block, by the engine's token count
+    engine_block_tokens: Floats  # of a block of the engine's cache
     block_counts: Floats
     positions: Integers  # of sampled blocks, one prompt after another, plus one entry
     starts: Integers  # start of each prompt in ``positions``
@@ -126,7 +126,7 @@ class Prompts:
 
     @classmethod
     def of(cls, requests: Requests, tokens: Floats, ratio: float) -> Prompts:
-        """Of sampled requests whose prompts have ``tokens`` tokens."""
+        """The prompts of sampled requests; ``tokens`` are the lengths of the prompts."""
         engine = requests.block_tokens
         lengths = requests.lengths
         return cls(
@@ -142,23 +142,26 @@ class Prompts:
 
     def take(self, rows: Integers) -> Prompts:
         """The prompts at these rows, which may repeat."""
-        columns = (self.tokens, self.of_block, self.engine_block, self.block_counts)
-        tokens, of_block, engine, counts = (column[rows] for column in columns)
+        columns = (self.tokens, self.block_tokens, self.engine_block_tokens, self.block_counts)
+        tokens, block_tokens, engine, counts = (column[rows] for column in columns)
         return Prompts(
-            tokens, of_block, engine, counts, self.positions, self.starts[rows], self.lengths[rows], self.ratio
+            tokens, block_tokens, engine, counts, self.positions, self.starts[rows], self.lengths[rows], self.ratio
         )
 
     def cached_tokens(self, matched: Integers) -> Floats:
         """Cached tokens of each prompt if its first ``matched`` sampled blocks are cached.
 
-        A partly cached block counts half, on average; whole engine blocks before the last token (H7).
+        Without sampling, the result is whole engine blocks before the last token (H7). A hashed block that is larger
+        than an engine block is partly cached where prompts diverge: about half of it, on average.
         """
         is_between = (matched > 0) & (matched < self.lengths)
-        partial = np.where(is_between & (self.of_block > self.engine_block), (self.of_block - self.engine_block) / 2, 0)
-        tokens = self.depth(matched) * self.of_block + partial
+        rest = self.block_tokens - self.engine_block_tokens
+        partial = np.where(is_between & (rest > 0), rest / 2, 0)
+        tokens = self.depth(matched) * self.block_tokens + partial
         if self.ratio < 1:
             return tokens
-        return np.minimum(tokens, np.maximum(0, (self.tokens - 1) // self.engine_block * self.engine_block))
+        whole_blocks = np.maximum(0, (self.tokens - 1) // self.engine_block_tokens * self.engine_block_tokens)
+        return np.minimum(tokens, whole_blocks)
 
     def gains(self) -> Floats:
         """Tokens that each block adds if all blocks before it are cached."""

@@ -97,7 +97,7 @@ class Ladder:
     requests: int
     sample_ratio: float
     reported_ratio: float = 0.0  # share of prompt tokens whose responses report cached tokens
-    doubt_tokens: float = 0.0  # standard error of the replayed terms from sampling
+    standard_error_tokens: float = 0.0  # standard error of the replayed terms from sampling
     reason: str = ""  # why terms are unknown
 
     @property
@@ -130,7 +130,7 @@ class Ladder:
     @property
     def is_uncertain(self) -> bool:
         """Whether there are too few requests or samples to act on."""
-        return self.requests < MIN_REQUESTS or self.doubt_tokens > MAX_ERROR_RATIO * self.prompt_tokens
+        return self.requests < MIN_REQUESTS or self.standard_error_tokens > MAX_ERROR_RATIO * self.prompt_tokens
 
 
 LOSSES = {
@@ -275,9 +275,10 @@ def caveats(ladder: Ladder) -> list[str]:
     if ladder.requests < MIN_REQUESTS:
         texts.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
     if ladder.sample_ratio < 1 and ladder.prompt_tokens:
-        error = 200 * ladder.doubt_tokens / ladder.prompt_tokens
+        margin = 2 * 100 * ladder.standard_error_tokens / ladder.prompt_tokens  # 95 %: two standard errors
         texts.append(
-            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: terms are within {error:.1f} points (95 %)."
+            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: "
+            f"terms are within {margin:.1f} points (95 %)."
         )
     if ladder.delivered is None:
         texts.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")

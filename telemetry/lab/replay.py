@@ -165,7 +165,7 @@ class Replay:
             known = np.flatnonzero(prompts.lengths)
             depths = matched.get("predicted", matched["reachable"])[known]
             at = prompts.starts[known] + np.maximum(depths - 1, 0)
-            bin_sums.add_divergences(requests.groups.take(known), requests.blocks[at], prompts.of_block[known])
+            bin_sums.add_divergences(requests.groups.take(known), requests.blocks[at], prompts.block_tokens[known])
 
     def reduce_sampling(self, ratio: float) -> None:
         """Continue with a smaller sampling ratio."""
@@ -247,7 +247,7 @@ class Replay:
         return placement.best
 
     def _capacity_of(self, replica: str) -> int:
-        """In sampled blocks; a replica outside the fleet has the median capacity."""
+        """Capacity in sampled blocks; a replica outside the fleet has the median capacity."""
         capacities = self.capacities or {}
         return self.capacity_blocks(
             capacities[replica] if replica in capacities else sorted(capacities.values())[len(capacities) // 2]

@@ -57,14 +57,14 @@ class ReplicaSample:
 
 
 def read_replica(text: str) -> ReplicaSample:
-    """Read a replica's exposition; ExpositionError if it is malformed, has an impossible count, or is of no engine."""
+    """Read a replica's exposition. ExpositionError: malformed, an impossible count, or no name of a known engine."""
     names = _engine_of(lambda prefix: text.startswith(prefix) or f"\n{prefix}" in text)
     sample = _replica_sample(read_samples(text, names.metrics | {START_TIME}), names, _declared_counters(text, names))
     return replace(sample, lora_adapters=_lora_adapters(text, names, sample))
 
 
 def replica_sample(samples: Sequence[Sample]) -> ReplicaSample:
-    """Read the samples of one scrape; ExpositionError for an impossible count, or samples of no engine."""
+    """Read the samples of one scrape; ExpositionError for an impossible count, or no name of a known engine."""
     names = _engine_of(lambda prefix: any(sample.name.startswith(prefix) for sample in samples))
     return _replica_sample(samples, names, frozenset())
 
@@ -93,8 +93,8 @@ def _replica_sample(samples: Iterable[Sample], names: EngineNames, zeros: frozen
 
 
 def _declared_counters(text: str, names: EngineNames) -> frozenset[str]:
-    """Counters of a lazy engine that the text declares: they are 0 where they have no sample yet."""
-    if not names.lazy:
+    """Declared counters of an engine that writes no sample before the first count: they are 0 without one."""
+    if not names.lacks_zero_samples:
         return frozenset()
     return frozenset(
         name

@@ -94,7 +94,7 @@ class EngineNames:
     duplicate_ranks: frozenset[str] = frozenset()  # labels of ranks that all count the same; only rank 0 is read
     created: str | None = None  # the creation time of the counters (H9)
     sleep_state: str | None = None
-    lazy: bool = False  # a counter has no sample before its first count, so one that is only declared is 0
+    lacks_zero_samples: bool = False  # before its first count: a counter that is only declared is 0
 
     @cached_property
     def meanings(self) -> dict[str, list[Meaning]]:
@@ -267,7 +267,7 @@ SGLANG = EngineNames(
     engine_label="dp_rank",
     role_label="engine_type",
     duplicate_ranks=frozenset({"tp_rank", "pp_rank", "moe_ep_rank"}),
-    lazy=True,
+    lacks_zero_samples=True,
 )
 
 TENSORRT_LLM_PATH = "/prometheus/metrics"
@@ -304,7 +304,7 @@ TENSORRT_LLM = EngineNames(
     histograms={"ttft": ("trtllm_time_to_first_token_seconds",)},
     facts_from=frozenset({_TRT_BLOCK_TOKENS, _TRT_BLOCKS}),
     facts=_tensorrt_llm_facts,
-    lazy=True,
+    lacks_zero_samples=True,
 )
 
 ENGINES = (VLLM, SGLANG, TENSORRT_LLM)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-ACCOUNTED = 0.9995  # share of responses from which on a hit rate is shown as that of all
+NEARLY_ALL = 0.9995  # of all responses; a hit rate of fewer is shown with the share that it covers
 MAX_DIFFERENCE_POINTS = 5.0  # percentage points by which two rates may differ
 MIN_REQUESTS = 200  # on either side of a pair
 MIN_COVERED_RATIO = 0.9  # of an engine's requests that the routers' responses must cover
@@ -37,7 +37,7 @@ def accounted_ratio(reported: float | None, completed: float | None) -> float | 
 
 
 def hit_rate_ratio(queries: float | None, hits: float | None, external_hits: float | None = None) -> float | None:
-    """Total reuse: cached tokens of every tier / queried tokens, each summed over the window first (H1, H2, H3).
+    """Hit rate: cached tokens of every cache tier / queried tokens, each summed over the window first (H1, H2, H3).
 
     External queries are a subset of the queries, so they are never added to the denominator.
     """
@@ -63,11 +63,11 @@ class EngineCounts:
     requests: float | None = None
     prompt_tokens: int | None = None  # at the first output, of the same readings (H5)
     reports: bool = True  # False: the engine has no such counters
-    decodes: bool = False  # its cache is filled by transfer (H19)
+    is_decode: bool = False  # a decode replica: its cache is filled by transfer (H19)
 
     @property
     def ratio(self) -> float | None:
-        """Total reuse (H3)."""
+        """Hit rate with external hits (H3)."""
         return hit_rate_ratio(self.queries, self.hits, self.external_hits)
 
     @property
@@ -134,7 +134,7 @@ def compare(engine: EngineCounts, responses: RouterCounts, *, min_requests: floa
 
 
 def _compare_engine(engine: EngineCounts, responses: RouterCounts, min_requests: float) -> Comparison:
-    if engine.decodes:
+    if engine.is_decode:
         return Comparison(Agreement.NOT_REPORTED, "The counters of a decode replica describe transfers.")
     if not engine.reports:
         return Comparison(Agreement.NOT_REPORTED, "Hits are not reported by this engine.")

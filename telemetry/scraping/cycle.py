@@ -58,18 +58,18 @@ CONCURRENCY = 512  # scrapes at once: if more than that hang, the others wait fo
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Shard ``number`` (from 0) of ``of`` shards."""
+    """One of ``count`` shards, numbered from 0."""
 
     number: int
-    of: int
+    count: int
 
     def holds(self, target: str) -> bool:
         """Whether a target, by a name that never changes, belongs to this shard."""
-        return zlib.crc32(target.encode()) % self.of == self.number
+        return zlib.crc32(target.encode()) % self.count == self.number
 
     def phase_s(self, interval_s: float) -> float:
         """Shift of this shard's schedule against multiples of the interval since the epoch."""
-        return interval_s * self.number / self.of
+        return interval_s * self.number / self.count
 
     def due_s(self, now_s: float, interval_s: float, last_due_s: float | None) -> float | None:
         """The due time that a cycle at ``now_s`` takes: the last one, or the next if that is near; None if taken.
@@ -105,8 +105,8 @@ class Cycle:
 
 def shards_for(targets: int) -> list[Shard]:
     """The shards of a fleet with this many replicas and routers; at least one."""
-    of = min(max(1, math.ceil(targets / SHARD_TARGETS)), MAX_SHARDS)
-    return [Shard(number, of) for number in range(of)]
+    count = min(max(1, math.ceil(targets / SHARD_TARGETS)), MAX_SHARDS)
+    return [Shard(number, count) for number in range(count)]
 
 
 def missed_cycles(last_due_s: float | None, due_s: float, interval_s: float) -> int:

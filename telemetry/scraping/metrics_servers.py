@@ -103,7 +103,7 @@ def read_server(server: MetricsServer, *, due: datetime, deadline_s: float) -> N
 
 
 def replicas_of(server: MetricsServer) -> QuerySet[Replica]:
-    """The replicas of its pools that are not disabled, with their pools."""
+    """The replicas of the server's pools that are not disabled, with their pools."""
     replicas = Replica.objects.filter(pool__read_from__server=server).exclude(state=ReplicaState.DISABLED)
     return replicas.select_related("pool").order_by("pk")
 

@@ -194,7 +194,7 @@ def _record(kind: TargetKind, scrapes: Sequence[Scrape], due: datetime) -> Cache
     for scrape, state, result in merged:
         if isinstance(scrape, ReplicaScrape):
             _record_events(scrape.target, state, result.events)
-            if _has_news(scrape.target, result.facts):
+            if _reports_other_facts(scrape.target, result.facts):
                 reports.append((scrape.target, result.facts))
     return reports
 
@@ -212,7 +212,7 @@ def _record_events(replica: Replica, state: ScrapeState, events: Iterable[str]) 
         record_event(kind, summary, pool=replica.pool, replica=replica)
 
 
-def _has_news(replica: Replica, facts: CacheFacts) -> bool:
+def _reports_other_facts(replica: Replica, facts: CacheFacts) -> bool:
     return (facts.block_tokens not in {None, replica.block_tokens}) or (
         facts.capacity_blocks not in {None, replica.capacity_blocks}
     )

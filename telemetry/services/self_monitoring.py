@@ -67,19 +67,19 @@ SHARD_METRICS: tuple[tuple[str, str, Callable[[ScrapeShard, datetime], float | N
 )
 REACHABLE_METRICS: tuple[tuple[str, str, Callable[[ReachableShare], float]], ...] = (
     ("reachable_ratio", "Reachable share of prompt tokens, 0 to 1.", lambda share: share.ratio),
-    ("reachable_standard_error", "Standard error of that share.", lambda share: share.standard_error),
-    ("reachable_requests", "Requests from which that share is computed.", lambda share: share.requests),
+    ("reachable_standard_error", "Standard error of reachable_ratio.", lambda share: share.standard_error),
+    ("reachable_requests", "Requests from which reachable_ratio is computed.", lambda share: share.requests),
 )
 
 
 def refused_since() -> datetime | None:
-    """Since when the database has had no space for readings; None: it has. One query."""
+    """Since when the database has lacked space for readings; None if it has space. One query."""
     since: datetime | None = ScrapeShard.objects.aggregate(at=Min("refused_since"))["at"]
     return since
 
 
 def own_metrics(now: datetime) -> list[OwnMetric]:
-    """The control plane's own metrics, series of one name beside each other. Ten short queries."""
+    """The control plane's own metrics, series of the same name one after another. Ten short queries."""
     desired = newest_snapshot()
     outbox = Notification.objects.filter(state=NotificationState.PENDING).aggregate(
         waiting=Count("id"), since=Min("next_at", filter=Q(next_at__lte=now))
@@ -92,11 +92,15 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     return [
         *_router_metrics(desired, now),
         OwnMetric("outbox_pending", "Notifications that wait for delivery.", outbox["waiting"]),
-        OwnMetric("outbox_overdue_seconds", "How long the oldest has been due.", _age_s(outbox["since"], now) or 0.0),
-        OwnMetric("evaluation_age_seconds", "Since alert rules were last evaluated.", _age_s(evaluated, now)),
-        OwnMetric("worker_silence_seconds", "Since a worker last ran scheduled work.", worker_silence_s(now)),
-        OwnMetric("scrape_age_seconds", "Since the fleet was last scraped.", _age_s(scraped, now)),
-        OwnMetric("readings_refused_seconds", "Since the database has had no space for readings.", refused_s),
+        OwnMetric(
+            "outbox_overdue_seconds",
+            "How long the oldest notification has been due.",
+            _age_s(outbox["since"], now) or 0.0,
+        ),
+        OwnMetric("evaluation_age_seconds", "Time since alert rules were last evaluated.", _age_s(evaluated, now)),
+        OwnMetric("worker_silence_seconds", "Time since a worker last ran scheduled work.", worker_silence_s(now)),
+        OwnMetric("scrape_age_seconds", "Time since the fleet was last scraped.", _age_s(scraped, now)),
+        OwnMetric("readings_refused_seconds", "How long the database has lacked space for readings.", refused_s),
         *(
             OwnMetric(name, text, value_of(shard, now), (("shard", str(shard.number)),))
             for name, text, value_of in SHARD_METRICS

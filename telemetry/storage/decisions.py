@@ -52,7 +52,7 @@ def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int)
 
 
 def latest_requests(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
-    """The same, but the last ``at_most``."""
+    """As ``requests_between``, but the last ``at_most`` requests."""
     return _read("desc", start, end, pool, at_most)
 
 

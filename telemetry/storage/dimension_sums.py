@@ -66,7 +66,7 @@ class RouterCountsStep:
     pool: str
     replica: str
     start: datetime
-    answers: RouterCounts
+    responses: RouterCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ def route_sums(
 ) -> list[KeyedSums]:
     """Routers' sums of some pools (None: all) per key and step, ascending; of one task group or replica if named.
 
-    ``by`` names some of ``KEYS``.
+    ``by`` names some of ``KEYS``; ``whole`` makes the window a single step.
     """
     key = ", ".join(KEYS[name] for name in by) or "''"
-    if replica is not None or "replica" in by:  # only readings know the replica
+    if replica is not None or "replica" in by:  # rollups do not have the replica of a request
         source = readings_in(ROUTERS, window, names)
     else:
         source = sums_in(ROUTERS, window, ("requests", *names), whole=whole)
@@ -244,7 +244,7 @@ def router_counts_by_replica(pools: Sequence[str] | None, window: Window) -> dic
 
 
 def router_counts_by_step(pools: Sequence[str], window: Window) -> list[RouterCountsStep]:
-    """The same per step, ascending; steps without a request are left out. One query."""
+    """``router_counts_by_replica`` per step, ascending; steps without a request are left out. One query."""
     keys = "pool, replica, start"
     sql = f"select pool, replica, {STEP} as start, {_USAGE} {_FROM_REPLICAS} group by {keys} order by {keys}"
     rows = fetch_rows(sql, during(window, pools=pools))

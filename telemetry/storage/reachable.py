@@ -52,7 +52,7 @@ def reachable_over_time(
 def reachable_over_time_by(
     pools: Sequence[str] | None, window: Window, *, by: str
 ) -> dict[str, dict[datetime, ReachableShare]]:
-    """The same per ``pool``, or per ``group`` as POOL/GROUP."""
+    """``reachable_over_time`` per ``pool``, or per ``group`` as POOL/GROUP."""
     keys = {"name": F("pool__name")} | ({"of_group": F("group")} if by == "group" else {})
     rows = _bins(pools, window, None).values("at", **keys).annotate(**_SUMS).order_by("at")
     of_key: dict[str, list[Mapping[str, Any]]] = defaultdict(list)

@@ -62,7 +62,7 @@ class RollupRun:
 
 
 def roll_up(now: datetime, *, readings_kept_s: float, budget_s: float = 20.0) -> RollupRun | None:
-    """Roll up what is over and repair what is marked, for about ``budget_s``; None if another worker does it."""
+    """Roll up completed bins and re-aggregate marked ones, for about ``budget_s``; None if another worker does it."""
     ends_s = time.monotonic() + budget_s
     with advisory_lock(ROLLUP) as acquired:
         if not acquired:
@@ -117,7 +117,7 @@ def _advance(resolution_s: int, over: datetime, ends_s: float) -> int:
     while start < target and (time.monotonic() < ends_s or not bins):
         end = min(start + timedelta(seconds=resolution_s * CHUNK_BINS[resolution_s]), target)
         with transaction.atomic():
-            _make(resolution_s, start, end)
+            _replace_bins(resolution_s, start, end)
             RollupState.objects.update_or_create(pk=resolution_s, defaults={"rolled_through": end})
         bins += round((end - start).total_seconds() / resolution_s)
         start = end
@@ -139,12 +139,12 @@ def _repair(resolution_s: int, readings_since: datetime, item: Items) -> int:
     for repair in RollupRepair.objects.filter(resolution_s=resolution_s).order_by("at")[:REPAIRS]:
         through = reached[resolution_s]
         if through is None or repair.at > through:
-            continue  # not made yet
+            continue  # not aggregated yet
         start = repair.at - timedelta(seconds=resolution_s)
         with item(f"{resolution_s} s until {repair.at:%Y-%m-%d %H:%M}"), transaction.atomic():
             repair.delete()
             if start >= readings_since:
-                _make(resolution_s, start, repair.at)
+                _replace_bins(resolution_s, start, repair.at)
                 repaired += 1
                 coarser = COARSER.get(resolution_s)
                 if coarser and (coarser_through := reached[coarser]) and repair.at <= coarser_through:
@@ -152,7 +152,7 @@ def _repair(resolution_s: int, readings_since: datetime, item: Items) -> int:
     return repaired
 
 
-def _make(resolution_s: int, start: datetime, end: datetime) -> None:
+def _replace_bins(resolution_s: int, start: datetime, end: datetime) -> None:
     """Replace all rows of the bins from ``start`` (excluded) to ``end`` (included)."""
     ensure_rollups(resolution_s, start, end)
     finer = FINER[resolution_s]
@@ -160,10 +160,10 @@ def _make(resolution_s: int, start: datetime, end: datetime) -> None:
     statements = [f"delete from {table} where {within}" for table in TABLES[resolution_s]]  # noqa: S608 - our own names, here and below
     statements += [_insert_sums(rollup, resolution_s, finer) for rollup in SUMS]
     if finer is None:
-        for of in BY_PART:
-            rows = select_histograms(of, BIN_END, f", {of.column}_sum_s as sum_s")
-            rows += f" where {within} and {of.column}_layout_id is not null"
-            statements.append(_insert_histograms(resolution_s, f"'{of.kind}'", rows))
+        for histogram in BY_PART:
+            rows = select_histograms(histogram, BIN_END, f", {histogram.column}_sum_s as sum_s")
+            rows += f" where {within} and {histogram.column}_layout_id is not null"
+            statements.append(_insert_histograms(resolution_s, f"'{histogram.kind}'", rows))
         rows = f"""
             select at, kind, pool, '' as part, '' as reuse, layout_id, positions, counts, sum_s
             from {histograms(FINEST_S)} where {within} and reuse = ''"""  # noqa: S608

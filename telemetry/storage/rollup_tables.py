@@ -166,7 +166,7 @@ class Source:
 
 
 def usable_resolutions(window: Window, *, whole: bool) -> list[int]:
-    """The resolutions that a window may be read from, ascending; none: from readings alone."""
+    """The resolutions that a window may be read from, ascending; [] if only from readings. ``whole``: as one step."""
     if window.length_s < ROLLED_FROM_S:
         return []
     if whole:
@@ -176,6 +176,7 @@ def usable_resolutions(window: Window, *, whole: bool) -> list[int]:
 
 
 def _fits(window: Window, resolution_s: int) -> bool:
+    """Whether steps begin where bins begin, or are so long that the difference does not matter."""
     on_grid = window.step_s % resolution_s == 0 and window.start.timestamp() % resolution_s == 0
     return on_grid or window.step_s >= MUCH_FINER * resolution_s
 
@@ -213,7 +214,10 @@ def rolled_through() -> dict[int, datetime | None]:
 
 
 def fit_to_retention(window: Window, now: datetime, kept_s: Mapping[int, float], readings_kept_s: float) -> Window:
-    """The window with steps as wide as the finest data retained of its start; ``kept_s`` by resolution."""
+    """The window with steps no finer than the data that is still stored for its start.
+
+    ``kept_s`` is how long each resolution is retained, ``readings_kept_s`` how long readings are.
+    """
     age_s = (now - window.start).total_seconds()
     if age_s <= readings_kept_s:
         return window
@@ -249,19 +253,19 @@ def sums_in(rollup: Rollup, window: Window, names: Sequence[str] | None = None, 
 
 
 def readings_in(rollup: Rollup, window: Window, names: Sequence[str]) -> Source:
-    """The same from a router's readings alone, which have ``replica`` as a further key."""
+    """``sums_in`` from a router's readings alone, which have ``replica`` as a further key."""
     columns = [column for column in rollup.columns if column.name in {"requests", *names}]
     spans = [Span(None, window.start, window.end)]
     return _union(spans, lambda _: _select_readings(rollup, ", ".join((*rollup.key, "replica")), columns))
 
 
-def histograms_in(of: Histogram, window: Window, *, by_part: bool, whole: bool = False) -> Source:
+def histograms_in(histogram: Histogram, window: Window, *, by_part: bool, whole: bool = False) -> Source:
     """Rows of at, pool, part, reuse, layout_id, positions, counts. Without ``by_part`` some are of whole pools."""
 
     def select(span: Span) -> str:
         if span.resolution_s is None:
-            return f"{select_histograms(of)} where {of.column}_layout_id is not null"
-        kind = of.kind if by_part else of.kind + POOL_SUFFIX
+            return f"{select_histograms(histogram)} where {histogram.column}_layout_id is not null"
+        kind = histogram.kind if by_part else histogram.kind + POOL_SUFFIX
         return f"""
             select at, pool, part, reuse, layout_id, positions, counts from {histograms(span.resolution_s)}
             where kind = '{kind}'"""  # noqa: S608 - our own names
@@ -269,12 +273,13 @@ def histograms_in(of: Histogram, window: Window, *, by_part: bool, whole: bool =
     return _union(spans_of(window, whole=whole), select)
 
 
-def select_histograms(of: Histogram, at: str = "at", more: str = "") -> str:
+def select_histograms(histogram: Histogram, at: str = "at", more: str = "") -> str:
     """SQL for the histograms of readings, without a condition."""
     return f"""
-        select {at} as at, {of.pool} as pool, {of.part} as part, {of.reuse} as reuse,
-            {of.column}_layout_id as layout_id, {of.column}_at as positions, {of.column}_counts as counts{more}
-        from {of.readings}"""  # noqa: S608 - our own names
+        select {at} as at, {histogram.pool} as pool, {histogram.part} as part, {histogram.reuse} as reuse,
+            {histogram.column}_layout_id as layout_id, {histogram.column}_at as positions,
+            {histogram.column}_counts as counts{more}
+        from {histogram.readings}"""  # noqa: S608 - our own names
 
 
 def _select_readings(rollup: Rollup, key: str, columns: Sequence[Column]) -> str:

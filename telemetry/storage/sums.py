@@ -267,7 +267,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
     """(replica id, number of the step, mean over the step, whether a scrape failed in it), in no order."""
     if column not in Gauges.__dataclass_fields__:
         raise ValueError(f"{column!r} is not a gauge of a reading")
-    of_engines = "avg" if column == "kv_usage_ratio" else "sum"
+    aggregate = "avg" if column == "kv_usage_ratio" else "sum"
     source = sums_in(ENGINES, window, (f"{column}_sum", f"{column}_n", "stale_scrapes"))
     return fetch_rows(
         f"""
@@ -276,7 +276,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
                 bool_or(stale_scrapes > 0) as stale
             from {source.sql} readings where {OF_REPLICAS} group by replica_id, model, engine, start
         )
-        select replica_id, {STEP_NUMBER}, {of_engines}(value), bool_or(stale) from by_engine group by replica_id, start
+        select replica_id, {STEP_NUMBER}, {aggregate}(value), bool_or(stale) from by_engine group by replica_id, start
         """,  # noqa: S608 - the column is one of three
         during(window) | source.parameters | {"ids": list(replica_ids)},
     )
@@ -285,7 +285,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
 def engine_ttft(
     replica_ids: Sequence[int], window: Window, *, by: str | None = None, whole: bool = False
 ) -> Histograms:
-    """TTFT by the engines' clock. Keys are "" or, by "replica", its id."""
+    """TTFT by the engines' clock. Keys are "", or with ``by="replica"`` the replica's id."""
     source = histograms_in(ENGINE_TTFT, window, by_part=True, whole=whole)
     parameters = during(window, whole=whole) | source.parameters | {"parts": [str(pk) for pk in replica_ids]}
     key = {None: "''", "replica": "part::bigint"}[by]

@@ -120,7 +120,7 @@ TTFT = Chart(
             "Not streamed",
             "Latency of responses that are not streamed",
             "seconds",
-            chart_series.plain_latency,
+            chart_series.non_streamed_latency,
             empty="all responses were streamed",
         ),
     ),

@@ -208,7 +208,7 @@ def _lines(numbered: Sequence[tuple[int, Series]], unit: str, window: Window) ->
 def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
     return {
         "type": "scatter",
-        "mode": "lines+markers" if _sparse(line) else "lines",
+        "mode": "lines+markers" if _has_isolated_value(line) else "lines",
         "name": line.label,
         "y": [_short(value) for _, value in line.points],
         "connectgaps": False,
@@ -219,7 +219,7 @@ def _line(index: int, line: Series, unit: str, width: float) -> dict[str, Any]:
     }
 
 
-def _sparse(line: Series) -> bool:
+def _has_isolated_value(line: Series) -> bool:
     """Whether a value is isolated between gaps, where a line would not show it."""
     values = [None, *(value for _, value in line.points), None]
     return any(
@@ -308,7 +308,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
             "type": "date",
             "range": [_stamp(window.start), _stamp(window.end)],
             "showgrid": False,
-            **_times(window),
+            **_time_axis_format(window),
         },
         "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 5, "exponentformat": "SI", **AXES[view.unit]},
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
@@ -317,7 +317,7 @@ def _layout(view: View, marks: Sequence[Marker], window: Window) -> dict[str, An
     }
 
 
-def _times(window: Window) -> dict[str, Any]:
+def _time_axis_format(window: Window) -> dict[str, Any]:
     """The format of the time axis; it includes the day only if there are several."""
     if window.length_s <= 600:
         return {"tickformat": "%H:%M:%S"}

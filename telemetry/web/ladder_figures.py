@@ -99,7 +99,7 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
         }
         for name, label, number in CURVES
     ]
-    now = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
+    current_size = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
     layout = _layout(48) | {
         "showlegend": True,
         "legend": {"orientation": "h", "y": -0.16, "x": 0},
@@ -111,7 +111,7 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
             "fixedrange": True,
         },
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
-        "shapes": [{**now, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
+        "shapes": [{**current_size, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
     }
     return _figure(traces, layout, curve_summary(curve))
 
@@ -170,7 +170,7 @@ class Sketch:
 def draw(
     points: Sequence[Point], episodes: Sequence[Episode], start: datetime, end: datetime, *, sentence: str
 ) -> Sketch | None:
-    """The chart; None without any value."""
+    """The chart of a rule's values and limits as SVG coordinates; None without any value."""
     unit = points[-1].unit if points else "ratio"
     shown = [point for point in points if point.unit == unit]
     known = [number for point in shown for number in (point.value, point.limit) if number is not None]

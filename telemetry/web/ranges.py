@@ -47,7 +47,7 @@ class TimeRange:
 
     @property
     def live(self) -> bool:
-        """Whether it ends now."""
+        """Whether the range ends now."""
         return bool(self.key)
 
     @property
@@ -72,14 +72,14 @@ class TimeRange:
 def requested_range(params: QueryDict) -> TimeRange:
     """The range of a URL; the default range with an error message if it is invalid."""
     if params.get("from") or params.get("to"):
-        return _fixed(params)
+        return _fixed_range(params)
     key = params.get("range", "").strip() or DEFAULT
     seconds = length_s(key)
     if seconds is None:
-        return _last(DEFAULT, f"{key!r} is not a range; use 90m, 6h or 3d. {SHOWN_DEFAULT}")
+        return _last_range(DEFAULT, f"{key!r} is not a range; use 90m, 6h or 3d. {SHOWN_DEFAULT}")
     if not MIN_RANGE_S <= seconds <= MAX_RANGE_S:
-        return _last(DEFAULT, f"A range must be between one minute and 90 days. {SHOWN_DEFAULT}")
-    return _last(key, points=_points(params))
+        return _last_range(DEFAULT, f"A range must be between one minute and 90 days. {SHOWN_DEFAULT}")
+    return _last_range(key, points=_points(params))
 
 
 def length_s(text: str) -> float | None:
@@ -93,22 +93,22 @@ def _points(params: QueryDict) -> int:
     return min(max(int(text), 10), MAX_POINTS) if text.isascii() and text.isdigit() and len(text) < 6 else CHART_POINTS
 
 
-def _last(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
+def _last_range(key: str, error: str = "", points: int = CHART_POINTS) -> TimeRange:
     seconds = length_s(key) or 0.0
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=points)
     return TimeRange(key, fit_window(Window.last(seconds, until=timezone.now(), step_s=step)), error)
 
 
-def _fixed(params: QueryDict) -> TimeRange:
+def _fixed_range(params: QueryDict) -> TimeRange:
     now = timezone.now()
     try:
         end = _time(params.get("to", "")) or now
         start = _time(params.get("from", "")) or end - timedelta(seconds=PRESETS[DEFAULT])
         seconds = (end - start).total_seconds()
     except (ValueError, OverflowError):
-        return _last(DEFAULT, f"The time is invalid; use 2026-01-31T13:45. {SHOWN_DEFAULT}")
+        return _last_range(DEFAULT, f"The time is invalid; use 2026-01-31T13:45. {SHOWN_DEFAULT}")
     if not 0 < seconds <= MAX_RANGE_S or start > now:
-        return _last(
+        return _last_range(
             DEFAULT, f"A range must start in the past, before it ends, and span at most 90 days. {SHOWN_DEFAULT}"
         )
     step = choose_step(seconds, shortest_s=settings.SCRAPE_INTERVAL_S, points=_points(params))
@@ -166,12 +166,12 @@ def page_state(request: HttpRequest) -> PageState:
 def page_state_of(request: HttpRequest, subject: Subject) -> PageState:
     """The state of a page whose path names the subject. One query."""
     time_range, query = requested_range(request.GET), request.GET.copy()
-    for name, value in names_of(subject).items():
+    for name, value in query_parameters_of(subject).items():
         query[name] = value
     return PageState(_pools(request), subject, time_range, query, time_range.error)
 
 
-def names_of(subject: Subject) -> dict[str, str]:
+def query_parameters_of(subject: Subject) -> dict[str, str]:
     """A subject as query parameters."""
     if subject.replica is not None:
         return {"replica": subject.replica.name}

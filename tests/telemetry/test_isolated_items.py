@@ -174,7 +174,7 @@ def test_notifications(pools, breaks, caplog, settings):
 def test_rollout_guards(pools, breaks, caplog, monkeypatch):
     for pool in pools.values():
         publish(RoutingPolicy.objects.get(pool=pool, group=None))
-    monkeypatch.setattr(measurement, "_guarded", Rollout.objects.order_by("pk").all)
+    monkeypatch.setattr(measurement, "_rollouts_to_analyze", Rollout.objects.order_by("pk").all)
     taken = breaks(measurement, "analyze_rollout", lambda rollout, _: rollout.revision.policy.pool.name)
     monkeypatch.setattr(measurement, "msgspec", SimpleNamespace(convert=lambda *_: SimpleNamespace(warm_up_s=60)))
     assert_isolated(PeriodicTask.ROLLOUT_GUARDS, taken, lambda: measurement.analyze_rollouts(NOW), caplog)
@@ -255,7 +255,7 @@ def test_rollups(breaks, caplog, pool):
     for minute in (5, 6):
         RollupRepair.objects.create(resolution_s=60, at=reached - timedelta(minutes=minute))
     at = {reached - timedelta(minutes=5): "whole", reached - timedelta(minutes=6): "broken"}
-    taken = breaks(rollup, "_make", lambda _, __, end: at.get(end, "other"))
+    taken = breaks(rollup, "_replace_bins", lambda _, __, end: at.get(end, "other"))
     rollup.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
     assert taken[0] == "whole"
     assert ItemFailure.objects.get(task=PeriodicTask.ROLLUPS).error == "ZeroDivisionError"

@@ -27,7 +27,7 @@ class Command(BaseCommand):
         """Run until a signal. CommandError if the stack cannot start."""
         stack = StackSettings.from_environment(settings.DATA_DIR)
         plan.proxy_free_environment()
-        with _exclusive(stack):
+        with _locked_data_dir(stack):
             _check_ports(stack)
             try:
                 asyncio.run(_run(stack))
@@ -67,7 +67,7 @@ async def _start(supervisor: Supervisor, stack: StackSettings) -> None:
 
 
 @contextlib.contextmanager
-def _exclusive(stack: StackSettings) -> Iterator[None]:
+def _locked_data_dir(stack: StackSettings) -> Iterator[None]:
     """Lock the data directory, so that two stacks never share it."""
     settings.STATIC_ROOT.mkdir(parents=True, exist_ok=True)  # below the data directory
     with (stack.data_dir / "lock").open("w") as handle:

@@ -279,7 +279,7 @@ def _load(source_id: int) -> tuple[ReplicaSource, list[DiscoveredReplica]]:
 
 
 def _lock(discovered: DiscoveredReplica) -> DiscoveredReplica | None:
-    """An adopted row, locked after its replica, in the order of a removal by a user."""
+    """Lock the replica of an adopted row, then the row: a removal by a user locks in the same order. None if gone."""
     replica = Replica.objects.select_for_update(of=("self",), no_key=True).filter(pk=discovered.replica_id or 0).first()
     if replica is None:
         return None

@@ -167,7 +167,7 @@ def _save(replica: Replica, by: User | None) -> None:
 
 
 def _finish_change(replica: Replica, before: dict[str, Any], kind: EventKind, summary: str, by: User | None) -> Replica:
-    """Save, record and freeze a change of a locked row; nothing if it is none."""
+    """Save a change of a locked row, record it and freeze a snapshot; does nothing if no field changed."""
     after = _event_fields(replica)
     if after != before:
         _save(replica, by)

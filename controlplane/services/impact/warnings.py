@@ -95,7 +95,7 @@ def _no_replica(route: Route) -> str | None:
     "Running requests finish; new ones get 503 with any policy.",
     "Activate a replica on the fleet page.",
 )
-def _none_active(route: Route) -> str | None:
+def _no_active_replica(route: Route) -> str | None:
     if route.group is not None or not route.pool.replicas or route.replicas:
         return None
     return f"None of the {format_count(len(route.pool.replicas), 'replica')} of pool {route.pool.name} is active."
@@ -107,7 +107,7 @@ def _none_active(route: Route) -> str | None:
     "All other requests of the pool are served.",
     "Assign the group an active replica, or activate one of its replicas.",
 )
-def _group_stranded(route: Route) -> str | None:
+def _no_active_group_replica(route: Route) -> str | None:
     names = route.group.replicas if route.group else None
     if not names or route.replicas or not route.pool.replicas:
         return None
@@ -120,7 +120,7 @@ def _group_stranded(route: Route) -> str | None:
     "Every request goes to that replica, as with any strategy.",
     "Publish anyway, or wait until there are two replicas.",
 )
-def _nothing_to_choose(route: Route) -> str | None:
+def _only_one_replica(route: Route) -> str | None:
     settings = route.settings
     if len(route.points) != 1 or not (settings.name in AFFINITY or isinstance(settings, schema.ResidencySettings)):
         return None
@@ -166,7 +166,7 @@ def _capacity_unknown(route: Route) -> str | None:
     "Load stays even; requests that overflow go to a stable second replica.",
     "Choose 1.25 to 2, and watch the share of requests that overflow.",
 )
-def _no_room(route: Route) -> str | None:
+def _load_factor_near_1(route: Route) -> str | None:
     settings = route.settings
     if not isinstance(settings, schema.BoundedLoad) or settings.load_factor >= MIN_LOAD_FACTOR or len(route.points) < 2:
         return None
@@ -183,7 +183,7 @@ def _no_room(route: Route) -> str | None:
     "Failing replicas still get no requests.",
     "Choose a load factor well below the number of replicas, such as 2.",
 )
-def _never_full(route: Route) -> str | None:
+def _load_factor_too_high(route: Route) -> str | None:
     settings = route.settings
     if not isinstance(settings, schema.BoundedLoad) or len(route.points) < 2:
         return None
@@ -199,7 +199,7 @@ def _never_full(route: Route) -> str | None:
     "No more requests run at once than the concurrency limit allows.",
     "Lower min_bound to the number of requests that one replica can process.",
 )
-def _never_bound(route: Route) -> str | None:
+def _min_bound_above_concurrency(route: Route) -> str | None:
     settings = route.settings
     limit = (route.group.concurrency if route.group else None) or route.pool.concurrency
     if not isinstance(settings, schema.BoundedLoad) or limit is None or settings.min_bound < limit.max_running:
@@ -216,7 +216,7 @@ def _never_bound(route: Route) -> str | None:
     "Each conversation still stays on one replica.",
     "Choose fewer replicas per prefix, or session_affinity, which has the same effect.",
 )
-def _all_share(route: Route) -> str | None:
+def _prefixes_on_all_replicas(route: Route) -> str | None:
     settings, active = route.settings, len(route.replicas)
     if not isinstance(settings, schema.TieredSettings) or active < 2 or settings.replicas < active:
         return None
@@ -230,7 +230,7 @@ def _all_share(route: Route) -> str | None:
     "The most frequent prefixes choose first; the others keep at least one replica.",
     "Choose a hot_ratio of at least one replica's share of the traffic.",
 )
-def _more_hot(route: Route) -> str | None:
+def _hot_ratio_too_low(route: Route) -> str | None:
     settings, active = route.settings, len(route.replicas)
     if not isinstance(settings, schema.AffinityGroupsSettings) or active < 2 or settings.hot_ratio * active >= 1:
         return None
@@ -247,7 +247,7 @@ def _more_hot(route: Route) -> str | None:
     "Placement works, but it groups requests that have nothing cacheable in common.",
     "Make the prefix at least one block long.",
 )
-def _below_block(route: Route) -> str | None:
+def _prefix_shorter_than_block(route: Route) -> str | None:
     tier1 = route.tier1
     blocks = [replica.block_tokens for replica in route.replicas if replica.block_tokens is not None]
     if tier1 is None or not blocks or not isinstance(route.settings, schema.Tier1Settings):
@@ -268,7 +268,7 @@ def _below_block(route: Route) -> str | None:
     "Requests are placed as with boundary auto.",
     "Enter the text before which the prefix ends, or choose auto.",
 )
-def _no_marker(route: Route) -> str | None:
+def _boundary_marker_missing(route: Route) -> str | None:
     settings = route.settings
     if not isinstance(settings, schema.Tier1Settings) or settings.boundary is not schema.Boundary.MARKER:
         return None

@@ -125,7 +125,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
     @property
-    def is_everything(self) -> bool:
+    def covers_all_requests(self) -> bool:
         return self.share == 1.0 and self.routers is None and self.groups is None
 
     def includes(self, other: Stage) -> bool:
@@ -223,9 +223,9 @@ def _generate_stages(policy: RoutingPolicy, name: Plan, observe_s: int, shares: 
 
 
 def _check_stages(policy: RoutingPolicy, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with every request as the last; InvalidError names the first invalid one."""
-    canaries = [stage for stage in stages if not stage.is_everything]
-    if len(canaries) < len(stages) - 1 or (len(canaries) < len(stages) and not stages[-1].is_everything):
+    """Valid stages, ending with the stage of all requests; InvalidError names the first invalid one."""
+    canaries = [stage for stage in stages if not stage.covers_all_requests]
+    if len(canaries) < len(stages) - 1 or (len(canaries) < len(stages) and not stages[-1].covers_all_requests):
         raise InvalidError("$.stages", "only the last stage can be every request: it makes the revision active")
     if len(canaries) >= MAX_STAGES:
         raise InvalidError("$.stages", f"expected at most {MAX_STAGES} stages")

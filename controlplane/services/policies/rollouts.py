@@ -329,7 +329,7 @@ def router_progress(rollout: Rollout) -> list[RouterProgress]:
 
 def _progress_of(router: Router, snapshot: ConfigSnapshot, newest: int) -> tuple[Progress, str]:
     if router.lost_at is not None:
-        reason = "No heartbeat. It keeps serving with its configuration and is updated when it reconnects."
+        reason = "No heartbeat. The router keeps serving with its configuration and is updated when it reconnects."
         return Progress.LOST, reason
     if _has_reached(router, snapshot, newest):
         return Progress.ACKNOWLEDGED, ""

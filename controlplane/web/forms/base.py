@@ -241,7 +241,7 @@ class SectionedForm(Form):
         return [self._bound(section) for section in self.sections]
 
     def clean(self) -> dict[str, Any]:
-        """Replace UNSET by each single's empty value, and collect the values of each section."""
+        """Replace UNSET by the empty value of each single setting, and collect the values of each section."""
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         for single in self.singles:
             if cleaned.get(single.field) is UNSET:

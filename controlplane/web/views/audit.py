@@ -30,13 +30,13 @@ def audit(request: HttpRequest) -> HttpResponse:
     page, last = first_page(entries.filter(number__lt=before) if before is not None else entries, PAGE)
     context = {
         "entries": page,
-        "more": last and last.number,
+        "older_cursor": last and last.number,
         "kinds": [*EventKind.choices, *SIGN_INS],
         "kind": request.GET.get("kind", ""),
         "actor": request.GET.get("actor", ""),
         "filtered": bool(request.GET),
         "check": latest_audit_check(),
-        "is_open": can_alter_audit(),
+        "is_alterable": can_alter_audit(),
         "addresses_hidden": forwarded_for_missing.is_set(),
     }
     return render(request, "controlplane/audit.html", context)

@@ -282,7 +282,7 @@ def _tokens(request: HttpRequest) -> QuerySet[ApiToken]:
 def session_list(request: HttpRequest) -> HttpResponse:
     """The user's sessions."""
     sessions = list(sessions_of(current_user(request))[:MAX_SHOWN])
-    context = {"sessions": sessions, "here": request.session.session_key, "most": MAX_SHOWN}
+    context = {"sessions": sessions, "current_key": request.session.session_key, "max_shown": MAX_SHOWN}
     return render(request, "controlplane/sessions.html", context)
 
 

@@ -39,8 +39,8 @@ def revision_list(request: HttpRequest, policy_id: int) -> HttpResponse:
         "policy": policy,
         "live": live,
         "revisions": page,
-        "more": last and last.number,
-        "later": bool(before),
+        "older_cursor": last and last.number,
+        "has_newer": bool(before),
         "states": RevisionState.choices,
         "strategies": [info.name for info in policy_catalogue()],
         "authors": authors.values_list("author__username", flat=True).distinct(),
@@ -122,8 +122,8 @@ def configuration_list(request: HttpRequest) -> HttpResponse:
     context = {
         "rows": [(row, running.get((row.number, row.sha256), [])) for row in page],
         "newest": rows.first(),
-        "more": last and last.number,
-        "later": bool(before),
+        "older_cursor": last and last.number,
+        "has_newer": bool(before),
         "unknown_routers": _routers_with_unknown_configuration(running),
     }
     return render(request, "controlplane/configurations.html", context)

@@ -84,8 +84,8 @@ def rollout_list(request: HttpRequest) -> HttpResponse:
     context = {
         "open": [_line(rollout) for rollout in rows.filter(state__in=OPEN_ROLLOUTS)],
         "past": [_line(rollout) for rollout in page],
-        "more": last and last.pk,
-        "later": bool(before),
+        "older_cursor": last and last.pk,
+        "has_newer": bool(before),
     }
     return render(request, "controlplane/rollouts.html", context)
 
@@ -186,7 +186,7 @@ def _stage(rollout: Rollout, index: int) -> dict[str, Any]:
         "words": describe_stage(stage),
         "observe_s": stage.observe_s,
         "progress": progress,
-        "last": stage.is_everything,
+        "last": stage.covers_all_requests,
     }
 
 

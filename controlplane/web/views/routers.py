@@ -34,14 +34,20 @@ STILL_SAFE = {  # by status; {} is what the router runs
     "lost": "If it runs, it continues to serve with its stored configuration, and receives the newest when it is back.",
 }
 SIGNATURES = {  # by what routers report: (shown, explanation)
-    "": ("unknown", "It does not report whether it checks signatures: it is an older version or runs nothing yet."),
+    "": (
+        "unknown",
+        "The router does not report whether it checks signatures: it is an older version or has no configuration yet.",
+    ),
     "unchecked": (
         "unchecked",
-        "It accepts configurations from anyone who has the router token. Set WARMPATH_ROUTER_CONFIG_KEYS to the keys "
-        "that manage.py config_key prints.",
+        "The router accepts configurations from anyone who has the router token. Set WARMPATH_ROUTER_CONFIG_KEYS to "
+        "the keys that manage.py config_key prints.",
     ),
-    "unsigned": ("unsigned", "It runs a local file without a signature."),
-    "expired": ("expired", "The signature was not renewed in time. It continues to serve, and a new one is sent."),
+    "unsigned": ("unsigned", "The router runs a local file without a signature."),
+    "expired": (
+        "expired",
+        "The signature was not renewed in time. The router continues to serve, and a new signature is being sent.",
+    ),
 }
 
 
@@ -107,10 +113,16 @@ def _line(router: Router, newest: ConfigSnapshot | None) -> RouterLine:
 def _signature(router: Router) -> tuple[str, str]:
     nack: dict[str, Any] = router.last_nack or {}
     if str(nack.get("path", "")).startswith("$.signature"):
-        return "rejected", f"It rejects this control plane's signature: {nack.get('reason', 'no reason given')}."
+        return (
+            "rejected",
+            f"The router rejects this control plane's signature: {nack.get('reason', 'no reason given')}.",
+        )
     state = router.signature_state
     if state == "verified" and router.signature_key != signing_key_id():
-        return "other key", f"It is signed with {router.signature_key}. One signed with the current key is sent."
+        text = (
+            f"The configuration is signed with key {router.signature_key}, not with the current key. A new one is sent."
+        )
+        return "other key", text
     return SIGNATURES.get(state, (state, ""))
 
 

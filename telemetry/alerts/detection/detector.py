@@ -13,7 +13,7 @@ The change point of a drop is the end of the last bin with S = 0. While a drop l
 when the last minute is back within half of ``drop``, or after ``accept_s``, when the lower rate becomes the level. A
 fall too small to detect becomes the level at once; the slow test on hours finds many of these in a row. A change by an
 operator (a revision, a restart, a scale-out) is a candidate cause and does not reset the test: levels from before the
-change are used for ``SETTLE`` bins, and only then are estimated from the bins after the change.
+change are used for ``BINS_AFTER_CHANGE`` bins, and only then are estimated from the bins after the change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from telemetry.alerts.detection.level import ENOUGH, Bin, Level, Noise, Sample
+from telemetry.alerts.detection.level import MIN_LEVEL_BINS, Bin, Level, Noise, Sample
 
-SETTLE = 30  # bins after an operator's change before levels forget the bins before it
+BINS_AFTER_CHANGE = 30  # bins after an operator's change before levels forget the bins before it
 LATEST = 6  # bins that the current rate is computed from
 ALARM_SHARE = 0.7  # of ``drop``: a smaller shortfall raises no alarm
 OUTLIER = 1 / 3  # of h: the most that one bin counts for
@@ -59,13 +59,13 @@ class Sensitivity:
 
     @property
     def threshold(self) -> float:
-        """h, in nats."""
+        """Score in nats (log-likelihood ratio) at which the CUSUM reports a drop."""
         return math.log(max(self.quiet_days * 86_400 / self.bin_s, 10.0))
 
     @property
     def max_bins(self) -> int:
-        """Most bins of a level."""
-        return max(int(self.baseline_s / self.bin_s), ENOUGH)
+        """Largest number of bins from which a level is estimated."""
+        return max(int(self.baseline_s / self.bin_s), MIN_LEVEL_BINS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class GroupShortfall:
     ratio: float  # since the change point
 
     @property
-    def points(self) -> float:
+    def contribution(self) -> float:
         """Contribution to the pool's drop, as a ratio."""
         return self.share * (self.level - self.ratio)
 
@@ -120,13 +120,13 @@ class Detection:
 class _Group:
     """A task group's level, share of the traffic, and sums since the change point."""
 
-    __slots__ = ("below", "current", "excess", "level", "prompt", "usual", "weighted")
+    __slots__ = ("bins_below", "current", "level", "prompt", "score", "usual", "weighted")
 
     def __init__(self, most: int) -> None:
         self.level = Level(most)
         self.usual = self.current = 0.0  # share of the tokens: usually, and in the last bins
-        self.below = 0.0  # its own CUSUM
-        self.excess = 0  # number of bins with ``below`` above 0
+        self.score = 0.0  # its own CUSUM
+        self.bins_below = 0  # number of bins since ``score`` rose above 0
         self.weighted = self.prompt = 0.0  # tokens times ratio, and tokens, since the change point
 
 
@@ -151,7 +151,7 @@ class Detector:
         self._level = 0.0
 
     def add(self, hit_bin: Bin, changes: Iterable[datetime] = ()) -> Detection:
-        """Consume the next bin; ``changes`` are the times of operators' changes since the bin before."""
+        """Consume the next bin; ``changes`` are the times of operators' changes since the previous bin."""
         self._changes += [at for at in changes if at not in self._changes]
         samples = self._samples(hit_bin)
         shortfall = self._shortfall(samples)
@@ -159,7 +159,7 @@ class Detector:
             self._step(hit_bin, *shortfall)
         self._update_mix(hit_bin)
         self._update_levels(samples, hit_bin.end)
-        self._settle(hit_bin.end)
+        self._forget_bins_before_change(hit_bin.end)
         self.detection = self._detection(hit_bin)
         return self.detection
 
@@ -189,12 +189,12 @@ class Detector:
             self._level += share * level
             short += share * (level - sample.ratio)
             variance += share**2 * group.level.variance(sample.requests)
-        doubt = sum((group.usual / weight) ** 2 * group.level.doubt for group, _ in parts)
-        return short, variance, doubt**0.5
+        level_variance = sum((group.usual / weight) ** 2 * group.level.level_variance for group, _ in parts)
+        return short, variance, level_variance**0.5
 
-    def _step(self, hit_bin: Bin, short: float, variance: float, doubt: float) -> None:
+    def _step(self, hit_bin: Bin, short: float, variance: float, level_error: float) -> None:
         drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
-        gain = drop * (short - doubt - drop / 2) / (variance * self._noise.factor)
+        gain = drop * (short - level_error - drop / 2) / (variance * self._noise.factor)
         self._score = (
             max(self._score + min(max(gain, -max_gain), max_gain), 0.0) if self._down_since is None else self._score
         )
@@ -237,7 +237,7 @@ class Detector:
         self._deviations.clear()
         for group in self._groups.values():
             group.level.forget_held()
-            group.below, group.excess = 0.0, 0
+            group.score, group.bins_below = 0.0, 0
         self._down_since, self._score, self._steady_until = None, 0.0, now
         self._clear_sums()
 
@@ -245,7 +245,7 @@ class Detector:
         """Make the bins since the change point the new level."""
         for group in self._groups.values():
             group.level.restart()
-            group.below, group.excess = 0.0, 0
+            group.score, group.bins_below = 0.0, 0
         self._noise.forget()
         self._since, self._score, self._steady_until = self._steady_until, 0.0, now
         self._clear_sums()
@@ -254,7 +254,7 @@ class Detector:
         for name, sample in samples.items():
             group = self._groups[name]
             self._update_group_score(group, sample)
-            hold = self._down_since is not None or self._score > 0 or group.below > 0
+            hold = self._down_since is not None or self._score > 0 or group.score > 0
             if group.level.add(sample, self.sensitivity.drop, self._noise.factor, hold=hold):
                 self._since = now
                 self._noise.forget()
@@ -266,23 +266,23 @@ class Detector:
             return
         drop, max_gain = self.sensitivity.drop, self.sensitivity.threshold * OUTLIER
         gain = drop * (level - sample.ratio - drop / 2) / (group.level.variance(sample.requests) * self._noise.factor)
-        group.below = min(max(group.below + min(gain, max_gain), 0.0), 3 * self.sensitivity.threshold)
-        group.excess = group.excess + 1 if group.below else 0
-        if group.excess * self.sensitivity.bin_s >= self.sensitivity.accept_s:
+        group.score = min(max(group.score + min(gain, max_gain), 0.0), 3 * self.sensitivity.threshold)
+        group.bins_below = group.bins_below + 1 if group.score else 0
+        if group.bins_below * self.sensitivity.bin_s >= self.sensitivity.accept_s:
             group.level.restart()
-            group.below, group.excess = 0.0, 0
+            group.score, group.bins_below = 0.0, 0
 
-    def _settle(self, now: datetime) -> None:
+    def _forget_bins_before_change(self, now: datetime) -> None:
         """Forget the bins before an operator's change that is old enough and was followed by no drop."""
         if self._down_since is not None or self._score > 0:
             return
-        grace = timedelta(seconds=SETTLE * self.sensitivity.bin_s)
+        grace = timedelta(seconds=BINS_AFTER_CHANGE * self.sensitivity.bin_s)
         due = [at for at in self._changes if now - at >= grace]
         if due:
             self._changes = [at for at in self._changes if at not in due]
             self._since = max(due)
             for group in self._groups.values():
-                group.level.keep_latest(SETTLE)
+                group.level.keep_latest(BINS_AFTER_CHANGE)
 
     def _update_mix(self, hit_bin: Bin) -> None:
         total = hit_bin.prompt
@@ -356,7 +356,7 @@ class Detector:
             for name, group in self._groups.items()
             if group.prompt and group.level.ratio is not None
         ]
-        return tuple(sorted(shortfalls, key=lambda shortfall: shortfall.points, reverse=True))
+        return tuple(sorted(shortfalls, key=lambda shortfall: shortfall.contribution, reverse=True))
 
 
 def _mean(parts: Iterable[tuple[float, float, float]]) -> float:

@@ -2,10 +2,10 @@
 
 Theory of operation. The input is a bin: tokens and requests of each task group in one short step. The level of a task
 group is the robust mean of its bins since the last change, weighted by requests. The noise is their absolute deviation,
-scaled to one request, so that the variance of a bin of n requests is ``s2 / n``. Bins of an excursion below the level
-are held back until it ends; otherwise a young level would follow the drop that it should reveal. A one-sided CUSUM
-upwards finds improvements: then the level is estimated again from the bins since the rise began. After every change the
-previous level contributes until there are ``ENOUGH`` bins.
+scaled to one request, so that the variance of a bin of n requests is ``request_variance / n``. Bins of an
+excursion below the level are held back until it ends; otherwise a young level would follow the drop that it should
+reveal. A one-sided CUSUM upwards finds improvements: then the level is estimated again from the bins since the rise
+began. After every change the previous level contributes until there are ``MIN_LEVEL_BINS`` bins.
 
 Bins of real traffic depend on each other: conversations continue, a cache that lost something lacks it for a while. A
 test that assumes independence would alarm too often. ``Noise`` measures the factor by which the variance of a sum grows
@@ -67,33 +67,33 @@ class Bin:
 BLOCK = 6  # bins
 MIN_NOISE_BINS = 24
 MAX_FACTOR = 8.0
-NOISE_OUTLIER = 4.0  # standard deviations, to which larger values are cut
+NOISE_OUTLIER = 4.0  # standard deviations, to which larger values are limited
 MAD_TO_SIGMA = 1.4826
 
 
 class Noise:
     """Collects standardised deviations of quiet bins. Variances are multiplied by ``factor``, which is at least 1."""
 
-    __slots__ = ("_due", "_values", "factor")
+    __slots__ = ("_bins_until_estimate", "_values", "factor")
 
     def __init__(self, most: int) -> None:
         self._values: deque[float] = deque(maxlen=most)
-        self._due = 0
+        self._bins_until_estimate = 0
         self.factor = 1.0
 
     def add(self, values: Iterable[float]) -> None:
         """Deviations of bins from their level, each divided by its standard deviation."""
         for value in values:
             self._values.append(min(max(value, -NOISE_OUTLIER), NOISE_OUTLIER))
-            self._due -= 1
-        if self._due <= 0 and len(self._values) >= MIN_NOISE_BINS:
-            self._due = BLOCK
+            self._bins_until_estimate -= 1
+        if self._bins_until_estimate <= 0 and len(self._values) >= MIN_NOISE_BINS:
+            self._bins_until_estimate = BLOCK
             self.factor = min(max(inflation(list(self._values)), 1.0), MAX_FACTOR)
 
     def forget(self) -> None:
         """Restart after a change of level; the factor stays until there are enough bins."""
         self._values.clear()
-        self._due = 0
+        self._bins_until_estimate = 0
 
 
 def inflation(values: list[float]) -> float:
@@ -114,11 +114,11 @@ def _block_inflation(values: list[float]) -> float:
     return BLOCK * (MAD_TO_SIGMA * statistics.median([abs(mean - middle) for mean in means])) ** 2
 
 
-ENOUGH = 8  # bins that a level needs
-REFRESH = 30  # a level is estimated again once a 30th of its bins is new
+MIN_LEVEL_BINS = 8  # below it, the previous level counts for the missing bins
+REFRESH_DIVISOR = 30  # a level is estimated again once a 30th of its bins is new
 RISE_NATS = 12.0  # log-likelihood ratio at which a rise is accepted; a false one costs only a new estimate
 PRIOR_SPREAD, LEAST_SPREAD = 0.5, 0.12  # of m (1 - m), the variance of one request that hits all or nothing
-LEAST_S2 = 0.05**2
+LEAST_VARIANCE = 0.05**2
 ROBUST_LOSS = 1.1  # variance of the robust mean divided by that of the mean, for a normal distribution
 OUTLIER = 3.0  # standard deviations
 
@@ -133,7 +133,17 @@ class Sample(NamedTuple):
 class Level:
     """One task group: add bins, read ``ratio`` and ``variance``."""
 
-    __slots__ = ("_due", "_held", "_prior", "_rise", "_rising", "_samples", "doubt", "ratio", "s2")
+    __slots__ = (
+        "_bins_until_estimate",
+        "_held",
+        "_prior",
+        "_rise",
+        "_rising",
+        "_samples",
+        "level_variance",
+        "ratio",
+        "request_variance",
+    )
 
     def __init__(self, most: int) -> None:
         self._samples: deque[Sample] = deque(maxlen=most)
@@ -141,14 +151,14 @@ class Level:
         self._rising: list[Sample] = []
         self._rise = 0.0
         self._prior: float | None = None
-        self._due = 0
-        self.ratio: float | None = None  # the level; None until there are ENOUGH bins
-        self.s2 = 0.0
-        self.doubt = 0.0  # variance of the level itself
+        self._bins_until_estimate = 0
+        self.ratio: float | None = None  # the level; None until there are MIN_LEVEL_BINS bins
+        self.request_variance = 0.0  # of the hit rate of one request
+        self.level_variance = 0.0
 
     def variance(self, requests: float) -> float:
         """Variance of the hit rate of a bin with this many requests."""
-        return self.s2 / max(requests, 1.0)
+        return self.request_variance / max(requests, 1.0)
 
     def add(self, sample: Sample, drop: float, inflation: float, *, hold: bool) -> bool:
         """Add a bin; ``hold`` holds it back for now. Returns whether the level rose and was estimated again."""
@@ -186,49 +196,52 @@ class Level:
 
     def _append(self, sample: Sample) -> None:
         self._samples.append(sample)
-        self._due -= 1
-        if self._due <= 0:
+        self._bins_until_estimate -= 1
+        if self._bins_until_estimate <= 0:
             self._estimate()
 
     def _has_risen(self, sample: Sample, level: float, drop: float, inflation: float) -> bool:
-        above = sample.ratio - level - self.doubt**0.5
+        above = sample.ratio - level - self.level_variance**0.5
         step = drop * (above - drop / 2) / (self.variance(sample.requests) * inflation)
         self._rise = max(self._rise + min(step, RISE_NATS / 3), 0.0)
         self._rising = [*self._rising, sample] if self._rise else []
         return self._rise > RISE_NATS
 
     def _estimate(self) -> None:
+        """Set the level and its variances from the collected bins, and from the previous level while bins are few."""
         count = len(self._samples)
-        self._due = count // REFRESH
-        if not count or (count < ENOUGH and self._prior is None and self.ratio is None):
+        self._bins_until_estimate = count // REFRESH_DIVISOR
+        if not count or (count < MIN_LEVEL_BINS and self._prior is None and self.ratio is None):
             return
         middle = centre(self._samples)
-        if count < ENOUGH and self._prior is not None:
-            middle = (count * middle + (ENOUGH - count) * self._prior) / ENOUGH
+        if count < MIN_LEVEL_BINS and self._prior is not None:
+            middle = (count * middle + (MIN_LEVEL_BINS - count) * self._prior) / MIN_LEVEL_BINS
         self.ratio = middle
-        self.s2 = self._spread(middle)
-        self.doubt = ROBUST_LOSS * self.s2 / max(sum(sample.requests for sample in self._samples), 1.0)
+        self.request_variance = self._request_variance_around(middle)
+        requests = sum(sample.requests for sample in self._samples)
+        self.level_variance = ROBUST_LOSS * self.request_variance / max(requests, 1.0)
 
-    def _spread(self, middle: float) -> float:
+    def _request_variance_around(self, middle: float) -> float:
         """Variance of one request: robust, not below a minimum, and close to an assumption while bins are few."""
-        bernoulli = max(middle * (1 - middle), LEAST_S2)
+        bernoulli = max(middle * (1 - middle), LEAST_VARIANCE)
         deviations = sorted(abs(sample.ratio - middle) * sample.requests**0.5 for sample in self._samples)
         count = len(deviations)
         robust = MAD_TO_SIGMA * deviations[count // 2]
-        cut = sum(min(value, OUTLIER * robust) ** 2 for value in deviations) / count  # larger for skewed deviations
-        measured: float = max(robust**2, cut)
-        blended = (count * measured + ENOUGH * PRIOR_SPREAD * bernoulli) / (count + ENOUGH)
-        return max(blended, LEAST_SPREAD * bernoulli, LEAST_S2)
+        # without the largest outliers; above the robust estimate for skewed deviations
+        limited = sum(min(value, OUTLIER * robust) ** 2 for value in deviations) / count
+        measured: float = max(robust**2, limited)
+        blended = (count * measured + MIN_LEVEL_BINS * PRIOR_SPREAD * bernoulli) / (count + MIN_LEVEL_BINS)
+        return max(blended, LEAST_SPREAD * bernoulli, LEAST_VARIANCE)
 
 
 def centre(samples: Collection[Sample]) -> float:
-    """The mean weighted by requests, with outliers cut to ``OUTLIER`` deviations from the median (Huber).
+    """The mean weighted by requests, with outliers limited to ``OUTLIER`` deviations from the median (Huber).
 
     The median alone is above the mean for bins of few requests, most of which hit a lot and some of which nothing.
     """
     middle = weighted_median([(sample.ratio, sample.requests) for sample in samples])
     spread = MAD_TO_SIGMA * weighted_median([(abs(sample.ratio - middle), sample.requests) for sample in samples])
-    limit = OUTLIER * max(spread, LEAST_S2)
+    limit = OUTLIER * max(spread, LEAST_VARIANCE)
     weight = sum(sample.requests for sample in samples)
     deviation = sum(min(max(sample.ratio - middle, -limit), limit) * sample.requests for sample in samples)
     return middle + deviation / weight
@@ -292,10 +305,10 @@ def find_decline(
         gain = drop * (statistics.median(usual) - hour.ratio - drop / 2) / sigma**2
         score = max(score + min(gain, threshold / LEAST_HOURS), 0.0)
         first = index + 1 if score == 0.0 else first
-    fallen = rows[first:]
-    if score <= threshold or len(fallen) < LEAST_HOURS:
+    low_hours = rows[first:]
+    if score <= threshold or len(low_hours) < LEAST_HOURS:
         return None
-    return _decline(fallen)
+    return _decline(low_hours)
 
 
 def _usual(hours: Mapping[datetime, Hour], at: datetime, days: int) -> list[float]:
@@ -309,13 +322,13 @@ def _sigma(usual_rates: Sequence[Sequence[float]]) -> float:
     return max(MAD_TO_SIGMA * statistics.median(deviations), LEAST_SIGMA)
 
 
-def _decline(fallen: Sequence[tuple[datetime, Hour, list[float]]]) -> Decline:
-    tokens = sum(hour.tokens for _, hour, _ in fallen)
+def _decline(low_hours: Sequence[tuple[datetime, Hour, list[float]]]) -> Decline:
+    tokens = sum(hour.tokens for _, hour, _ in low_hours)
     return Decline(
-        level=sum(statistics.median(usual) * hour.tokens for _, hour, usual in fallen) / tokens,
-        ratio=sum(hour.ratio * hour.tokens for _, hour, _ in fallen) / tokens,
-        change_point=fallen[0][0],
-        days=min(len(usual) for _, _, usual in fallen),
+        level=sum(statistics.median(usual) * hour.tokens for _, hour, usual in low_hours) / tokens,
+        ratio=sum(hour.ratio * hour.tokens for _, hour, _ in low_hours) / tokens,
+        change_point=low_hours[0][0],
+        days=min(len(usual) for _, _, usual in low_hours),
         tokens=tokens,
-        requests=sum(hour.requests for _, hour, _ in fallen),
+        requests=sum(hour.requests for _, hour, _ in low_hours),
     )

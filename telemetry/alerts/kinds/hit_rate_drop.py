@@ -170,7 +170,7 @@ def verdict_of(settings: HitRateDropSettings, detection: Detection | None, now: 
 
 
 def _figures(detection: Detection) -> dict[str, Any]:
-    groups = [group for group in detection.groups if group.points > MIN_PART * max(detection.shortfall, 0.0)]
+    groups = [group for group in detection.groups if group.contribution > MIN_PART * max(detection.shortfall, 0.0)]
     return {
         "requests": detection.requests,
         "tokens": detection.prompt,
@@ -196,7 +196,7 @@ def _group_figures(group: GroupShortfall) -> dict[str, Any]:
         "share_ratio": round(group.share, 4),
         "baseline_ratio": round(group.level, 4),
         "value_ratio": round(group.ratio, 4),
-        "drop_points": round(group.points / POINT, 2),
+        "drop_points": round(group.contribution / POINT, 2),
     }
 
 

@@ -106,19 +106,19 @@ def _evaluate_gap(settings: PredictionGapSettings, view: HistoryView, _: str) ->
     return {
         name: _gap_verdict(
             settings,
-            view.answers(name) or RouterCounts(),
-            _engine_counts(view.engine(name), decodes=name not in history.hit_rate_replicas),
+            view.responses(name) or RouterCounts(),
+            _engine_counts(view.engine(name), is_decode=name not in history.hit_rate_replicas),
         )
         for name in history.replicas
-        if name in history.answers
+        if name in history.responses
     }
 
 
-def _engine_counts(step: ReplicaStep | None, *, decodes: bool) -> EngineCounts:
+def _engine_counts(step: ReplicaStep | None, *, is_decode: bool) -> EngineCounts:
     if step is None:
-        return EngineCounts(decodes=decodes)
+        return EngineCounts(is_decode=is_decode)
     reports = step.hits is not None or not step.requests
-    return EngineCounts(step.queries, step.hits, requests=step.requests, reports=reports, decodes=decodes)
+    return EngineCounts(step.queries, step.hits, requests=step.requests, reports=reports, is_decode=is_decode)
 
 
 def _gap_verdict(settings: PredictionGapSettings, counts: RouterCounts, engine: EngineCounts) -> Verdict:
@@ -146,7 +146,7 @@ PREDICTION_GAP = Kind(
     "a block size that is not the engine's, or a counter that does not count. Where more than a tenth of an engine's "
     "requests do not come through routers, its counters are not compared with responses.",
     settings=PredictionGapSettings,
-    sources=frozenset({Source.ANSWERS, Source.ENGINES}),
+    sources=frozenset({Source.RESPONSES, Source.ENGINES}),
     unit="ratio",
     evaluate=_evaluate_gap,
     summarize=_summarize_gap,

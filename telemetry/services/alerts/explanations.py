@@ -82,14 +82,14 @@ def _period(
         prefixes=rule_sums.prefix_totals(pool.name, group, start, end),
         engines=rule_sums.engine_totals(replicas, start, end) if group is None else [],
         prompts=prompts,
-        ladder=_ladder(pool, group, start, end, until),
+        ladder=_ladder_of_period(pool, group, start, end, until),
     )
 
 
-def _ladder(pool: Pool, group: str | None, start: datetime, end: datetime, until: datetime) -> Ladder | None:
-    """Sum of the ladder bins that are mostly in a period; None for none. One query.
+def _ladder_of_period(pool: Pool, group: str | None, start: datetime, end: datetime, until: datetime) -> Ladder | None:
+    """The ladder of a period: the sum of the bins that lie mostly within it; None without such bins. One query.
 
-    A term that is unknown in one bin is unknown in the sum. Bins have requests up to ``until``, at or after ``end``.
+    A term that is unknown in one bin is unknown in the sum. Requests after ``until`` are not in any bin yet.
     """
     window = Window(bin_start(start), end, BIN.total_seconds())
     bins = []
@@ -154,7 +154,7 @@ def explain_drops(now: datetime) -> int:
 
 def explain(alert: Alert, now: datetime) -> None:
     """Store the current causes of one drop; the first time that there are some, its timeline gets an entry."""
-    start, baseline_start = _spans(alert)
+    start, baseline_start = _drop_and_baseline_start(alert)
     causes = explain_drop(
         alert.pool,
         group=group_name(alert.rule) or None,
@@ -169,7 +169,7 @@ def explain(alert: Alert, now: datetime) -> None:
         record_transition(alert, AlertTransition.EXPLAINED, now, text=documents[0]["summary"])
 
 
-def _spans(alert: Alert) -> Span:
+def _drop_and_baseline_start(alert: Alert) -> tuple[datetime, datetime]:
     """(start of the drop, start of a baseline before it in which the level did not change)."""
     change_point, since = alert.detail.get("onset"), alert.detail.get("level_since")
     window = timedelta(seconds=float(alert.detail.get("window_s") or 60))

@@ -161,7 +161,7 @@ def close_alerts(rule: AlertRule, *, reason: str) -> None:
 
 
 def ensure_default_rules(pool: Pool) -> AlertRule:
-    """Create the default rules that a pool lacks; returns the first of all."""
+    """Create the default rules that a pool lacks; returns the first default rule."""
     rows = [
         AlertRule.objects.get_or_create(
             pool=pool,

@@ -61,7 +61,7 @@ def hit_rate(subject: Subject, window: Window) -> list[Series]:
     return lines + reachable
 
 
-def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
+def _engine_rows_by_start(subject: Subject, window: Window) -> dict[datetime, list[sums.EngineSums]]:
     by_start: dict[datetime, list[sums.EngineSums]] = defaultdict(list)
     for row in sums.engine_sums(_ids(subject), window):
         by_start[row.start].append(row)
@@ -69,12 +69,12 @@ def _engines(subject: Subject, window: Window) -> dict[datetime, list[sums.Engin
 
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
-    """Of a task group: cached / prompt tokens of responses that report both (H16)."""
+    """Hit rate of a task group: cached / prompt tokens of responses that report both (H16)."""
     names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
-    rows = _routed(subject, window, *names)
+    rows = _router_rows_by_start(subject, window, *names)
     reachable = _reachable(subject, window)
     note = " ".join(filter(None, [_accounted_note("Hit rate", rows), _reachable_note(subject, reachable)]))
-    return [line_of("Hit rate", window, _delivered_points(rows, _covered(window)), note), *reachable]
+    return [line_of("Hit rate", window, _delivered_points(rows, _coverage_by_start(window)), note), *reachable]
 
 
 def _accounted_note(label: str, steps: Steps) -> str:
@@ -114,8 +114,10 @@ def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
     """A line per replica: from engine metrics, or for a task group from the responses of each replica."""
     if subject.kind is not Kind.GROUP:
         return series.hit_rate_by_replica(subject.among, window)
-    covered = _covered(window)
-    by_replica = _per_replica(subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
+    covered = _coverage_by_start(window)
+    by_replica = _router_rows_by_replica(
+        subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS
+    )
     return [
         line_of(name, window, _delivered_points(rows, covered), _accounted_note(name, rows))
         for name, rows in sorted(by_replica.items())
@@ -144,11 +146,11 @@ def tiers(subject: Subject, window: Window) -> list[Series]:
 
     For engines without tiers, local hits are "device" and those of connectors "other".
     """
-    rows = _engines(subject, window)
+    rows = _engine_rows_by_start(subject, window)
     lines = []
     for tier, label in TIERS.items():
         if tier == "device" or any(_tokens_of_tier(row, tier) for of_step in rows.values() for row in of_step):
-            points = {start: _share(of_step, tier) for start, of_step in rows.items()}
+            points = {start: _tier_hit_rate(of_step, tier) for start, of_step in rows.items()}
             lines.append(line_of(label, window, points))
     return lines
 
@@ -160,7 +162,7 @@ def _tokens_of_tier(row: sums.EngineSums, tier: str) -> int | None:
     return known
 
 
-def _share(rows: list[sums.EngineSums], tier: str) -> Point:
+def _tier_hit_rate(rows: list[sums.EngineSums], tier: str) -> Point:
     cached, queries = sum_known(_tokens_of_tier(row, tier) for row in rows), sum_known(row.queries for row in rows)
     return ratio(cached, queries), sums.combined_state(rows)
 
@@ -178,12 +180,12 @@ def _coverage_note(subject: Subject, window: Window, clock: str, merged: Mapping
     """Text about the share of responses with a TTFT; "" for all. One query for router TTFT."""
     if clock != "router":
         return ""
-    return timed_note(merged.values(), groups.plain_latency(subject, window, whole=True).values())
+    return timed_note(merged.values(), groups.non_streamed_latency(subject, window, whole=True).values())
 
 
-def plain_latency(subject: Subject, window: Window) -> list[Series]:
+def non_streamed_latency(subject: Subject, window: Window) -> list[Series]:
     """Router latency p50 and p95 of responses that are not streamed."""
-    return _quantiles(groups.plain_latency(subject, window), "router", window)
+    return _quantiles(groups.non_streamed_latency(subject, window), "router", window)
 
 
 def ttft_by_engine(subject: Subject, window: Window) -> list[Series]:
@@ -209,8 +211,8 @@ def ttft_by_reuse(subject: Subject, window: Window) -> list[Series]:
 def _reuse_coverage_note(subject: Subject, window: Window, known: list[Merged]) -> str:
     """Text about the share of responses that are streamed and report cached tokens. Two queries."""
     timed = groups.router_ttft(subject, window, whole=True)
-    plain = groups.plain_latency(subject, window, whole=True)
-    return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *plain.values()]))
+    non_streamed = groups.non_streamed_latency(subject, window, whole=True)
+    return series.accounted_note("TTFT by reuse", share_of_responses(known, [*timed.values(), *non_streamed.values()]))
 
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:
@@ -264,7 +266,7 @@ def preemptions(subject: Subject, window: Window) -> list[Series]:
 
 def outcomes(subject: Subject, window: Window) -> list[Series]:
     """Requests per second by outcome; outcomes without requests are left out, except OK."""
-    rows, covered = _routed(subject, window, *OUTCOMES), _covered(window)
+    rows, covered = _router_rows_by_start(subject, window, *OUTCOMES), _coverage_by_start(window)
     lines = []
     for name, label in OUTCOMES.items():
         if name == "ok_requests" or any(total(of_step, name) for of_step in rows.values()):
@@ -282,7 +284,7 @@ def _per_second(rows: list[KeyedSums], name: str, step: sums.Coverage) -> Point:
 
 def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
     """Share of the subject's requests by replica."""
-    by_replica = _per_replica(subject, window, "requests")
+    by_replica = _router_rows_by_replica(subject, window, "requests")
     whole: Steps = defaultdict(list)
     for rows in by_replica.values():
         for start, of_step in rows.items():
@@ -296,7 +298,7 @@ def requests_by_replica(subject: Subject, window: Window) -> list[Series]:
 
 
 def _share_of(rows: list[KeyedSums] | None, requests: int | None) -> Point:
-    """0 if only other replicas got requests."""
+    """Share of the requests; 0 if only other replicas got requests."""
     if not requests:
         return NO_VALUE
     return (total(rows or [], "requests") or 0) / requests, PointState.OK
@@ -316,17 +318,17 @@ def _by_start(rows: Iterable[KeyedSums]) -> Steps:
     return by_start
 
 
-def _routed(subject: Subject, window: Window, *names: str) -> Steps:
+def _router_rows_by_start(subject: Subject, window: Window, *names: str) -> Steps:
     replica = subject.replica.name if subject.replica is not None else None
     return _by_start(route_sums(subject.pool_names(), window, names, group=subject.group, replica=replica))
 
 
-def _per_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
+def _router_rows_by_replica(subject: Subject, window: Window, *names: str) -> dict[str, Steps]:
     by_replica: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for row in route_sums(subject.pool_names(), window, names, by=("replica",), group=subject.group):
         by_replica[row.key[0]][row.start].append(row)
     return by_replica
 
 
-def _covered(window: Window) -> dict[datetime, sums.Coverage]:
+def _coverage_by_start(window: Window) -> dict[datetime, sums.Coverage]:
     return {step.start: step for step in coverage(window)}

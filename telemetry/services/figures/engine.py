@@ -124,7 +124,7 @@ def _evicted_per_minute(_: Replica, row: ReplicaTotals) -> float | None:
 
 
 def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
-    """Uses the capacity that the engine currently reports."""
+    """How often per hour writes fill the KV cache, by the capacity that the engine currently reports."""
     if row.totals.values["computed_prompt_tokens"] is None or not (replica.capacity_blocks and replica.block_tokens):
         return None
     written = sum_known(row.totals.values[name] for name in WRITTEN)
@@ -185,7 +185,7 @@ class EngineNotes:
     version: str = ""  # "" while unknown
     not_reported: tuple[str, ...] = ()  # figures missing from its newest reading
     notes: tuple[str, ...] = ()  # sentences (H13, H19)
-    decodes: bool = False
+    is_decode: bool = False
 
     def reports(self, *figures: str) -> bool:
         """Whether the engine reports all of some figures: columns of ``Reading``, "ttft" or "itl"."""
@@ -226,13 +226,13 @@ def _not_reported(replica_ids: Sequence[int], window: Window) -> dict[int, tuple
 def _notes(replica: Replica, state: ScrapeState | None, not_reported: tuple[str, ...]) -> EngineNotes:
     engine, version = (state.engine, state.version) if state else ("", "")
     title = TITLES.get(engine, "")
-    decodes = is_decode(replica, state.role if state else "")
-    sentences = [DECODE_NOTE] if decodes else []
+    decode_only = is_decode(replica, state.role if state else "")
+    sentences = [DECODE_NOTE] if decode_only else []
     if engine == "vllm" and may_count_twice(version, not_reported):
         sentences.append(SKEWED_NOTE.format(f"vLLM {version}" if version else "This release of vLLM"))
     elif title and engine != "vllm":
         sentences.append(COUNTED_AT_END_NOTE.format(title))
-    return EngineNotes(title, version, not_reported, tuple(sentences), decodes)
+    return EngineNotes(title, version, not_reported, tuple(sentences), decode_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,16 +265,16 @@ def reconcile(pools: Pools, window: Window, *, only: Replica | None = None) -> l
     rows = []
     for replica in replicas:
         engine_note = notes[replica.pk]
-        engine = _engine_counts(engine_rows.get(replica.pk), decodes=engine_note.decodes)
+        engine = _engine_counts(engine_rows.get(replica.pk), is_decode=engine_note.is_decode)
         responses = routed.get((replica.pool.name, replica.name), RouterCounts())
         comparison = compare(engine, responses)
         rows.append(Reconciled(replica.pool.name, replica.name, engine, responses, comparison, engine_note))
     return rows
 
 
-def _engine_counts(row: EngineSums | None, *, decodes: bool) -> EngineCounts:
+def _engine_counts(row: EngineSums | None, *, is_decode: bool) -> EngineCounts:
     if row is None:
-        return EngineCounts(decodes=decodes)
+        return EngineCounts(is_decode=is_decode)
     return EngineCounts(
         queries=row.queries,
         hits=row.hits,
@@ -282,5 +282,5 @@ def _engine_counts(row: EngineSums | None, *, decodes: bool) -> EngineCounts:
         requests=row.requests,
         prompt_tokens=row.admitted_tokens,
         reports=not row.not_reported,
-        decodes=decodes,
+        is_decode=is_decode,
     )

@@ -37,7 +37,7 @@ def router_ttft(subject: Subject, window: Window, *, whole: bool = False) -> dic
     return _merged_for(subject, sums.router_ttft(subject.pool_names(), window, by=by, whole=whole))
 
 
-def plain_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
+def non_streamed_latency(subject: Subject, window: Window, *, whole: bool = False) -> dict[datetime, Merged]:
     """Router latency of non-streamed responses by step. One query."""
     by = _KEY_OF_KIND.get(subject.kind)
     return _merged_for(subject, sums.router_latency(subject.pool_names(), window, streamed=False, by=by, whole=whole))
@@ -143,7 +143,7 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
     rows = route_sums(subject.pool_names(), window, COUNTED, group=subject.group, whole=True)
     covered = next(iter(coverage(window, whole=True)), None)
     timed = sums.merge_histograms(router_ttft(subject, window, whole=True).values())
-    plain = sums.merge_histograms(plain_latency(subject, window, whole=True).values())
+    non_streamed = sums.merge_histograms(non_streamed_latency(subject, window, whole=True).values())
     requests, prompt = total(rows, "requests"), total(rows, "prompt_tokens")
     return GroupTiles(
         hit_rate_ratio=ratio(total(rows, "cached_tokens"), prompt),
@@ -151,13 +151,13 @@ def group_tiles(subject: Subject, window: Window) -> GroupTiles:
         reachable=reachable_share(subject.pool_names(), window, group=subject.group),
         ttft_p50_s=quantile_s(timed, 0.5),
         ttft_p95_s=quantile_s(timed, 0.95),
-        ttft_timed_ratio=timed_ratio(timed, plain),
-        plain_p50_s=quantile_s(plain, 0.5),
-        plain_p95_s=quantile_s(plain, 0.95),
+        ttft_timed_ratio=timed_ratio(timed, non_streamed),
+        plain_p50_s=quantile_s(non_streamed, 0.5),
+        plain_p95_s=quantile_s(non_streamed, 0.95),
         requests_per_s=_per_s(requests, covered),
         prompt_tokens_per_s=_per_s(prompt, covered),
-        failed_ratio=_failed(rows),
-        accounted_ratio=_accounted(rows),
+        failed_ratio=_failed_ratio(rows),
+        accounted_ratio=_accounted_ratio(rows),
     )
 
 
@@ -176,8 +176,8 @@ def replica_shares(subject: Subject, window: Window) -> list[ReplicaShare]:
             ratio(row.get("requests"), requests),
             row.get("requests"),
             ratio(row.get("cached_tokens"), row.get("prompt_tokens")),
-            _failed([row]),
-            _accounted([row]),
+            _failed_ratio([row]),
+            _accounted_ratio([row]),
         )
         for row in rows
     ]
@@ -203,12 +203,12 @@ def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | No
     return PointState.NO_TRAFFIC if covered.covered_s else PointState.STALE if covered.stale else PointState.UNKNOWN
 
 
-def _failed(rows: list[KeyedSums]) -> float | None:
+def _failed_ratio(rows: list[KeyedSums]) -> float | None:
     failed = (total(rows, "replica_error_requests") or 0) + (total(rows, "router_error_requests") or 0)
     return ratio(failed, total(rows, "requests"))
 
 
-def _accounted(rows: list[KeyedSums]) -> float | None:
+def _accounted_ratio(rows: list[KeyedSums]) -> float | None:
     return accounted_ratio(total(rows, "usage_reported"), total(rows, "ok_requests"))
 
 

@@ -59,15 +59,15 @@ def health_of(state: ScrapeState | None, now: datetime, *, added_at: datetime | 
     return TargetHealth("up") if state.ok_at is not None else TargetHealth("unknown", "not scraped yet")
 
 
-def timed_ratio(ttft: Merged | None, plain: Merged | None) -> float | None:
+def timed_ratio(ttft: Merged | None, non_streamed: Merged | None) -> float | None:
     """Responses with TTFT timed by routers / all responses; None without responses."""
-    timed, untimed = (part.buckets.total if part else 0 for part in (ttft, plain))
+    timed, untimed = (part.buckets.total if part else 0 for part in (ttft, non_streamed))
     return timed / (timed + untimed) if timed + untimed else None
 
 
-def timed_note(ttft: Iterable[Merged], plain: Iterable[Merged]) -> str:
+def timed_note(ttft: Iterable[Merged], non_streamed: Iterable[Merged]) -> str:
     """Text about the responses that a TTFT of routers covers (T1b); "" if that is all of them, or none."""
-    ratio = timed_ratio(sums.merge_histograms(ttft), sums.merge_histograms(plain))
+    ratio = timed_ratio(sums.merge_histograms(ttft), sums.merge_histograms(non_streamed))
     return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
 
 
@@ -103,25 +103,26 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
     gauges = _newest(ids, window).values()
     source, ttft = _ttft(pools, ids, window)
-    plain = sums.merge_histograms(sums.router_latency(pool_names(pools), window, streamed=False, whole=True).values())
+    latency = sums.router_latency(pool_names(pools), window, streamed=False, whole=True)
+    non_streamed = sums.merge_histograms(latency.values())
     roles = {pk: state.role for pk, state in states.items()}
-    decodes = {replica.pk for replica in replicas if is_decode(replica, roles.get(replica.pk, ""))}
-    rated = [row for row in engine if row.replica_id not in decodes]  # H19
-    queries = sum_known(row.queries for row in rated)
+    decode_ids = {replica.pk for replica in replicas if is_decode(replica, roles.get(replica.pk, ""))}
+    hit_rate_rows = [row for row in engine if row.replica_id not in decode_ids]  # H19
+    queries = sum_known(row.queries for row in hit_rate_rows)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
     return FleetTiles(
         hit_rate_ratio=hit_rate_ratio(
-            queries, sum_known(row.hits for row in rated), sum_known(row.external_hits for row in rated)
+            queries, sum_known(row.hits for row in hit_rate_rows), sum_known(row.external_hits for row in hit_rate_rows)
         ),
-        hit_rate_state=sums.combined_state(rated),
+        hit_rate_state=sums.combined_state(hit_rate_rows),
         reachable=reachable_share(pool_names(pools), window),
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
         ttft_source=source,
-        ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, plain),
-        plain_p50_s=quantile_s(plain, 0.5),
-        plain_p95_s=quantile_s(plain, 0.95),
+        ttft_timed_ratio=1.0 if source == "engine" else timed_ratio(ttft, non_streamed),
+        plain_p50_s=quantile_s(non_streamed, 0.5),
+        plain_p95_s=quantile_s(non_streamed, 0.95),
         requests_per_s=_requests_per_s(routed, coverage, engine),
         running=sum_known(gauge.running for gauge in gauges),
         waiting=sum_known(gauge.waiting for gauge in gauges),
@@ -185,8 +186,8 @@ def group_rows(pools: Pools, window: Window) -> list[GroupRow]:
     """One row per task group that exists or had requests, by pool and name, from router metrics. 7 queries."""
     routed, coverage = sums.router_sums(pool_names(pools), window, whole=True)
     timed = sums.router_ttft(pool_names(pools), window, by="group", whole=True)
-    plain = sums.router_latency(pool_names(pools), window, streamed=False, by="group", whole=True)
-    ttft, latency = ({key: merged for (key, _), merged in by_step.items()} for by_step in (timed, plain))
+    non_streamed = sums.router_latency(pool_names(pools), window, streamed=False, by="group", whole=True)
+    ttft, latency = ({key: merged for (key, _), merged in by_step.items()} for by_step in (timed, non_streamed))
     groups = TaskGroup.objects.values_list("pool__name", "name")
     routed_by_group = {(row.pool, row.group): row for row in routed}
     names = set(groups if pools is None else groups.filter(pool__in=pools)) | set(routed_by_group)
@@ -208,7 +209,7 @@ def _group_row(
     name: tuple[str, str],
     row: sums.RouterSums | None,
     ttft: Merged | None,
-    plain: Merged | None,
+    non_streamed: Merged | None,
     *,
     coverage: list[sums.Coverage],
     reachable: ReachableShare | None,
@@ -221,9 +222,9 @@ def _group_row(
         reachable=reachable,
         ttft_p50_s=quantile_s(ttft, 0.5),
         ttft_p95_s=quantile_s(ttft, 0.95),
-        ttft_timed_ratio=timed_ratio(ttft, plain),
-        plain_p50_s=quantile_s(plain, 0.5),
-        plain_p95_s=quantile_s(plain, 0.95),
+        ttft_timed_ratio=timed_ratio(ttft, non_streamed),
+        plain_p50_s=quantile_s(non_streamed, 0.5),
+        plain_p95_s=quantile_s(non_streamed, 0.95),
         requests_per_s=_per_s(row.requests if row else None, coverage),
         prompt_tokens_per_s=_per_s(row.prompt_tokens if row else None, coverage),
         failed_ratio=ratio(row.failed, row.requests) if row else None,
@@ -331,5 +332,5 @@ class Subject:
         return [self.replica] if self.replica is not None else replicas_of(self.among)
 
     def pool_names(self) -> list[str] | None:
-        """Names of its pools; None for all."""
+        """Names of the subject's pools; None for all."""
         return pool_names(self.among)

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from telemetry.metrics.histograms import Merged, quantile
-from telemetry.metrics.rates import ACCOUNTED, accounted_ratio, hit_rate_ratio, ratio, sum_known
+from telemetry.metrics.rates import NEARLY_ALL, accounted_ratio, hit_rate_ratio, ratio, sum_known
 from telemetry.metrics.windows import PointState, ReachableShare, Series, Window
 from telemetry.services.figures.overview import Pools, group_state, pool_names, replicas_of, timed_note
 from telemetry.storage import sums
@@ -104,8 +104,8 @@ def _accounted_note(label: str, rows: Collection[sums.RouterSums]) -> str:
 
 
 def accounted_note(label: str, share: float | None) -> str:
-    """Text about the share of responses that a hit rate covers; "" from ``ACCOUNTED`` on."""
-    return "" if share is None or share >= ACCOUNTED else f"{label} covers {share * 100:.1f} % of the responses."
+    """Text about the share of responses that a hit rate covers; "" for ``NEARLY_ALL`` of them or more."""
+    return "" if share is None or share >= NEARLY_ALL else f"{label} covers {share * 100:.1f} % of the responses."
 
 
 def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> Point:
@@ -127,15 +127,15 @@ def ttft_quantiles(
         clock = "engine"
         merged = sums.merged_by_start(sums.pools_engine_ttft(names, window))
     else:
-        plain = sums.router_latency(names, window, streamed=False, whole=True)
-        note = timed_note(merged.values(), plain.values())
+        non_streamed = sums.router_latency(names, window, streamed=False, whole=True)
+        note = timed_note(merged.values(), non_streamed.values())
     return [quantile_line(f"p{q * 100:g} ({clock})", q, merged, window, note) for q in quantiles]
 
 
 def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
     """A TTFT quantile of routers in seconds, of responses whose prompt was at least half cached, and of the others.
 
-    Of responses that report cached tokens (H16), each with its bucket as band (T5).
+    Only responses that report cached tokens count (H16). A series has the edges of its histogram bucket as a band (T5).
     """
     by_reuse: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
     for ((_, _, reuse), start), merged in sums.router_ttft(pool_names(pools), window, by="reuse").items():

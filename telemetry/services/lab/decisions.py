@@ -232,13 +232,13 @@ class GroupPrompts:
     findings: tuple[Finding, ...]
 
     @property
-    def has_too_few(self) -> bool:
+    def has_too_few_prompts(self) -> bool:
         """Whether there are too few prompts for findings."""
         return self.prompts < MIN_PROMPTS
 
     @property
     def tokens_per_day(self) -> float:
-        """Lost to the worst finding; losses of several findings overlap."""
+        """Tokens lost per day to the worst finding; losses of several findings overlap."""
         return max((finding.tokens_per_day or 0.0 for finding in self.findings), default=0.0)
 
 

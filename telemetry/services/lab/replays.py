@@ -69,7 +69,7 @@ class Progress:
         return bin_start(self.at - MINUTE)
 
     @property
-    def ends_bin(self) -> bool:
+    def is_bin_complete(self) -> bool:
         """Whether the bin is complete."""
         return self.at == self.bin + BIN
 
@@ -96,12 +96,12 @@ def replay_pool(pool: Pool, now: datetime, *, ends_s: float | None = None) -> in
         is_complete = progress.at <= _complete_until(now) - MINUTE
         _replay_until(progress, min(bin_start(progress.at) + BIN, _complete_until(now) if is_complete else now))
         with transaction.atomic():
-            if progress.ends_bin or progress.at >= now:
+            if progress.is_bin_complete or progress.at >= now:
                 _write_bin(progress)
                 written += 1
             if is_complete:
                 _store_state(progress)
-        if progress.ends_bin:
+        if progress.is_bin_complete:
             progress.sums, progress.decisions = BinSums(), 0
     return written
 
@@ -157,7 +157,7 @@ def _first_bin_with_late_decisions(pool: Pool, states: list[ReplayState]) -> dat
 
 
 def _can_sample_more(pool: Pool, newest: ReplayState, now: datetime) -> bool:
-    """Whether decisions carry many more blocks than the replay samples and memory allows. Checked once an hour."""
+    """Whether decisions have many more blocks than the replay samples, and memory allows more. Checked hourly."""
     if newest.at.minute:
         return False
     bins = LadderBin.objects.filter(pool=pool, at__gte=now - COLD_START_SPAN).aggregate(ratio=Min("sample_ratio"))
@@ -209,7 +209,7 @@ def _store_state(progress: Progress) -> None:
     states = ReplayState.objects.filter(pool=progress.pool)
     states.filter(at=progress.bin).update(decisions=progress.decisions)
     states.filter(at__gt=progress.bin).delete()
-    bin_sums = BinSums() if progress.ends_bin else progress.sums
+    bin_sums = BinSums() if progress.is_bin_complete else progress.sums
     ReplayState.objects.create(pool=progress.pool, at=progress.at, state=dump(progress.replay, bin_sums))
     oldest = progress.bin - (MAX_STATES - 1) * BIN
     states.filter(at__lt=oldest).delete()

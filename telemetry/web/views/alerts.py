@@ -85,9 +85,9 @@ def _resolved(request: HttpRequest) -> dict[str, Any]:
     page, last = first_page(alerts.filter(pk__lt=older) if older else alerts, PAGE)
     return {
         "recent": page,
-        "more": last and last.pk,
-        "later": bool(older),
-        "wrong": filters.errors,
+        "older_cursor": last and last.pk,
+        "has_newer": bool(older),
+        "filter_errors": filters.errors,
         "filters": {name: request.GET.get(name, "") for name in FILTERS},
         "filtered": any(request.GET.get(name) for name in FILTERS) or bool(older),
         "kinds": RuleKind.choices,

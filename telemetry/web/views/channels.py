@@ -104,12 +104,12 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
     channel = get_object_or_404(Channel.objects.select_related("owner"), pk=channel_id)
     kind = KINDS[channel.kind]
     try:
-        shown = public_config(channel)
+        stored = public_config(channel)
     except DecryptionError:
         messages.error(request, f"Channel {channel.name}: {UNREADABLE}.")
         return redirect(CHANNELS)
     initial = {"name": channel.name, "matchers": "\n".join(channel.matchers)}
-    form = ChannelForm(kind, request.POST or None, shown=shown, initial=initial)
+    form = ChannelForm(kind, request.POST or None, stored=stored, initial=initial)
     if form.is_valid():
         selected = request.POST.getlist("remove")
         removed = {field.name: None for field in form.removable() if field.name in selected}
@@ -130,7 +130,7 @@ def channel_edit(request: HttpRequest, channel_id: int) -> HttpResponse:
         "form": form,
         "kind": kind,
         "channel": channel,
-        "target": shown["target"],
+        "target": stored["target"],
         "newest": list(filter_deliveries(deliveries(), channel=channel.name)[:MAX_NEWEST]),
         "rotates": "previous_secret" in {field.name for field in kind.fields},
     }
@@ -192,8 +192,8 @@ def delivery_list(request: HttpRequest) -> HttpResponse:
     page, last = first_page(rows, PAGE)
     context = {
         "deliveries": page,
-        "more": last and last.number,
-        "later": before is not None,
+        "older_cursor": last and last.number,
+        "has_newer": before is not None,
         "channels": viewable(request, Channel.objects.order_by("name")),
         "states": NotificationState.choices,
         "kinds": NotificationKind.choices,

@@ -43,15 +43,15 @@ def event_list(request: HttpRequest) -> HttpResponse:
     kinds = request.GET.getlist("kind")
     context = {
         "rows": _rows(request, page),
-        "more": last and cursor_after(last),
-        "later": bool(cursor),
+        "older_cursor": last and cursor_after(last),
+        "has_newer": bool(cursor),
         "topics": list(_topics(request.GET, kinds)),
         "kinds": EventKind.choices,
         "kind": kinds[0] if len(kinds) == 1 else "",
         "several": kinds if len(kinds) > 1 else [],
         "pools": viewable(request, Pool.objects.all()),
         "filters": {name: request.GET.get(name, "") for name in FILTERS},
-        "wrong": filters.errors,
+        "filter_errors": filters.errors,
         "filtered": any(request.GET.get(name) for name in (*FILTERS, "kind", "cursor")),
     }
     return render(request, "telemetry/events.html", context)

@@ -104,7 +104,7 @@ class Cell:
     level: int  # 1 for the first
     share_ratio: float  # of all tokens
     part_ratio: float  # of the parent's tokens
-    warmth: str  # CSS class: w0 to w9, or "unknown"
+    hit_rate_class: str  # CSS class: w0 to w9, or "unknown"
     length_tokens: int
     cells: tuple[Cell, ...]
 
@@ -145,13 +145,13 @@ def _cells(node: Node, tokens: int, level: int) -> Iterator[Cell]:
             level,
             child.tokens / tokens if tokens else 0.0,
             child.tokens / node.tokens if node.tokens else 0.0,
-            warmth(child.hit_rate_ratio),
+            hit_rate_class(child.hit_rate_ratio),
             child.depth_tokens - node.depth_tokens,
             tuple(_cells(child, tokens, level + 1)),
         )
 
 
-def warmth(hit_rate_ratio: float | None) -> str:
+def hit_rate_class(hit_rate_ratio: float | None) -> str:
     """The CSS class of a hit rate's colour."""
     return "unknown" if hit_rate_ratio is None else f"w{min(int(hit_rate_ratio * COLOURS), COLOURS - 1)}"
 

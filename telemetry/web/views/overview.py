@@ -33,7 +33,7 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
     return {
         **live_context(state),
         "tiles": tiles,
-        "silence": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
+        "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": replica_sort.apply(rows),
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
         "strips": heat_strips(subject.replicas(), state.range.window),
@@ -164,7 +164,7 @@ def _replica(state: PageState, replica: Replica) -> dict[str, Any]:
         "row": row,
         "usage": usage_reports(replica.pool.name, replica.name, last_day_of(state.range.table)),
         "scraping": scraping,
-        "silence": scrape_gap(scraping.read_at) if state.range.live and replica.state != "disabled" else "",
+        "scrape_gap": scrape_gap(scraping.read_at) if state.range.live and replica.state != "disabled" else "",
         "ranks": rank_rows(replica, state.range.table),
         "strip": heat_strips([replica], state.range.window)[replica.name],
     }

@@ -103,7 +103,7 @@ def test_an_unavailable_counter_neither_rejects_nor_delays_requests(settings, cl
 
 
 def test_counting_resumes_when_the_counter_recovers(counters, client_with, pool, monkeypatch):
-    counter, script = rates.counter(), client_with("read")
+    counter, script = rates.request_counter(), client_with("read")
     with monkeypatch.context() as broken:
         broken.setattr(counter, "_server", redis.Redis(port=1, retry=None))
         assert not script.get(POOLS).has_header("RateLimit-Limit")

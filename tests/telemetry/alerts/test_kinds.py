@@ -70,7 +70,7 @@ def answered(delivered, predicted=None, requests=200):
 )
 def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
     """H17"""
-    history = past(300, replicas=("r1",), answers={"r1": [answers_]}, engines={"r1": [engine]})
+    history = past(300, replicas=("r1",), responses={"r1": [answers_]}, engines={"r1": [engine]})
 
     verdict = only(evaluated("prediction_gap", history))
 
@@ -80,7 +80,7 @@ def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, e
 
 def test_counters_of_a_decode_replica_are_not_compared():
     """H19"""
-    parts = {"answers": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
+    parts = {"responses": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
     history = past(300, replicas=("r1",), **parts)
 
     assert only(evaluated("prediction_gap", history)).result is BREACH
@@ -245,7 +245,7 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
     control = ControlPlaneState({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
     cases = {
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
-        "prediction_gap": past(300, answers={"r1": [answered(0.1, 0.9)]}),
+        "prediction_gap": past(300, responses={"r1": [answered(0.1, 0.9)]}),
         "ttft_objective": past(300, count=12, first_tokens={"": [late(0.5)] * 12}),
         "replica_down": past(30, count=2, engines={"r1": [FAILED, FAILED]}),
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.services.policies.rollout_plans import GuardLimits
 from controlplane.services.policies.rollouts import Verdict
-from telemetry.guards.analysis import Bin, Measured, Side, analyze, chance_of_skew, overall, skew
+from telemetry.guards.analysis import Bin, Measured, Side, analyze, overall, skew, skew_by_chance
 from tests.telemetry.guards.sides import minutes
 
 LIMITS = GuardLimits(max_load_skew=None)
@@ -54,7 +54,7 @@ def test_a_harmful_canary_is_breached_within_15_minutes(name: str, harm: dict[st
 
 
 def test_ttft_is_compared_among_streamed_responses_only() -> None:
-    """T1b: whole plain responses beside first tokens would breach any trial that gets more of the former."""
+    """T1b: the latency of whole responses beside first tokens would breach any trial that gets more of the former."""
     trial = minutes(1, 40, requests=300, unrest=0.1, streamed_ratio=0.2, plain_s=9.0)
     baseline = minutes(2, 40, requests=300, unrest=0.1, streamed_ratio=0.9)
     _, figures = verdicts(Measured(Side(trial), Side(baseline)))
@@ -161,8 +161,8 @@ def test_skew_is_maximum_over_mean_and_allows_for_chance() -> None:
     assert skew({"a": 30.0, "b": 10.0}) == 1.5
     assert skew({}) is None
     assert skew({"a": 0.0, "b": 0.0}) is None
-    assert chance_of_skew({"a": 1e6, "b": 1e6}) < 0.01 < chance_of_skew({"a": 100.0, "b": 100.0}) < 0.2
-    assert chance_of_skew({"a": 5.0}) == 0.0
+    assert skew_by_chance({"a": 1e6, "b": 1e6}) < 0.01 < skew_by_chance({"a": 100.0, "b": 100.0}) < 0.2
+    assert skew_by_chance({"a": 5.0}) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.guards.confidence import Estimate, Part, difference_of_ratios, ratio_of_sums, reach, with_chance
+from telemetry.guards.confidence import (
+    Estimate,
+    Part,
+    difference_of_ratios,
+    max_error,
+    ratio_of_sums,
+    with_chance_variance,
+)
 
 parts = st.lists(
     st.integers(0, 10_000).flatmap(lambda of: st.integers(0, of).map(lambda counted: Part(counted, of))), max_size=30
@@ -35,19 +42,19 @@ def test_the_truth_stays_within_the_margin_in_19_of_20_runs() -> None:
 @given(parts)
 def test_a_ratio_is_sum_over_sum_and_never_a_mean_of_rates(bins: list[Part]) -> None:
     estimate = ratio_of_sums(bins)
-    total = sum(part.of for part in bins)
+    total = sum(part.denominator for part in bins)
     if total == 0:
         assert estimate is None
     else:
         assert estimate is not None
-        assert estimate.value == pytest.approx(sum(part.counted for part in bins) / total)
+        assert estimate.value == pytest.approx(sum(part.numerator for part in bins) / total)
         assert estimate.variance >= 0
 
 
 @given(parts)
 def test_a_share_of_events_is_never_certain(bins: list[Part]) -> None:
     estimate = ratio_of_sums(bins)
-    assert estimate is None or with_chance(estimate, bins).variance > 0
+    assert estimate is None or with_chance_variance(estimate, bins).variance > 0
 
 
 def test_common_changes_are_no_difference() -> None:
@@ -64,6 +71,6 @@ def test_common_changes_are_no_difference() -> None:
 
 
 def test_bounds_tighten_with_the_number_of_bins() -> None:
-    assert reach(3) > reach(10) > reach(100) > reach(1000)
+    assert max_error(3) > max_error(10) > max_error(100) > max_error(1000)
     assert Estimate(0.5, 0.01, 2).margin == inf
     assert Estimate(0.5, 0.01, 3).margin < inf

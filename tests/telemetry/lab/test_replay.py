@@ -153,7 +153,7 @@ def test_every_term_of_sampled_blocks_is_within_its_standard_error(ratio, placed
     part = ladder_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
-    assert abs(part.predicted - whole.predicted) < 3 * part.doubt_tokens < 0.15 * whole.prompt_tokens
+    assert abs(part.predicted - whole.predicted) < 3 * part.standard_error_tokens < 0.15 * whole.prompt_tokens
 
 
 def test_short_prompts_are_estimated_well_with_few_sampled_blocks():

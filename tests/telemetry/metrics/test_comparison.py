@@ -64,7 +64,7 @@ FEW = MIN_REQUESTS - 1
         pytest.param({"queries": None}, {}, Agreement.TOO_FEW, "Fewer than 200", id="not scraped"),
         pytest.param({"reports": False}, {}, Agreement.NOT_REPORTED, "this engine", id="no such counters"),
         pytest.param({}, {"reported_responses": 0}, Agreement.NOT_REPORTED, "do not report", id="no usage, H16"),
-        pytest.param({"decodes": True}, {}, Agreement.NOT_REPORTED, "transfers", id="a decode replica, H19"),
+        pytest.param({"is_decode": True}, {}, Agreement.NOT_REPORTED, "transfers", id="a decode replica, H19"),
     ],
 )
 def test_rates_that_cannot_be_compared_have_a_reason_and_no_number(engine, responses, agreement, reason):

@@ -96,7 +96,7 @@ def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
     assert notes[old.pk].reports("external_hits", "hits")
     assert "each time it tries to schedule it" in notes[old.pk].notes[0]
     assert notes[new.pk] == EngineNotes("vLLM", "0.33.0")
-    assert notes[decode.pk].decodes
+    assert notes[decode.pk].is_decode
     assert [sentence.split()[0] for sentence in notes[decode.pk].notes] == ["Decode", "SGLang"]
     with pytest.raises(ValueError, match="unknown figures: hit_rate"):
         notes[new.pk].reports("hit_rate")

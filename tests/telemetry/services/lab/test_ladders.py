@@ -161,7 +161,7 @@ def test_a_ladder_of_sampled_blocks_is_within_its_standard_error(fleet):
     replay_pools(at(30))
     ladder, unsampled = ladder_of(fleet, HOUR), ladder_from(replayed(requests, CAPACITIES), sample_ratio=1)
     assert ladder.sample_ratio == 0.25
-    assert 0 < ladder.doubt_tokens < 0.05 * ladder.prompt_tokens
+    assert 0 < ladder.standard_error_tokens < 0.05 * ladder.prompt_tokens
     for (name, actual), (_, exact) in zip(ladder.terms, unsampled.terms, strict=True):
         assert unsampled.ratio(actual) == pytest.approx(unsampled.ratio(exact), abs=0.03), name
 
