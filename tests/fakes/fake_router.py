@@ -73,7 +73,7 @@ class FakeRouter:
             old = self.running
             is_same = old is not None and (new.revision, new.sha256) == (old.revision, old.sha256)
             if old is not None and not is_same and new.revision <= old.revision:
-                return 409, self.nack("older than the running one", "$.revision")
+                return 409, self.nack("older than the active one", "$.revision")
             self.running = new
         return 200, {"status": "ack", "revision": new.revision, "sha256": new.sha256, "applied_at": "now"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from drf_spectacular.utils import extend_schema_field
@@ -236,8 +235,8 @@ class RolloutDetailSerializer(RolloutSerializer):
         fields = (*RolloutSerializer.Meta.fields, "steps", "routers")  # type: ignore[assignment]  # longer
 
     @extend_schema_field(RouterProgressSerializer(many=True))
-    def get_routers(self, rollout: Rollout) -> list[dict[str, Any]]:
-        return [asdict(router) for router in router_progress(rollout)]
+    def get_routers(self, rollout: Rollout) -> Any:
+        return RouterProgressSerializer(router_progress(rollout), many=True).data
 
 
 class TransitionInput(serializers.Serializer[Any]):

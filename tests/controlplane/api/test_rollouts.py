@@ -159,7 +159,7 @@ def test_a_publisher_cannot_approve_their_own_rollout(api, policy, client_of):
     assert (shown["state"], shown["snapshot"]) == ("awaiting_approval", None)
     path = f"{ROLLOUTS}/{shown['id']}/approve"
     own = api.post(path)
-    assert (own.status_code, "somebody else" in own.json()["detail"]) == (403, True)
+    assert (own.status_code, "another user" in own.json()["detail"]) == (403, True)
     response = client_of(Role.APPROVER).post(path, {"reason": "read it"}, format="json")
     assert (response.status_code, response.json()["approved_by"]) == (200, "some-approver")
     assert policy.live().number == 2

@@ -122,7 +122,7 @@ def test_what_needs_approval_says_so_before_and_after(visitor, policy, operator,
     answer = publish(visitor, policy)
     rollout = Rollout.objects.get()
     assert "waits for the approval of a second person" in answer.text
-    assert "You published this revision, so somebody else must approve it." in answer.text
+    assert "You published this revision, so another user must approve it." in answer.text
     assert "Canary not started" in answer.text
 
     refused = visitor.post(f"/rollouts/{rollout.pk}/approve/", {"reason": ""}, follow=True)

@@ -13,7 +13,7 @@ COLUMNS = "select count(*) from information_schema.columns where column_name in 
 
 def test_pages_and_rest_respond_while_the_next_release_migrates_and_is_rolled_back(stand, rest, browser):
     with stand.sql() as server:
-        server.execute(EVENTS.many.format(rows=ROWS))
+        server.execute(EVENTS.insert_many.format(rows=ROWS))
     start, columns = len(stand.worker.lines), []
     with Polling(rest, browser) as polling:
         for target in ("0001", "zero"):

@@ -235,7 +235,7 @@ async def test_rejections_have_path_and_reason() -> None:
         "$.signature.key": (document(9, key=STRANGER), f"this router accepts {key_id(public(CURRENT_KEY))}"),
         "$.signature.value": (changed(document(9), revision=10), "altered"),
         "$.signature.expires_at": (document(9, issued_at=NOW - HOUR_S - SKEW_S - 1), "expired"),
-        "$.revision": (document(6), "older than the running one, 7"),
+        "$.revision": (document(6), "older than the active one, 7"),
     }
     taker = store()
     await taker.apply(GOOD, Source.PUSH)

@@ -196,7 +196,7 @@ def test_the_list_separates_notifying_suppressed_pending_and_resolved_alerts(vis
 
     text = visitor.get("/alerts/").text
 
-    assert "We move a rack" in text.split('id="muted"')[1].split("</section>")[0]
+    assert "Moving a rack" in text.split('id="muted"')[1].split("</section>")[0]
     assert "TTFT objective of pool chat" in text.split('id="pending"')[1].split("</section>")[0]
     assert "acknowledged by olga: Adding a replica" in text
     assert "Replica down of pool chat, gpu-3" in text.split('id="recent"')[1]
