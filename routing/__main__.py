@@ -1,4 +1,4 @@
-"""``python -m routing serve | replica | play | simulate``."""
+"""``python -m routing serve | replica | play | simulate | what-if``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ COMMANDS = {
     "replica": ("routing.standin.server", "pretend to be a vLLM replica"),
     "play": ("routing.traffic.command", "send traffic through a router and measure what a client sees"),
     "simulate": ("routing.replay.command", "replay a trace over modelled replicas under a policy"),
+    "what-if": ("routing.replay.what_if", "replay captured requests, for the control plane"),
 }
 
 

@@ -13,7 +13,7 @@ from telemetry.guards import measurement
 from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
 from telemetry.services.alerts import explanations
-from telemetry.services.lab import replays
+from telemetry.services.lab import replays, what_if_runs
 from telemetry.services.notifications import heartbeats, outbox
 from telemetry.storage import partitions, rollup
 
@@ -61,6 +61,12 @@ def compute_ladders() -> None:
             replays.replay_pools(timezone.now())
         with item("capacity curves"):
             replays.update_curves(timezone.now())
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def run_what_ifs() -> None:
+    """Run the what-ifs that are queued, or whose worker was killed."""
+    what_if_runs.run_queued()
 
 
 @shared_task(acks_late=True, ignore_result=True)

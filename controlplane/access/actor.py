@@ -117,6 +117,7 @@ PROJECT_OF: dict[str, str | None] = {
     "telemetry.Heartbeat": None,
     "telemetry.MetricsServer": None,
     "telemetry.Notification": "alert__pool__project",
+    "telemetry.WhatIf": "pool__project",
 }
 
 Row = TypeVar("Row", bound=Model)

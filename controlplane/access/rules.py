@@ -77,6 +77,13 @@ RULES: Mapping[str, Rule] = {
     "telemetry:chart-json": VIEW,
     "telemetry:ladder": VIEW,
     "telemetry:ladder-figure": VIEW,
+    "telemetry:what-ifs": _rule(GET=VIEWER, POST=OPERATOR),
+    "telemetry:what-if": VIEW,
+    "telemetry:what-if-draft": _rule(GET=VIEWER, POST=OPERATOR),
+    "telemetry:what-if-figure": VIEW,
+    "telemetry:what-if-json": VIEW,
+    "telemetry:what-if-trace": VIEW,
+    "telemetry:what-if-cancel": _rule(POST=OPERATOR),
     "telemetry:links": _rule(POST=VIEWER),
     "telemetry:link": VIEW,
     "telemetry:link-follow": VIEW,
@@ -229,6 +236,9 @@ RULES: Mapping[str, Rule] = {
     "telemetry-api:ladder": VIEW,
     **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),
     "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, but is expensive
+    **_resource("telemetry-api:what-if", create=OPERATOR),
+    "telemetry-api:what-if-cancel": _rule(POST=OPERATOR),
+    "telemetry-api:what-if-trace": VIEW,
     **_resource("telemetry-api:alert"),
     "telemetry-api:alert-acknowledge": _rule(POST=OPERATOR),
     "telemetry-api:alert-release": _rule(POST=OPERATOR),
@@ -309,6 +319,7 @@ MODEL_OF_URL_PARAMETER: Mapping[str, tuple[str, str]] = {
     "channel_id": ("telemetry.Channel", "pk"),
     "server_id": ("telemetry.MetricsServer", "pk"),
     "notification_id": ("telemetry.Notification", "pk"),
+    "what_if_id": ("telemetry.WhatIf", "pk"),
 }
 
 

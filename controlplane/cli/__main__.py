@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from controlplane.cli import fleet, policies
+from controlplane.cli import fleet, policies, what_if
 from controlplane.cli.context import Context, pass_context
 from controlplane.cli.rest import Site, credentials_path, delete_credentials, save_credentials, validate_url
 
@@ -50,7 +50,7 @@ def logout(context: Context) -> None:
     context.output.message("Logged out." if delete_credentials() else "You were not logged in.")
 
 
-for command in (*fleet.COMMANDS, *policies.COMMANDS):
+for command in (*fleet.COMMANDS, *policies.COMMANDS, *what_if.COMMANDS):
     main.add_command(command)
 
 if __name__ == "__main__":

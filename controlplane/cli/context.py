@@ -37,6 +37,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "deliveries": ("id", "channel", "state", "attempts", "created_at"),
     "tokens": ("id", "name", "user", "scopes", "expires_at", "last_used_at", "revoked_at"),
     "audit": ("number", "at", "actor", "kind", "summary", "reason"),
+    "what-ifs": ("id", "pool", "state", "start", "end", "created_at"),
 }
 POLL_INTERVAL_S = 1.0  # between two requests while a rollout is followed
 COMPLETE = "complete"

@@ -34,7 +34,7 @@ def draft(context: Context, policy: str, pairs: Pairs, reason: str) -> None:
     """Write a policy's draft: the active settings, with these replaced. Changes no router."""
     current, if_match = context.rest.get_with_tag(f"policies/{policy}")
     live = current["live"]
-    settings, active = _values(pairs), live["settings"] if live else {}
+    settings, active = values_of(pairs), live["settings"] if live else {}
     if settings.get("strategy", active.get("strategy")) == active.get("strategy"):
         settings = {**active, **settings}  # another strategy starts with its own defaults
     body = {"settings": settings, "reason": reason, **({"based_on": live["number"]} if live else {})}
@@ -86,7 +86,7 @@ def publish(
     """Publish a policy's draft as it is now, and follow its rollout."""
     if guard and no_guard:
         raise click.UsageError("--guard and --no-guard contradict each other.")
-    options = {"reason": reason, "plan": plan, "stages": stages, "guard": _values(guard) or None}
+    options = {"reason": reason, "plan": plan, "stages": stages, "guard": values_of(guard) or None}
     body = {name: value for name, value in options.items() if value is not None}
     if no_guard:
         body["guard"] = None
@@ -137,7 +137,7 @@ def _follow(context: Context, rollout: dict[str, Any], *, wait: bool, timeout_s:
         sys.exit(NOT_COMPLETE)
 
 
-def _values(pairs: Pairs) -> dict[str, Any]:
+def values_of(pairs: Pairs) -> dict[str, Any]:
     """NAME=VALUE, with values in YAML."""
     return {name: yaml.safe_load(value) if value else "" for name, value in pairs}
 

@@ -138,6 +138,7 @@ SPECTACULAR_SETTINGS = {
         "NotificationState": "telemetry.models.NotificationState",
         "RuleKind": "telemetry.models.RuleKind",
         "Severity": "telemetry.models.Severity",
+        "WhatIfState": "telemetry.models.WhatIfState",
     },
 }
 
@@ -173,6 +174,7 @@ CELERY_BEAT_SCHEDULE = {
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
     "ladders": _every("telemetry.tasks.compute_ladders", 60),
+    "what-ifs": _every("telemetry.tasks.run_what_ifs", 5),
     "guard": _every("telemetry.tasks.analyze_rollouts", max(SCRAPE_INTERVAL_S, 5)),
     "deliver": _every("telemetry.tasks.deliver_notifications", 5),
     "refresh": _every("telemetry.tasks.refresh_alerts", 60),

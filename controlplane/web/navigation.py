@@ -26,6 +26,7 @@ _SECTIONS = {
     "Observe": (
         ("Overview", "telemetry:overview", "o"),
         ("Hit-rate breakdown", "telemetry:ladder", "w"),
+        ("What-if", "telemetry:what-ifs", "i"),
         ("Prefixes", "telemetry:prefixes", "x"),
         ("Requests", "telemetry:requests", "q"),
         ("Alerts", "telemetry:alerts", "a"),

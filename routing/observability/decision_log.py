@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from routing.http.usage import lacks_details, prompt_and_cached
+from routing.http.usage import generated_tokens, lacks_details, prompt_and_cached
 from routing.log import defect
 from routing.prompt.parsing import parse_body
 from routing.types import BLOCK_TOKENS
@@ -67,6 +67,7 @@ class Record:
         "blocks",
         "cached_tokens",
         "candidates",
+        "generated_tokens",
         "group",
         "hash_tokens",
         "hit_tokens",
@@ -85,6 +86,7 @@ class Record:
         "request_id",
         "retries",
         "revision",
+        "session",
         "status",
         "strategy",
         "structure",
@@ -112,6 +114,7 @@ class Record:
         rank: int | None = None,
         arm: str | None = None,
         hash_tokens: int = BLOCK_TOKENS,
+        session: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.at = at  # unix seconds
@@ -126,6 +129,7 @@ class Record:
         self.prompt_tokens_estimate = prompt_tokens_estimate
         self.block_tokens = block_tokens  # of the replica
         self.prefix = prefix
+        self.session = session  # hash of the session key; None if the request has none
         self.hash_tokens = hash_tokens  # estimated, of each of ``blocks``
         self.blocks = blocks  # in parts that records share
         self.candidates = candidates  # with costs if the prompt structure is recorded
@@ -137,6 +141,7 @@ class Record:
         self.latency_s: float | None = None  # last byte of the request to last byte of a complete response
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
+        self.generated_tokens: int | None = None
         self.lacks_details = False  # the engine reported usage, but not how many tokens were cached
         self.rank = rank  # data-parallel rank of the replica; None: it has only one
         self.arm = arm  # whether the active or the canary revision placed the request; None: there is no canary
@@ -167,6 +172,7 @@ class Record:
             target.rank,
             route.arm,
             keys.block_tokens,
+            keys.session,
         )
 
     def on_retry(self, decision: Decision) -> None:
@@ -188,6 +194,7 @@ class Record:
         """Record the usage that the response reports."""
         if usage is not None:
             self.prompt_tokens, self.cached_tokens = prompt_and_cached(usage)
+            self.generated_tokens = generated_tokens(usage)
             self.lacks_details = self.prompt_tokens is not None and lacks_details(usage)
 
     def as_json(self, seq: int | None = None, ratio: float = 1.0) -> dict[str, Any]:
@@ -210,6 +217,7 @@ class Record:
             "prompt_tokens_estimate": self.prompt_tokens_estimate,
             "block_tokens": self.block_tokens,
             "prefix": format_hash(self.prefix),
+            "session": format_hash(self.session),
             **(sampled_blocks(blocks, ratio) if ratio < 1 else {"blocks": [f"{block:016x}" for block in blocks]}),
             "block_count": self.block_count,
             "hash_tokens": self.hash_tokens,
@@ -222,6 +230,7 @@ class Record:
             "latency_s": self.latency_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
             "opening": msgspec.json.decode(self.structure) if self.structure else None,
         }
 

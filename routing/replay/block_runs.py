@@ -59,20 +59,37 @@ def shared_path(last: Run | None) -> tuple[Run, ...]:
 
 
 class Forest:
-    """The runs of a trace, and the last run of each prompt."""
+    """The runs of a trace, and the last run of each prompt.
 
-    def __init__(self, columns: Columns) -> None:
+    ``has_output_ids``: a request's ids continue with blocks of generated tokens that later prompts contain.
+    """
+
+    def __init__(self, columns: Columns, *, has_output_ids: bool = False) -> None:
         self.columns = columns
         self._ids = columns.ids
         self._by_first_id: dict[int, Run] = {}  # by the run's first id
         self.last_runs: list[Run | None] = []  # by request: the last run of its full blocks; None: no full block
+        self.last_generated: dict[int, Run] = {}  # by request with ids of generated tokens: the last run of these
         block_tokens = columns.block_tokens
         for start, tokens in zip(columns.starts, columns.prompt_tokens, strict=False):
             full, rest = divmod(tokens, block_tokens)
             if not rest:
                 self._add(start, full - 1, 0)
-            self.last_runs.append(self._add(start, full, 1))
+            self.last_runs.append(self._add(start, full, 0 if has_output_ids else 1))
+        if has_output_ids:
+            self._add_generated()
         self._by_first_id.clear()
+
+    def _add_generated(self) -> None:
+        """Add each request with its known blocks of generated tokens, the last of which is never full."""
+        columns, block_tokens = self.columns, self.columns.block_tokens
+        for index, (tokens, output_tokens) in enumerate(zip(columns.prompt_tokens, columns.output_tokens, strict=True)):
+            start = columns.starts[index]
+            known = columns.starts[index + 1] - start
+            whole = min(known, (tokens + output_tokens - 1) // block_tokens)
+            generated = self._add(start, max(tokens // block_tokens, whole), 1)
+            if generated is not None:
+                self.last_generated[index] = generated
 
     def _add(self, start: int, blocks: int, visits: int) -> Run | None:
         """Add the first ``blocks`` blocks of a prompt; returns its last run."""
@@ -149,18 +166,24 @@ class RunPool:
         segment = self._cached.get(run)
         return 0 if segment is None else segment.blocks
 
-    def admit(self, path: Sequence[Run], blocks: int, *, recompute: bool) -> tuple[int, list[Segment]] | None:
+    def admit(
+        self, path: Sequence[Run], blocks: int, *, prompt_runs: int, recompute: bool
+    ) -> tuple[int, list[Segment]] | None:
         """Allocate ``blocks`` for a request, cached ones first: (hits in blocks, segments), None if too few are free.
 
-        ``path``: runs that the prompt shares with others; ``recompute``: do not look up the last run's single block.
-        One of the blocks is the request's last, which caches nothing.
+        ``path``: runs that the request shares with others; the first ``prompt_runs`` of them are looked up, the others
+        are generated. ``recompute``: do not look up the single block of the last of them. One of the blocks is the
+        request's last, which caches nothing.
         """
         cached = self._cached
         segments: list[Segment] = []
         hits = from_queue = 0
-        for run in path:
+        if recompute:
+            prompt_runs -= 1
+        for number in range(prompt_runs):
+            run = path[number]
             segment = cached.get(run)
-            if segment is None or (recompute and run is path[-1]):
+            if segment is None:
                 break
             segments.append(segment)
             hits += segment.blocks

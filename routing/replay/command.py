@@ -73,7 +73,7 @@ def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> 
         except UnsupportedInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
         report_progress = _progress_callback(show_line, f"{name}: {{}} of {len(columns)} requests")
-        result = replay(forest, config, options.replicas, placer, options.time_scale, progress=report_progress)
+        result = replay(forest, [config] * options.replicas, placer, options.time_scale, progress=report_progress)
         reasons = {reason.value: count for reason, count in placer.reasons.most_common()}
         reports[name] = {"policy": name, "strategy": settings.name, **report(result, columns), "reasons": reasons}
     return reports

@@ -47,6 +47,7 @@ class ModelledRequest:
         "output_tokens",
         "path",
         "placer_data",
+        "prompt_runs",
         "prompt_tokens",
         "recompute",
         "segments",
@@ -57,7 +58,8 @@ class ModelledRequest:
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        self.path: tuple[Run, ...] = ()  # runs of its prompt that other prompts share
+        self.path: tuple[Run, ...] = ()  # runs of its prompt and output that other prompts share
+        self.prompt_runs = 0  # of these, those of its prompt
         self.recompute = False  # the last run is computed even if cached: the prompt ends at a block boundary
         self.cached_tokens = 0  # known from admission on
         self.first_token_s = 0.0
@@ -211,7 +213,12 @@ class FastEngine:
             request = waiting[0]
             total = request.prompt_tokens + request.output_tokens
             admitted = (
-                self.pool.admit(request.path, -(-total // block_tokens), recompute=request.recompute)
+                self.pool.admit(
+                    request.path,
+                    -(-total // block_tokens),
+                    prompt_runs=request.prompt_runs,
+                    recompute=request.recompute,
+                )
                 if self.running < config.max_running
                 else None
             )

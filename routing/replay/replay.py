@@ -64,28 +64,34 @@ class _Recorder:
 
 def replay(
     forest: Forest,
-    config: FastEngineConfig,
-    replicas: int,
+    configs: Sequence[FastEngineConfig],
     placer: Placer,
     time_scale: float = 1.0,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> ReplayResult:
-    """Replay a trace, ``time_scale`` times as fast; raises RequestTooLargeError before it starts."""
+    """Replay a trace over one engine per config, ``time_scale`` times as fast.
+
+    Raises RequestTooLargeError before it starts.
+    """
     columns = forest.columns
-    check_sizes(columns, config)
+    check_sizes(columns, min(configs, key=lambda config: config.blocks))
     zeros = bytes(8 * len(columns))
-    result = ReplayResult(replicas, array("d", zeros), array("q", zeros), array("q", zeros))
-    engines = [FastEngine(config, _Recorder(result, placer)) for _ in range(replicas)]
+    result = ReplayResult(len(configs), array("d", zeros), array("q", zeros), array("q", zeros))
+    engines = [FastEngine(config, _Recorder(result, placer)) for config in configs]
     step_ends: list[tuple[float, int]] = []  # heap of (end, engine)
     place, placed, block_tokens = placer.place, result.placements, columns.block_tokens
+    last_generated = forest.last_generated
     rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last_runs, strict=True)
     for index, (at_s, prompt_tokens, output_tokens, last) in enumerate(rows):
         now_s = at_s / time_scale
         if step_ends and step_ends[0][0] <= now_s:
             _advance(engines, step_ends, now_s)
         request = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
-        request.path = shared_path(last)
+        prompt_path = shared_path(last)
+        generated = last_generated.get(index)
+        request.path = prompt_path if generated is None else shared_path(generated)
+        request.prompt_runs = len(prompt_path)
         request.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
         placed[index] = chosen = place(request, engines, now_s)
         engine = engines[chosen]

@@ -266,7 +266,8 @@ def pooled_hit_rate(forest: Forest, capacity: int | None) -> float | None:
     hits = 0
     for prompt, last in zip(columns.prompt_tokens, forest.last_runs, strict=True):
         recompute = last is not None and last.visits > 1 and not prompt % block_tokens
-        admitted = pool.admit(shared_path(last), prompt // block_tokens + 1, recompute=recompute)
+        path = shared_path(last)
+        admitted = pool.admit(path, prompt // block_tokens + 1, prompt_runs=len(path), recompute=recompute)
         if admitted is not None:
             hits += admitted[0]
             pool.release(admitted[1])

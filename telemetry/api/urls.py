@@ -7,6 +7,7 @@ from telemetry.api import alert_viewsets, viewsets
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.ladder import LadderView, ReconciliationView
 from telemetry.api.metrics_servers import MetricsServerViewSet
+from telemetry.api.what_ifs import WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", alert_viewsets.AlertRuleViewSet, "alert-rule")
@@ -15,6 +16,7 @@ router.register("silences", alert_viewsets.SilenceViewSet, "silence")
 router.register("channels", viewsets.ChannelViewSet, "channel")
 router.register("metrics-servers", MetricsServerViewSet, "metrics-server")
 router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
+router.register("what-ifs", WhatIfViewSet, "what-if")
 
 app_name = "telemetry-api"
 urlpatterns = [

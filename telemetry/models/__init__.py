@@ -13,6 +13,7 @@ from telemetry.models.notification import (
 )
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
+from telemetry.models.what_if import WhatIf, WhatIfState
 
 __all__ = [
     "STARTING_S",
@@ -46,4 +47,6 @@ __all__ = [
     "Severity",
     "ShortLink",
     "Silence",
+    "WhatIf",
+    "WhatIfState",
 ]

@@ -42,10 +42,12 @@ class Decision(models.Model):
     prompt_tokens_estimate = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
     cached_tokens = models.BigIntegerField(null=True)  # of those, as the engine reported
+    generated_tokens = models.BigIntegerField(null=True)  # as the engine reported
     hit_tokens = models.BigIntegerField(null=True)  # the router's prediction, of the estimated prompt
     block_tokens = models.IntegerField(null=True)  # of the engine's KV blocks
     hash_tokens = models.IntegerField()  # estimated tokens per block in ``blocks``
     prefix = models.BigIntegerField(null=True)  # tier-1 hash
+    session = models.BigIntegerField(null=True)  # hash of the session key; None: the request has none
     blocks = ArrayField(models.BigIntegerField())  # chained hashes, in the order of the prompt
     positions = ArrayField(models.SmallIntegerField(), null=True)  # of each block, from 0; None: all blocks are stored
     block_count = models.IntegerField()  # of the whole prompt

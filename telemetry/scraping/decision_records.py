@@ -65,6 +65,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     arm: Name | None = None
     rank: SmallCount | None = None
     prefix: Hash | None = None
+    session: Hash | None = None
     block_tokens: Count | None = None
     hit_tokens: BigCount | None = None
     status: SmallCount | None = None
@@ -73,6 +74,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     latency_s: Seconds | None = None
     prompt_tokens: BigCount | None = None
     cached_tokens: BigCount | None = None
+    generated_tokens: BigCount | None = None
     candidates: Any = None
     opening: Any = None
 
@@ -208,6 +210,7 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
         values = msgspec.structs.asdict(record) | {
             "arm": record.arm or "",
             "prefix": parse_hash(record.prefix),
+            "session": parse_hash(record.session),
             "blocks": [parse_hash(block) for block in record.blocks],
             "opening": _bounded_json(record.opening),
             "candidates": _bounded_json(record.candidates if keeps_candidates or record.opening is not None else None),

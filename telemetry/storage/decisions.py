@@ -8,6 +8,7 @@ bytes and the element itself, all big-endian.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,8 @@ import psycopg
 from django.db import connection
 from numpy.typing import NDArray
 
-from telemetry.lab.chains import Integers, Requests, coded
+from telemetry.lab.captured import CapturedTraffic
+from telemetry.lab.chains import Floats, Integers, Requests, coded
 
 HEADER, EMPTY_HEADER, LENGTH = 20, 12, 4  # bytes
 POSTGRES_EPOCH_S = 946_684_800  # unix
@@ -33,6 +35,15 @@ _NUMBERS = {
     f"coalesce(cached_tokens, {UNKNOWN})": ">i8",
     f"coalesce(block_tokens, {UNKNOWN})": ">i4",
 }
+_CAPTURED_NUMBERS = {
+    f"coalesce(ttft_s, {UNKNOWN})": ">f8",
+    f"coalesce(latency_s, {UNKNOWN})": ">f8",
+    f"coalesce(generated_tokens, {UNKNOWN})": ">i8",
+    "coalesce(prefix, 0)": ">i8",
+    "coalesce(session, 0)": ">i8",
+    "router_id": ">i8",
+    "revision": ">i4",
+}
 _SELECT = """
     select array_agg("group"), array_agg(case when rank is null then replica else replica || '#' || rank end),
         string_agg(array_send(blocks), ''), string_agg(array_send(positions), ''), {columns}
@@ -43,7 +54,10 @@ _SELECT = """
         ) as chosen order by at, router_id, boot, seq
     ) as decisions
 """
-_COLUMNS = ", ".join(f"array_send(array_agg({column}))" for column in _NUMBERS)
+
+
+def _columns(numbers: Mapping[str, str]) -> str:
+    return ", ".join(f"array_send(array_agg({column}))" for column in numbers)
 
 
 def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
@@ -79,15 +93,44 @@ def counts(pool: str, start: datetime, end: datetime, width: timedelta) -> dict[
         return dict(cursor.fetchall())
 
 
+def captured_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> CapturedTraffic:
+    """The last ``at_most`` successful requests of a pool with what a replay of other policies needs. One query."""
+    requests, ttft_s, latency_s, generated, prefixes, sessions, routers, revisions = _rows(
+        "desc", (start, end, pool, at_most), _CAPTURED_NUMBERS
+    )
+    return CapturedTraffic(
+        requests,
+        _known(ttft_s),
+        _known(latency_s),
+        _known(generated),
+        prefixes.astype(np.int64).view(np.uint64),
+        sessions.astype(np.int64).view(np.uint64),
+        coded(map(str, routers.tolist())),
+        revisions.astype(np.int64),
+    )
+
+
+def _known(column: NDArray[Any]) -> Floats:
+    """The column with NaN for NULL."""
+    return np.where(column == UNKNOWN, np.nan, column.astype(np.float64))
+
+
 def _read(order: str, *values: datetime | str | int) -> Requests:
+    requests: Requests = _rows(order, values, {})[0]
+    return requests
+
+
+def _rows(order: str, values: Sequence[datetime | str | int], further: Mapping[str, str]) -> list[Any]:
+    """Requests, and further columns of numbers."""
+    names = {**_NUMBERS, **further}
     connection.ensure_connection()
     with psycopg.Cursor(connection.connection) as cursor:  # Django's own cursor reads the text format
-        cursor.execute(_SELECT.format(order=order, columns=_COLUMNS), values, binary=True)
+        cursor.execute(_SELECT.format(order=order, columns=_columns(names)), values, binary=True)
         groups, replicas, blocks, positions, *columns = cursor.fetchall()[0]
-    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _NUMBERS.values(), strict=True)]
-    at, lengths, position_counts, block_counts, *others = numbers
+    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, names.values(), strict=True)]
+    at, lengths, position_counts, block_counts, *others = numbers[: len(_NUMBERS)]
     ratios, hash_tokens, estimates, *nullable = (column.astype(np.float64) for column in others)
-    return Requests(
+    requests = Requests(
         at / 1e6 + POSTGRES_EPOCH_S,
         coded(groups or ()),
         coded(replicas or ()),
@@ -100,6 +143,7 @@ def _read(order: str, *values: datetime | str | int) -> Requests:
         estimates,
         *(np.where(column == UNKNOWN, np.nan, column) for column in nullable),
     )
+    return [requests, *numbers[len(_NUMBERS) :]]
 
 
 def _numbers(sent: bytes | None, kind: str) -> NDArray[Any]:

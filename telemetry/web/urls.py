@@ -4,7 +4,19 @@ from urllib.parse import unquote
 
 from django.urls import path, register_converter
 
-from telemetry.web.views import alerts, channels, charts, events, lab, links, metrics_servers, overview, requests, rules
+from telemetry.web.views import (
+    alerts,
+    channels,
+    charts,
+    events,
+    lab,
+    links,
+    metrics_servers,
+    overview,
+    requests,
+    rules,
+    what_ifs,
+)
 
 
 class NameConverter:
@@ -43,6 +55,13 @@ urlpatterns = [
     path("s/<slug:code>/", links.link_follow, name="link-follow"),
     path("ladder/", lab.ladder, name="ladder"),
     path("ladder/figures/<slug:slug>/", lab.figure, name="ladder-figure"),
+    path("what-if/", what_ifs.what_if_list, name="what-ifs"),
+    path("what-if/drafts/<int:policy_id>/", what_ifs.what_if_draft, name="what-if-draft"),
+    path("what-if/<int:what_if_id>/", what_ifs.what_if_page, name="what-if"),
+    path("what-if/<int:what_if_id>/cancel/", what_ifs.what_if_cancel, name="what-if-cancel"),
+    path("what-if/<int:what_if_id>/figures/<slug:slug>/", what_ifs.what_if_figure, name="what-if-figure"),
+    path("what-if/<int:what_if_id>.json", what_ifs.what_if_json, name="what-if-json"),
+    path("what-if/<int:what_if_id>.jsonl", what_ifs.what_if_trace, name="what-if-trace"),
     path("alerts/", alerts.alert_list, name="alerts"),
     path("alerts/<int:alert_id>/", alerts.alert_page, name="alert"),
     path("alerts/<int:alert_id>/acknowledge/", alerts.alert_acknowledge, name="alert-acknowledge"),

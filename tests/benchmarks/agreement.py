@@ -91,7 +91,7 @@ def figures(
     columns = forest.columns
     pair = RouterPair(lambda: StrategyPlacer(settings, columns, MODEL, REPLICAS), new_prompts, are_workers=are_workers)
     scale = load * REPLICAS * MODEL.prefill_rate / columns.offered_tokens_per_s()
-    outcome = replay(forest, MODEL, REPLICAS, pair, scale)
+    outcome = replay(forest, [MODEL] * REPLICAS, pair, scale)
     return pair.disagreements / len(new_prompts), sum(outcome.ttft_s) / len(outcome.ttft_s)
 
 

@@ -178,7 +178,7 @@ def figures(cell: Cell, forest: Forest, placer: Placer) -> dict[str, Any]:
     scale = 1.0
     if cell.load is not None:
         scale = cell.load * cell.replicas * cell.model.prefill_rate / forest.columns.offered_tokens_per_s()
-    return report(replay(forest, cell.model, cell.replicas, placer, scale), forest.columns, cell.first)
+    return report(replay(forest, [cell.model] * cell.replicas, placer, scale), forest.columns, cell.first)
 
 
 HEADER = (

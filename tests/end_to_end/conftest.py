@@ -179,6 +179,7 @@ def everything(full, operator):
     from tests.decision_history import decisions_at_work
     from tests.fakes.fake_webhook_receiver import Reply, receiving
     from tests.fleet_history import rollouts_of_every_kind
+    from tests.telemetry.what_if_results import finished_what_if
 
     now, policy, router = timezone.now(), full.policies.get(group=None), Router.objects.get()
     rows = {
@@ -210,6 +211,6 @@ def everything(full, operator):
         "own_policy": full.policies.exclude(group=None).first().pk, "group": full.groups.first().pk,
         "replica": full.replicas.first().pk, "source": full.sources.first().pk, "key": key.pk, "server": server.pk,
         "rule": full.alert_rules.get(kind="hit_rate_drop").pk, "channel": hook.pk, "dead_channel": dead.pk,
-        "link": link.code,
+        "link": link.code, "what_if": finished_what_if(full, now).pk,
         "delivered": sent.filter(state="delivered").first().pk, "waiting": sent.exclude(state="delivered").first().pk,
     }  # fmt: skip

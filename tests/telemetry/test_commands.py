@@ -25,6 +25,7 @@ TASKS = (
     tasks.collect_decisions,
     tasks.compute_ladders,
     tasks.evaluate_alerts,
+    tasks.run_what_ifs,
     tasks.analyze_rollouts,
     tasks.deliver_notifications,
     tasks.refresh_alerts,

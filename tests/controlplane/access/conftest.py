@@ -17,6 +17,7 @@ from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.silences import create_silence
+from telemetry.services.lab.what_ifs import create_what_if
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
 from telemetry.services.notifications.channels import test_send as send_test_notification
@@ -58,6 +59,7 @@ def create_project_with_objects(name, number):
     set_heartbeat(url="https://watch.example/secret", every_s=60)
     server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
+    what_if = create_what_if(pool, [{"name": "a", "replicas": 2}])
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
         router=router,
@@ -77,6 +79,7 @@ def create_project_with_objects(name, number):
         channel=channel,
         server=server,
         notification=notification,
+        what_if=what_if,
     )
 
 

@@ -26,6 +26,7 @@ LISTS = (
     "alerts",
     "silences",
     "deliveries",
+    "what-ifs",
 )
 
 
@@ -44,6 +45,7 @@ def objects(project):
         "silences": project.silence.pk,
         "deliveries": project.notification.pk,
         "projects": project.project.name,
+        "what-ifs": project.what_if.pk,
     }
 
 
@@ -83,6 +85,7 @@ def test_objects_of_other_projects_are_not_found(here, there, person_with, scrip
         f"discovered-replicas/{there.discovered.pk}/dismiss",
         f"policies/{there.policy.name}/publish",
         f"alerts/{there.alert.pk}/acknowledge",
+        f"what-ifs/{there.what_if.pk}/cancel",
     ):
         assert script.post(f"{ROOT}{path}", {"state": "disabled"}).status_code == 404
     assert script.get(f"{ROOT}series?metric=hit_rate&pool={there.pool.name}").status_code == 422  # no such pool
@@ -99,6 +102,7 @@ def test_objects_of_other_projects_are_not_found(here, there, person_with, scrip
         ("task-groups", {"pool": "here-pool", "name": "spy", "replicas": ["there-replica"]}),
         ("alert-rules", {"pool": "there-pool", "name": "spy"}),
         ("pools", {"project": "there", "name": "spy"}),
+        ("what-ifs", {"pool": "there-pool", "candidates": [{"name": "spy", "replicas": 2}]}),
     ],
 )
 @pytest.mark.usefixtures("here", "there")

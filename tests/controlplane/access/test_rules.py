@@ -96,6 +96,7 @@ def path_with_ids(address, project):
         "channel_id": project.channel.pk,
         "server_id": project.server.pk,
         "notification_id": project.notification.pk,
+        "what_if_id": project.what_if.pk,
         "revision_id": project.draft.pk,
         "number": 1,
         "state": "draining",

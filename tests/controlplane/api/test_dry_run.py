@@ -73,6 +73,11 @@ EXAMPLES = {
     ("telemetry-api:alert-rule-detail", "DELETE"): ("alert-rules/{rule}", None),
     ("telemetry-api:alert-acknowledge", "POST"): ("alerts/{alert}/acknowledge", {"note": "mine"}),
     ("telemetry-api:alert-release", "POST"): ("alerts/{alert}/release", None),
+    ("telemetry-api:what-if-list", "POST"): (
+        "what-ifs",
+        {"pool": "here-pool", "candidates": [{"name": "random", "settings": {"strategy": "random"}}]},
+    ),
+    ("telemetry-api:what-if-cancel", "POST"): ("what-ifs/{what_if}/cancel", None),
     ("telemetry-api:silence-list", "POST"): (
         "silences",
         {
@@ -130,7 +135,7 @@ def object_keys(db, operator):
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
     acknowledge(here.alert, by=operator)
-    named = ("group", "key", "rule", "alert", "silence", "channel", "server", "notification", "discovered")
+    named = ("group", "key", "rule", "alert", "silence", "channel", "server", "notification", "discovered", "what_if")
     keys = {name: getattr(here, name).pk for name in named}
     return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
 

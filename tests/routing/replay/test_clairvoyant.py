@@ -22,7 +22,7 @@ def test_a_request_goes_to_the_replica_with_the_earliest_first_token() -> None:
         Row(9.0, 38, 2, (*LONG[:9], 78)),  # the prefix is cached at the first replica
     ]
 
-    result = replay(Forest(columns_of(rows)), MODEL, 2, Clairvoyant())
+    result = replay(Forest(columns_of(rows)), [MODEL] * 2, Clairvoyant())
 
     assert list(result.placements) == [0, 1, 0, 0]
     assert list(result.cached_tokens) == [0, 0, 36, 36]
@@ -32,7 +32,8 @@ def test_a_prefix_is_computed_again_where_waiting_for_its_replica_would_take_lon
     rows = [Row(0.0, 39, 2, LONG), Row(0.0, 400, 2, tuple(range(200, 300))), Row(0.1, 39, 2, (*LONG[:9], 99))]
     rows.insert(2, Row(0.05, 300, 2, tuple(range(400, 475))))
 
-    result = replay(Forest(columns_of(rows)), FastEngineConfig(300, BLOCK, 1000.0, chunk_tokens=16), 2, Clairvoyant())
+    config = FastEngineConfig(300, BLOCK, 1000.0, chunk_tokens=16)
+    result = replay(Forest(columns_of(rows)), [config] * 2, Clairvoyant())
 
     assert list(result.placements) == [
         0,

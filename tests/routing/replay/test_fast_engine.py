@@ -58,7 +58,7 @@ def test_times_hits_and_the_order_of_events_are_those_of_single_steps(
 
     remaining_choices = iter(choices)
     expected = replay_steps(rows, config, replicas, lambda _row, _engines: next(remaining_choices) % replicas)
-    result = replay(Forest(columns), model, replicas, placer)
+    result = replay(Forest(columns), [model] * replicas, placer)
 
     assert list(result.cached_tokens) == [sequence.cached_tokens for sequence in expected.sequences]
     assert list(result.ttft_s) == [sequence.first_token_s - sequence.arrived_s for sequence in expected.sequences]
@@ -71,4 +71,4 @@ def test_a_trace_with_a_request_that_no_cache_can_hold_is_rejected_before_it_is_
     columns = columns_of([Row(0.0, 3, 1, (1,)), Row(0.0, 13, 4, (1, 2, 3, 4))])
 
     with pytest.raises(RequestTooLargeError, match="request 2 needs 5 blocks of 4 tokens"):
-        replay(Forest(columns), FastEngineConfig(4, block_tokens=BLOCK), 1, ScriptedPlacer([0, 0]))
+        replay(Forest(columns), [FastEngineConfig(4, block_tokens=BLOCK)], ScriptedPlacer([0, 0]))

@@ -27,7 +27,7 @@ def test_the_least_cost_is_within_a_tenth_of_the_clairvoyant_choice(make: Callab
     scale = LOAD * REPLICAS * MODEL.prefill_rate / forest.columns.offered_tokens_per_s()
 
     def ttft_of(placer: Placer) -> dict[str, float]:
-        return report(replay(forest, MODEL, REPLICAS, placer, scale), forest.columns)["ttft_s"]
+        return report(replay(forest, [MODEL] * REPLICAS, placer, scale), forest.columns)["ttft_s"]
 
     best, chosen = (
         ttft_of(Clairvoyant()),
@@ -44,7 +44,7 @@ def test_a_replay_creates_no_reference_cycles_because_the_collector_is_off(strat
     gc.disable()
     try:
         gc.collect()
-        replay(Forest(columns), MODEL, REPLICAS, StrategyPlacer(strategy(), columns, MODEL, REPLICAS))
+        replay(Forest(columns), [MODEL] * REPLICAS, StrategyPlacer(strategy(), columns, MODEL, REPLICAS))
         assert gc.collect() == 0
     finally:
         gc.enable()

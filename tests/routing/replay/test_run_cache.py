@@ -55,7 +55,7 @@ def test_hits_rejections_and_cached_blocks_are_those_of_single_blocks(
         while True:
             expected = single.admit(row)
             again = bool(last and last.visits > 1 and not row.prompt_tokens % BLOCK)
-            admitted = runs.admit(path, total, recompute=again)
+            admitted = runs.admit(path, total, prompt_runs=len(path), recompute=again)
             assert (expected is None) == (admitted is None)
             assert runs.free == single.pool.available
             if expected and admitted:
@@ -78,12 +78,14 @@ def test_eviction_shortens_a_run_from_its_tail() -> None:
     rows = [Row(0.0, 9, 1, (1, 2, 3)), Row(1.0, 9, 1, (1, 2, 4)), Row(2.0, 5, 1, (9, 10))]
     forest = Forest(columns_of(rows))
     pool = RunPool(4)
-    first = pool.admit(shared_path(forest.last_runs[0]), 3, recompute=False)
+    path = shared_path(forest.last_runs[0])
+    first = pool.admit(path, 3, prompt_runs=len(path), recompute=False)
     assert first is not None
     pool.release(first[1])
     assert pool.cached(shared_path(forest.last_runs[0])[0]) == 2
 
-    pool.admit(shared_path(forest.last_runs[2]), 3, recompute=False)
+    path = shared_path(forest.last_runs[2])
+    pool.admit(path, 3, prompt_runs=len(path), recompute=False)
 
     assert pool.cached(shared_path(forest.last_runs[0])[0]) == 1
     assert pool.evicted == 1

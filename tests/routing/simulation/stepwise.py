@@ -81,10 +81,12 @@ def replay(
     replicas: int,
     choose: Callable[[R, SequenceOf[Engine]], int],
     time_scale: float = 1.0,
+    observe: Callable[[SequenceOf[Sequence], float], None] | None = None,
 ) -> Replay:
     """Replay requests (ascending in time) over ``replicas`` engines; ``time_scale`` 2 plays twice as fast.
 
-    ``choose`` is called at each arrival, with every engine in its state of that time.
+    ``choose`` is called at each arrival, with every engine in its state of that time; before it ``observe``, with all
+    earlier sequences and the time.
     """
     rows, result = list(requests), Replay()
     engines = [Engine(config) for _ in range(replicas)]
@@ -104,6 +106,8 @@ def replay(
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         now_s = row.at_s / time_scale
         advance(now_s)
+        if observe is not None:
+            observe(result.sequences, now_s)
         chosen = choose(row, engines)
         sequence = Sequence(row.keys, row.prompt_tokens, row.output_tokens, now_s)
         engines[chosen].submit(sequence)

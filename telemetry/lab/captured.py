@@ -1,0 +1,252 @@
+"""Captured traffic as the input of a replay: prompts as chains of block ids, and engine parameters fitted to it.
+
+Theory of operation, ids. A replay needs an id for each block of each prompt, and stored prompts have a sample of their
+block hashes. Hashes are chained, so a sampled hash also identifies the blocks before it. A block between two sampled
+ones gets an id from the sampled block before it for the first ``FILL / ratio`` blocks, and from the one after it
+otherwise. So two prompts share ids up to a point near the one where they diverge, with about the standard error of
+``chains.depth_error``. With a larger ``FILL`` the ends of short prompts look shared, which fills caches less; with a
+smaller one long common parts look shorter. On seeded traffic a quarter of the hashes gives hit rates within 4 points of
+all hashes, and a sixteenth within 7, whatever the size of caches. Blocks before the first sampled one take the tier-1
+prefix in place of a sampled block. With all hashes stored, the ids are exact.
+
+Theory of operation, tokens. Hashes are of blocks of bytes, engines count tokens. The ratio differs between code and
+prose, so it is measured for each task group, and rounded to steps of 5 %. Ids contain the step, because the same blocks
+of bytes would be different blocks of tokens.
+
+Theory of operation, engines. In an idle engine, TTFT is a fixed overhead plus uncached tokens / prefill rate. A low
+quantile of TTFT among requests with similar uncached tokens is close to that of an idle engine, so a line through these
+quantiles gives both. The time between two tokens of one stream gives the duration of a decode step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from telemetry.lab.chains import Coded, Floats, Hashes, Integers, Requests
+
+FILL = 1.0  # sampled blocks stand for this many times 1 / ratio blocks after them
+RATIO_STEP = 1.05  # of tokens per byte block
+MAX_IDS = 12_000_000  # of a replay: 100 MB
+MIN_FIT = 30  # streamed requests that a fit needs
+FIT_BINS = 8
+IDLE_QUANTILE = 0.2  # of TTFT: close to an idle engine
+DEFAULT_STEP_S = 0.010
+DECODE_RATIO = 0.02  # additional duration of a step for each decoding sequence, as a share of the step
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTraffic:
+    """Requests in order of time, with what only replays need. NaN and key 0: unknown or none."""
+
+    requests: Requests
+    ttft_s: Floats  # of streamed responses, by the routers' clock
+    latency_s: Floats  # until the last byte
+    generated_tokens: Floats
+    prefixes: Hashes  # recorded tier-1 keys
+    sessions: Hashes
+    routers: Coded
+    revisions: Integers  # of the policy that placed the request
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayInput:
+    """Columns of a replay: one item per request, and the ids of all prompts."""
+
+    block_tokens: int
+    prompt_tokens: Integers
+    output_tokens: Integers
+    starts: Integers  # one item more
+    ids: Hashes
+
+
+def replay_input(traffic: CapturedTraffic) -> ReplayInput:
+    """Prompts as chains of ids; at most ``MAX_IDS`` ids, for which blocks are enlarged if necessary."""
+    tokens, of_block = _prompt_tokens(traffic.requests)
+    usual = max(1, round(float(np.median(of_block)))) if len(traffic) else 1
+    steps = np.round(np.log(np.maximum(of_block, 1.0) / usual) / log(RATIO_STEP)).astype(np.int64)
+    block_tokens = max(usual, ceil(float(tokens.sum()) / MAX_IDS))
+    counts = -(-tokens // block_tokens)
+    output_tokens = _output_tokens(traffic)
+    ids = _ids(traffic, counts, steps, block_tokens, usual)
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    starts, ids = _with_output_ids(
+        traffic, starts, ids, tokens // block_tokens, (tokens + output_tokens) // block_tokens
+    )
+    return ReplayInput(block_tokens, tokens, output_tokens, starts, ids)
+
+
+def _with_output_ids(
+    traffic: CapturedTraffic, starts: Integers, ids: Hashes, full: Integers, whole: Integers
+) -> tuple[Integers, Hashes]:
+    """Append ids of generated tokens where a later prompt contains them, as the next turn of a conversation does.
+
+    ``full``: whole blocks of each prompt; ``whole``: of prompt and output. Engines cache generated tokens too. The last
+    id of a sampled prompt may not be its own, so only a prompt of the same session continues it.
+    """
+    is_exact, sessions = traffic.requests.sample_ratios >= 1, traffic.sessions
+    continued = np.flatnonzero((full > 0) & (whole > full))
+    last_ids = ids[starts[continued] + full[continued] - 1]
+    order = np.argsort(last_ids, kind="stable")
+    found = np.searchsorted(last_ids[order], ids)
+    is_last = np.append(last_ids[order], np.uint64(0))[np.minimum(found, len(order))] == ids
+    is_last &= found < len(order)
+    later: dict[int, tuple[int, int]] = {}  # request -> (start of the ids in a later prompt, their number)
+    by_last_id = {int(last_ids[row]): int(continued[row]) for row in range(len(continued) - 1, -1, -1)}
+    owners = np.repeat(np.arange(len(full)), np.diff(starts))
+    for at in np.flatnonzero(is_last).tolist():
+        request, owner = by_last_id[int(ids[at])], int(owners[at])
+        count = min(int(whole[request] - full[request]), int(starts[owner] + full[owner]) - at - 1)
+        is_next = bool(is_exact[request]) or bool(sessions[request] and sessions[request] == sessions[owner])
+        if owner > request and count > 0 and is_next and request not in later:
+            later[request] = (at + 1, count)
+    parts, lengths = [], np.diff(starts)
+    for request in range(len(full)):
+        begin, end = int(starts[request]), int(starts[request + 1])
+        if request not in later:
+            parts.append(ids[begin:end])
+            continue
+        source, count = later[request]
+        parts.append(np.concatenate((ids[begin : begin + int(full[request])], ids[source : source + count])))
+        lengths[request] = full[request] + count
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), np.concatenate(parts) if parts else ids
+
+
+def _prompt_tokens(requests: Requests) -> tuple[Integers, Floats]:
+    """(tokens of each prompt, at least 1; tokens of a block of bytes by the ratio of its task group)."""
+    is_reported = (requests.prompt_tokens > 0) & (requests.estimates > 0)
+    weights = np.where(is_reported, requests.estimates, 0.0)
+    counted = np.where(is_reported, requests.prompt_tokens, 0.0)
+    size = len(requests.groups.names)
+    totals = np.bincount(requests.groups.codes, weights, size)
+    sums = np.bincount(requests.groups.codes, counted, size)
+    overall = sums.sum() / totals.sum() if totals.sum() else 1.0
+    by_group = np.divide(sums, totals, out=np.full(size, overall), where=totals > 0)
+    ratio = by_group[requests.groups.codes] if size else np.empty(0)
+    tokens = np.where(is_reported, requests.prompt_tokens, requests.estimates * ratio)
+    return np.maximum(1, np.round(tokens)).astype(np.int64), requests.hash_tokens * ratio
+
+
+def _output_tokens(traffic: CapturedTraffic) -> Integers:
+    """Generated tokens, else the mean of those that are reported, else 1."""
+    reported = traffic.generated_tokens[traffic.generated_tokens > 0]
+    mean = float(reported.mean()) if len(reported) else 1.0
+    return np.maximum(1, np.round(np.where(traffic.generated_tokens > 0, traffic.generated_tokens, mean))).astype(
+        np.int64
+    )
+
+
+def _ids(traffic: CapturedTraffic, counts: Integers, steps: Integers, block_tokens: int, usual: int) -> Hashes:
+    """Ids of all prompts; a block of bytes has ``usual`` tokens, times ``RATIO_STEP`` for each step."""
+    requests = traffic.requests
+    rows = np.repeat(np.arange(len(counts)), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the block in its prompt
+    of_block = usual * RATIO_STEP ** steps.astype(np.float64)
+    at = np.minimum(numbers * block_tokens / of_block[rows], 2.0**20).astype(np.int64)  # position in blocks of bytes
+    sources = _sources(traffic, rows, at)
+    is_known = (sources.hashes != 0) & (at < requests.block_counts[rows])
+    salt = numbers * 4 + sources.kinds + (steps[rows] << 40)
+    mixed = _mixed(sources.hashes ^ _mixed(salt.astype(np.uint64)))
+    unique = _mixed(np.arange(1, len(rows) + 1, dtype=np.uint64) ^ np.uint64(0xA5A5A5A5A5A5A5A5))
+    return np.where(is_known, mixed, unique)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The sampled block that identifies each block; hash 0: none."""
+
+    hashes: Hashes
+    kinds: Integers  # 0: it is before the block, or the block itself; 1: after it; 2: the tier-1 prefix
+
+
+def _sources(traffic: CapturedTraffic, rows: Integers, at: Integers) -> _Sources:
+    requests = traffic.requests
+    owners = np.repeat(np.arange(len(requests)), requests.lengths)
+    sampled = owners << 21 | requests.positions
+    before = np.searchsorted(sampled, rows << 21 | at, side="right") - 1
+    blocks = np.append(requests.blocks, np.uint64(0))
+    bounded_owners, bounded_positions = np.append(owners, -1), np.append(requests.positions, 0)
+    has_before = (before >= 0) & (bounded_owners[before] == rows)
+    after = before + 1
+    has_after = bounded_owners[np.minimum(after, len(owners))] == rows
+    reach = np.ceil(FILL / np.maximum(requests.sample_ratios, 2.0**-12))[rows]
+    reach = np.where(requests.sample_ratios[rows] >= 1, 1, reach)
+    distance = np.where(has_before, at - bounded_positions[before], at + 1)
+    is_near = distance < reach
+    use_before = has_before & is_near
+    use_prefix = ~has_before & is_near & (traffic.prefixes[rows] != 0)
+    use_after = ~use_before & ~use_prefix & has_after
+    hashes = np.where(
+        use_before,
+        blocks[before],
+        np.where(use_after, blocks[np.minimum(after, len(owners))], np.where(use_prefix, traffic.prefixes[rows], 0)),
+    )
+    return _Sources(hashes.astype(np.uint64), np.where(use_before, 0, np.where(use_after, 1, 2)))
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """A bijection that spreads values over the 64-bit range (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        mixed = values + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """Parameters of one engine; None: too few streamed responses to fit them."""
+
+    prefill_rate: float | None  # tokens/s
+    overhead_s: float  # of TTFT, whatever the prompt
+    step_s: float
+    decode_s: float
+    requests: int  # that the fit rests on
+
+
+def fit_engine(traffic: CapturedTraffic, rows: Integers) -> EngineFit:
+    """Fit the parameters of an engine, or of several alike ones, to the requests at these rows."""
+    requests = traffic.requests
+    uncached = requests.prompt_tokens[rows] - np.nan_to_num(requests.cached_tokens[rows])
+    ttft_s = traffic.ttft_s[rows]
+    is_usable = (ttft_s > 0) & (requests.cached_tokens[rows] >= 0) & (uncached > 0)
+    step_s = _step_s(traffic, rows)
+    count = int(is_usable.sum())
+    line = _idle_line(uncached[is_usable], ttft_s[is_usable]) if count >= MIN_FIT else None
+    if line is None:
+        return EngineFit(None, 0.0, step_s, DECODE_RATIO * step_s, count)
+    slope, intercept = line
+    return EngineFit(1 / slope, max(0.0, intercept - step_s), step_s, DECODE_RATIO * step_s, count)
+
+
+def _step_s(traffic: CapturedTraffic, rows: Integers) -> float:
+    """Duration of a decode step: a low quantile of the mean time between the tokens of a stream."""
+    generated = traffic.generated_tokens[rows]
+    decode_s = traffic.latency_s[rows] - traffic.ttft_s[rows]
+    is_usable = (generated >= 8) & (decode_s > 0)
+    if int(is_usable.sum()) < MIN_FIT:
+        return DEFAULT_STEP_S
+    return float(np.quantile(decode_s[is_usable] / (generated[is_usable] - 1), IDLE_QUANTILE))
+
+
+def _idle_line(uncached: Floats, ttft_s: Floats) -> tuple[float, float] | None:
+    """(seconds per token, seconds) of a line through low quantiles of TTFT; None if TTFT does not grow with tokens."""
+    edges = np.unique(np.quantile(uncached, np.linspace(0, 1, FIT_BINS + 1)))
+    bins = np.clip(np.searchsorted(edges, uncached, side="right") - 1, 0, max(0, len(edges) - 2))
+    points = [
+        (float(uncached[bins == number].mean()), float(np.quantile(ttft_s[bins == number], IDLE_QUANTILE)))
+        for number in range(len(edges) - 1)
+        if int((bins == number).sum()) >= 3
+    ]
+    if len(points) < 2:
+        return None
+    tokens, seconds = np.array(points).T
+    slope, intercept = np.polyfit(tokens, seconds, 1)
+    return (float(slope), float(intercept)) if slope > 0 else None

@@ -1,0 +1,203 @@
+"""Pages of what-ifs: a form for new ones, the list, and one with its figures."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.gzip import gzip_page
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from controlplane.errors import ControlPlaneError
+from controlplane.models import Pool, RoutingPolicy
+from controlplane.services.policies.settings import policy_catalogue
+from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
+from controlplane.web.forms.base import Form
+from telemetry.models import WhatIf
+from telemetry.services.lab.what_if_traces import trace_lines
+from telemetry.services.lab.what_ifs import (
+    MAX_CANDIDATES,
+    cancel_what_if,
+    candidate_of_draft,
+    create_what_if,
+    newest_of_draft,
+)
+from telemetry.web.what_if_figures import figure_of, rows_of
+
+WINDOWS = (("300", "Last 5 minutes"), ("1800", "Last 30 minutes"), ("7200", "Last 2 hours"), ("21600", "Last 6 hours"))
+LISTED = 30
+
+
+class WhatIfForm(Form):
+    """A new what-if: strategies with their default settings, numbers of replicas, cache sizes, and the draft."""
+
+    pool = forms.ModelChoiceField(Pool.objects.none(), to_field_name="name", empty_label=None)
+    window = forms.ChoiceField(choices=WINDOWS, initial="1800", label="Captured traffic")
+    draft = forms.BooleanField(required=False, label="The pool's draft")
+    strategies = forms.MultipleChoiceField(
+        required=False, widget=forms.CheckboxSelectMultiple, label="Strategies, with their default settings"
+    )
+    replicas = forms.CharField(
+        required=False,
+        max_length=60,
+        label="Numbers of replicas",
+        help_text="With the active policy, such as: 3, 6.",
+        widget=forms.TextInput({"inputmode": "numeric", "autocomplete": "off"}),
+    )
+    caches = forms.CharField(
+        required=False,
+        max_length=60,
+        label="Cache per replica, in tokens",
+        help_text="With the active policy, such as: 64000, 262144.",
+        widget=forms.TextInput({"inputmode": "numeric", "autocomplete": "off"}),
+    )
+
+    def __init__(self, *args: Any, pools: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field = self.fields["pool"]
+        if isinstance(field, forms.ModelChoiceField):
+            field.queryset = pools
+        self.fields["strategies"].choices = [  # type: ignore[attr-defined]
+            (info.name, f"{info.name}: {info.help}") for info in policy_catalogue()
+        ]
+
+    def clean_replicas(self) -> list[int]:
+        return _numbers(self.cleaned_data["replicas"])
+
+    def clean_caches(self) -> list[int]:
+        return _numbers(self.cleaned_data["caches"])
+
+    def clean(self) -> dict[str, Any]:
+        """Collect the candidates."""
+        values: dict[str, Any] = super().clean() or {}
+        if self.errors:
+            return values
+        candidates = [{"name": name, "settings": {"strategy": name}} for name in values["strategies"]]
+        candidates += [{"name": f"{number} replicas", "replicas": number} for number in values["replicas"]]
+        candidates += [{"name": f"cache of {number} tokens", "cache_tokens": number} for number in values["caches"]]
+        if values["draft"]:
+            candidates.insert(0, self._draft(values["pool"]))
+        if not 1 <= len(candidates) <= MAX_CANDIDATES:
+            raise forms.ValidationError(f"Choose 1 to {MAX_CANDIDATES} candidates.")
+        return {**values, "candidates": candidates}
+
+    def _draft(self, pool: Pool) -> dict[str, Any]:
+        draft = RoutingPolicy.objects.get(pool=pool, group=None).draft()
+        if draft is None:
+            raise forms.ValidationError({"draft": "The policy of this pool has no draft."})
+        return candidate_of_draft(draft)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = []
+    for part in text.replace(",", " ").split():
+        if not (part.isascii() and part.isdigit() and len(part) < 11):
+            raise forms.ValidationError("Enter whole numbers, separated by commas.")
+        numbers.append(int(part))
+    return numbers
+
+
+@require_http_methods(["GET", "POST"])
+def what_if_list(request: HttpRequest) -> HttpResponse:
+    """The latest what-ifs, and a form for a new one."""
+    pools = manageable(request, Pool.objects.all())
+    initial = {name: request.GET[name] for name in ("pool", "draft") if name in request.GET}
+    form = WhatIfForm(request.POST or None, pools=pools, initial={"strategies": ["lowest_cost"], **initial})
+    if form.is_valid():
+        values = form.cleaned_data
+        with form.service_errors():
+            created = _create(request, values)
+            return redirect("telemetry:what-if", created.pk)
+    rows = viewable(request, WhatIf.objects.select_related("pool", "created_by").defer("result"))[:LISTED]
+    context = {"form": form, "rows": rows, "can_create": pools.exists()}
+    return render(request, "telemetry/what_ifs.html", context, status=422 if form.errors else 200)
+
+
+def _create(request: HttpRequest, values: dict[str, Any]) -> WhatIf:
+    end = timezone.now()
+    start = end - timedelta(seconds=int(values["window"]))
+    return create_what_if(values["pool"], values["candidates"], start=start, end=end, by=current_user(request))
+
+
+@require_GET
+def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
+    """One what-if: its progress, or its figures."""
+    what_if = _what_if(request, what_if_id)
+    result = what_if.result or {}
+    context = {
+        "what_if": what_if,
+        "result": result,
+        "rows": rows_of(what_if),
+        "groups": sorted({name for row in what_if.replays for name in row["groups"]}),
+        "counted_from": datetime.fromisoformat(result["counted_from"]) if result else None,
+    }
+    return render_live(request, "telemetry/what_if.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
+    """The prediction for a policy's draft, as a part of the policy's page; POST asks for one."""
+    policies = viewable(request, RoutingPolicy.objects.select_related("pool", "group"))
+    policy = get_object_or_404(policies, pk=policy_id)
+    draft = policy.draft()
+    if draft is None:
+        return HttpResponse(status=204)
+    draft.policy = policy
+    error = ""
+    if request.method == "POST":
+        try:
+            create_what_if(policy.pool, [candidate_of_draft(draft)], by=current_user(request))
+        except ControlPlaneError as failure:
+            error = str(failure)
+    what_if = newest_of_draft(draft)
+    name = candidate_of_draft(draft)["name"]
+    rows = [row for row in rows_of(what_if)[2:] if row.name == name] if what_if else []
+    context = {"policy": policy, "what_if": what_if, "row": rows[0] if rows else None, "error": error}
+    return render(request, "telemetry/what_if_draft.html", context)
+
+
+@require_GET
+@gzip_page  # the response contains no secret
+def what_if_figure(request: HttpRequest, what_if_id: int, slug: str) -> HttpResponse:
+    """A chart of the figures over time: ``hit-rate`` or ``ttft``."""
+    what_if = _what_if(request, what_if_id)
+    if what_if.result is None or slug not in {"hit-rate", "ttft"}:
+        raise Http404("There is no data for this chart.")
+    return JsonResponse(figure_of(what_if, slug))
+
+
+@require_GET
+def what_if_json(request: HttpRequest, what_if_id: int) -> HttpResponse:
+    """The result as a file."""
+    what_if = _what_if(request, what_if_id)
+    response = JsonResponse({"candidates": what_if.candidates, "result": what_if.result})
+    response["Content-Disposition"] = f'attachment; filename="what-if-{what_if.pk}.json"'
+    return response
+
+
+@require_GET
+def what_if_trace(request: HttpRequest, what_if_id: int) -> HttpResponse:
+    """The captured traffic as a trace in Mooncake's format."""
+    what_if = _what_if(request, what_if_id)
+    body = b"".join(trace_lines(what_if.pool, what_if.start, what_if.end))
+    response = HttpResponse(body, content_type="application/x-ndjson")
+    response["Content-Disposition"] = f'attachment; filename="{what_if.pool.name}.jsonl"'
+    return response
+
+
+@require_POST
+def what_if_cancel(request: HttpRequest, what_if_id: int) -> HttpResponse:
+    """Cancel a what-if that is queued or running."""
+    with errors_as_messages(request):
+        cancel_what_if(get_object_or_404(WhatIf, pk=what_if_id).pk)
+        messages.success(request, "The what-if was cancelled.")
+    return redirect("telemetry:what-if", what_if_id)
+
+
+def _what_if(request: HttpRequest, what_if_id: int) -> WhatIf:
+    return get_object_or_404(viewable(request, WhatIf.objects.select_related("pool", "created_by")), pk=what_if_id)

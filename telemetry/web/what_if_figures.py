@@ -1,0 +1,107 @@
+"""Tables and charts of a what-if."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from telemetry.lab.predictions import Verdict
+from telemetry.models import WhatIf
+from telemetry.web import figures
+
+VERDICTS = {
+    Verdict.BETTER: ("better", "good"),
+    Verdict.WORSE: ("worse", "bad"),
+    Verdict.MIXED: ("mixed", "warn"),
+    Verdict.SAME: ("no difference", "idle"),
+    Verdict.UNKNOWN: ("no verdict", "idle"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table of candidates."""
+
+    name: str
+    strategy: str
+    figures: dict[str, Any] | None  # None: it could not be replayed
+    reason: str
+    hit_points: str  # difference from the active policy with its interval; "" for the active policy
+    ttft_change: str
+    verdict: str
+    tone: str
+    groups: dict[str, dict[str, Any]]
+
+
+def rows_of(what_if: WhatIf) -> list[Row]:
+    """What was measured, the replayed active policy, and the candidates."""
+    if what_if.result is None:
+        return []
+    measured = Row("Measured", "", what_if.result["measured"], "", "", "", "", "", {})
+    return [measured, *(_row(number, row) for number, row in enumerate(what_if.replays))]
+
+
+def _row(number: int, row: dict[str, Any]) -> Row:
+    difference = row["difference"] or {}
+    verdict, tone = VERDICTS[Verdict(row["verdict"])] if number else ("", "")
+    return Row(
+        "Active policy, replayed" if number == 0 else row["name"],
+        row["strategy"],
+        row["figures"],
+        row["reason"],
+        _interval(difference.get("hit_rate"), "points"),
+        _interval(difference.get("ttft_p50"), "%"),
+        verdict,
+        tone,
+        row["groups"],
+    )
+
+
+def _interval(interval: dict[str, float] | None, unit: str) -> str:
+    """A difference and its 95 % interval, such as +35 points (+31 to +38)."""
+    if interval is None:
+        return ""
+    value, low, high = (f"{100 * interval[name]:+.0f}" for name in ("value", "low", "high"))
+    return f"{value} {unit} ({low} to {high})"
+
+
+def figure_of(what_if: WhatIf, slug: str) -> dict[str, Any]:
+    """Hit rate or TTFT p50 over the counted time: measured, and a line for each replay."""
+    result: dict[str, Any] = what_if.result or {}
+    name = "hit_rate" if slug == "hit-rate" else "ttft_p50_s"
+    lines = [("Measured", result["measured"]["timeline"])]
+    lines += [(row.name, replay["timeline"]) for row, replay in zip(rows_of(what_if)[1:], what_if.replays, strict=True)]
+    times = [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in lines[0][1]]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": label,
+            "x": [datetime.fromtimestamp(point["at"], UTC).isoformat() for point in points],
+            "y": [None if point[name] is None else round(point[name], 4) for point in points],
+            "line": {"color": figures.colour(number), "dash": figures.dash(number), "width": 2},
+            "hovertemplate": f"%{{y:{'.1%' if slug == 'hit-rate' else '.3f'}}}<extra>{label}</extra>",
+        }
+        for number, (label, points) in enumerate(lines)
+        if points
+    ]
+    axis = (
+        {"tickformat": ".0%", "range": [0, 1.02]} if slug == "hit-rate" else {"ticksuffix": " s", "rangemode": "tozero"}
+    )
+    layout: dict[str, Any] = {
+        "template": None,
+        "autosize": True,
+        "showlegend": True,
+        "dragmode": False,
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 36},
+        "legend": {"orientation": "h", "y": -0.16, "x": 0},
+        "xaxis": {"type": "date", "fixedrange": True, "range": [times[0], times[-1]]},
+        "yaxis": {"fixedrange": True, **axis},
+        "shapes": [],
+        "annotations": [],
+    }
+    from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
+
+    figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
+    return {"data": figure["data"], "layout": figure["layout"]}

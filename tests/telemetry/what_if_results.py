@@ -1,0 +1,88 @@
+"""A what-if with a result, for tests of pages."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from controlplane.models import Pool
+from telemetry.models import WhatIf, WhatIfState
+
+
+def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
+    """Three candidates of an hour until ``end``: one better, one worse, one that cannot run."""
+    start = end - timedelta(hours=1)
+    active = _candidate("active policy", start, 0.45, 0.6, None)
+    return WhatIf.objects.create(
+        pool=pool,
+        start=start,
+        end=end,
+        state=WhatIfState.DONE,
+        progress_ratio=1.0,
+        ended_at=end,
+        candidates=[{"name": name} for name in ("lowest_cost", "random", "cache of 1000 tokens")],
+        result={
+            "counted_from": (start + timedelta(minutes=20)).isoformat(),
+            "to": end.isoformat(),
+            "replayed_requests": 1800,
+            "counted_requests": 1200,
+            "sample_ratio": 1.0,
+            "routers": 1,
+            "engine": {
+                "prefill_rate": 8000.0,
+                "overhead_s": 0.01,
+                "step_s": 0.01,
+                "fitted_requests": 1700,
+                "cache_tokens": {"gpu-1": 131072},
+            },
+            "calibration": {
+                "is_calibrated": True,
+                "problems": [],
+                "measured": active["figures"],
+                "replayed": active["figures"],
+            },
+            "measured": {**active["figures"], "timeline": active["timeline"]},
+            "candidates": [
+                active,
+                _candidate("lowest_cost", start, 0.82, 0.12, "better"),
+                _candidate("random", start, 0.40, 0.7, "worse"),
+                {**_candidate("cache of 1000 tokens", start, 0.0, 0.0, "unknown"), "figures": None, "timeline": []}
+                | {"reason": "The cache of a replica is too small."},
+            ],
+            "notes": ["No request has a session key: conversations are told apart by their prompts."],
+        },
+    )
+
+
+def _candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdict: str | None) -> dict[str, Any]:
+    figures = {
+        "requests": 1200,
+        "prompt_tokens": 6_000_000,
+        "hit_rate": hit_rate,
+        "ttft_mean_s": ttft_s,
+        "ttft_p50_s": ttft_s,
+        "ttft_p95_s": 3 * ttft_s,
+        "ttft_p99_s": 5 * ttft_s,
+        "prefill_gpu_s": 400.0,
+        "load_max_over_mean": 1.05,
+    }
+    interval = {"value": hit_rate - 0.45, "low": hit_rate - 0.47, "high": hit_rate - 0.43}
+    difference = dict.fromkeys(("hit_rate", "ttft_p50", "ttft_p95", "prefill"), interval)
+    return {
+        "name": name,
+        "strategy": name,
+        "settings": {},
+        "replicas": 4,
+        "cache_tokens": 524_288,
+        "reason": "",
+        "figures": figures,
+        "difference": None if verdict is None else difference,
+        "verdict": verdict or "unknown",
+        "sentence": "" if verdict is None else f"{name}: hit rate +35 to +39 points",
+        "groups": {"agents": figures, "": figures},
+        "timeline": [
+            {"at": start.timestamp() + 60 * minute, "hit_rate": hit_rate, "ttft_p50_s": ttft_s}
+            for minute in range(20, 60)
+        ],
+        "reasons": {"hit": 1000, "cold": 200},
+    }
