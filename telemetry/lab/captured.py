@@ -10,7 +10,7 @@ all hashes, and a sixteenth within 7, whatever the size of caches. Blocks before
 prefix in place of a sampled block. With all hashes stored, the ids are exact.
 
 Theory of operation, tokens. Hashes are of blocks of bytes, engines count tokens. The ratio differs between code and
-prose, so it is measured for each task group, and rounded to steps of 5 %. Ids contain the step, because the same blocks
+prose, so it is measured for each task group, and rounded to steps of 1 %. Ids contain the step, because the same blocks
 of bytes would be different blocks of tokens.
 
 Theory of operation, engines. In an idle engine, TTFT is a fixed overhead plus uncached tokens / prefill rate. A low
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from telemetry.lab.chains import Coded, Floats, Hashes, Integers, Requests
 
 FILL = 1.0  # sampled blocks stand for this many times 1 / ratio blocks after them
-RATIO_STEP = 1.05  # of tokens per byte block
+RATIO_STEP = 1.01  # of tokens per byte block
 MAX_IDS = 12_000_000  # of a replay: 100 MB
 MIN_FIT = 30  # streamed requests that a fit needs
 FIT_BINS = 8
@@ -122,16 +122,17 @@ def _with_output_ids(
 def _prompt_tokens(requests: Requests) -> tuple[Integers, Floats]:
     """(tokens of each prompt, at least 1; tokens of a block of bytes by the ratio of its task group)."""
     is_reported = (requests.prompt_tokens > 0) & (requests.estimates > 0)
-    weights = np.where(is_reported, requests.estimates, 0.0)
+    byte_blocks = requests.estimates / requests.hash_tokens  # routers change ``hash_tokens`` as they learn
+    weights = np.where(is_reported, byte_blocks, 0.0)
     counted = np.where(is_reported, requests.prompt_tokens, 0.0)
     size = len(requests.groups.names)
     totals = np.bincount(requests.groups.codes, weights, size)
     sums = np.bincount(requests.groups.codes, counted, size)
-    overall = sums.sum() / totals.sum() if totals.sum() else 1.0
+    overall = sums.sum() / totals.sum() if totals.sum() else float(np.median(requests.hash_tokens))
     by_group = np.divide(sums, totals, out=np.full(size, overall), where=totals > 0)
     ratio = by_group[requests.groups.codes] if size else np.empty(0)
-    tokens = np.where(is_reported, requests.prompt_tokens, requests.estimates * ratio)
-    return np.maximum(1, np.round(tokens)).astype(np.int64), requests.hash_tokens * ratio
+    tokens = np.where(is_reported, requests.prompt_tokens, byte_blocks * ratio)
+    return np.maximum(1, np.round(tokens)).astype(np.int64), ratio
 
 
 def _output_tokens(traffic: CapturedTraffic) -> Integers:
