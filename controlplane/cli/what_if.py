@@ -81,7 +81,7 @@ def _print(context: Context, what_if: dict[str, Any]) -> None:
         context.output.json(what_if)
         return
     if what_if["state"] != "done":
-        context.output.message(f"The what-if {what_if['state']}: {what_if['reason'] or 'no reason is given'}")
+        context.output.message(f"State of the what-if: {what_if['state']}. {what_if['reason']}".strip())
         return
     result = what_if["result"]
     context.output.table(

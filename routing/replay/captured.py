@@ -25,7 +25,7 @@ from routing.schema import Boundary, PoolConfig
 from routing.traffic.columns import Columns
 from routing.types import BYTES_PER_TOKEN, NoReplicaError, PrefixHash, Reason
 
-CONVERSATION_TOKENS = 1024  # after the tier-1 prefix, for requests without a session: the next message's beginning
+CONVERSATION_TOKENS = 1024  # identify a conversation without a session, after a tier-1 prefix of known length
 _HEALTH = HealthRegistry()
 
 
@@ -82,7 +82,7 @@ class CapturedKeys:
 
     @property
     def tier2(self) -> PrefixHash | None:
-        """The session, else the block that ends ``CONVERSATION_TOKENS`` after the tier-1 prefix."""
+        """The session, else the block ``CONVERSATION_TOKENS`` after a tier-1 prefix in bytes, or after the start."""
         return self.session or self._block(self._boundary_blocks + -(-CONVERSATION_TOKENS // self.block_tokens))
 
     @property

@@ -61,6 +61,7 @@ class ReplayInput:
     """Columns of a replay: one item per request, and the ids of all prompts."""
 
     block_tokens: int
+    byte_block_tokens: int  # of a block of bytes, the resolution of the ids
     prompt_tokens: Integers
     output_tokens: Integers
     starts: Integers  # one item more
@@ -80,7 +81,7 @@ def replay_input(traffic: CapturedTraffic) -> ReplayInput:
     starts, ids = _with_output_ids(
         traffic, starts, ids, tokens // block_tokens, (tokens + output_tokens) // block_tokens
     )
-    return ReplayInput(block_tokens, tokens, output_tokens, starts, ids)
+    return ReplayInput(block_tokens, usual, tokens, output_tokens, starts, ids)
 
 
 def _with_output_ids(
@@ -150,7 +151,8 @@ def _ids(traffic: CapturedTraffic, counts: Integers, steps: Integers, block_toke
     rows = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the block in its prompt
     of_block = usual * RATIO_STEP ** steps.astype(np.float64)
-    at = np.minimum(numbers * block_tokens / of_block[rows], 2.0**20).astype(np.int64)  # position in blocks of bytes
+    middles = (numbers + 0.5) * block_tokens / of_block[rows]  # in blocks of bytes: unbiased if their sizes differ
+    at = np.minimum(middles, 2.0**20).astype(np.int64)
     sources = _sources(traffic, rows, at)
     is_known = (sources.hashes != 0) & (at < requests.block_counts[rows])
     salt = numbers * 4 + sources.kinds + (steps[rows] << 40)

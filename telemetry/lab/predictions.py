@@ -126,11 +126,7 @@ class Difference:
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {name: value and asdict(value) for name, value in _parts(self).items()}
-
-
-def _parts(difference: Difference) -> dict[str, Interval | None]:
-    return {name: getattr(difference, name) for name in ("hit_rate", "ttft_p50", "ttft_p95", "prefill")}
+        return asdict(self)
 
 
 class Verdict(StrEnum):

@@ -77,12 +77,12 @@ def _outcome(model: WindowModel, scenario: Mapping[str, Any], result: Mapping[st
 def _cached_tokens(model: WindowModel, replayed: Floats, prompt_tokens: Integers) -> Floats:
     """Cached tokens of replayed prompts.
 
-    Prompts diverge within a block of the replay, on average in its middle, and engines have smaller blocks. So half of
-    the difference is added where only a part of the prompt was cached.
+    Prompts diverge within a block of bytes, on average in its middle, and engines have smaller blocks. So half of the
+    difference is added where only a part of the prompt was cached.
     """
-    block_tokens = model.columns.block_tokens
-    engine_tokens: Floats = np.nan_to_num(model.traffic.requests.block_tokens[model.counted], nan=block_tokens)
-    partial = np.maximum(0.0, (block_tokens - engine_tokens) / 2)
+    block_tokens, byte_block_tokens = model.columns.block_tokens, model.columns.byte_block_tokens
+    engine_tokens: Floats = np.nan_to_num(model.traffic.requests.block_tokens[model.counted], nan=byte_block_tokens)
+    partial = np.maximum(0.0, (byte_block_tokens - engine_tokens) / 2)
     is_partial = (replayed > 0) & (replayed < (prompt_tokens - 1) // block_tokens * block_tokens)
     return replayed + np.where(is_partial, partial, 0.0)
 

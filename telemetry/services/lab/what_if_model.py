@@ -136,7 +136,11 @@ def _notes(traffic: CapturedTraffic, pool: PoolConfig) -> list[str]:
     if ratio < 1:
         notes.append(f"1 of {1 / ratio:.0f} block hashes was captured; the interval contains the error of that.")
     if not traffic.sessions.any():
-        notes.append("No request has a session key: conversations are told apart by their prompts.")
+        notes.append(
+            "No request has a session key. A conversation is identified by the first 1,024 tokens of its prompt, so "
+            "predictions for tiered and affinity_groups are unreliable where prompts share more, and session_affinity "
+            "balances load."
+        )
     if len(traffic) == MAX_REQUESTS:
         notes.append(f"Only the newest {MAX_REQUESTS} requests of the window were replayed.")
     if pool.policy.trial is not None or any(group.policy and group.policy.trial for group in pool.groups):

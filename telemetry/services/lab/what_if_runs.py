@@ -45,7 +45,7 @@ from telemetry.storage.locks import WHAT_IF, advisory_lock
 
 log = logging.getLogger(__name__)
 SLOTS = 2
-STALE = timedelta(seconds=30)  # without a heartbeat: the worker was killed
+STALE = timedelta(minutes=3)  # without a heartbeat: the worker was killed; preparing 200,000 requests has none
 MAX_ATTEMPTS = 3
 MAX_RUN_S = 600.0
 POLL_S = 0.5

@@ -61,7 +61,7 @@ def create_what_if(
     end = min(end or latest, latest)
     start = start or end - DEFAULT_WINDOW
     if not MIN_WINDOW <= end - start <= MAX_WINDOW:
-        raise InvalidError("$.start", "expected a window of 1 minute to 24 hours that has begun")
+        raise InvalidError("$.start", "expected a window of 1 minute to 24 hours in the past")
     read_candidates(candidates)
     with transaction.atomic():
         Pool.objects.select_for_update().get(pk=pool.pk)

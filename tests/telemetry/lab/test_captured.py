@@ -36,6 +36,16 @@ def shared(one: list[int], other: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def hit_rate(ids: list[list[int]]) -> float:
+    """Of one unbounded cache, in blocks."""
+    seen: set[int] = set()
+    hits = 0
+    for prompt in ids:
+        hits += next((at for at, block in enumerate(prompt) if block not in seen), len(prompt))
+        seen.update(prompt)
+    return hits / sum(map(len, ids))
+
+
 def test_prompts_share_exactly_the_ids_of_their_common_blocks() -> None:
     rows = [request(0, [1, 2, 3, 4]), request(1, [1, 2, 3, 9, 8]), request(2, [5, 6])]
 
@@ -62,14 +72,6 @@ def test_sampled_hashes_give_about_the_hit_rate_of_all_hashes(ratio: float, erro
     rows = traffic(300, prompts=12, sessions=40, longest=200)
     exact, estimated = ids_of(rows), ids_of(sampled(rows, ratio), prefixes=captured(rows).prefixes)
 
-    def hit_rate(ids: list[list[int]]) -> float:
-        seen: set[int] = set()
-        hits = 0
-        for prompt in ids:
-            hits += next((at for at, block in enumerate(prompt) if block not in seen), len(prompt))
-            seen.update(prompt)
-        return hits / sum(map(len, ids))
-
     assert hit_rate(estimated) == pytest.approx(hit_rate(exact), abs=error)
 
 
@@ -89,10 +91,12 @@ def test_a_response_that_no_prompt_repeats_has_no_ids() -> None:
 
 
 def test_the_ids_of_a_window_are_bounded_by_larger_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.lab.captured.MAX_IDS", 500)
+    exact = ids_of(traffic(200))
+    monkeypatch.setattr("telemetry.lab.captured.MAX_IDS", 3000)
     result = replay_input(captured(traffic(200)))
-    assert len(result.ids) < 1000
-    assert result.block_tokens > HASH_TOKENS
+    assert len(result.ids) < 3500
+    assert result.block_tokens > 2 * HASH_TOKENS
+    assert hit_rate(ids_of(traffic(200))) == pytest.approx(hit_rate(exact), abs=0.04)
 
 
 def timed(count: int = 400, *, rate: float = 5000.0, overhead_s: float = 0.05, step_s: float = 0.02) -> CapturedTraffic:

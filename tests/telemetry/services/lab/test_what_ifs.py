@@ -238,12 +238,12 @@ def test_the_what_if_of_a_killed_worker_runs_again_and_gives_up_after_three_atte
     killed = create_what_if(fleet, [{"name": "three", "replicas": 3}], start=START, end=START + timedelta(minutes=8))
     WhatIf.objects.update(state=WhatIfState.RUNNING, attempts=1, heartbeat_at=timezone.now())
     assert what_if_runs.run_queued() == 0  # its worker may be alive
-    WhatIf.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=1))
+    WhatIf.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=4))
     assert what_if_runs.run_queued() == 1
     killed.refresh_from_db()
     assert (killed.state, killed.attempts) == (WhatIfState.DONE, 2)
 
-    WhatIf.objects.update(state=WhatIfState.RUNNING, attempts=3, heartbeat_at=timezone.now() - timedelta(minutes=1))
+    WhatIf.objects.update(state=WhatIfState.RUNNING, attempts=3, heartbeat_at=timezone.now() - timedelta(minutes=4))
     what_if_runs.run_queued()
     killed.refresh_from_db()
     assert killed.state == WhatIfState.FAILED
