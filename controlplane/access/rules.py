@@ -81,8 +81,6 @@ RULES: Mapping[str, Rule] = {
     "telemetry:what-if": VIEW,
     "telemetry:what-if-draft": _rule(GET=VIEWER, POST=OPERATOR),
     "telemetry:what-if-figure": VIEW,
-    "telemetry:what-if-json": VIEW,
-    "telemetry:what-if-trace": VIEW,
     "telemetry:what-if-cancel": _rule(POST=OPERATOR),
     "telemetry:links": _rule(POST=VIEWER),
     "telemetry:link": VIEW,

@@ -15,8 +15,9 @@ from tests.end_to_end.every_page import ANYWHERE, ON_THE_WAY, of_rows
 NOT_PAGES = {
     "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
-    "telemetry:events-csv", "telemetry:what-if-figure", "telemetry:what-if-json", "telemetry:what-if-trace",
-    "telemetry:what-if-draft", "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
+    "telemetry:events-csv",
+    "telemetry:what-if-figure", "telemetry:what-if-draft",
+    "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
     "controlplane:audit-csv", "telemetry:link-follow",
     "healthz", "readyz", "telemetry:metrics",
     "account_inactive", "account_set_password", "openid_connect_callback", "single_sign_on_disconnect",

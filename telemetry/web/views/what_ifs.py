@@ -19,7 +19,6 @@ from controlplane.services.policies.settings import policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
 from telemetry.models import WhatIf
-from telemetry.services.lab.what_if_traces import trace_lines
 from telemetry.services.lab.what_ifs import (
     MAX_CANDIDATES,
     cancel_what_if,
@@ -169,25 +168,6 @@ def what_if_figure(request: HttpRequest, what_if_id: int, slug: str) -> HttpResp
     if what_if.result is None or slug not in {"hit-rate", "ttft"}:
         raise Http404("There is no data for this chart.")
     return JsonResponse(figure_of(what_if, slug))
-
-
-@require_GET
-def what_if_json(request: HttpRequest, what_if_id: int) -> HttpResponse:
-    """The result as a file."""
-    what_if = _what_if(request, what_if_id)
-    response = JsonResponse({"candidates": what_if.candidates, "result": what_if.result})
-    response["Content-Disposition"] = f'attachment; filename="what-if-{what_if.pk}.json"'
-    return response
-
-
-@require_GET
-def what_if_trace(request: HttpRequest, what_if_id: int) -> HttpResponse:
-    """The captured traffic as a trace in Mooncake's format."""
-    what_if = _what_if(request, what_if_id)
-    body = b"".join(trace_lines(what_if.pool, what_if.start, what_if.end))
-    response = HttpResponse(body, content_type="application/x-ndjson")
-    response["Content-Disposition"] = f'attachment; filename="{what_if.pool.name}.jsonl"'
-    return response
 
 
 @require_POST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -110,11 +111,13 @@ def test_the_charts_have_a_line_for_each_replayed_candidate(browser, done):
     assert browser.get(f"/what-if/{done.pk}/figures/other/").status_code == 404
 
 
-def test_result_and_trace_can_be_downloaded(browser, done):
-    assert browser.get(f"/what-if/{done.pk}.json").json()["result"]["candidates"][1]["name"] == "lowest_cost"
-    trace = browser.get(f"/what-if/{done.pk}.jsonl")
-    assert "attachment" in trace["Content-Disposition"]
-    assert len(trace.content.splitlines()) == done.result["replayed_requests"]
+def test_the_page_links_the_result_and_the_trace_which_a_browser_session_may_read(browser, done):
+    page = browser.get(f"/what-if/{done.pk}/").content.decode()
+    result, trace = re.findall(r'href="(/api/v1/[^"]+)" download', page)
+    assert browser.get(result).json()["result"]["candidates"][1]["name"] == "lowest_cost"
+    response = browser.get(trace)
+    assert "attachment" in response["Content-Disposition"]
+    assert len(response.content.splitlines()) == done.result["replayed_requests"]
 
 
 def test_a_draft_is_predicted_on_its_page(browser, replicas):  # noqa: F811
