@@ -99,7 +99,7 @@ def replayed(forest: Forest, settings: Settings | None, replicas: int, blocks: i
     model, columns = FastEngineConfig(blocks), forest.columns
     decider = Clairvoyant() if settings is None else StrategyPlacer(settings, columns, model, replicas)
     scale = OFFERED * replicas * model.prefill_rate / columns.offered_tokens_per_s()
-    return report(replay_fast(forest, model, replicas, decider, scale), columns)
+    return report(replay_fast(forest, [model] * replicas, decider, scale), columns)
 
 
 def test_hit_rates_of_one_cache_for_all_replicas(forest: Forest) -> None:
