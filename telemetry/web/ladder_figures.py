@@ -76,12 +76,12 @@ def ladder_figure(ladder: Ladder) -> dict[str, Any]:
         "hovertemplate": "%{y}: %{text} points<extra></extra>",
         "cliponaxis": False,
     }
-    layout = _layout(110) | {
+    layout = figure_layout(110) | {
         "bargap": 0.28,
         "xaxis": {"range": [0, 1.06], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "automargin": True, "showgrid": False},
     }
-    return _figure([trace], layout, summary(ladder))
+    return figure_json([trace], layout, summary(ladder))
 
 
 def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
         for name, label, number in CURVES
     ]
     current_size = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
-    layout = _layout(48) | {
+    layout = figure_layout(48) | {
         "showlegend": True,
         "legend": {"orientation": "h", "y": -0.16, "x": 0},
         "xaxis": {
@@ -113,7 +113,7 @@ def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "shapes": [{**current_size, "line": {"color": figures.REST, "width": 1, "dash": "dot"}}],
     }
-    return _figure(traces, layout, curve_summary(curve))
+    return figure_json(traces, layout, curve_summary(curve))
 
 
 def curve_summary(curve: CapacityCurve) -> str:
@@ -130,7 +130,8 @@ def curve_summary(curve: CapacityCurve) -> str:
     )
 
 
-def _layout(left: int) -> dict[str, Any]:
+def figure_layout(left: int) -> dict[str, Any]:
+    """Layout that the lab's charts share; ``left`` is the margin in pixels."""
     return {
         "template": None,
         "autosize": True,
@@ -140,7 +141,8 @@ def _layout(left: int) -> dict[str, Any]:
     }
 
 
-def _figure(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: str) -> dict[str, Any]:
+def figure_json(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: str) -> dict[str, Any]:
+    """A figure as ``static/js/ladder.js`` reads it; ``text`` is the sentence under the chart."""
     from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()

@@ -9,6 +9,7 @@ from typing import Any
 from telemetry.lab.predictions import Verdict
 from telemetry.models import WhatIf
 from telemetry.web import figures
+from telemetry.web.ladder_figures import figure_json, figure_layout
 
 VERDICTS = {
     Verdict.BETTER: ("better", "good"),
@@ -89,19 +90,10 @@ def figure_of(what_if: WhatIf, slug: str) -> dict[str, Any]:
     axis = (
         {"tickformat": ".0%", "range": [0, 1.02]} if slug == "hit-rate" else {"ticksuffix": " s", "rangemode": "tozero"}
     )
-    layout: dict[str, Any] = {
-        "template": None,
-        "autosize": True,
+    layout = figure_layout(56) | {
         "showlegend": True,
-        "dragmode": False,
-        "margin": {"l": 56, "r": 16, "t": 8, "b": 36},
         "legend": {"orientation": "h", "y": -0.16, "x": 0},
         "xaxis": {"type": "date", "fixedrange": True, "range": [times[0], times[-1]]},
         "yaxis": {"fixedrange": True, **axis},
-        "shapes": [],
-        "annotations": [],
     }
-    from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
-
-    figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
-    return {"data": figure["data"], "layout": figure["layout"]}
+    return figure_json(traces, layout, "")

@@ -28,11 +28,12 @@ BENCHMARKS = {
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
     "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
+    "what_if": "tests.benchmarks.what_if",  # predictions against what became, and rule evaluation meanwhile; 15 minutes
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-WITH_OPTIONS = {"alerts", "causes", "predictions", "quality", "soak", "telemetry"}
-ON_DEMAND = {"predictions", "soak"}
+WITH_OPTIONS = {"alerts", "causes", "predictions", "quality", "soak", "telemetry", "what_if"}
+ON_DEMAND = {"predictions", "soak", "what_if"}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,9 +1,11 @@
-"""The README's tour: its last commands as written, the alert they lead to, and the screenshots."""
+"""The README's tour: its last commands as written, the alert they lead to, predictions, and the screenshots."""
 
+import json
 import re
 import struct
 import subprocess
 import textwrap
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
-from tests.end_to_end.live_stack import ROOT, LiveStack, slowdown
+from tests.end_to_end.keyboard import tab_to
+from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, slowdown
 from tests.end_to_end.screenshots import SIZE, capture
 
 pytestmark = pytest.mark.timeout(600)
@@ -74,6 +77,67 @@ def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: L
         assert -15 <= onset_s <= 15 * slowdown()
         explained = stack.until(lambda: drops(rest)[0]["causes"], 60, "the causes of the drop")
         assert (explained[0]["kind"], explained[0]["evidence"]["revision"]) == ("revision", random["number"])
+
+
+def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium: Browser) -> None:
+    page = chromium.new_context(viewport={"width": 1280, "height": 800}).new_page()
+    page.goto(f"{stack.web}/")
+    tab_to(page, "Username")
+    page.keyboard.type("admin")
+    tab_to(page, "Password")
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Overview").wait_for()
+    page.wait_for_load_state("load")
+
+    started = time.monotonic()
+    page.keyboard.type("gi")
+    page.wait_for_url("**/what-if/")
+    tab_to(page, "Predict")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/what-if/\d+/$"))
+    with stack.telling():
+        expect(page.get_by_role("heading", name=re.compile("^(Prediction|Not calibrated)"))).to_be_visible(
+            timeout=1000 * 60 * slowdown()
+        )
+    assert time.monotonic() - started < 60 * slowdown()
+    expect(page.get_by_role("row", name=re.compile("^lowest_cost"))).to_contain_text("%")
+    page.context.close()
+
+
+def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, tmp_path: Path) -> None:
+    token = re.search(r"wp_\S+", stack.manage("create_token", "admin", "--scope", "admin"))
+    assert token
+    command = [
+        ".venv/bin/python",
+        "-m",
+        "controlplane.cli",
+        "--json",
+        "what-if",
+        "default",
+        "-s",
+        "strategy=lowest_cost",
+    ]
+    done = subprocess.run(
+        command.split(),
+        env=stack.environment
+        | {"WARMPATH_URL": stack.web, "WARMPATH_TOKEN": token.group(), "XDG_CONFIG_HOME": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120 * slowdown(),
+        check=False,
+    )
+    with stack.telling():
+        printed = json.loads(done.stdout or "null")
+        assert printed, done.stderr
+        assert printed["state"] == "done", printed["reason"]
+    result = printed["result"]
+    assert done.returncode == (0 if result["calibration"]["is_calibrated"] else 1)
+    active, candidate = (row["figures"] for row in result["candidates"])
+    assert candidate["hit_rate"] > active["hit_rate"] + 0.1, "lowest_cost has more hits than random"
+    with stack.rest() as rest:
+        assert rest.get(f"what-ifs/{printed['id']}").json()["result"] == result
 
 
 def test_the_screenshots_show_the_overview_in_both_themes(stack: LiveStack, chromium: Browser, tmp_path: Path) -> None:
