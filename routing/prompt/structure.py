@@ -2,7 +2,8 @@
 
 Theory of operation. The prefix that a cache can share ends at the first byte in which two prompts differ, so one date
 in the first line of a system prompt prevents reuse of everything after it. To find such places later without storing
-text, the first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each with keyed hashes:
+text, the first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each with keyed hashes, and of
+the last ``TAIL_BYTES`` of a longer one the pieces:
 
 - segments: tools and messages, each with a hash of its bytes and a hash of its letter counts;
 - pieces: parts of a segment that end at lines and sentences chosen by their content, so that the pieces of two prompts
@@ -17,6 +18,7 @@ secret.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,8 @@ from xxhash import xxh3_64_intdigest
 from routing.prompt.canonical import CONTENT, DOCUMENTS, MESSAGE, PREVIOUS, UNKNOWN, CanonicalPrompt
 
 DESCRIBED_BYTES = 32 << 10
+TAIL_BYTES = 4 << 10
+MAX_TAIL_PIECES = 24
 MAX_SEGMENTS = 48
 MAX_PIECES = 96
 MAX_VOLATILE = 64
@@ -104,6 +108,7 @@ class PromptStructure(Struct, frozen=True, gc=False):
     segments: list[Segment]
     pieces: list[tuple[int, int, str]]  # (offset, bytes, hash), ascending
     volatile: list[Volatile]
+    tail: list[tuple[int, int, str]]  # pieces of the end of a prompt that is not described as a whole
 
 
 def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None, digest: Digest) -> PromptStructure:
@@ -128,7 +133,26 @@ def describe_structure(prompt: CanonicalPrompt, tools: Any, session: str | None,
     messages = len(prompt.message_ends)
     hashed_session = digest(b"session " + session.encode("utf-8", "replace")) if session else None
     sent = _tool_list(tools, digest)
-    return PromptStructure(len(prompt.data), described, messages, hashed_session, sent, segments, pieces, volatile)
+    tail = _tail_pieces(prompt, digest)
+    return PromptStructure(
+        len(prompt.data), described, messages, hashed_session, sent, segments, pieces, volatile, tail
+    )
+
+
+def _tail_pieces(prompt: CanonicalPrompt, digest: Digest) -> list[tuple[int, int, str]]:
+    """Pieces of the messages at the end, after the described part."""
+    data, ends = prompt.data, prompt.message_ends
+    first = max(DESCRIBED_BYTES, len(data) - TAIL_BYTES)
+    pieces: list[tuple[int, int, str]] = []
+    number = bisect_right(ends, first)
+    start = ends[number - 1] if number else prompt.tools_end
+    while first < len(data) and number < len(ends) and len(pieces) < MAX_TAIL_PIECES:
+        begin = max(_message_kind(data, start)[1], first)
+        content = data[begin : ends[number]]
+        for at, length in _cut_pieces(content, MAX_TAIL_PIECES - len(pieces)):
+            pieces.append((begin + at, length, digest(content[at : at + length])))
+        start, number = ends[number], number + 1
+    return pieces
 
 
 def _segment_spans(prompt: CanonicalPrompt, limit: int) -> Iterator[tuple[str, int, int]]:

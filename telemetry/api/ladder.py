@@ -18,7 +18,7 @@ from telemetry.api.viewsets import selected_pools
 from telemetry.lab.ladder import LOSS_TEXTS, Ladder, caveats, summary
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
-from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
+from telemetry.services.lab.ladders import Worth, curve_of, ladder_of, ladders_by_group, worth_of
 from telemetry.storage.reachable import reachable_share
 
 
@@ -108,6 +108,53 @@ class ReachableSerializer(serializers.Serializer[Any]):
         return {**super().get_fields(), "from": serializers.DateTimeField()}
 
 
+class AssessmentSerializer(serializers.Serializer[Any]):
+    """A verdict with its reason. ``needed_requests``: for a verdict, if there are too few."""
+
+    verdict = serializers.CharField(
+        allow_null=True,
+        help_text="of routing: plain_balancing, borderline or worth_it; of caches: fits_one_replica, fits_fleet or "
+        "thrashing; null: unknown",
+    )
+    summary = serializers.CharField()
+    reason = serializers.CharField()
+    advice = serializers.CharField(allow_blank=True)
+    needed_requests = serializers.IntegerField(allow_null=True)
+
+
+class PlacementsSerializer(serializers.Serializer[Any]):
+    """Hit rates of the same requests by placement, replayed from empty caches; ``standard_error``: of the difference.
+
+    ``by_prefix`` is near-optimal placement without regard to load.
+    """
+
+    requests = serializers.IntegerField()
+    round_robin = serializers.FloatField()
+    by_prefix = serializers.FloatField()
+    standard_error = serializers.FloatField()
+    newer_difference = serializers.FloatField(help_text="by_prefix - round_robin of the newer half of the requests")
+
+
+class WorkingSetSerializer(serializers.Serializer[Any]):
+    """Distinct tokens used between two uses of a prefix, for 90 % of the reused tokens, with its 95 % interval."""
+
+    tokens = serializers.FloatField()
+    low = serializers.FloatField()
+    high = serializers.FloatField()
+    requests = serializers.IntegerField()
+
+
+class WorthSerializer(serializers.Serializer[Any]):
+    """Whether prefix routing is worth it for the pool, by the traffic of all its task groups."""
+
+    routing = AssessmentSerializer()
+    caches = AssessmentSerializer()
+    placements = PlacementsSerializer(allow_null=True)
+    working_set = WorkingSetSerializer(allow_null=True)
+    replicas = serializers.IntegerField(help_text="caches: replicas, or their data-parallel ranks")
+    replica_tokens = serializers.IntegerField(allow_null=True, help_text="cache size of each, on average")
+
+
 class LadderResponse(serializers.Serializer[Any]):
     """``ladder`` is null without decisions in the window; groups are sorted by tokens."""
 
@@ -118,6 +165,7 @@ class LadderResponse(serializers.Serializer[Any]):
     groups = LadderSerializer(many=True)
     curve = CurveSerializer(allow_null=True)
     reachable = ReachableSerializer(allow_null=True)
+    worth = WorthSerializer()
 
 
 class LadderView(TransactionalView):
@@ -131,7 +179,7 @@ class LadderView(TransactionalView):
         params: dict[str, Any] = query.validated_data
         pool, window, group = params["pool"], params["window"], params.get("group")
         ladder = ladder_of(pool, window, group)
-        reachable = reachable_share([pool.name], window, group=group)
+        reachable, curve = reachable_share([pool.name], window, group=group), curve_of(pool)
         return Response(
             {
                 "pool": pool.name,
@@ -139,8 +187,9 @@ class LadderView(TransactionalView):
                 "end": window.end,
                 "ladder": ladder and _as_json(group, ladder),
                 "groups": [_as_json(row.group, row.ladder) for row in ladders_by_group(pool, window)],
-                "curve": _curve_as_json(curve_of(pool)),
+                "curve": _curve_as_json(curve),
                 "reachable": reachable and reachable.as_json(),
+                "worth": _worth_as_json(worth_of(pool, window, curve)),
             }
         )
 
@@ -167,6 +216,18 @@ def _curve_as_json(curve: CapacityCurve | None) -> dict[str, Any] | None:
     if curve is None:
         return None
     return {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
+
+
+def _worth_as_json(worth: Worth) -> dict[str, Any]:
+    figures = worth.figures
+    return {
+        "routing": asdict(worth.routing),
+        "caches": asdict(worth.caches),
+        "placements": figures.placements and asdict(figures.placements),
+        "working_set": figures.working_set and asdict(figures.working_set),
+        "replicas": figures.replicas,
+        "replica_tokens": figures.replica_tokens,
+    }
 
 
 class ReconciliationQuery(SeriesQuery):

@@ -14,7 +14,7 @@ from controlplane.errors import DecryptionError
 from controlplane.models import Pool
 from telemetry.channels import KINDS
 from telemetry.channels.base import Field
-from telemetry.lint import Kind as PromptKind
+from telemetry.lint.differences import Kind as PromptKind
 from telemetry.matchers import LABELS, OPS
 from telemetry.metrics.windows import POINTS, Window, choose_step
 from telemetry.models import Channel, DeliveryAttempt, Notification
@@ -213,6 +213,7 @@ class PromptFindingSerializer(serializers.Serializer[Any]):
     where = serializers.CharField()
     share_ratio = serializers.FloatField(source="share")
     stable_tokens = serializers.IntegerField()
+    effect = serializers.CharField(help_text="What about these tokens cannot be shared.")
     tokens_per_day = serializers.FloatField(allow_null=True)
     advice = serializers.CharField()
 

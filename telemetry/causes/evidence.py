@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from telemetry.lab.ladder import Ladder
-from telemetry.lint import PromptStructure
+from telemetry.lint.structure import PromptStructure
 
 MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no usual rate of its own
 BEFORE_S = 180.0  # longest time from an event to the drop that it caused

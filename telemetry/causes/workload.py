@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from telemetry.causes.evidence import CauseKind, Evidence, Finding, Period, Sums, percent, total
 from telemetry.causes.policies import has_new_revision, lost_at_other_replicas, lost_by_overflow
 from telemetry.causes.replicas import added_replicas, lost_replicas, restarted_replicas
-from telemetry.lint import Difference, PromptStructure, compare, describe, differences
+from telemetry.lint.differences import Difference, compare, differences
+from telemetry.lint.findings import describe
+from telemetry.lint.structure import PromptStructure
 
 DESCRIBED = 0.97  # certainty if prompts were described
 BY_KEYS = 0.8

@@ -5,6 +5,9 @@ that can store the distinct blocks used since its last use, itself included: its
 One pass computes the distances for all cache sizes; a Fenwick tree over the times of last use counts later uses. Blocks
 are sampled by hash, so distances are divided by the sampling ratio (SHARDS). The blocks of a prompt are used tail
 first, so distances increase along a prompt.
+
+The working set is a quantile of the same distances: the distinct blocks used between two uses of a prefix, for
+``WORKING_SET_SHARE`` of the reused tokens. A cache of that size has them.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 INITIAL_SIZE = 1024
+WORKING_SET_SHARE = 0.9  # of the reused tokens
+MIN_REUSED_REQUESTS = 20  # for a working set
 MULTIPLES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the replicas' actual cache size
 
 
@@ -51,6 +57,7 @@ class ReuseDistances:
         self._size = INITIAL_SIZE
         self._now = 0
         self.tokens: dict[int, float] = defaultdict(float)  # by distance in sampled blocks
+        self.reused_requests = 0  # counted requests with a block that was used before
 
     def __len__(self) -> int:
         return len(self._times)
@@ -64,6 +71,7 @@ class ReuseDistances:
         if gains is not None:
             self.tokens[0] += base
             total = self._tree.total
+            self.reused_requests += bool(chain) and chain[0] in times
             for block, tokens in zip(chain, gains, strict=True):
                 last_use = times.get(block)
                 if last_use is None:
@@ -75,6 +83,16 @@ class ReuseDistances:
     def hits(self, capacity: float) -> float:
         """Cached tokens with a cache of ``capacity`` sampled blocks."""
         return sum(tokens for distance, tokens in self.tokens.items() if distance <= capacity)
+
+    def quantile(self, share: float) -> int:
+        """Distance that ``share`` (0 to 1) of the reused tokens do not exceed; 0 without reuse."""
+        distances = sorted(distance for distance in self.tokens if distance)
+        rest = share * sum(self.tokens[distance] for distance in distances)
+        for distance in distances:
+            rest -= self.tokens[distance]
+            if rest <= 0:
+                return distance
+        return distances[-1] if distances else 0
 
     def _touch(self, block: int) -> None:
         if self._now == self._size:
@@ -104,6 +122,16 @@ class CapacityPoint:
     one: float  # all traffic on one replica
     split: float  # a cache per replica, with the actual placement
     shared: float  # one cache of all replicas' size
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingSet:
+    """Cache size that would have ``WORKING_SET_SHARE`` of the reused tokens, in tokens, with its 95 % interval."""
+
+    tokens: float
+    low: float
+    high: float
+    requests: int  # with reuse
 
 
 class CapacityCurve:
@@ -149,3 +177,16 @@ class CapacityCurve:
             )
             for multiple in MULTIPLES
         ]
+
+    def working_set(self, tokens_per_block: float) -> WorkingSet | None:
+        """The working set of all requests; ``tokens_per_block``: distinct tokens that a sampled block stands for.
+
+        None below ``MIN_REUSED_REQUESTS``. The interval is that of a quantile of as many independent observations.
+        """
+        count = self._all.reused_requests
+        if count < MIN_REUSED_REQUESTS:
+            return None
+        margin = 1.96 * sqrt(WORKING_SET_SHARE * (1 - WORKING_SET_SHARE) / count)
+        shares = (WORKING_SET_SHARE, WORKING_SET_SHARE - margin, min(WORKING_SET_SHARE + margin, 1.0))
+        tokens, low, high = (tokens_per_block * self._all.quantile(share) for share in shares)
+        return WorkingSet(tokens, low, high, count)

@@ -33,6 +33,7 @@ def bin_start(at: datetime) -> datetime:
 
 
 MIN_REQUESTS = 100  # for a meaningful ladder
+MAX_REACHABLE_ERROR = 0.05  # standard error of a reachable hit rate (0 to 1) that is shown
 MAX_ERROR_RATIO = 0.03  # of the prompt tokens: standard error from sampling in a meaningful ladder
 
 

@@ -253,12 +253,15 @@ def router_counts_by_step(pools: Sequence[str], window: Window) -> list[RouterCo
 
 def newest_prompt_structures(
     pools: Sequence[str] | None, window: Window, *, most: int, group: str | None = None
-) -> list[tuple[str, str, Any]]:
-    """(pool, task group, prompt structure as JSON) of each group's newest ``most`` described prompts. One query."""
+) -> list[tuple[str, str, Any, int | None, int | None]]:
+    """Each group's newest ``most`` described prompts. One query.
+
+    (pool, task group, prompt structure as JSON, prompt tokens, tokens of the engine's cache blocks)
+    """
     rows = fetch_rows(
         f"""
-        select pool, "group", opening::text from (
-            select pool, "group", at, opening,
+        select pool, "group", opening::text, prompt_tokens, block_tokens from (
+            select pool, "group", at, opening, prompt_tokens, block_tokens,
                 row_number() over (partition by pool, "group" order by at desc) as number
             from telemetry_decision
             where at > %(start)s and at <= %(end)s and opening is not null and {OF_POOLS}
@@ -268,7 +271,7 @@ def newest_prompt_structures(
         """,  # noqa: S608 - no part of it comes from outside
         during(window, pools=pools) | {"group": group, "most": most},
     )
-    return [(row[0], row[1], row[2]) for row in rows]
+    return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
 
 
 def _sums(names: Sequence[str]) -> str:

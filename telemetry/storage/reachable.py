@@ -2,7 +2,7 @@
 
 Pages, charts, alerts, messages, REST and ``/metrics`` all use this definition: the term W of the hit-rate ladder, reuse
 with one unbounded cache (``telemetry/lab/README.md``), over the ladder's five-minute bins. It is unknown (None) until
-the bins have ``FEW_REQUESTS`` requests and its standard error is at most ``MAX_STANDARD_ERROR``. Functions run one
+the bins have ``MIN_REQUESTS`` requests and its standard error is at most ``MAX_REACHABLE_ERROR``. Functions run one
 query.
 """
 
@@ -16,17 +16,22 @@ from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
-from telemetry.lab.ladder import BIN, MIN_REQUESTS, SUM_FIELDS, Sums, bin_start, reachable_error
+from telemetry.lab.ladder import BIN, MAX_REACHABLE_ERROR, MIN_REQUESTS, SUM_FIELDS, Sums, bin_start, reachable_error
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import LadderBin
 
 MIN_WINDOW = timedelta(minutes=30)  # shorter windows start earlier, because the newest bins are incomplete
-MAX_STANDARD_ERROR = 0.05  # of the ratio, 0 to 1
 
 
 def reachable_share(pools: Sequence[str] | None, window: Window, *, group: str | None = None) -> ReachableShare | None:
     """The share of some pools together (None: all), or of one task group ("": requests of no group)."""
     return _share(_bins(pools, window, group).aggregate(**_SUMS), window)
+
+
+def reachable_sums(pools: Sequence[str] | None, window: Window) -> Sums | None:
+    """The sums that ``reachable_share`` is computed from, however few; None without requests."""
+    row = _bins(pools, window, None).aggregate(**_SUMS)
+    return _sums(row) if row["sum_requests"] else None
 
 
 def reachable_by_group(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], ReachableShare]:
@@ -92,9 +97,9 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
     """The share from sums of bins; None where they have too few requests."""
     if not row["sum_requests"] or row["sum_requests"] < MIN_REQUESTS or not row["sum_prompt_tokens"]:
         return None
-    sums = Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})
+    sums = _sums(row)
     error = reachable_error(sums)
-    if error is None or error > MAX_STANDARD_ERROR:
+    if error is None or error > MAX_REACHABLE_ERROR:
         return None
     return ReachableShare(
         ratio=min(max(sums.reachable / sums.prompt_tokens, 0.0), 1.0),
@@ -104,3 +109,7 @@ def _share(row: Mapping[str, Any], window: Window) -> ReachableShare | None:
         end=min(row["last"] + BIN, window.end),
         delivered_ratio=sums.delivered / sums.reported_tokens if sums.reported_tokens else None,
     )
+
+
+def _sums(row: Mapping[str, Any]) -> Sums:
+    return Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})

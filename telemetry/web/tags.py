@@ -16,7 +16,7 @@ from controlplane.web.tags import percent
 from telemetry.alerts.kinds import KINDS
 from telemetry.causes import CauseKind
 from telemetry.lab.chains import format_hash
-from telemetry.lint import PromptStructure, Segment, Volatile
+from telemetry.lint.structure import PromptStructure, Segment, Volatile
 from telemetry.metrics.windows import PointState
 from telemetry.models import Alert, AlertRule, AlertState, RuleKind
 from telemetry.services.alerts.previews import Episode

@@ -18,7 +18,7 @@ from telemetry.alerts.pipeline import evaluate_rules, record_transition
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import DescribedPrompt, Period, RelatedEvent, find_change_point
 from telemetry.lab.ladder import BIN, TERMS, Ladder, bin_start
-from telemetry.lint import PromptStructure
+from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertState, AlertTransition
 from telemetry.services.lab.ladders import ladders_over_time

@@ -18,7 +18,8 @@ from django.db.models import Count, F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import Mod
 
 from telemetry.lab.prefix_tree import MAX_BLOCKS, Node, RequestPath, build_tree
-from telemetry.lint import Finding, PromptStructure, lint
+from telemetry.lint.findings import Finding, lint
+from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
 from telemetry.models import Decision, DecisionCursor
 from telemetry.services.figures.overview import Subject
@@ -246,8 +247,9 @@ def lint_prompts(pools: Sequence[str] | None, now: datetime, *, group: str | Non
     """Every task group of some pools (None: all), largest loss first. 3 queries, 10 ms per group."""
     window = Window(now - LINT_WINDOW, now, LINT_WINDOW.total_seconds())
     structures: dict[tuple[str, str], list[PromptStructure]] = defaultdict(list)
-    for pool, name, document in newest_prompt_structures(pools, window, most=MAX_PROMPTS, group=group):
-        if (prompt := PromptStructure.read(msgspec.json.decode(document))) is not None:
+    for pool, name, document, tokens, block in newest_prompt_structures(pools, window, most=MAX_PROMPTS, group=group):
+        prompt = PromptStructure.read(msgspec.json.decode(document), prompt_tokens=tokens, block_tokens=block)
+        if prompt is not None:
             structures[pool, name].append(prompt)
     rates = _request_rates(pools, window) if structures else {}
     groups = [_prompts(*key, prompts, rates.get(key)) for key, prompts in structures.items()]

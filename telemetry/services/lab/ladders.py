@@ -1,4 +1,4 @@
-"""Hit-rate ladders of a time window, from stored five-minute bins."""
+"""Hit-rate ladders of a time window, from stored five-minute bins, and whether prefix routing is worth it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from datetime import datetime
 
 from django.db.models import Max, Min, QuerySet, Sum
 
-from controlplane.models import Pool
+from controlplane.models import Pool, Replica, ReplicaState
+from telemetry.lab.capacity import WorkingSet
 from telemetry.lab.ladder import SUM_FIELDS, Ladder, Sums, bin_start, ladder_from
+from telemetry.lab.placements import Placements
+from telemetry.lab.worth import Assessment, Caches, assess_caches, assess_routing
 from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve, LadderBin
+from telemetry.storage.reachable import reachable_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,33 @@ def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> l
 def curve_of(pool: Pool) -> CapacityCurve | None:
     """The pool's hit rate by cache size; None until first computed. One query."""
     return CapacityCurve.objects.filter(pool=pool).first()
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Whether prefix routing is worth it for a pool, and how its working set fits the caches."""
+
+    routing: Assessment
+    caches: Assessment
+    figures: Caches
+
+
+def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
+    """The verdicts of a pool: reachable hit rate of the window, placements of the curve's hour. Two queries."""
+    replicas = Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED)
+    figures = Caches(
+        replicas=replicas.aggregate(ranks=Sum("data_parallel_size"))["ranks"] or 0,
+        reason=curve.reason if curve else "The replay of the last hour has not run yet; it runs every ten minutes.",
+    )
+    if curve is not None and curve.points:
+        placements, working_set = curve.placements, curve.working_set
+        figures = Caches(
+            placements and Placements(**placements),
+            working_set and WorkingSet(**working_set),
+            curve.replicas,
+            curve.room_tokens,
+        )
+    return Worth(assess_routing(reachable_sums([pool.name], window), figures), assess_caches(figures), figures)
 
 
 _SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}

@@ -28,6 +28,7 @@ from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
 from telemetry.lab.capacity import CapacityCurve as CurveBuilder
 from telemetry.lab.chains import Prompts, Requests
 from telemetry.lab.ladder import BIN, MINUTE, bin_start
+from telemetry.lab.placements import compare_placements
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
 from telemetry.models import CapacityCurve, DecisionCursor, LadderBin, ReplayState
 from telemetry.storage import decisions
@@ -244,6 +245,7 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
         "" if len(requests) >= MIN_CURVE_REQUESTS else f"Fewer than {MIN_CURVE_REQUESTS} requests in an hour."
     )
     values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "room_tokens": None}
+    values |= {"placements": None, "working_set": None}
     if not reason and capacities.tokens:
         values |= _curve(requests, capacities.tokens)
     return CapacityCurve.objects.update_or_create(pool=pool, defaults=values)[0]
@@ -265,9 +267,13 @@ def _curve(requests: Requests, capacities: dict[str, int]) -> dict[str, object]:
         counted = tokens if number >= warm else None
         curve.use(replica, blocks[begin:end], gains[begin:end], counted, bases[number])
         begin = end
-    points = curve.points({name: replay.capacity_blocks(tokens) for name, tokens in capacities.items()})
+    capacity_blocks = {name: replay.capacity_blocks(tokens) for name, tokens in capacities.items()}
+    placements = compare_placements(requests, prompts, list(capacity_blocks.values()), warm=warm)
+    working_set = curve.working_set(replay.hash_tokens * replay.real_ratio / ratio)
     return {
-        "points": [asdict(point) for point in points],
+        "points": [asdict(point) for point in curve.points(capacity_blocks)],
+        "placements": placements and asdict(placements),
+        "working_set": working_set and asdict(working_set),
         "requests": curve.requests,
         "since": datetime.fromtimestamp(requests.at_s[warm], UTC),
         "sample_ratio": ratio,

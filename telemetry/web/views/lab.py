@@ -18,9 +18,10 @@ from controlplane.models import Pool
 from controlplane.web.base import render_live, viewable
 from telemetry.lab.ladder import LOSS_TEXTS, Ladder, Loss, actionable_losses, caveats, summary
 from telemetry.lab.prefix_tree import Node
+from telemetry.lab.worth import Assessment, CacheVerdict, RoutingVerdict
 from telemetry.models import DecisionCursor
 from telemetry.services.lab.decisions import LINT_WINDOW, MIN_PROMPTS, collection_status, hottest_prefixes, lint_prompts
-from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group
+from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, worth_of
 from telemetry.web.ladder_figures import curve_figure, curve_summary, ladder_figure, steps_of
 from telemetry.web.ranges import PRESETS, PageState, page_state
 
@@ -29,6 +30,13 @@ ADVICE_PAGES = {
     "fleet": ("controlplane:fleet", "Fleet"),
     "policies": ("controlplane:policies", "Policies"),
     "events": ("telemetry:events", "Events"),
+}
+VERDICT_TONES: dict[str, str] = {
+    RoutingVerdict.WORTH: "good",
+    RoutingVerdict.BORDERLINE: "warn",
+    CacheVerdict.ONE_REPLICA: "good",
+    CacheVerdict.FLEET: "good",
+    CacheVerdict.THRASHING: "bad",
 }
 _HASH = re.compile(r"[0-9a-f]{16}")
 COLOURS = 10  # of hit rates
@@ -81,14 +89,29 @@ def _breakdown(state: PageState, pool: Pool) -> dict[str, Any]:
     if breakdown is None:
         failing = DecisionCursor.objects.exclude(reason="").filter(router__lost_at=None).first()
         return context | {"failing": failing}
+    worth = worth_of(pool, window, curve)
+    verdicts = [
+        (title, verdict, VERDICT_TONES.get(verdict.verdict or "", ""), _next_step(verdict, pool))
+        for title, verdict in (("Prefix routing", worth.routing), ("Cache size", worth.caches))
+    ]
     steps = [(step, _link(step.text.page) if step.text else None) for step in steps_of(breakdown)]
-    return context | {"summary": summary(breakdown), "notes": caveats(breakdown), "steps": steps}
+    return context | {"summary": summary(breakdown), "notes": caveats(breakdown), "steps": steps, "verdicts": verdicts}
 
 
 def _largest_loss(ladder: Ladder) -> tuple[Loss | None, str]:
     """The largest loss that can be reduced, with its label."""
     loss = next(iter(actionable_losses(ladder.losses())), None)
     return loss, LOSS_TEXTS[loss.key].label if loss else ""
+
+
+def _next_step(verdict: Assessment, pool: Pool) -> tuple[str, str] | None:
+    """URL and label of the page where to act on a verdict; None if there is nothing to do."""
+    pages = {
+        "what-if": (f"{reverse('telemetry:what-ifs')}?pool={pool.name}", "What-if"),
+        "prompts": (f"{reverse('telemetry:prompts')}?pool={pool.name}", "Prompts"),
+        "curve": ("#curve-title", "Effect of cache size"),
+    }
+    return pages.get(verdict.page)
 
 
 def _link(page: str) -> tuple[str, str]:

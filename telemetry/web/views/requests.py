@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool
 from controlplane.web.base import viewable
-from telemetry.lint import PromptStructure
+from telemetry.lint.structure import PromptStructure
 from telemetry.services.lab import decisions
 from telemetry.services.lab.decisions import DecisionQuery, Order
 from telemetry.web.decisions import MATCHES, candidates_of, comparison_text, parse_place, place_of, reason_text

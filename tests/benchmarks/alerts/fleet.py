@@ -24,7 +24,7 @@ from routing.schema import Settings
 from telemetry.alerts.detection import Bin, GroupBin
 from telemetry.causes.evidence import Bin as OnsetBin
 from telemetry.causes.evidence import DescribedPrompt, EngineSums, Period, Prefix, RelatedEvent, Route, Sums
-from telemetry.lint import PromptStructure
+from telemetry.lint.structure import PromptStructure
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled
 
 BIN_S = 10.0

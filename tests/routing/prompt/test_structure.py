@@ -20,7 +20,9 @@ from routing.prompt.structure import (
     MAX_NUMBERS,
     MAX_PIECES,
     MAX_SEGMENTS,
+    MAX_TAIL_PIECES,
     MAX_VOLATILE,
+    TAIL_BYTES,
     VOLATILE,
     PromptStructure,
     Segment,
@@ -95,6 +97,21 @@ def test_a_date_changes_only_its_own_piece() -> None:
     assert sum(piece[1] for piece in today.pieces[1:]) > 0.8 * len(LINES)
 
 
+def test_the_end_of_a_long_prompt_is_described_whatever_comes_before():
+    texts = [f"{chr(97 + n) * (40_000 + 999 * n)}\n{LINES}" for n in range(2)]
+    one, other = (structure_of(text) for text in texts)
+
+    for found in (one, other):
+        assert found.described <= DESCRIBED_BYTES <= found.tail[0][0]
+        assert found.bytes - TAIL_BYTES <= found.tail[0][0]
+        assert found.tail[-1][0] + found.tail[-1][1] == found.bytes
+        assert len(found.tail) <= MAX_TAIL_PIECES
+        assert all(re.fullmatch("[0-9a-f]{16}", hashed) for _, _, hashed in found.tail)
+    shared = {piece[2] for piece in one.tail} & {piece[2] for piece in other.tail}
+    assert sum(piece[1] for piece in one.tail if piece[2] in shared) > 0.8 * min(len(LINES), TAIL_BYTES)
+    assert structure_of(LINES).tail == []
+
+
 def test_reordered_content_has_the_same_letters_and_another_hash() -> None:
     one, other = (
         structure_of(json.dumps(item)).segments[0] for item in ({"city": "Oslo", "day": 4}, {"day": 4, "city": "Oslo"})
@@ -146,6 +163,7 @@ def test_a_structure_is_bounded_in_every_part() -> None:
         assert one.described <= DESCRIBED_BYTES
         assert len(one.segments) <= MAX_SEGMENTS
         assert len(one.pieces) <= MAX_PIECES
+        assert len(one.tail) <= MAX_TAIL_PIECES
         assert len(one.volatile) <= MAX_VOLATILE
         assert sum(token.kind == "number" for token in one.volatile) <= MAX_NUMBERS
         assert len(msgspec.json.encode(one)) < 24 << 10

@@ -35,6 +35,11 @@ def test_a_ladder_has_terms_losses_groups_and_a_capacity_curve(api, fleet, url, 
     assert lost_tokens + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)
     assert all(loss["advice"] for loss in ladder["losses"])
     assert [point["multiple"] for point in body["curve"]["points"]] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+    worth = body["worth"]
+    assert (worth["routing"]["verdict"], worth["replicas"], worth["replica_tokens"]) == ("worth_it", 4, 600 * 64)
+    assert worth["placements"]["round_robin"] < worth["placements"]["by_prefix"]
+    assert worth["working_set"]["low"] <= worth["working_set"]["tokens"] <= worth["working_set"]["high"]
+    assert worth["caches"]["verdict"] in ("fits_one_replica", "fits_fleet", "thrashing")
     assert api.get(f"{url}&pool=chat&group=g1").json()["ladder"]["requests"] < 900
     assert api.get(f"{url}&pool=chat&group=").json()["ladder"] is None
 
@@ -43,5 +48,6 @@ def test_an_idle_pool_has_no_ladder_and_an_unknown_pool_is_rejected(api, url):
     create_pool("idle")
     body = api.get(f"{url}&pool=idle").json()
     assert (body["ladder"], body["groups"], body["curve"]) == (None, [], None)
+    assert (body["worth"]["routing"]["verdict"], body["worth"]["routing"]["needed_requests"]) == (None, 100)
     assert api.get(f"{url}&pool=other").status_code == 422
     assert api.get(url).status_code == 422

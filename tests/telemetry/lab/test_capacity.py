@@ -57,6 +57,32 @@ def test_a_shared_cache_is_never_worse_than_a_split_one_where_prompts_are_placed
     assert curve.requests == 2500
 
 
+def test_the_working_set_is_the_cache_size_that_has_most_of_the_reuse():
+    curve, requests = CapacityCurve(), traffic(3000)
+    for request in requests:
+        curve.use(request.replica, request.blocks, [64.0] * len(request.blocks), request.prompt_tokens)
+    found, distances = curve.working_set(64.0), ReuseDistances()
+    for request in requests:
+        distances.use(request.blocks, [64.0] * len(request.blocks))
+
+    reused = distances.hits(10**9)
+    assert distances.hits(found.tokens / 64) == pytest.approx(0.9 * reused, rel=0.01)
+    assert found.low <= found.tokens <= found.high
+    assert 2000 < found.requests < 3000
+    sample = CapacityCurve()
+    for request in sampled(requests, 0.125):
+        sample.use(request.replica, request.blocks, [512.0] * len(request.blocks), request.prompt_tokens)
+    assert sample.working_set(512.0).tokens == pytest.approx(found.tokens, rel=0.1)
+
+
+def test_too_little_reuse_has_no_working_set():
+    curve = CapacityCurve()
+    for number in range(60):
+        curve.use("r0", [number // 3], [64.0], 64.0 if number < 30 else None)
+    assert curve.working_set(64.0).requests == 20  # of the counted ones
+    assert CapacityCurve().working_set(64.0) is None
+
+
 def test_a_curve_without_capacities_or_traffic_has_no_points():
     assert CapacityCurve().points({"r0": 10}) == []
     curve = CapacityCurve()

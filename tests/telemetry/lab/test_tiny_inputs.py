@@ -16,7 +16,9 @@ from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
 from telemetry.lab.ladder import TERMS, Sums, caveats, ladder_from, summary
 from telemetry.lab.prefix_tree import RequestPath, build_tree
 from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
-from telemetry.lint import PromptStructure, compare, describe, lint
+from telemetry.lint.differences import compare
+from telemetry.lint.findings import describe, lint
+from telemetry.lint.structure import PromptStructure
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request
 
 NAMES = ("", "a", "b")

@@ -12,7 +12,7 @@ import msgspec
 from controlplane.models import Router
 from routing.prompt.hashing import PrefixHasher
 from routing.prompt.structure import describe_structure
-from telemetry.lint import PromptStructure
+from telemetry.lint.structure import PromptStructure
 from telemetry.models import DecisionCursor
 from telemetry.scraping.decision_records import Progress, read_page, record_page
 from tests.routing.building import CHAT, SECRET, canonical
@@ -33,12 +33,32 @@ DATED = "Today is 2031-03-04, 11:{n:02d}.\n"
 
 
 def prompt_structure(system: str, *turns: str, tools: Any = None, session: str | None = None) -> PromptStructure:
-    items = [{"role": "system", "content": system}]
-    items += [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
-    body = {"model": "m", "messages": items} | ({"tools": tools} if tools else {})
-    structure = PromptStructure.read(_structure_document(body, tools, session))
+    return structure_of([message("system", system), *alternating(*turns)], tools=tools, session=session)
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def alternating(*turns: str) -> list[dict[str, str]]:
+    """Messages of the user and the assistant in turn."""
+    return [message(("user", "assistant")[n % 2], turn) for n, turn in enumerate(turns)]
+
+
+def structure_of(
+    messages: list[dict[str, str]], *, tools: Any = None, session: str | None = None, **engine: int
+) -> PromptStructure:
+    """As a router describes it; ``engine``: prompt_tokens and block_tokens that an engine reported."""
+    body = {"model": "m", "messages": messages} | ({"tools": tools} if tools else {})
+    structure = PromptStructure.read(_structure_document(body, tools, session), **engine)
     assert structure is not None
     return structure
+
+
+def prose(seed: int, sentences: int) -> str:
+    """Sentences of 4 to 14 words, about 50 bytes each."""
+    rng = random.Random(seed)
+    return " ".join(f"{' '.join(rng.choices(_WORDS, k=rng.randint(4, 14)))}." for _ in range(sentences))
 
 
 def _structure_document(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.lint import Finding, Kind, PromptStructure, compare, lint
+from telemetry.lint.differences import Kind, compare
+from telemetry.lint.findings import Finding, lint
+from telemetry.lint.structure import PromptStructure
 from tests.telemetry.lint.prompts import prompt_structure, rules
 
 RULES = rules()

@@ -10,11 +10,10 @@ from math import sqrt
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
-from telemetry.lab.ladder import Sums, ladder_from, reachable_error
+from telemetry.lab.ladder import MAX_REACHABLE_ERROR, Sums, ladder_from, reachable_error
 from telemetry.metrics.windows import Window
 from telemetry.services.lab.replays import replay_pools
 from telemetry.storage.reachable import (
-    MAX_STANDARD_ERROR,
     reachable_by_group,
     reachable_by_pool,
     reachable_over_time,
@@ -77,7 +76,7 @@ def test_the_share_is_unknown_if_its_error_is_too_large(pool):
     assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
     ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, doubt=20_000.0)
     assert reachable_share(["chat"], MINUTE) is None
-    assert MAX_STANDARD_ERROR == 0.05
+    assert MAX_REACHABLE_ERROR == 0.05
 
 
 def test_a_short_window_is_extended_to_half_an_hour(pool):

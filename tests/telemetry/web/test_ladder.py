@@ -37,7 +37,28 @@ def test_the_page_shows_the_loss_at_each_step(replayed, django_assert_max_num_qu
         assert words in page, words
     narrower = replayed.get("/ladder/?range=15m&pool=chat&group=g1").content.decode()
     assert "task group g1" in narrower
-    assert "900 requests" not in narrower
+    assert "<p>900 requests" not in narrower
+
+
+def test_the_page_says_whether_prefix_routing_is_worth_it_and_what_to_do(replayed):
+    page = replayed.get("/ladder/?range=15m").content.decode()
+    worth = page[page.index("Is prefix routing worth it here?") : page.index('id="steps-title"')]
+    for words in (
+        *('Prefix routing <span class="badge good">worth it</span>', "round robin would lose up to", "900 requests"),
+        *("Working set", 'href="/what-if/?pool=chat"', "points (95 %"),
+    ):
+        assert words in worth, words
+    assert "Both are about all requests" in replayed.get("/ladder/?range=15m&pool=chat&group=g1").content.decode()
+
+
+def test_too_few_requests_have_no_verdict(visitor, noon, pool, room):  # noqa: F811
+    start = noon - timedelta(minutes=12)
+    store([one._replace(at_s=start.timestamp() + number) for number, one in enumerate(traffic(37))])
+    replay_pools(noon)
+    page = visitor.get("/ladder/?range=15m").content.decode()
+    assert 'Prefix routing <span class="badge ">unknown</span>' in page
+    assert "Unknown: needs 100 requests, 37 were replayed." in page
+    assert "The replay of the last hour has not run yet" in page
 
 
 def test_the_figures_and_the_tables_agree(replayed):

@@ -55,6 +55,7 @@ def test_rest_returns_the_same_findings(visitor, prompts, django_assert_max_num_
     assert (first["pool"], first["group"], first["openings"]) == ("chat", "coding", 12)
     (finding,) = first["findings"]
     assert (finding["kind"], finding["segment"], finding["at_tokens"]) == ("date", "system", 5)
+    assert finding["effect"] == "identical tokens after it cannot be shared"
     assert finding["tokens_per_day"] == pytest.approx(
         finding["stable_tokens"] * finding["share_ratio"] * first["requests_per_s"] * 86_400
     )
