@@ -79,7 +79,7 @@ def _message(rng: random.Random) -> int:
 def hot_prefix(requests: int, seed: int) -> Columns:
     """80 requests/s: 80 % share one prefix, 15 % one of 320 rare ones, 5 % are unique; with bursts of 40."""
     rng = random.Random(f"{seed} hot prefix")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     hot, *rare = (prompts.prefix() for _ in range(321))
     burst_s, at_s = 15.0, 0.0
     while len(prompts.columns) < requests:
@@ -96,14 +96,14 @@ def hot_prefix(requests: int, seed: int) -> Columns:
 def session_pool(requests: int, seed: int) -> Columns:
     """137 requests/s: 98 % have one of 1,600 equally frequent prefixes, 2 % are unique."""
     rng = random.Random(f"{seed} session pool")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     pool = [prompts.prefix() for _ in range(1600)]
-    for at_s in _poisson(rng, 137.0, requests):
+    for at_s in poisson(rng, 137.0, requests):
         prompts.add(at_s, rng.choice(pool) if rng.random() < 0.98 else prompts.prefix())
     return prompts.columns
 
 
-class _PrefixedRequests:
+class PrefixedRequests:
     """Requests that consist of a prefix and a unique rest, in small blocks."""
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ class _PrefixedRequests:
 def nothing_shared(requests: int, seed: int) -> Columns:
     """Unique prompts of very different lengths."""
     rng = random.Random(f"{seed} nothing shared")
-    prompts = _PrefixedRequests()
-    for at_s in _poisson(rng, 10.0, requests):
+    prompts = PrefixedRequests()
+    for at_s in poisson(rng, 10.0, requests):
         prompts.add(at_s, prompts.prefix(0), int(min(60_000.0, rng.lognormvariate(math.log(1500), 1.2))), 100)
     return prompts.columns
 
@@ -133,22 +133,22 @@ def nothing_shared(requests: int, seed: int) -> Columns:
 def bursts(requests: int, seed: int) -> Columns:
     """Every few seconds an agent sends 5 to 40 requests at once that share 8,000 new tokens."""
     rng = random.Random(f"{seed} bursts")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     at_s = 0.0
     while len(prompts.columns) < requests:
         at_s += rng.expovariate(1.0)
         context = prompts.prefix(8000)
         for _ in range(rng.randint(5, 40)):
             prompts.add(at_s + rng.random() * 0.1, context, rng.randint(20, 400), 60)
-    return _in_order(prompts.columns)
+    return in_order(prompts.columns)
 
 
 def agents(requests: int, seed: int) -> Columns:
     """Sessions of 20 quick turns, each 200 to 1,500 tokens longer, after one of 12 tool lists of 6,000 tokens."""
     rng = random.Random(f"{seed} agents")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     tools = [prompts.prefix(6000) for _ in range(12)]
-    for start_s in _poisson(rng, 1.0, -(-requests // 20)):
+    for start_s in poisson(rng, 1.0, -(-requests // 20)):
         at_s, context = start_s, rng.choice(tools)
         for _ in range(20):
             own = rng.randint(200, 1500)
@@ -156,15 +156,15 @@ def agents(requests: int, seed: int) -> Columns:
             ids = prompts.columns.ids[prompts.columns.starts[-2] :]
             context = ids[: (len(context) * SMALL_BLOCK_TOKENS + own) // SMALL_BLOCK_TOKENS]
             at_s += rng.expovariate(0.2) + 2.0
-    return _in_order(prompts.columns)
+    return in_order(prompts.columns)
 
 
 def mixed_lengths(requests: int, seed: int) -> Columns:
     """Short questions about 200 shared documents of 3,000 tokens; every tenth request has 50,000 unique tokens."""
     rng = random.Random(f"{seed} mixed lengths")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     documents = [prompts.prefix(3000) for _ in range(200)]
-    for at_s in _poisson(rng, 10.0, requests):
+    for at_s in poisson(rng, 10.0, requests):
         if rng.random() < 0.1:
             prompts.add(at_s, prompts.prefix(0), rng.randint(20_000, 80_000), 100)
         else:
@@ -175,20 +175,20 @@ def mixed_lengths(requests: int, seed: int) -> Columns:
 def jobs(requests: int, seed: int) -> Columns:
     """Every 2 s a job sends 2 to 60 requests about a new document of 500 to 30,000 tokens, at once or within 5 s."""
     rng = random.Random(f"{seed} jobs")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     at_s = 0.0
     while len(prompts.columns) < requests:
         at_s += rng.expovariate(0.5)
         document, span_s = prompts.prefix(rng.randint(500, 30_000)), rng.choice((0.0, 0.5, 5.0))
         for _ in range(rng.randint(2, 60)):
             prompts.add(at_s + rng.random() * span_s, document, rng.randint(20, 600), rng.randint(10, 200))
-    return _in_order(prompts.columns)
+    return in_order(prompts.columns)
 
 
 def tides(requests: int, seed: int) -> Columns:
     """300 documents of 2,000 to 10,000 tokens, by popularity; for 10 s of every 40 at eighteen times the rate."""
     rng = random.Random(f"{seed} tides")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     documents = [prompts.prefix(rng.randint(2000, 10_000)) for _ in range(300)]
     at_s = 0.0
     for _ in range(requests):
@@ -200,9 +200,9 @@ def tides(requests: int, seed: int) -> Columns:
 def drifting(requests: int, seed: int) -> Columns:
     """Documents of 1,000 to 8,000 tokens, a new one every 20 requests, requested by a power law of their age."""
     rng = random.Random(f"{seed} drifting")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     documents = [prompts.prefix(rng.randint(1000, 8000)) for _ in range(200 + requests // 20)]
-    for number, at_s in enumerate(_poisson(rng, 10.0, requests)):
+    for number, at_s in enumerate(poisson(rng, 10.0, requests)):
         age = min(200, int(rng.paretovariate(0.8)))
         prompts.add(at_s, documents[200 + number // 20 - age], rng.randint(50, 500), 100)
     return prompts.columns
@@ -211,10 +211,10 @@ def drifting(requests: int, seed: int) -> Columns:
 def small_groups(requests: int, seed: int) -> Columns:
     """3,000 groups with prefixes of 200 to 3,000 tokens, by Zipf's law."""
     rng = random.Random(f"{seed} small groups")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     prefixes = [prompts.prefix(rng.randint(200, 3000)) for _ in range(3000)]
     chosen = rng.choices(prefixes, [number**-0.9 for number in range(1, 3001)], k=requests)
-    for at_s, prefix in zip(_poisson(rng, 10.0, requests), chosen, strict=True):
+    for at_s, prefix in zip(poisson(rng, 10.0, requests), chosen, strict=True):
         prompts.add(at_s, prefix, rng.randint(20, 1500), 100)
     return prompts.columns
 
@@ -222,9 +222,9 @@ def small_groups(requests: int, seed: int) -> Columns:
 def giant_group(requests: int, seed: int) -> Columns:
     """All requests share one prefix of 6,000 tokens, with up to 30,000 unique tokens."""
     rng = random.Random(f"{seed} giant group")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     prefix = prompts.prefix(6000)
-    for at_s in _poisson(rng, 10.0, requests):
+    for at_s in poisson(rng, 10.0, requests):
         prompts.add(at_s, prefix, min(30_000, 20 + int(rng.lognormvariate(math.log(400), 1.3))), 150)
     return prompts.columns
 
@@ -232,14 +232,14 @@ def giant_group(requests: int, seed: int) -> Columns:
 def families(requests: int, seed: int) -> Columns:
     """Short questions after 20 prefixes, each with 12 continuations of 1,000 to 4,000 tokens, by Zipf's law."""
     rng = random.Random(f"{seed} families")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     shared = [prompts.prefix(512) for _ in range(20)]
     variants = [[prefix + prompts.prefix(rng.randint(1000, 4000)) for _ in range(12)] for prefix in shared]
     family_weights, variant_weights = (
         [number**-1.0 for number in range(1, 21)],
         [number**-1.2 for number in range(1, 13)],
     )
-    for at_s in _poisson(rng, 10.0, requests):
+    for at_s in poisson(rng, 10.0, requests):
         (family,) = rng.choices(variants, family_weights)
         prompts.add(at_s, rng.choices(family, variant_weights)[0], rng.randint(20, 400), 60)
     return prompts.columns
@@ -248,15 +248,15 @@ def families(requests: int, seed: int) -> Columns:
 def heavy_tails(requests: int, seed: int) -> Columns:
     """600 documents and questions about them, lengths from a Pareto distribution (1.1)."""
     rng = random.Random(f"{seed} heavy tails")
-    prompts = _PrefixedRequests()
+    prompts = PrefixedRequests()
     documents = [prompts.prefix(min(60_000, int(500 * rng.paretovariate(1.1)))) for _ in range(600)]
-    for at_s in _poisson(rng, 10.0, requests):
+    for at_s in poisson(rng, 10.0, requests):
         question = min(40_000, int(100 * rng.paretovariate(1.1)))
         prompts.add(at_s, documents[int(600 * rng.random() ** 2)], question, 100)
     return prompts.columns
 
 
-def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
+def poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
     """Arrival times in seconds."""
     at_s = 0.0
     for _ in range(count):
@@ -264,7 +264,7 @@ def _poisson(rng: random.Random, rate: float, count: int) -> Iterator[float]:
         yield at_s
 
 
-def _in_order(columns: Columns) -> Columns:
+def in_order(columns: Columns) -> Columns:
     """Requests in ascending time order."""
     ordered = Columns(columns.block_tokens)
     for index in sorted(range(len(columns)), key=columns.at_s.__getitem__):

@@ -137,18 +137,22 @@ class Forest:
 class Segment:
     """Cached blocks of one run, or blocks that no other prompt can match."""
 
-    __slots__ = ("blocks", "refs", "run")
+    __slots__ = ("blocks", "ready_s", "refs", "run")
 
     def __init__(self, run: Run | None, blocks: int) -> None:
         self.run = run
         self.blocks = blocks
         self.refs = 1  # running requests that use it
+        self.ready_s = 0.0  # until then a request is fetching blocks from lower cache tiers
+
+
+Evicted = tuple[Run | None, int, int]  # blocks of a run: the first, the one after the last; the last is evicted first
 
 
 class RunPool:
     """A block pool of ``capacity`` >= 1 blocks."""
 
-    __slots__ = ("_cached", "_duplicates", "_empty", "_queue", "capacity", "evicted", "free")
+    __slots__ = ("_cached", "_duplicates", "_empty", "_queue", "capacity", "evicted", "evicted_parts", "free")
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -156,6 +160,7 @@ class RunPool:
         self.capacity = capacity
         self.free = capacity  # blocks without a running request
         self.evicted = 0  # cached blocks dropped so far
+        self.evicted_parts: list[Evicted] | None = None  # a list collects what is evicted, in order
         self._empty = capacity  # free blocks without cached content
         self._queue: OrderedDict[Segment, None] = OrderedDict()  # free segments, next to evict first
         self._cached: dict[Run, Segment] = {}  # found by lookups
@@ -240,6 +245,8 @@ class RunPool:
         queue = self._queue
         while blocks:
             segment = next(iter(queue))
+            if self.evicted_parts is not None:
+                self.evicted_parts.append((segment.run, max(0, segment.blocks - blocks), segment.blocks))
             if segment.blocks > blocks:
                 segment.blocks -= blocks
                 return

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import RequestTooLargeError, replay, report, table
 from routing.replay.routed import StrategyPlacer, UnsupportedInTracesError
 from routing.schema import ConfigError, Settings, load_settings
+from routing.simulation.tiers import KV_BYTES_PER_TOKEN, TierConfig
 from routing.traffic.columns import Columns
 from routing.traffic.trace import TraceError, read_columns
 
@@ -61,6 +63,8 @@ def _without_gc() -> Iterator[None]:
 
 def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Replay the trace under each policy: reports by policy file."""
+    if len({tier.name for tier in options.tier}) < len(options.tier):
+        raise UsageError("--tier: a name is given twice; each tier has its own name")
     config = _config(options)
     policies = {str(path): _read_policy(path) for path in options.policy}
     show_line(f"reading {options.trace}")
@@ -87,6 +91,8 @@ def _config(options: argparse.Namespace) -> FastEngineConfig:
         decode_s=options.decode_s,
         chunk_tokens=options.chunk,
         max_running=options.max_running,
+        tiers=tuple(options.tier),
+        kv_bytes_per_token=options.kv_bytes_per_token,
     )
 
 
@@ -174,8 +180,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--chunk", type=_positive_integer, default=2048, help="prefill tokens in one step (default %(default)s)")
     add("--max-running", type=_positive_integer, default=256, help="sequences in one step (default %(default)s)")
+    add(
+        "--tier",
+        type=_tier,
+        action="append",
+        default=[],
+        metavar="NAME:BLOCKS[:LATENCY_MS:GB_PER_S]",
+        help="a cache tier below the GPU cache, fastest first: cpu (per replica) or remote (shared by all replicas); "
+        "default latency and bandwidth: cpu 10 ms and 25 GB/s, remote 25 ms and 10 GB/s",
+    )
+    add(
+        "--kv-bytes-per-token",
+        type=_positive_integer,
+        default=KV_BYTES_PER_TOKEN,
+        metavar="B",
+        help="size of the KV cache of a token, for --tier (default %(default)s: 70B parameters, 8 KV heads, 16 bits)",
+    )
     add("--json", action="store_true", help="print one JSON object; for several policies, a list")
     return parser
+
+
+TIERS = {
+    "cpu": TierConfig("cpu", 1, latency_s=0.010, bytes_per_s=25e9),  # 2,300 tokens in 40 ms
+    "remote": TierConfig("remote", 1, latency_s=0.025, bytes_per_s=10e9, shared=True),  # 2,900 tokens in 120 ms
+}
+
+
+def _tier(text: str) -> TierConfig:
+    name, *numbers = text.split(":")
+    if name not in TIERS or len(numbers) not in {1, 3}:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME:BLOCKS or NAME:BLOCKS:LATENCY_MS:GB_PER_S, with the name cpu or remote"
+        )
+    tier = replace(TIERS[name], blocks=_positive_integer(numbers[0]))
+    if len(numbers) == 1:
+        return tier
+    return replace(
+        tier, latency_s=_non_negative_number(numbers[1]) / 1e3, bytes_per_s=_positive_number(numbers[2]) * 1e9
+    )
 
 
 def _positive_integer(text: str) -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Protocol
 
 from routing.replay.block_runs import Forest, shared_path
 from routing.replay.fast_engine import EngineListener, FastEngine, FastEngineConfig, ModelledRequest
+from routing.simulation.tiers import GPU, build_lower_tiers
 from routing.traffic.columns import Columns
 
 PROGRESS_EVERY = 10_000  # requests
@@ -40,10 +41,11 @@ class ReplayResult:
 
     replicas: int
     ttft_s: array[float]  # from arrival to first token
-    cached_tokens: array[int]
+    cached_tokens: array[int]  # fetched ones included
     placements: array[int]  # index of the replica
     evicted_blocks: int = 0
     ended_s: float = 0.0  # end of the last request
+    fetched_blocks: dict[str, array[int]] = field(default_factory=dict)  # by cache tier below the GPU cache
 
 
 class _Recorder:
@@ -59,6 +61,9 @@ class _Recorder:
         result.ttft_s[index] = request.first_token_s - request.arrived_s
         result.cached_tokens[index] = request.cached_tokens
         result.ended_s = now_s
+        if request.fetched_blocks:
+            for tier, blocks in request.fetched_blocks.items():
+                result.fetched_blocks[tier][index] = blocks
         self._on_ended(request, now_s)
 
 
@@ -78,7 +83,12 @@ def replay(
     check_sizes(columns, min(configs, key=lambda config: config.blocks))
     zeros = bytes(8 * len(columns))
     result = ReplayResult(len(configs), array("d", zeros), array("q", zeros), array("q", zeros))
-    engines = [FastEngine(config, _Recorder(result, placer)) for config in configs]
+    result.fetched_blocks = {tier.name: array("q", zeros) for config in configs for tier in config.tiers}
+    recorder = _Recorder(result, placer)
+    engines = [
+        FastEngine(config, recorder, tiers, columns.ids)
+        for config, tiers in zip(configs, build_lower_tiers(configs), strict=True)
+    ]
     step_ends: list[tuple[float, int]] = []  # heap of (end, engine)
     place, placed, block_tokens = placer.place, result.placements, columns.block_tokens
     last_generated = forest.last_generated
@@ -138,9 +148,10 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
     """Results of the requests from number ``first`` on; None: no requests.
 
     Keys: ``requests``; ``token_hit_rate``, cached / prompt tokens; ``ttft_s``, from arrival to first token;
-    ``load_max_over_mean``, requests of the busiest replica / mean over replicas; ``work_max_over_mean``, the same ratio
-    of computed prompt tokens; ``replicas``, requests and hit rate of each. Independent of ``first``:
-    ``evicted_blocks``, cached blocks dropped; ``ended_s``, end of the last request.
+    ``hit_tokens``, cached tokens by cache tier; ``load_max_over_mean``, requests of the busiest replica / mean over
+    replicas; ``work_max_over_mean``, the same ratio of computed prompt tokens; ``replicas``, requests and
+    hit rate of each. Independent of ``first``: ``evicted_blocks``, cached blocks that GPU caches dropped; ``ended_s``,
+    end of the last request.
     """
     placed = result.placements[first:]
     prompts, cached = columns.prompt_tokens[first:], result.cached_tokens[first:]
@@ -152,6 +163,7 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
     return {
         "requests": len(placed),
         "token_hit_rate": _ratio(sum(hit), sum(queried)),
+        "hit_tokens": _hit_tokens(result, columns.block_tokens, first, sum(hit)),
         "request_hit_rate": _ratio(sum(1 for tokens in cached if tokens), len(placed)),
         "ttft_s": _summarize_ttft(sorted(result.ttft_s[first:])),
         "load_max_over_mean": _max_over_mean(requests),
@@ -165,16 +177,27 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
     }
 
 
+def _hit_tokens(result: ReplayResult, block_tokens: int, first: int, hit: int) -> dict[str, int]:
+    """Cached tokens by tier; ``hit`` is their sum."""
+    fetched = {tier: block_tokens * sum(blocks[first:]) for tier, blocks in result.fetched_blocks.items()}
+    return {GPU: hit - sum(fetched.values()), **fetched}
+
+
 def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A header and a line for each report, by name."""
     width = max([len("policy"), *map(len, rows)])
-    lines = [f"{'policy':<{width}} {'hit %':>7} {'mean s':>8} {'p50':>8} {'p95':>8} {'p99':>8} {'max/mean':>9}"]
+    tiers = list(dict.fromkeys(tier for row in rows.values() for tier in row["hit_tokens"] if tier != GPU))
+    header = f"{'policy':<{width}} {'hit %':>7} {'mean s':>8} {'p50':>8} {'p95':>8} {'p99':>8} {'max/mean':>9}"
+    lines = [header + "".join(f" {tier + ' %':>9}" for tier in tiers)]
     for name, row in rows.items():
         ttft = row["ttft_s"]
         ttfts = " ".join(_format_number(ttft[key], 8, 3) for key in ("mean", "p50", "p95", "p99"))
         hit = row["token_hit_rate"]
         hit_percent = _format_number(None if hit is None else 100 * hit, 7, 2)
-        lines.append(f"{name:<{width}} {hit_percent} {ttfts} {_format_number(row['load_max_over_mean'], 9, 2)}")
+        line = f"{name:<{width}} {hit_percent} {ttfts} {_format_number(row['load_max_over_mean'], 9, 2)}"
+        percent_per_token = 100 * (hit or 0.0) / max(1, sum(row["hit_tokens"].values()))
+        shares = (percent_per_token * row["hit_tokens"].get(tier, 0) for tier in tiers)
+        lines.append(line + "".join(f" {share:9.2f}" for share in shares))
     return lines
 
 

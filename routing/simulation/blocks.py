@@ -87,11 +87,14 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """``capacity`` blocks; None for a pool that never evicts."""
 
-    __slots__ = ("_cached", "_duplicates", "_free", "_keys", "_refs", "capacity", "residency")
+    __slots__ = ("_cached", "_duplicates", "_free", "_keys", "_refs", "capacity", "evicted", "residency")
 
     def __init__(self, capacity: int | None, residency: BlockResidency | None = None) -> None:
         self.capacity = capacity
         self.residency = residency
+        self.evicted: list[object] | None = (
+            None  # a list collects the keys of evicted blocks, unique ones for unmatchable
+        )
         self._refs: list[int] = []  # by block number; blocks beyond the end were never used
         self._keys: list[BlockKey] = []  # what each block caches
         self._free: OrderedDict[int, None] = OrderedDict()  # used blocks that no request holds, next victim first
@@ -191,7 +194,11 @@ class BlockPool:
         """Remove what a block caches."""
         key = self._keys[block]
         self._keys[block] = None
-        if key is None or key == _UNMATCHABLE:
+        if key is None:
+            return
+        if self.evicted is not None:
+            self.evicted.append(object() if key == _UNMATCHABLE else key)
+        if key == _UNMATCHABLE:
             return
         duplicates = self._duplicates.get(key, [])
         if self._cached[key] != block:

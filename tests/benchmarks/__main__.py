@@ -22,6 +22,7 @@ BENCHMARKS = {
     "decision": "tests.benchmarks.decision",  # cost of placing a request
     "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
     "ladder": "tests.benchmarks.ladder",  # cost of replaying five minutes of decisions
+    "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
@@ -32,8 +33,8 @@ BENCHMARKS = {
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-WITH_OPTIONS = {"alerts", "causes", "predictions", "quality", "soak", "telemetry", "what_if"}
-ON_DEMAND = {"predictions", "soak", "what_if"}
+WITH_OPTIONS = {"alerts", "causes", "literature", "predictions", "quality", "soak", "telemetry", "what_if"}
+ON_DEMAND = {"literature", "predictions", "soak", "what_if"}
 
 
 def main(arguments: list[str]) -> int:

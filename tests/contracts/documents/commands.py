@@ -10,6 +10,8 @@ EXECUTED_BY: dict[str, str] = {
     "make test": "tests/contracts/documents/test_commands.py",  # this test run
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
+    "python -m tests.benchmarks literature": "tests/benchmarks/test_literature.py",
+    "python -m tests.benchmarks literature --write": "tests/benchmarks/test_literature.py",
     "make compile": "tests/compiled/test_wheel.py",
     "python -m pip install --require-hashes -r requirements/router.txt": "tests/compiled/test_wheel.py",
     "python -m pip install --no-deps dist/warmpath-*.whl": "tests/compiled/test_wheel.py",

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import DEVNULL, Popen
+from typing import Any
 
 import pytest
 
@@ -142,6 +143,12 @@ def test_an_error_names_a_missing_or_truncated_file(run: Run, tmp_path: Path) ->
         ("time_scale", 0, "a number above 0"),
         ("step_s", -1, "'-1' is not a number from 0"),
         ("prefill_rate", "nan", "'nan' is not a number"),
+        ("tier", "cpu", "'cpu' is not NAME:BLOCKS"),
+        ("tier", "tape:100", "the name cpu or remote"),
+        ("tier", "cpu:100:5", "NAME:BLOCKS:LATENCY_MS:GB_PER_S"),
+        ("tier", "cpu:0", "'0' is not a whole number"),
+        ("tier", "cpu:100:5:0", "a number above 0"),
+        ("kv_bytes_per_token", 0, "'0' is not a whole number"),
     ],
 )
 def test_an_error_names_an_option_out_of_its_range(run: Run, option: str, value: object, message: str) -> None:
@@ -150,6 +157,27 @@ def test_an_error_names_an_option_out_of_its_range(run: Run, option: str, value:
     assert status == 2
     assert f"--{option.replace('_', '-')}" in err
     assert message in err
+
+
+def test_cache_tiers_hold_what_the_gpu_evicts(run: Run) -> None:
+    rows = [row(10_000 * at, 1600, 3, first, first + 1, first + 2, first + 3) for at, first in enumerate((0, 9, 0))]
+    Path("trace.jsonl").write_text("\n".join(rows))
+
+    def replayed(*tiers: str) -> dict[str, Any]:
+        return json.loads(run(replicas=1, blocks=4, json=True, tier=list(tiers))[1])
+
+    assert replayed()["hit_tokens"] == {"gpu": 0}
+    assert replayed("cpu:100")["hit_tokens"] == {"gpu": 0, "cpu": 1536}
+    assert replayed("cpu:2:0:25", "remote:100:0:25")["hit_tokens"] == {"gpu": 0, "cpu": 1024, "remote": 512}
+    assert replayed("cpu:100:1000:25")["hit_tokens"] == {"gpu": 0, "cpu": 0}  # slower than prefill
+    assert replayed("cpu:100")["ttft_s"]["mean"] < replayed()["ttft_s"]["mean"]
+
+    header, line = run(replicas=1, blocks=4, tier=["cpu:100"])[1].splitlines()
+    assert header.split()[-2:] == ["cpu", "%"]
+    assert float(line.split()[-1]) == pytest.approx(100 * 1536 / 4800, abs=0.01)
+    assert (
+        run(tier=["cpu:100", "cpu:200"])[2] == "simulate: --tier: a name is given twice; each tier has its own name\n"
+    )
 
 
 def test_the_command_in_the_readme_works(

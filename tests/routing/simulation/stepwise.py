@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from routing.simulation.blocks import BlockKey, BlockPool
 from routing.simulation.engine import Engine, EngineConfig, Sequence, Step
+from routing.simulation.tiers import build_lower_tiers
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,35 @@ class Replay:
         return sorted(s.first_token_s - s.arrived_s for s in self.sequences if s.first_token_s is not None)
 
 
+class _Fleet:
+    """Engines and their steps in progress."""
+
+    def __init__(self, engines: SequenceOf[Engine]) -> None:
+        self.steps: dict[int, Step] = {}  # by engine
+        self._engines = engines
+        self._ends: list[tuple[float, int]] = []  # heap of (end of a step, or of a fetch while idle; engine)
+
+    def begin(self, index: int, now_s: float, until_s: float) -> None:
+        """Plan the next step of an engine."""
+        engine = self._engines[index]
+        step = engine.begin(now_s, until_s)
+        if step is not None:
+            self.steps[index] = step
+        end_s = engine.wake_s if step is None else step.end_s
+        if end_s < math.inf:
+            heapq.heappush(self._ends, (end_s, index))
+
+    def advance(self, until_s: float) -> None:
+        """Take every step that ends by ``until_s``."""
+        while self._ends and self._ends[0][0] <= until_s:
+            end_s, index = heapq.heappop(self._ends)
+            if index in self.steps and self.steps[index].end_s != end_s:
+                continue  # the end of a fetch during which a step began
+            if (step := self.steps.pop(index, None)) is not None:
+                self._engines[index].finish(step)
+            self.begin(index, end_s, until_s)
+
+
 def replay(
     requests: Iterable[R],
     config: EngineConfig,
@@ -89,23 +119,11 @@ def replay(
     earlier sequences and the time.
     """
     rows, result = list(requests), Replay()
-    engines = [Engine(config) for _ in range(replicas)]
-    steps: list[tuple[float, int, Step]] = []  # in progress: end, engine, step
-
-    def begin(index: int, now_s: float, until_s: float) -> None:
-        step = engines[index].begin(now_s, until_s)
-        if step is not None:
-            heapq.heappush(steps, (step.end_s, index, step))
-
-    def advance(until_s: float) -> None:
-        while steps and steps[0][0] <= until_s:
-            end_s, index, step = heapq.heappop(steps)
-            engines[index].finish(step)
-            begin(index, end_s, until_s)
-
+    engines = [Engine(config, tiers) for tiers in build_lower_tiers([config] * replicas)]
+    fleet = _Fleet(engines)
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         now_s = row.at_s / time_scale
-        advance(now_s)
+        fleet.advance(now_s)
         if observe is not None:
             observe(result.sequences, now_s)
         chosen = choose(row, engines)
@@ -113,9 +131,9 @@ def replay(
         engines[chosen].submit(sequence)
         result.placed.append(chosen)
         result.sequences.append(sequence)
-        if all(index != chosen for _, index, _ in steps):
-            begin(chosen, now_s, math.inf if following is None else following.at_s / time_scale)
-    advance(math.inf)
+        if chosen not in fleet.steps:
+            fleet.begin(chosen, now_s, math.inf if following is None else following.at_s / time_scale)
+    fleet.advance(math.inf)
     return result
 
 

@@ -1,0 +1,78 @@
+"""``docs/literature.md`` has the tables and charts that its command prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.benchmarks import literature
+from tests.benchmarks.__main__ import main
+from tests.benchmarks.literature import CHART_FOLDER, DOCUMENT, rows_of
+from tests.benchmarks.literature.charts import CHARTS
+from tests.benchmarks.literature.tables import TABLES
+
+# Rows that cost little; ``python -m tests.benchmarks literature --write`` computes all.
+CHECKED = [
+    ("round-robin", "short sessions: 2 turns"),
+    ("strategies", "`round_robin`"),
+    ("granularity", next(iter(TABLES["granularity"].rows))),
+    ("workloads", list(TABLES["workloads"].rows)[2]),
+    ("turns", "TTFT mean, ms: `lowest_cost`"),
+    ("cache-on-off", "offered requests/s"),
+    *(("break-even", row) for row in TABLES["break-even"].rows),
+    *(("fetch-time", row) for row in TABLES["fetch-time"].rows),
+    ("tiers", "`round_robin`, with CPU and remote"),
+]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_document_has_every_row_of_a_table(name: str) -> None:
+    table, rows = TABLES[name], rows_of(DOCUMENT.read_text(), name)
+
+    assert rows.pop(table.header[0]) == list(table.header[1:])
+    assert list(rows) == list(table.rows)
+    assert {len(cells) for cells in rows.values()} == {len(table.header) - 1}
+
+
+@pytest.mark.parametrize(("name", "row"), CHECKED)
+def test_a_row_of_the_document_is_what_the_command_prints(name: str, row: str) -> None:
+    assert TABLES[name].line(row) in DOCUMENT.read_text().splitlines()
+
+
+def test_the_command_prints_tables_and_writes_them_and_the_charts_into_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = DOCUMENT.read_text()
+    outdated = tmp_path / "literature.md"
+    outdated.write_text(document.replace("| fetch from cpu | 10.8 |", "| fetch from cpu | 99.9 |"))
+    monkeypatch.setattr(literature, "DOCUMENT", outdated)
+    monkeypatch.setattr(literature, "CHART_FOLDER", tmp_path)
+
+    assert main(["literature", "--write", "--only", "fetch-time", "break-even"]) == 0
+
+    assert outdated.read_text() == document
+    assert {chart.file for chart in CHARTS} == {path.name for path in tmp_path.glob("*.svg")}
+    printed = capsys.readouterr().out
+    assert all(TABLES[name].line(row) in printed for name in ("fetch-time", "break-even") for row in TABLES[name].rows)
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.file)
+def test_a_chart_shows_its_table(chart) -> None:
+    document, svg = DOCUMENT.read_text(), (CHART_FOLDER / chart.file).read_text()
+
+    assert svg == chart.svg(rows_of(document, chart.table))
+    assert f"(literature/{chart.file})" in document
+    lines = ET.fromstring(svg).findall("{*}polyline")
+    assert len(lines) == len(chart.rows)
+    assert {len(line.get("points", "").split()) for line in lines} == {len(TABLES[chart.table].header) - 1}
+
+
+def test_the_document_says_how_each_table_compares_with_the_literature() -> None:
+    sections = re.split(r"^## ", DOCUMENT.read_text(), flags=re.MULTILINE)[1:]
+
+    for section in sections:
+        if "<!-- table" in section:
+            assert "**Agrees**" in section or "**Differs**" in section, section.splitlines()[0]
