@@ -18,6 +18,7 @@ import msgspec
 from msgspec import inspect
 
 from controlplane.errors import Fault, InvalidError
+from controlplane.kv_cache import Costs, KvCache
 from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
 
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -29,7 +30,7 @@ class SettingInfo:
     """One setting, for forms and documentation."""
 
     field: str
-    kind: str  # "number", "integer", "choice", "text"; "texts": a list of texts, "pairs": of structs of two texts
+    kind: str  # number, integer, choice, text, json; "texts": a list of texts, "pairs": of structs of two texts
     unit: str  # "" for a choice and a text
     low: float | None  # inclusive; None: unbounded; for a text, of its length
     high: float | None
@@ -135,6 +136,8 @@ def _setting(field: inspect.Field) -> SettingInfo:
         case inspect.VarTupleType(item_type=item):
             kind_name = "pairs" if isinstance(_unwrapped(item)[3], inspect.StructType) else "texts"
             return SettingInfo(name, kind_name, "", None, None, (), list(default or ()), **common)
+        case inspect.DictType():
+            return SettingInfo(name, "json", "", None, None, (), default, **common)
     raise TypeError(f"{field.name}: forms do not support a {type(kind).__name__}")
 
 
@@ -169,6 +172,7 @@ POOL = kinds_of(
     "stream_usage",
     "warm_up",
 )
+POOL_LOCAL: dict[str, Any] = {"kv_cache": KvCache | None, "costs": Costs | None}  # not sent to routers
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")

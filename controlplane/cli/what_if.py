@@ -22,6 +22,7 @@ FAILED = 1
 @click.option("--replicas", type=click.IntRange(1), help="With this number of replicas.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="With caches of this size, in tokens.")
 @click.option("--candidates", type=CANDIDATES, metavar="FILE", help="Several candidates, in YAML or JSON.")
+@click.option("--sweep", is_flag=True, help="With fewer and more replicas, and smaller and larger caches.")
 @click.option("--from", "start", metavar="TIME", help="Start of the captured traffic; by default 30 minutes ago.")
 @click.option("--to", "end", metavar="TIME", help="Its end; by default now.")
 @click.option("--wait/--no-wait", default=True, help="Wait for the result.")
@@ -34,6 +35,7 @@ def what_if(
     replicas: int | None,
     cache_tokens: int | None,
     candidates: list[Any] | None,
+    sweep: bool,
     start: str | None,
     end: str | None,
     wait: bool,
@@ -42,13 +44,14 @@ def what_if(
 
     Exit status 1 if the prediction fails or is not calibrated.
     """
-    if candidates is None:
+    if candidates is None and not sweep:
         own = {"settings": values_of(pairs) or None, "replicas": replicas, "cache_tokens": cache_tokens}
         changes = {name: value for name, value in own.items() if value is not None}
         if not changes:
-            raise click.UsageError("Name what to change: -s, --replicas, --cache-tokens or --candidates.")
+            raise click.UsageError("Name what to change: -s, --replicas, --cache-tokens, --candidates or --sweep.")
         candidates = [{"name": _name(changes), **changes}]
-    body = {"pool": pool, "candidates": candidates, "start": start, "end": end}
+    asked = {"sweep": "capacity" if sweep else None, "candidates": candidates}
+    body = {"pool": pool, **asked, "start": start, "end": end}
     created = context.rest.send("POST", "what-ifs", {name: value for name, value in body.items() if value is not None})
     if not wait:
         context.output.row({name: created[name] for name in ("id", "pool", "state", "start", "end")})

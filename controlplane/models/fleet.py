@@ -29,6 +29,7 @@ from django.db.models import (
 )
 from django.utils import timezone
 
+from controlplane.kv_cache import KvBytes, kv_bytes
 from routing.schema import LEAST_URGENT, StreamUsage
 from routing.schema import ReplicaState as WireState
 
@@ -92,6 +93,8 @@ class Pool(Model):
         max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
     )
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
+    kv_cache = JSONField(null=True, blank=True)  # controlplane.kv_cache.KvCache; None: unknown
+    costs = JSONField(null=True, blank=True)  # controlplane.kv_cache.Costs; None: unknown
     created_at = DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -106,6 +109,17 @@ class Pool(Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def kv_bytes(self) -> KvBytes | None:
+        """KV cache of one token; None: unknown."""
+        return kv_bytes(self.kv_cache)
+
+    @property
+    def kv_bytes_per_token(self) -> int | None:
+        """Bytes of KV cache of one token; None: unknown."""
+        size = self.kv_bytes
+        return size.bytes_per_token if size else None
 
 
 class ReplicaState(models.TextChoices):
@@ -157,6 +171,17 @@ class Replica(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Cache size of all ranks; None: not reported yet."""
+        return self.capacity_blocks * self.block_tokens if self.capacity_blocks and self.block_tokens else None
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Cache size in bytes; None: not reported, or the pool's bytes per token are unknown. Reads the pool."""
+        tokens, size = self.cache_tokens, self.pool.kv_bytes_per_token
+        return tokens * size if tokens and size else None
 
 
 class TaskGroup(models.Model):

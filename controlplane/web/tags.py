@@ -66,7 +66,16 @@ _TRANSITIONS = {
     "supersede": "Superseded", "roll_back": "Rolled back",
 }  # fmt: skip
 
-_ACRONYMS = {"api": "API", "id": "ID", "kv": "KV", "lora": "LoRA", "ttft": "TTFT", "url": "URL"}
+_ACRONYMS = {
+    "api": "API",
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "id": "ID",
+    "kv": "KV",
+    "lora": "LoRA",
+    "ttft": "TTFT",
+    "url": "URL",
+}
 
 # The consequences of a change: words and colour of the badge.
 _IMPACTS = {
@@ -118,6 +127,28 @@ def compact(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.1f} {letter}"
     return count(value)
+
+
+@register.filter
+def byte_size(value: float | None) -> str:
+    """Bytes with at most four digits: 320 KiB, 1.2 GiB."""
+    if value is None:
+        return NOTHING
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if value >= 1024**power:
+            scaled = value / 1024**power
+            return (
+                f"{scaled:,.1f} {unit}"
+                if scaled < 100 and round(scaled, 1) != round(scaled)
+                else f"{scaled:,.0f} {unit}"
+            )
+    return f"{value:,.0f} B"
+
+
+@register.filter
+def of_tokens(bytes_per_token: int | None, tokens: float | None) -> float | None:
+    """Bytes of some tokens; None if either is unknown."""
+    return None if bytes_per_token is None or tokens is None else bytes_per_token * tokens
 
 
 @register.filter

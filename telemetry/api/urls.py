@@ -4,9 +4,11 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from telemetry.api import alert_viewsets, viewsets
+from telemetry.api.capacity import CapacityView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.ladder import LadderView, ReconciliationView
 from telemetry.api.metrics_servers import MetricsServerViewSet
+from telemetry.api.reports import ReportView
 from telemetry.api.what_ifs import WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
@@ -31,6 +33,8 @@ urlpatterns = [
     path("prompts", viewsets.PromptsView.as_view(), name="prompts"),
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
+    path("capacity", CapacityView.as_view(), name="capacity"),
+    path("report", ReportView.as_view(), name="report"),
     path("ladder", LadderView.as_view(), name="ladder"),
     path("", include(router.urls)),
 ]

@@ -19,6 +19,7 @@ from controlplane.api.pagination import NewestFirst
 from controlplane.api.viewsets.base import NUMBER, BaseViewSet, validated_body
 from controlplane.models import Pool
 from telemetry.models import WhatIf, WhatIfState
+from telemetry.services.lab.sweeps import create_sweep
 from telemetry.services.lab.what_if_traces import trace_lines
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if
 
@@ -63,9 +64,20 @@ class WhatIfInput(serializers.Serializer[Any]):
     """A new what-if. The default window is the last 30 minutes."""
 
     pool = ByName(queryset=Pool.objects.all())
-    candidates = CandidateInput(many=True)
+    candidates = CandidateInput(many=True, required=False)
+    sweep = serializers.ChoiceField(
+        choices=["capacity"],
+        required=False,
+        help_text="Instead of candidates: numbers of replicas and cache sizes around the present ones.",
+    )
     start = serializers.DateTimeField(required=False)
     end = serializers.DateTimeField(required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Either candidates or a sweep."""
+        if ("candidates" in attrs) == ("sweep" in attrs):
+            raise serializers.ValidationError({"candidates": "expected either candidates or sweep"})
+        return attrs
 
 
 class WhatIfSummary(serializers.ModelSerializer[WhatIf]):
@@ -117,7 +129,8 @@ class WhatIfViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSe
     def create(self, request: Request) -> Response:
         """Queue a what-if; a worker runs it. 409 if too many of the pool are queued or running."""
         params = validated_body(WhatIfInput, request)
-        created = create_what_if(params.pop("pool"), **params, by=signed_in_user(request))
+        create = create_sweep if params.pop("sweep", None) else create_what_if
+        created = create(params.pop("pool"), **params, by=signed_in_user(request))
         return Response(WhatIfSerializer(created).data, status.HTTP_201_CREATED)
 
     @extend_schema(request=None, responses=WhatIfSerializer)

@@ -32,6 +32,7 @@ FILL = 1.0  # sampled blocks stand for this many times 1 / ratio blocks after th
 RATIO_STEP = 1.01  # of tokens per byte block
 MAX_IDS = 12_000_000  # of a replay: 100 MB
 MIN_FIT = 30  # streamed requests that a fit needs
+MIN_SLOPE_S = 1e-7  # of TTFT for each token: no engine prefills ten million tokens a second
 FIT_BINS = 8
 IDLE_QUANTILE = 0.2  # of TTFT: close to an idle engine
 DEFAULT_STEP_S = 0.010
@@ -240,7 +241,7 @@ def _step_s(traffic: CapturedTraffic, rows: Integers) -> float:
 
 
 def _idle_line(uncached: Floats, ttft_s: Floats) -> tuple[float, float] | None:
-    """(seconds per token, seconds) of a line through low quantiles of TTFT; None if TTFT does not grow with tokens."""
+    """(seconds per token, seconds) of a line through low quantiles of TTFT; None if TTFT hardly grows with tokens."""
     edges = np.unique(np.quantile(uncached, np.linspace(0, 1, FIT_BINS + 1)))
     bins = np.clip(np.searchsorted(edges, uncached, side="right") - 1, 0, max(0, len(edges) - 2))
     points = [
@@ -252,4 +253,4 @@ def _idle_line(uncached: Floats, ttft_s: Floats) -> tuple[float, float] | None:
         return None
     tokens, seconds = np.array(points).T
     slope, intercept = np.polyfit(tokens, seconds, 1)
-    return (float(slope), float(intercept)) if slope > 0 else None
+    return (float(slope), float(intercept)) if slope > MIN_SLOPE_S else None

@@ -140,10 +140,8 @@ class Replay:
         """Place requests, and add to the sums what each model had cached of them."""
         if not len(requests):
             return
-        requests = self._sampled(requests)
-        tokens = self.tokens_of(requests)
-        prompts = Prompts.of(requests, tokens, self.ratio)
-        matched = self._matched(requests)
+        requests, prompts, matched = self.place(requests)
+        tokens = prompts.tokens
         columns = {name: prompts.cached_tokens(blocks) for name, blocks in matched.items()}
         reachable = columns["reachable"]
         is_reported = (requests.cached_tokens >= 0) & (requests.prompt_tokens > 0)
@@ -166,6 +164,12 @@ class Replay:
             depths = matched.get("predicted", matched["reachable"])[known]
             at = prompts.starts[known] + np.maximum(depths - 1, 0)
             bin_sums.add_divergences(requests.groups.take(known), requests.blocks[at], prompts.block_tokens[known])
+
+    def place(self, requests: Requests) -> tuple[Requests, Prompts, dict[str, Integers]]:
+        """Place requests: the requests as sampled, their prompts, and the cached sampled blocks of each by term."""
+        requests = self._sampled(requests)
+        prompts = Prompts.of(requests, self.tokens_of(requests), self.ratio)
+        return requests, prompts, self._matched(requests)
 
     def reduce_sampling(self, ratio: float) -> None:
         """Continue with a smaller sampling ratio."""

@@ -49,7 +49,7 @@ class Assessment:
     summary: str
     reason: str
     advice: str = ""
-    page: str = ""  # where to act: "what-if", "curve" (effect of cache size), "prompts" or "fleet"
+    page: str = ""  # where to act: "what-if", "capacity" (the page Capacity and cost), "prompts" or "fleet"
     needed_requests: int | None = None  # for a verdict, if there are too few
 
 
@@ -180,7 +180,7 @@ _FITS = {
         "Thrashing: the working set is {share:.1f} times the cache of the whole fleet, so prefixes are evicted before "
         "they are used again.",
         "Add cache or replicas.",
-        "curve",
+        "capacity",
     ),
 }
 

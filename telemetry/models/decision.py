@@ -151,6 +151,9 @@ class CapacityCurve(models.Model):
     placements = models.JSONField(null=True)  # a telemetry.lab.placements.Placements; None: not enough requests
     working_set = models.JSONField(null=True)  # a telemetry.lab.capacity.WorkingSet; None: not enough reuse
     reason = models.CharField(max_length=200, blank=True)  # why there are no points
+    prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, fitted to streamed responses; None: unknown
+    fitted_requests = models.IntegerField(default=0, db_default=0)  # that the rate rests on
+    gaps = models.JSONField(null=True)  # telemetry.lab.shared_cache.Gaps; None: not computed
 
     def __str__(self) -> str:
         return f"{self.pool_id} at {self.at:%F %T}"

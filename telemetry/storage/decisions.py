@@ -62,12 +62,8 @@ def _columns(numbers: Mapping[str, str]) -> str:
 
 def requests_between(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
     """Requests with a successful response, by the time they were placed; the first ``at_most``. One query."""
-    return _read("asc", start, end, pool, at_most)
-
-
-def latest_requests(pool: str, start: datetime, end: datetime, *, at_most: int) -> Requests:
-    """As ``requests_between``, but the last ``at_most`` requests."""
-    return _read("desc", start, end, pool, at_most)
+    requests: Requests = _rows("asc", (start, end, pool, at_most), {})[0]
+    return requests
 
 
 def first_at(pool: str, start: datetime, end: datetime) -> datetime | None:
@@ -113,11 +109,6 @@ def captured_between(pool: str, start: datetime, end: datetime, *, at_most: int)
 def _known(column: NDArray[Any]) -> Floats:
     """The column with NaN for NULL."""
     return np.where(column == UNKNOWN, np.nan, column.astype(np.float64))
-
-
-def _read(order: str, *values: datetime | str | int) -> Requests:
-    requests: Requests = _rows(order, values, {})[0]
-    return requests
 
 
 def _rows(order: str, values: Sequence[datetime | str | int], further: Mapping[str, str]) -> list[Any]:

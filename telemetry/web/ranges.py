@@ -69,11 +69,11 @@ class TimeRange:
         return Window(self.window.end - timedelta(seconds=seconds), self.window.end, self.window.step_s)
 
 
-def requested_range(params: QueryDict) -> TimeRange:
-    """The range of a URL; the default range with an error message if it is invalid."""
+def requested_range(params: QueryDict, default: str = DEFAULT) -> TimeRange:
+    """The range of a URL, without one the ``default``; 15 minutes with an error message if it is invalid."""
     if params.get("from") or params.get("to"):
         return _fixed_range(params)
-    key = params.get("range", "").strip() or DEFAULT
+    key = params.get("range", "").strip() or default
     seconds = length_s(key)
     if seconds is None:
         return _last_range(DEFAULT, f"{key!r} is not a range; use 90m, 6h or 3d. {SHOWN_DEFAULT}")
@@ -156,9 +156,9 @@ class PageState:
         return self.subject.kind
 
 
-def page_state(request: HttpRequest) -> PageState:
-    """The state that a URL's query names. At most two queries."""
-    pools, time_range = _pools(request), requested_range(request.GET)
+def page_state(request: HttpRequest, *, default: str = DEFAULT) -> PageState:
+    """The state that a URL's query names, with a default range. At most two queries."""
+    pools, time_range = _pools(request), requested_range(request.GET, default)
     subject, error = _named_subject(request, pools)
     return PageState(pools, subject, time_range, request.GET, time_range.error or error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,10 +12,12 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from controlplane.errors import InvalidError
-from controlplane.web.tags import percent
+from controlplane.web.tags import NOTHING, badge, count, percent, seconds
 from telemetry.alerts.kinds import KINDS
 from telemetry.causes import CauseKind
 from telemetry.lab.chains import format_hash
+from telemetry.lab.predictions import Verdict
+from telemetry.lab.shared_cache import Advice
 from telemetry.lint.structure import PromptStructure, Segment, Volatile
 from telemetry.metrics.windows import PointState
 from telemetry.models import Alert, AlertRule, AlertState, RuleKind
@@ -24,6 +26,7 @@ from telemetry.services.figures.engine import Reconciled
 from telemetry.services.figures.replicas import CELLS, HeatStrip
 from telemetry.web import decisions
 from telemetry.web.charts import absence, figure_text
+from telemetry.web.what_if_figures import VERDICTS
 
 register = template.Library()
 register.filter("reason_label", decisions.reason_label)
@@ -176,6 +179,68 @@ def _strip(strip: HeatStrip) -> SafeString:
         label,
         cells,
     )
+
+
+@register.filter
+def money(value: float | None, currency: str = "") -> str:
+    """An amount with its currency; a dash for an unknown one."""
+    return NOTHING if value is None else f"{value:,.2f} {currency}".rstrip()
+
+
+@register.filter
+def hours(value: float | None) -> str:
+    """Seconds as hours; below ten hours in smaller units too."""
+    return NOTHING if value is None else f"{value / 3600:,.1f} h" if value >= 36_000 else seconds(value)
+
+
+@register.filter
+def whole(value: float | None) -> str:
+    """A number rounded to a whole one."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+@register.filter
+def interval(bounds: dict[str, float], unit: str) -> str:
+    """The 95 % interval of a difference, such as -3 to +1 points."""
+    return f"{100 * bounds['low']:+.0f} to {100 * bounds['high']:+.0f} {unit}"
+
+
+@register.simple_tag
+def advice_badge(name: str) -> SafeString:
+    """The advice on a cache tier as a badge."""
+    tones = {Advice.WORTH_IT: "good", Advice.UNCERTAIN: "warn"}
+    return badge(name.replace("_", " "), tones.get(Advice(name), "idle"))
+
+
+@register.simple_tag
+def sweep_verdict(name: str) -> SafeString:
+    """The verdict on a size as a badge."""
+    return badge(*VERDICTS[Verdict(name)])
+
+
+@register.simple_tag
+def report_value(value: float | None, unit: str, currency: str = "") -> str:
+    """A figure of a report in its unit; "unknown" for an unknown one."""
+    return "unknown" if value is None else _REPORT_UNITS[unit](value, currency)
+
+
+@register.simple_tag
+def report_change(value: float | None, unit: str, currency: str = "") -> str:
+    """A difference in a report, with its sign; of ratios in points."""
+    if value is None:
+        return "unknown"
+    text = f"{100 * abs(value):.1f} points" if unit == "percent" else _REPORT_UNITS[unit](abs(value), currency)
+    return f"{'-' if value < 0 else '+'}{text}"
+
+
+_REPORT_UNITS: dict[str, Callable[[float, str], str]] = {
+    "count": lambda value, _: count(value),
+    "percent": lambda value, _: percent(value),
+    "seconds": lambda value, _: seconds(value),
+    "hours": lambda value, _: hours(value),
+    "number": lambda value, _: f"{value:.2f}",
+    "money": money,
+}
 
 
 @register.filter

@@ -6,6 +6,7 @@ from django.urls import path, register_converter
 
 from telemetry.web.views import (
     alerts,
+    capacity,
     channels,
     charts,
     events,
@@ -13,6 +14,7 @@ from telemetry.web.views import (
     links,
     metrics_servers,
     overview,
+    reports,
     requests,
     rules,
     what_ifs,
@@ -55,6 +57,10 @@ urlpatterns = [
     path("s/<slug:code>/", links.link_follow, name="link-follow"),
     path("ladder/", lab.ladder, name="ladder"),
     path("ladder/figures/<slug:slug>/", lab.figure, name="ladder-figure"),
+    path("report/", reports.report_page, name="report"),
+    path("capacity/", capacity.capacity_page, name="capacity"),
+    path("capacity/<name:pool_name>/sweep/", capacity.capacity_sweep, name="capacity-sweep"),
+    path("capacity/<name:pool_name>/figures/<slug:slug>/", capacity.capacity_figure, name="capacity-figure"),
     path("what-if/", what_ifs.what_if_list, name="what-ifs"),
     path("what-if/drafts/<int:policy_id>/", what_ifs.what_if_draft, name="what-if-draft"),
     path("what-if/<int:what_if_id>/", what_ifs.what_if_page, name="what-if"),

@@ -16,7 +16,7 @@ NOT_PAGES = {
     "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
     "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
     "telemetry:events-csv",
-    "telemetry:what-if-figure", "telemetry:what-if-draft",
+    "telemetry:what-if-figure", "telemetry:capacity-figure", "telemetry:what-if-draft",
     "controlplane:policy-rollout", "controlplane:warming", "controlplane:pool-sources",
     "controlplane:audit-csv", "telemetry:link-follow",
     "healthz", "readyz", "telemetry:metrics",

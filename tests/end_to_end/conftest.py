@@ -179,9 +179,10 @@ def everything(full, operator):
     from tests.decision_history import decisions_at_work
     from tests.fakes.fake_webhook_receiver import Reply, receiving
     from tests.fleet_history import rollouts_of_every_kind
-    from tests.telemetry.what_if_results import finished_what_if
+    from tests.telemetry.what_if_results import finished_sweep, finished_what_if
 
     now, policy, router = timezone.now(), full.policies.get(group=None), Router.objects.get()
+    finished_sweep(full, now)
     rows = {
         "pool": full.pk,
         "policy": policy.pk,

@@ -54,6 +54,23 @@ def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
     )
 
 
+def finished_sweep(pool: Pool, end: datetime) -> WhatIf:
+    """A capacity sweep around four replicas: three, five, and twice the cache."""
+    sweep = finished_what_if(pool, end)
+    sweep.candidates = [
+        {"name": "3 replicas", "replicas": 3},
+        {"name": "5 replicas", "replicas": 5},
+        {"name": "cache x 2", "cache_tokens": 262_144},
+    ]
+    active, better, worse = sweep.result["candidates"][:3]
+    sizes = ((active, 4, 524_288), (worse, 3, 393_216), (better, 5, 655_360), (better, 4, 1_048_576))
+    sweep.result["candidates"] = [
+        {**row, "replicas": replicas, "cache_tokens": tokens} for row, replicas, tokens in sizes
+    ]
+    sweep.save()
+    return sweep
+
+
 def _candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdict: str | None) -> dict[str, Any]:
     figures = {
         "requests": 1200,

@@ -48,12 +48,18 @@ class ProjectInput(ProjectChange):
 class PoolSerializer(SettingsModelSerializer):
     """A pool. Null means the routers' own default."""
 
-    settings = schema_fields.POOL
+    settings = schema_fields.POOL | schema_fields.POOL_LOCAL
     project = ByName(read_only=True)
+    kv_bytes_per_token = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text="KV cache of one token, by kv_cache; null: unknown."
+    )
 
     class Meta:
         model = Pool
-        fields = ("name", "project", "description", *schema_fields.POOL, "created_at")
+        fields = (
+            *("name", "project", "description", *schema_fields.POOL, *schema_fields.POOL_LOCAL),
+            *("kv_bytes_per_token", "created_at"),
+        )
 
 
 class CreatedPoolSerializer(PoolSerializer):
@@ -71,7 +77,7 @@ class CreatedPoolSerializer(PoolSerializer):
 class PoolChange(SettingsInput):
     """Changes of a pool. A setting is sent whole: missing members take their defaults; null restores the default."""
 
-    model, settings = Pool, schema_fields.POOL
+    model, settings = Pool, schema_fields.POOL | schema_fields.POOL_LOCAL
     models = serializers.ListField(child=serializers.CharField(max_length=256), max_length=256, required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
 

@@ -10,6 +10,7 @@ from django.db import transaction
 
 from controlplane import schema_fields
 from controlplane.errors import InUseError, NameTakenError
+from controlplane.kv_cache import kept_config, kv_bytes
 from controlplane.models import EventKind, FleetSettings, Pool, Project
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import canonical_fields
@@ -20,7 +21,7 @@ from controlplane.services.policies.lifecycle import create_first_policy
 from controlplane.services.snapshots import freeze_snapshot
 
 _LISTS = ("models", "aliases", "adapters")
-_POOL_FIELDS = ("name", "description", *schema_fields.POOL)
+_POOL_FIELDS = ("name", "description", *schema_fields.POOL, *schema_fields.POOL_LOCAL)
 
 
 def default_project() -> Project:
@@ -82,6 +83,8 @@ class PoolSettings(TypedDict, total=False):
     share_half_life: int | None
     stream_usage: str | None  # a routing.schema.StreamUsage
     warm_up: Mapping[str, Any] | None
+    kv_cache: Mapping[str, Any] | None  # controlplane.kv_cache.KvCache; None: unknown
+    costs: Mapping[str, Any] | None  # controlplane.kv_cache.Costs; None: unknown
 
 
 @transaction.atomic
@@ -143,7 +146,11 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
     for name in _LISTS:
         if isinstance(raw.get(name), Iterable) and not isinstance(raw[name], str | dict):
             raw[name] = list(raw[name])
-    values = canonical_fields(schema_fields.POOL, raw)
+    values = canonical_fields(schema_fields.POOL | schema_fields.POOL_LOCAL, raw)
+    if (kv_cache := values.get("kv_cache")) is not None:
+        if kv_cache["model_config"] is not None:
+            kv_cache["model_config"] = kept_config(kv_cache["model_config"])
+        kv_bytes(kv_cache)  # InvalidError if no size follows from it
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):

@@ -6,6 +6,7 @@ that a default other than "no limit" can be lifted.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -115,6 +116,8 @@ class SettingField(forms.CharField):
             return lines
         if kind == "pairs":
             return [_pair(line) for line in lines]
+        if kind == "json":
+            return _json_object(text)
         try:
             return _NUMBERS.get(kind, str)(text)
         except ValueError:
@@ -300,6 +303,16 @@ def _line_of(path: str, value: Any) -> str:
     return f"Line {int(digits) + 1}: " if digits.isdigit() and isinstance(value, list) else ""
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise forms.ValidationError("Expected a JSON object, such as the content of config.json.")
+    return value
+
+
 def _pair(line: str) -> dict[str, str]:
     name, equals, model = (part.strip() for part in line.partition("="))
     if not equals or not name or not model:
@@ -331,7 +344,7 @@ def _widget(info: SettingInfo, unset: str) -> forms.Widget:
         return forms.Select(choices=[("", empty), *((choice, choice) for choice in info.choices)])
     if info.kind in {"texts", "pairs"}:
         return forms.Textarea({"rows": 2, "autocomplete": "off", "spellcheck": "false"})
-    if info.kind == "text" and (info.high or 0) > LONG_TEXT:
+    if info.kind == "json" or (info.kind == "text" and (info.high or 0) > LONG_TEXT):
         return forms.Textarea({"rows": 4})
     attributes = {"inputmode": _INPUT_MODES.get(info.kind, "text"), "autocomplete": "off"}
     default = _default_text(info)

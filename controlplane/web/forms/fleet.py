@@ -8,6 +8,7 @@ from django import forms
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from controlplane.kv_cache import Costs, KvCache
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, TaskGroup
 from controlplane.web.forms.base import ROUTER_DEFAULTS, Form, Section, SectionedForm, Single
 from routing import schema
@@ -141,6 +142,20 @@ class PoolSettingsForm(SectionedForm):
             "Tier-1 prefix",
             "Where the part of the prompt that a task group shares ends. Task groups may override it.",
             "as each policy sets it",
+        ),
+        Section(
+            "kv_cache",
+            KvCache,
+            "KV cache of the model",
+            "Turns tokens into bytes: paste the model's config.json, or enter the bytes per token.",
+            "unknown: sizes are shown in tokens only",
+        ),
+        Section(
+            "costs",
+            Costs,
+            "Prices",
+            "Turns GPU time into money on the page Capacity and cost.",
+            "unknown: no money is shown",
         ),
     )
     singles: ClassVar = (

@@ -26,13 +26,15 @@ from django.db.models.functions import Length
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
 from telemetry.lab.capacity import CapacityCurve as CurveBuilder
-from telemetry.lab.chains import Prompts, Requests
+from telemetry.lab.captured import fit_engine
+from telemetry.lab.chains import Prompts, Requests, depth_error
 from telemetry.lab.ladder import BIN, MINUTE, bin_start
 from telemetry.lab.placements import compare_placements
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
+from telemetry.lab.shared_cache import Gaps
 from telemetry.models import CapacityCurve, DecisionCursor, LadderBin, ReplayState
 from telemetry.storage import decisions
-from telemetry.storage.decisions import latest_requests
+from telemetry.storage.decisions import captured_between
 from telemetry.storage.locks import LADDER, advisory_lock
 
 log = logging.getLogger(__name__)
@@ -239,15 +241,18 @@ def update_curves(now: datetime) -> None:
 
 def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     """Compute one pool's curve; without points, and with a reason, if that is impossible."""
-    requests = latest_requests(pool.name, now - CURVE_SPAN, now, at_most=MAX_CURVE_REQUESTS)
+    traffic = captured_between(pool.name, now - CURVE_SPAN, now, at_most=MAX_CURVE_REQUESTS)
+    requests, fit = traffic.requests, fit_engine(traffic, np.arange(len(traffic)))
     capacities = capacities_of(pool, set(requests.replicas.names))
     reason = capacities.reason or (
         "" if len(requests) >= MIN_CURVE_REQUESTS else f"Fewer than {MIN_CURVE_REQUESTS} requests in an hour."
     )
     values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "room_tokens": None}
     values |= {"placements": None, "working_set": None}
+    values |= {"prefill_rate": fit.prefill_rate, "fitted_requests": fit.requests, "gaps": None}
     if not reason and capacities.tokens:
         values |= _curve(requests, capacities.tokens)
+        values["gaps"] = _gaps(requests, capacities.tokens).as_json()
     return CapacityCurve.objects.update_or_create(pool=pool, defaults=values)[0]
 
 
@@ -280,3 +285,15 @@ def _curve(requests: Requests, capacities: dict[str, int]) -> dict[str, object]:
         "room_tokens": sum(capacities.values()) // len(capacities),
         "replicas": len(capacities),
     }
+
+
+def _gaps(requests: Requests, capacities: dict[str, int]) -> Gaps:
+    """Lengths of what each request lost to capacity and fragmentation."""
+    replay = Replay(capacities, float(requests.sample_ratios.min()))
+    replay.learn(requests, CURVE_SPAN / MINUTE)
+    _, prompts, matched = replay.place(requests)
+    cached = {name: prompts.cached_tokens(blocks) for name, blocks in matched.items()}
+    lost = np.maximum(0.0, cached["reachable"] - np.maximum(cached["split"], cached["best"]))
+    warm = int(WARM_UP_RATIO * len(requests))
+    block_tokens = float(np.median(prompts.block_tokens))
+    return Gaps.of(lost[warm:], prompts.tokens[warm:], depth_error(replay.ratio) * block_tokens)

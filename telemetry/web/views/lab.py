@@ -109,7 +109,7 @@ def _next_step(verdict: Assessment, pool: Pool) -> tuple[str, str] | None:
     pages = {
         "what-if": (f"{reverse('telemetry:what-ifs')}?pool={pool.name}", "What-if"),
         "prompts": (f"{reverse('telemetry:prompts')}?pool={pool.name}", "Prompts"),
-        "curve": ("#curve-title", "Effect of cache size"),
+        "capacity": (f"{reverse('telemetry:capacity')}?pool={pool.name}", "Capacity and cost"),
     }
     return pages.get(verdict.page)
 
@@ -147,9 +147,11 @@ def prefixes(request: HttpRequest) -> HttpResponse:
     all_cells = list(_flat(cells))
     show_all = request.GET.get("rows") == "all"
     rows = [cell for cell in all_cells if show_all or cell.level <= LISTED_LEVELS]
+    pool = state.subject.pool or (state.pools[0] if len(state.pools) == 1 else None)
     context = {
         "page_state": state,
         "presets": PRESETS,
+        "kv_bytes": pool and pool.kv_bytes_per_token,
         "tree": tree,
         "cells": cells,
         "rows": rows,

@@ -18,6 +18,7 @@ from controlplane.models import Pool, RoutingPolicy
 from controlplane.services.policies.settings import policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
+from telemetry.lab.sweeps import is_sweep
 from telemetry.models import WhatIf
 from telemetry.services.lab.what_ifs import (
     MAX_CANDIDATES,
@@ -133,6 +134,7 @@ def what_if_page(request: HttpRequest, what_if_id: int) -> HttpResponse:
         "result": result,
         "rows": rows_of(what_if),
         "groups": sorted({name for row in what_if.replays for name in row["groups"]}),
+        "is_sweep": is_sweep(what_if.candidates),
         "counted_from": datetime.fromisoformat(result["counted_from"]) if result else None,
     }
     return render_live(request, "telemetry/what_if.html", context)

@@ -88,7 +88,13 @@ def test_objects_of_other_projects_are_not_found(here, there, person_with, scrip
         f"what-ifs/{there.what_if.pk}/cancel",
     ):
         assert script.post(f"{ROOT}{path}", {"state": "disabled"}).status_code == 404
-    assert script.get(f"{ROOT}series?metric=hit_rate&pool={there.pool.name}").status_code == 422  # no such pool
+    for query in (
+        f"series?metric=hit_rate&pool={there.pool.name}",
+        f"capacity?pool={there.pool.name}",
+        f"report?pool={there.pool.name}",
+        f"report?rollout={there.rollout.pk}",
+    ):
+        assert script.get(f"{ROOT}{query}").status_code == 422, query  # no such pool, or rollout
     assert script.get(f"{ROOT}pools/{here.pool.name}").status_code == 200
 
 

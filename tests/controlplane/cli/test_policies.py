@@ -35,3 +35,11 @@ def test_reverting_asks_for_the_policy_name(warmpath, policy):
         "Back to revision 1.",
     )
     assert warmpath("revert", "default", "9", "--yes").status == 1
+
+
+def test_a_capacity_sweep_is_queued_for_the_pools_size(warmpath, replica):
+    queued = warmpath("--json", "what-if", "default", "--sweep", "--no-wait")
+    assert (queued.status, queued.json["state"]) == (0, "queued")
+    missing = warmpath("what-if", "default", "--no-wait")
+    assert missing.status == 2
+    assert "--sweep" in missing.err

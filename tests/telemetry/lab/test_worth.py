@@ -91,7 +91,7 @@ def test_the_reason_says_if_round_robin_was_still_warming_up():
         (95_000, CacheVerdict.ONE_REPLICA, "", False),
         (200_000, CacheVerdict.FLEET, "what-if", True),
         (390_000, CacheVerdict.FLEET, "what-if", False),
-        (900_000, CacheVerdict.THRASHING, "curve", True),
+        (900_000, CacheVerdict.THRASHING, "capacity", True),
     ],
 )
 def test_the_verdict_on_caches(tokens, verdict, page, is_clear):

@@ -9,7 +9,7 @@ import pytest
 
 from telemetry.lab.chains import Requests
 from telemetry.models import Decision
-from telemetry.storage.decisions import counts, first_at, latest_requests, requests_between
+from telemetry.storage.decisions import captured_between, counts, first_at, requests_between
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import columns, request
@@ -43,7 +43,7 @@ def test_columns_are_in_the_order_of_time():
         store([stored for stored in reversed(AT) if stored.sample_ratio == ratio])
     assert plain(requests_between("chat", T0, END, at_most=100)) == plain(columns(AT))
     assert plain(requests_between("chat", T0, END, at_most=2)) == plain(columns(AT[:2]))
-    assert plain(latest_requests("chat", T0, END, at_most=4)) == plain(columns(AT[2:]))
+    assert plain(captured_between("chat", T0, END, at_most=4).requests) == plain(columns(AT[2:]))
     assert plain(Requests.concatenated([columns(AT[:2]), columns([]), columns(AT[2:])])) == plain(columns(AT))
 
 

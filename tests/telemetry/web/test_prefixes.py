@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 from controlplane.models import Pool, Replica
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, update_pool
 from telemetry.web.views.lab import hit_rate_class
 from tests.telemetry.stored_decisions import a_router, decided
 
@@ -62,3 +62,20 @@ def test_what_lies_deep_is_drawn_and_listed_once_it_is_asked_for(visitor, noon):
     assert len(re.findall(r'<li style="--share:', text)) == 4
     assert "Show 2 longer prefixes" in text
     assert visitor.get("/prefixes/?rows=all").text.count('<tr id="p-') == 4
+
+
+def test_prefixes_have_a_size_in_bytes_once_the_model_of_the_pool_is_known(visitor, noon):
+    pool, router = create_pool("chat"), a_router()
+    for seq in range(2):
+        decided(router, noon - timedelta(seconds=20 - seq), seq, blocks=[1, 2], positions=None, hash_tokens=64)
+    assert "MiB" not in visitor.get("/prefixes/").text
+
+    update_pool(pool, kv_cache={"bytes_per_token": 327_680})
+
+    text = visitor.get("/prefixes/").text
+    assert "A token takes 320 KiB of KV cache" in text
+    assert ">40 MiB<" in text  # 128 tokens
+    other = create_pool("other", models=["b"])
+    assert "KiB" not in visitor.get("/prefixes/").text, "prefixes of several pools have no common size"
+    assert "KiB" in visitor.get("/prefixes/?pool=chat").text
+    assert "KiB" not in visitor.get(f"/prefixes/?pool={other.name}").text

@@ -1,0 +1,182 @@
+"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, and advice on a shared cache."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.api.views import TransactionalView
+from telemetry.api.ladder import LadderQuery
+from telemetry.lab.shared_cache import Advice, tier_parameters, tiers_of
+from telemetry.services.lab.sizing import sizing_of
+
+
+class CapacityQuery(LadderQuery):
+    """Parameters of ``/capacity``. Default ``from``: a day before ``to``."""
+
+    group = None  # type: ignore[assignment]  # DRF's way to leave a field out
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Add latency and bandwidth of each tier."""
+        return {
+            **super().get_fields(),
+            **{
+                name: serializers.FloatField(
+                    required=False, min_value=low, max_value=high, help_text=f"{label}; default {default:g}"
+                )
+                for name, (label, default, (low, high)) in tier_parameters().items()
+            },
+        }
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Add the window."""
+        end = attrs.get("to") or timezone.now()
+        try:
+            return super().validate({"from": end - timedelta(days=1), **attrs, "to": end})
+        except OverflowError:
+            raise serializers.ValidationError({"to": "expected a later time"}) from None
+
+
+class PrefillSerializer(serializers.Serializer[Any]):
+    """Prefill a day; null: unknown. ``money`` is in the pool's currency."""
+
+    tokens = serializers.FloatField(allow_null=True)
+    replica_seconds = serializers.FloatField(allow_null=True)
+    money = serializers.FloatField(allow_null=True)
+
+
+class GroupSavingsSerializer(serializers.Serializer[Any]):
+    """Savings of a task group; "": requests without one."""
+
+    group = serializers.CharField(allow_blank=True)
+    requests = serializers.IntegerField()
+    prompt_tokens_per_day = serializers.FloatField()
+    saved_per_day = PrefillSerializer(help_text="delivered from caches")
+    missed_per_day = PrefillSerializer(help_text="reachable, and computed all the same")
+    computed_per_day = PrefillSerializer()
+
+
+class SavingsSerializer(GroupSavingsSerializer):
+    """Savings of a pool; ``start`` to ``end`` is the traffic that they rest on."""
+
+    group = None  # type: ignore[assignment]  # as above
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    traffic_ratio = serializers.FloatField(allow_null=True, help_text="replayed requests / all requests")
+    currency = serializers.CharField(allow_null=True, allow_blank=True)
+    replica_day_price = serializers.FloatField(allow_null=True)
+    groups = GroupSavingsSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField())
+
+
+class SweepPointSerializer(serializers.Serializer[Any]):
+    """One size; ``difference`` is null for the present size."""
+
+    name = serializers.CharField()
+    replicas = serializers.IntegerField()
+    cache_tokens = serializers.IntegerField(help_text="of each replica")
+    figures = serializers.DictField(allow_null=True)
+    difference = serializers.DictField(allow_null=True)
+    verdict = serializers.CharField()
+    reason = serializers.CharField(allow_blank=True)
+    money_per_day = serializers.FloatField(allow_null=True, help_text="of all replicas")
+    prefill_s_per_day = serializers.FloatField(allow_null=True)
+
+
+class SweepSerializer(serializers.Serializer[Any]):
+    """The newest capacity sweep. Without calibration there are no sentences."""
+
+    what_if = serializers.IntegerField()
+    state = serializers.CharField()
+    is_calibrated = serializers.BooleanField(allow_null=True)
+    problems = serializers.ListField(child=serializers.CharField())
+    requests = serializers.IntegerField(allow_null=True)
+    by_replicas = SweepPointSerializer(many=True)
+    by_cache = SweepPointSerializer(many=True)
+    sentences = serializers.ListField(child=serializers.CharField())
+
+
+class TierEffectSerializer(serializers.Serializer[Any]):
+    """What a tier would bring in one case; "": as given."""
+
+    case = serializers.CharField(allow_blank=True)
+    break_even_tokens = serializers.FloatField(allow_null=True, help_text="null: fetching never wins")
+    tokens_per_day = serializers.FloatField()
+    saved_s_per_day = serializers.FloatField(help_text="of replicas")
+    saved_ratio = serializers.FloatField(help_text="of the prefill time spent")
+
+
+class CacheTierSerializer(serializers.Serializer[Any]):
+    """A tier's properties."""
+
+    key = serializers.CharField()
+    name = serializers.CharField()
+    latency_s = serializers.FloatField()
+    bytes_per_s = serializers.FloatField()
+
+
+class TierAdviceSerializer(serializers.Serializer[Any]):
+    """Advice on one tier; ``effect`` is null where an input is missing, see ``needs``."""
+
+    tier = CacheTierSerializer()
+    advice = serializers.ChoiceField(choices=[str(advice) for advice in Advice])
+    sentence = serializers.CharField()
+    break_even_tokens = serializers.FloatField(allow_null=True)
+    never_wins = serializers.BooleanField()
+    effect = TierEffectSerializer(allow_null=True)
+    money_per_day = serializers.FloatField(allow_null=True)
+    cases = TierEffectSerializer(many=True, help_text="sensitivity")
+    needs = serializers.ListField(child=serializers.CharField())
+
+
+class SharedCacheSerializer(serializers.Serializer[Any]):
+    """The baseline without a tier, in shares of the prompt tokens, and the advice."""
+
+    delivered_ratio = serializers.FloatField(allow_null=True)
+    reachable_ratio = serializers.FloatField(allow_null=True)
+    lost_ratio = serializers.FloatField(allow_null=True, help_text="to capacity and fragmentation")
+    placement_ratio = serializers.FloatField(allow_null=True, help_text="what a policy can add without a tier")
+    requests = serializers.IntegerField(allow_null=True, help_text="whose lost prefixes were measured")
+    tiers = TierAdviceSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField())
+
+
+class PrefillRateSerializer(serializers.Serializer[Any]):
+    """Tokens that a replica prefills in a second, and where the figure comes from."""
+
+    tokens_per_s = serializers.FloatField(allow_null=True)
+    source = serializers.CharField()  # type: ignore[assignment]  # DRF's own attribute
+
+
+class CapacityResponse(serializers.Serializer[Any]):
+    """Null: unknown. ``savings`` is null without replayed requests, ``sweep`` until one was requested."""
+
+    pool = serializers.CharField()
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    kv_bytes_per_token = serializers.IntegerField(allow_null=True)
+    kv_notes = serializers.ListField(child=serializers.CharField())
+    prefill_rate = PrefillRateSerializer()
+    savings = SavingsSerializer(allow_null=True)
+    sweep = SweepSerializer(allow_null=True)
+    shared_cache = SharedCacheSerializer()
+
+
+class CapacityView(TransactionalView):
+    """Capacity and cost of a pool."""
+
+    @extend_schema(parameters=[CapacityQuery], responses=CapacityResponse)
+    def get(self, request: Request) -> Response:
+        """Savings a day in time and money, the newest capacity sweep, and whether a shared cache would pay."""
+        query = CapacityQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        params: dict[str, Any] = query.validated_data
+        pool, window = params["pool"], params["window"]
+        sizing = sizing_of(pool, window, tiers_of(params))
+        return Response({"pool": pool.name, "start": window.start, "end": window.end, **sizing.as_json()})

@@ -1,0 +1,116 @@
+"""``/report``: a pool before and after a time or a rollout."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.access.actor import visible
+from controlplane.api.auth import actor
+from controlplane.api.fields import ById, ByName
+from controlplane.api.views import TransactionalView
+from controlplane.models import Event, Pool, Rollout
+from telemetry.services.lab.reports import DEFAULT_SPAN, report_as_json, report_of, report_windows
+
+
+class ReportQuery(serializers.Serializer[Any]):
+    """Parameters of ``/report``: a pool and a time, or a rollout. Default ``at``: one ``span_s`` ago."""
+
+    pool = ByName(queryset=Pool.objects.all(), required=False)
+    rollout = ById(queryset=Rollout.objects.select_related("revision__policy__pool"), required=False)
+    at = serializers.DateTimeField(required=False)
+    span_s = serializers.FloatField(
+        default=DEFAULT_SPAN.total_seconds(), min_value=0, max_value=1e8, help_text="length of each window, seconds"
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """The pool of the rollout, or the named one."""
+        if ("pool" in attrs) == ("rollout" in attrs):
+            raise serializers.ValidationError({"pool": "expected either pool or rollout"})
+        if "rollout" in attrs:
+            attrs["pool"] = attrs["rollout"].revision.policy.pool
+        return attrs
+
+
+class WindowSerializer(serializers.Serializer[Any]):
+    """One of the two windows."""
+
+    start = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+
+
+class ReportSideSerializer(serializers.Serializer[Any]):
+    """Figures of one window; null: unknown."""
+
+    requests = serializers.IntegerField(allow_null=True)
+    hit_rate = serializers.FloatField(allow_null=True)
+    reported_ratio = serializers.FloatField(allow_null=True, help_text="share of responses in the hit rate")
+    reachable = serializers.FloatField(allow_null=True)
+    ttft_p50_s = serializers.FloatField(allow_null=True)
+    ttft_p95_s = serializers.FloatField(allow_null=True)
+    timed_requests = serializers.IntegerField(help_text="that TTFT rests on")
+    failed_ratio = serializers.FloatField(allow_null=True)
+    prefill_s_per_day = serializers.FloatField(allow_null=True, help_text="of replicas")
+    money_per_day = serializers.FloatField(allow_null=True, help_text="of that prefill")
+    load_max_over_mean = serializers.FloatField(allow_null=True, help_text="requests of replicas")
+
+
+class ReportRowSerializer(serializers.Serializer[Any]):
+    """Before, after, and after minus before."""
+
+    before = ReportSideSerializer()
+    after = ReportSideSerializer()
+    difference = serializers.DictField(child=serializers.FloatField(allow_null=True))
+
+
+class ReportGroupSerializer(ReportRowSerializer):
+    """A task group; "": requests without one."""
+
+    group = serializers.CharField(allow_blank=True)
+
+
+class ReportEventSerializer(serializers.Serializer[Any]):
+    """A change in between."""
+
+    at = serializers.DateTimeField()
+    kind = serializers.CharField()
+    summary = serializers.CharField()
+
+
+class ReportResponse(serializers.Serializer[Any]):
+    """The report; ``events`` are at most the newest 50."""
+
+    pool = serializers.CharField()
+    windows = serializers.DictField(child=WindowSerializer())
+    currency = serializers.CharField(allow_null=True, allow_blank=True)
+    figures = ReportRowSerializer()
+    groups = ReportGroupSerializer(many=True)
+    events = ReportEventSerializer(many=True)
+    more_events = serializers.BooleanField()
+    notes = serializers.ListField(child=serializers.CharField())
+
+
+class ReportView(TransactionalView):
+    """A pool before and after."""
+
+    @extend_schema(parameters=[ReportQuery], responses=ReportResponse)
+    def get(self, request: Request) -> Response:
+        """Hit rate, TTFT, prefill, money and load in two windows of one length, with the changes in between."""
+        query = ReportQuery(data=request.query_params, context={"request": request})
+        query.is_valid(raise_exception=True)
+        params: dict[str, Any] = query.validated_data
+        windows = report_windows(
+            timezone.now(),
+            at=params.get("at"),
+            rollout=params.get("rollout"),
+            span=timedelta(seconds=params["span_s"]),
+        )
+        events = visible(actor(request), Event.objects.all())
+        report = report_of(params["pool"], *windows, events)
+        return Response({"pool": params["pool"].name, **report_as_json(report)})

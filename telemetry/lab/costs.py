@@ -1,0 +1,103 @@
+"""What prefix caching saves, and what it does not, as prefill time and money a day.
+
+A cached token saves its prefill: ``1 / prefill rate`` seconds of a replica, which cost a share of the replica's price.
+The fleet's bill falls only if fewer replicas are run; until then the saved time is room for more traffic. Prefill time
+is taken as proportional to tokens, so long prompts, whose attention costs more for each token, save more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from telemetry.lab.ladder import Ladder
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one replica costs. ``currency`` is a label."""
+
+    gpu_hour: float
+    gpus_per_replica: float
+    currency: str
+
+    @classmethod
+    def of(cls, costs: Mapping[str, Any] | None) -> Price | None:
+        """The price of a pool's ``costs`` settings; None: unknown."""
+        return None if costs is None else cls(costs["gpu_hour_price"], costs["gpus_per_replica"], costs["currency"])
+
+    @property
+    def replica_day(self) -> float:
+        """Money for one replica and day."""
+        return self.replica_s * DAY_S
+
+    @property
+    def replica_s(self) -> float:
+        """Money for one second of one replica."""
+        return self.gpu_hour * self.gpus_per_replica / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRate:
+    """Tokens that a replica prefills in a second, and where the figure comes from."""
+
+    tokens_per_s: float | None  # None: unknown
+    source: str  # a sentence; why it is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill of some tokens a day; None: unknown."""
+
+    tokens: float | None
+    seconds: float | None  # of replicas
+    money: float | None
+
+    def as_json(self) -> dict[str, float | None]:
+        """As JSON values."""
+        return {"tokens": self.tokens, "replica_seconds": self.seconds, "money": self.money}
+
+
+def prefill_of(tokens: float | None, rate: float | None, price: Price | None) -> Prefill:
+    """Time and money of some tokens."""
+    seconds = tokens / rate if tokens is not None and rate else None
+    return Prefill(tokens, seconds, seconds * price.replica_s if seconds is not None and price else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """Prefill a day of a pool or task group."""
+
+    requests: int  # that the figures rest on
+    prompt_tokens: float  # a day
+    saved: Prefill  # delivered from caches
+    missed: Prefill  # reachable, and computed again all the same
+    computed: Prefill  # all that was computed
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "requests": self.requests,
+            "prompt_tokens_per_day": self.prompt_tokens,
+            "saved_per_day": self.saved.as_json(),
+            "missed_per_day": self.missed.as_json(),
+            "computed_per_day": self.computed.as_json(),
+        }
+
+
+def savings_of(ladder: Ladder, measured_s: float, rate: float | None, price: Price | None) -> Savings:
+    """Savings a day, extrapolated from the ladder of ``measured_s`` seconds."""
+    per_day = DAY_S / measured_s
+
+    def prefill(tokens: float | None) -> Prefill:
+        return prefill_of(None if tokens is None else tokens * per_day, rate, price)
+
+    delivered, reachable = ladder.delivered, ladder.reachable
+    missed = None if delivered is None or reachable is None else max(0.0, reachable - delivered)
+    computed = None if delivered is None else max(0.0, ladder.prompt_tokens - delivered)
+    return Savings(
+        ladder.requests, ladder.prompt_tokens * per_day, prefill(delivered), prefill(missed), prefill(computed)
+    )

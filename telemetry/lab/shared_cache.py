@@ -1,0 +1,289 @@
+"""Whether a shared or offloaded cache tier would pay: from which prefix length, how many tokens a day, how much time.
+
+A tier supplies ``n`` tokens in ``latency + n * bytes per token / bytes per second``; computing them takes ``n / prefill
+rate``. So fetching wins from a break-even length on, or never, if the tier is slower for each token than prefill.
+Published figures: 0 to 2 ms for blocks in GPU memory, 10 to 40 ms from CPU memory, 25 to 120 ms from another machine,
+and a rule of thumb of 300 to 500 tokens.
+
+What a tier can add is what the ladder shows as lost to capacity and to fragmentation: tokens that were computed before
+and that no placement could have kept in the present caches. Losses to placement are not counted: a policy wins
+them without a tier. Of each request, the lost tokens form one gap after its cached prefix. A tier pays its latency once
+for each gap, so only gaps of at least the break-even length are counted.
+
+The tier is taken as large enough, and engines as waiting for each fetch; with asynchronous loading a little more is
+saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from math import log
+from typing import Any, NamedTuple
+
+from telemetry.lab.chains import Floats
+from telemetry.lab.costs import Price
+
+LENGTHS = (0.0, *(float(round(64 * 2 ** (step / 2))) for step in range(27)))  # tokens, up to 524,288
+MIN_REQUESTS = 100  # for a verdict
+WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the error of the rate and the ladder
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A cache tier: seconds before the first byte, and bytes per second afterwards."""
+
+    key: str
+    name: str
+    latency_s: float
+    bytes_per_s: float
+
+
+TIERS = (
+    Tier("cpu", "CPU memory", 0.025, 20e9),
+    Tier("ssd", "Local SSD", 0.050, 5e9),
+    Tier("remote", "Remote store", 0.075, 10e9),
+)
+
+
+LATENCY_MS = (0.0, 60_000.0)  # range of each tier's latency
+GB_PER_S = (0.001, 10_000.0)  # range of each tier's bandwidth
+
+
+def tier_parameters() -> dict[str, tuple[str, float, tuple[float, float]]]:
+    """Parameters that describe the tiers: name to label, default and range."""
+    parameters: dict[str, tuple[str, float, tuple[float, float]]] = {}
+    for tier in TIERS:
+        parameters[f"{tier.key}_latency_ms"] = (f"{tier.name}: latency, ms", 1000 * tier.latency_s, LATENCY_MS)
+        parameters[f"{tier.key}_gb_per_s"] = (f"{tier.name}: bandwidth, GB/s", tier.bytes_per_s / 1e9, GB_PER_S)
+    return parameters
+
+
+def tiers_of(values: Mapping[str, float | None]) -> list[Tier]:
+    """The tiers, with values of ``tier_parameters`` instead of the defaults."""
+
+    def given(name: str, default: float) -> float:
+        value = values.get(name)
+        return default if value is None else value
+
+    return [
+        replace(
+            tier,
+            latency_s=given(f"{tier.key}_latency_ms", 1000 * tier.latency_s) / 1000,
+            bytes_per_s=given(f"{tier.key}_gb_per_s", tier.bytes_per_s / 1e9) * 1e9,
+        )
+        for tier in TIERS
+    ]
+
+
+class Gap(NamedTuple):
+    """Sums over the gaps of at least a length."""
+
+    at_least: float  # tokens
+    requests: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Lengths of the prefixes that a pool lost to capacity and fragmentation, from captured requests."""
+
+    requests: int  # that were examined
+    prompt_tokens: float  # theirs
+    error_tokens: float  # standard error of one gap, from block sampling
+    sums: tuple[Gap, ...]  # by ascending length, the first of all gaps
+
+    @classmethod
+    def of(cls, lost_tokens: Floats, prompt_tokens: Floats, error_tokens: float) -> Gaps:
+        """From the lost tokens of each request."""
+        sums = tuple(
+            Gap(length, float((rows := lost_tokens >= max(length, 1.0)).sum()), float(lost_tokens[rows].sum()))
+            for length in LENGTHS
+        )
+        return cls(len(lost_tokens), float(prompt_tokens.sum()), error_tokens, sums)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Gaps:
+        """From ``as_json``."""
+        return cls(**{**document, "sums": tuple(Gap(*row) for row in document["sums"])})
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    def at_least(self, length: float) -> Gap:
+        """Sums over the gaps of at least ``length`` tokens, interpolated in the logarithm of the length."""
+        for shorter, longer in zip(self.sums, self.sums[1:], strict=False):
+            if length <= longer.at_least:
+                part = _part(shorter.at_least, longer.at_least, length)
+                requests, tokens = (a + part * (b - a) for a, b in zip(shorter[1:], longer[1:], strict=True))
+                return Gap(length, requests, tokens)
+        return Gap(length, 0.0, 0.0)
+
+
+def _part(low: float, high: float, value: float) -> float:
+    low, high, value = (log(1 + number) for number in (low, high, value))
+    return min(max((value - low) / (high - low), 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of a pool; None: unknown."""
+
+    kv_bytes: float | None  # per token
+    prefill_rate: float | None  # tokens/s of a replica
+    gaps: Gaps | None
+    lost_tokens: float | None  # a day, to capacity and fragmentation
+    computed_tokens: float | None  # a day
+    price: Price | None = None
+
+
+class Advice(StrEnum):
+    """Whether a tier is worth it."""
+
+    WORTH_IT = "worth_it"
+    NOT_WORTH_IT = "not_worth_it"
+    UNCERTAIN = "uncertain"  # the answer depends on figures that are not known precisely enough
+    UNKNOWN = "unknown"  # an input is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a tier would bring in one case."""
+
+    case: str  # "" as given
+    break_even_tokens: float | None  # None: fetching never wins
+    tokens_per_day: float
+    saved_s_per_day: float  # of replicas
+    saved_ratio: float  # of the prefill time spent
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the saving is large enough to notice."""
+        return self.saved_ratio >= WORTH_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class TierAdvice:
+    """The advice on one tier."""
+
+    tier: Tier
+    break_even_tokens: float | None  # None: unknown, or fetching never wins
+    never_wins: bool
+    effect: Effect | None  # None: an input is missing
+    money_per_day: float | None
+    cases: tuple[Effect, ...]  # the sensitivity
+    advice: Advice
+    needs: tuple[str, ...]  # the missing inputs
+
+    @property
+    def saved_ratios(self) -> tuple[float, float] | None:
+        """The least and the most that is saved in any case, of the prefill time spent; None: unknown."""
+        ratios = [effect.saved_ratio for effect in (self.effect, *self.cases) if effect is not None]
+        return (min(ratios), max(ratios)) if ratios else None
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "advice": str(self.advice)}
+
+
+def break_even_tokens(tier: Tier, kv_bytes: float, prefill_rate: float) -> float | None:
+    """The shortest prefix that is fetched sooner than computed; None if there is none."""
+    gain_s = 1 / prefill_rate - kv_bytes / tier.bytes_per_s  # for each token
+    return tier.latency_s / gain_s if gain_s > 0 else None
+
+
+CASES = (
+    ("latency x 2", 2.0, 1.0, 1.0),
+    ("bandwidth / 2", 1.0, 0.5, 1.0),
+    ("prefill rate + 30 %", 1.0, 1.0, 1.3),
+    ("prefill rate - 30 %", 1.0, 1.0, 0.7),
+)
+
+
+def advise(tier: Tier, situation: Situation) -> TierAdvice:
+    """The advice on a tier, with its sensitivity."""
+    needs, rate, kv_bytes = _needs(situation), situation.prefill_rate, situation.kv_bytes
+    break_even = None if rate is None or kv_bytes is None else break_even_tokens(tier, kv_bytes, rate)
+    never_wins = rate is not None and kv_bytes is not None and break_even is None
+    if needs:
+        return TierAdvice(tier, break_even, never_wins, None, None, (), Advice.UNKNOWN, needs)
+    effect = _effect("", tier, situation, 1.0)
+    cases = (*_cases(tier, situation), *_length_cases(tier, situation))
+    money = effect.saved_s_per_day * situation.price.replica_s if situation.price else None
+    return TierAdvice(tier, break_even, never_wins, effect, money, cases, _verdict((effect, *cases)), ())
+
+
+def _cases(tier: Tier, situation: Situation) -> Iterator[Effect]:
+    """The effect with another tier and another prefill rate."""
+    for case, latency, bandwidth, rates in CASES:
+        changed = replace(tier, latency_s=latency * tier.latency_s, bytes_per_s=bandwidth * tier.bytes_per_s)
+        yield _effect(case, changed, situation, rates)
+
+
+def _length_cases(tier: Tier, situation: Situation) -> Iterator[Effect]:
+    """The effect where lengths are known to within two standard errors of block sampling only."""
+    error_tokens = 2 * situation.gaps.error_tokens if situation.gaps else 0.0
+    if error_tokens:
+        yield _effect(f"lengths - {error_tokens:,.0f} tokens", tier, situation, 1.0, shift_tokens=error_tokens)
+        yield _effect(f"lengths + {error_tokens:,.0f} tokens", tier, situation, 1.0, shift_tokens=-error_tokens)
+
+
+def _needs(situation: Situation) -> tuple[str, ...]:
+    missing = {
+        "needs: the size of the KV cache per token; set the model in the pool's settings": situation.kv_bytes,
+        "needs: the prefill rate; run a capacity sweep or a what-if, and stream responses": situation.prefill_rate,
+        "needs: the cache size of every replica and requests in the last hour": situation.gaps,
+        "needs: a ladder with known losses in this range": situation.lost_tokens,
+        "needs: responses that report cached tokens (--enable-prompt-tokens-details)": situation.computed_tokens,
+    }
+    needs = [text for text, value in missing.items() if value is None]
+    if situation.gaps is not None and situation.gaps.requests < MIN_REQUESTS:
+        needs.append(f"needs: {MIN_REQUESTS} requests in the last hour; {situation.gaps.requests} were examined")
+    return tuple(needs)
+
+
+def _effect(case: str, tier: Tier, situation: Situation, rate_factor: float, *, shift_tokens: float = 0.0) -> Effect:
+    if (
+        situation.kv_bytes is None
+        or situation.prefill_rate is None
+        or situation.gaps is None
+        or situation.lost_tokens is None
+        or situation.computed_tokens is None
+    ):
+        raise AssertionError("checked by _needs")
+    rate = rate_factor * situation.prefill_rate
+    length = break_even_tokens(tier, situation.kv_bytes, rate)
+    every = situation.gaps.sums[0]
+    if length is None or not every.tokens:
+        return Effect(case, length, 0.0, 0.0, 0.0)
+    long = situation.gaps.at_least(max(0.0, length + shift_tokens))
+    scale = situation.lost_tokens / every.tokens  # to a day
+    fetched_s = long.requests * tier.latency_s + long.tokens * situation.kv_bytes / tier.bytes_per_s
+    saved_s = max(0.0, scale * (long.tokens / rate - fetched_s))
+    spent_s = situation.computed_tokens / rate
+    return Effect(case, length, scale * long.tokens, saved_s, min(saved_s / spent_s, 1.0) if spent_s else 0.0)
+
+
+def _verdict(effects: Sequence[Effect]) -> Advice:
+    worth = {effect.is_worth_it for effect in effects}
+    if len(worth) > 1:
+        return Advice.UNCERTAIN
+    return Advice.WORTH_IT if worth == {True} else Advice.NOT_WORTH_IT
+
+
+def describe(found: TierAdvice) -> str:
+    """One sentence about a tier."""
+    if found.effect is None:
+        return f"{found.tier.name}: unknown."
+    if found.break_even_tokens is None:
+        return f"{found.tier.name}: not worth it. Fetching a token takes longer than computing it, at any length."
+    effect, advice = found.effect, found.advice.replace("_", " ")
+    sentence = (
+        f"{found.tier.name}: {advice}. Fetching is faster from {effect.break_even_tokens:,.0f} tokens on; it "
+        f"would add {effect.tokens_per_day / 1e6:,.1f} million cached tokens a day and save "
+        f"{effect.saved_s_per_day / 60:,.0f} minutes of replicas, {100 * effect.saved_ratio:.1f} % of the prefill time."
+    )
+    changing = [case.case for case in found.cases if case.is_worth_it != effect.is_worth_it]
+    return f"{sentence} That changes with {', '.join(changing)}." if changing else sentence

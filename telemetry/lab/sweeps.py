@@ -1,0 +1,151 @@
+"""A capacity sweep: what-if candidates that differ in the number of replicas or in the cache of each.
+
+The candidates that a sweep generates are read back from any what-if, so one whose numbers somebody chose is shown as
+curves too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from telemetry.lab.costs import Price
+
+STEPS = (-2, -1, 1, 2, 4)  # replicas more
+MULTIPLES = (0.5, 2, 4)  # of the cache of each replica
+MIN_POINTS = 3  # of a sweep, without the present size
+
+
+def sweep_candidates(replicas: int, cache_tokens: int | None, *, most: int) -> list[dict[str, Any]]:
+    """Candidates around ``replicas``, of 1 to ``most``, and around ``cache_tokens`` of each; None: unknown."""
+    counts = [replicas + step for step in STEPS if 1 <= replicas + step <= most]
+    by_count = [{"name": _replicas(count), "replicas": count} for count in counts]
+    if cache_tokens is None:
+        return by_count
+    sizes = [(multiple, round(multiple * cache_tokens)) for multiple in MULTIPLES if multiple * cache_tokens >= 1]
+    return by_count + [{"name": f"cache x {multiple:g}", "cache_tokens": tokens} for multiple, tokens in sizes]
+
+
+def _replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def is_sweep(candidates: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each candidate changes only the number of replicas, or only the cache size."""
+    return len(candidates) >= MIN_POINTS and all(
+        ("replicas" in candidate) != ("cache_tokens" in candidate)
+        and not candidate.get("settings")
+        and not candidate.get("groups")
+        for candidate in candidates
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size of a pool, and what was predicted for it."""
+
+    name: str
+    replicas: int
+    cache_tokens: int  # of each replica
+    figures: Mapping[str, Any] | None  # telemetry.lab.predictions.Figures; None: it could not be replayed
+    difference: Mapping[str, Any] | None  # from the present size; None: this is the present size
+    verdict: str
+    reason: str  # why there are no figures
+    money_per_day: float | None  # of all replicas
+    prefill_s_per_day: float | None  # of replicas, extrapolated
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the pool has this size."""
+        return self.difference is None and self.figures is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Curves of a sweep, ascending by size; each contains the present size."""
+
+    by_replicas: list[Point]
+    by_cache: list[Point]
+    present: Point
+    is_calibrated: bool
+    problems: list[str]
+
+    @property
+    def curves(self) -> dict[str, list[Point]]:
+        """Both curves by what they are over."""
+        return {"replicas": self.by_replicas, "cache": self.by_cache}
+
+
+def read_sweep(
+    candidates: Sequence[Mapping[str, Any]], result: Mapping[str, Any], counted_s: float, price: Price | None
+) -> Sweep:
+    """The curves of a finished what-if that is a sweep; ``counted_s``: seconds that figures are of."""
+    rows = [_point(row, counted_s, price) for row in result["candidates"]]
+    present = rows[0]
+    pairs = list(zip(candidates, rows[1:], strict=True))
+    by_replicas = [point for candidate, point in pairs if "replicas" in candidate]
+    by_cache = [point for candidate, point in pairs if "cache_tokens" in candidate]
+    return Sweep(
+        sorted([present, *by_replicas], key=lambda point: point.replicas) if by_replicas else [],
+        sorted([present, *by_cache], key=lambda point: point.cache_tokens) if by_cache else [],
+        present,
+        result["calibration"]["is_calibrated"],
+        list(result["calibration"]["problems"]),
+    )
+
+
+def _point(row: Mapping[str, Any], counted_s: float, price: Price | None) -> Point:
+    replicas, figures = row["replicas"], row["figures"]
+    prefill_s = figures and figures["prefill_gpu_s"]
+    return Point(
+        row["name"],
+        replicas,
+        round(row["cache_tokens"] / replicas),
+        figures,
+        row["difference"],
+        row["verdict"],
+        row["reason"],
+        price.replica_day * replicas if price else None,
+        prefill_s * 86_400 / counted_s if prefill_s is not None and counted_s > 0 else None,
+    )
+
+
+def sentences(sweep: Sweep, currency: str = "") -> list[str]:
+    """What one replica fewer and one more would bring; [] without calibration."""
+    if not sweep.is_calibrated:
+        return []
+    by_count = {point.replicas: point for point in sweep.by_replicas}
+    count = sweep.present.replicas
+    texts = [
+        _sentence(label, by_count[count + step], sweep.present, currency)
+        for label, step in (("One replica fewer", -1), ("One replica more", 1))
+        if count + step in by_count
+    ]
+    return [text for text in texts if text]
+
+
+_WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "mixed": "one figure better, another worse",
+    "same": "no difference beyond the uncertainty",
+}
+
+
+def _sentence(label: str, point: Point, present: Point, currency: str) -> str:
+    if point.figures is None or point.difference is None:
+        return f"{label}: {point.reason}" if point.reason else ""
+    parts = []
+    for name, interval, unit in (
+        ("hit rate", point.difference["hit_rate"], "points"),
+        ("TTFT p50", point.difference["ttft_p50"], "%"),
+        ("TTFT p95", point.difference["ttft_p95"], "%"),
+    ):
+        if interval is not None:
+            parts.append(f"{name} {100 * interval['low']:+.0f} to {100 * interval['high']:+.0f} {unit}")
+    text = f"{label}: {', '.join(parts)} ({_WORDS.get(point.verdict, 'no verdict')})."
+    if point.money_per_day is None or present.money_per_day is None:
+        return text
+    change = point.money_per_day - present.money_per_day
+    return f"{text} It would {'cost' if change > 0 else 'save'} {abs(change):,.2f} {currency}".rstrip() + " a day."

@@ -1,0 +1,144 @@
+"""What a pool's caches save a day, from its ladder, its prefill rate and its price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Max, Min
+
+from controlplane.models import Pool
+from telemetry.lab.costs import PrefillRate, Price, Savings, savings_of
+from telemetry.lab.ladder import BIN, MIN_REQUESTS, Ladder, bin_start
+from telemetry.metrics.windows import Window
+from telemetry.models import CapacityCurve, LadderBin, WhatIf, WhatIfState
+from telemetry.services.lab.ladders import ladder_of, ladders_by_group
+from telemetry.storage.dimension_sums import route_sums, total
+
+MAX_FIT_AGE = timedelta(days=30)  # of a calibrated what-if
+MIN_EXTRAPOLATED = timedelta(hours=20)  # of traffic; figures a day from less are an extrapolation
+ALL_TRAFFIC = 0.95  # of the requests
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSavings:
+    """Savings of a pool and of its task groups, and what they rest on."""
+
+    start: datetime  # of the traffic
+    end: datetime
+    pool: Savings
+    ladder: Ladder
+    groups: list[tuple[str, Savings]]  # "": requests without a task group
+    rate: PrefillRate
+    price: Price | None
+    traffic_ratio: float | None  # replayed requests / all requests of the routers; None: not scraped
+    notes: list[str]
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of traffic."""
+        return (self.end - self.start).total_seconds()
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "traffic_ratio": self.traffic_ratio,
+            "currency": self.price.currency if self.price else None,
+            "replica_day_price": self.price.replica_day if self.price else None,
+            **self.pool.as_json(),
+            "groups": [{"group": name, **savings.as_json()} for name, savings in self.groups],
+            "notes": self.notes,
+        }
+
+
+def prefill_rate_of(pool: Pool, now: datetime) -> PrefillRate:
+    """The rate of the newest calibrated what-if, else of the last hour's streamed responses. At most two queries."""
+    what_if = (
+        WhatIf.objects.filter(
+            pool=pool,
+            state=WhatIfState.DONE,
+            ended_at__gte=now - MAX_FIT_AGE,
+            result__calibration__is_calibrated=True,
+        )
+        .only("pk", "result", "ended_at")
+        .first()
+    )
+    if what_if is not None and what_if.result is not None:
+        engine = what_if.result["engine"]
+        source = (
+            f"What-if {what_if.pk} of {what_if.ended_at:%d %b %H:%M} UTC, calibrated with "
+            f"{engine['fitted_requests']:,} streamed responses."
+        )
+        return PrefillRate(engine["prefill_rate"], source)
+    return _fitted(CapacityCurve.objects.filter(pool=pool).only("prefill_rate", "fitted_requests", "at").first())
+
+
+def _fitted(curve: CapacityCurve | None) -> PrefillRate:
+    if curve is None or curve.prefill_rate is None:
+        count = curve.fitted_requests if curve else 0
+        return PrefillRate(
+            None,
+            f"The prefill rate is unknown: {count} streamed responses with cached tokens in the last hour. Run a "
+            "capacity sweep or a what-if, stream responses, and start vLLM with --enable-prompt-tokens-details.",
+        )
+    return PrefillRate(
+        curve.prefill_rate,
+        f"Fitted to TTFT of {curve.fitted_requests:,} streamed responses until {curve.at:%d %b %H:%M} UTC; not "
+        "calibrated by a what-if, so it may be off by some tens of percent.",
+    )
+
+
+def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | None:
+    """Savings of a window; None without replayed requests. Five queries."""
+    ladder = ladder_of(pool, window)
+    span = LadderBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
+        first=Min("at"), last=Max("at")
+    )
+    if ladder is None or span["first"] is None:
+        return None
+    start, end = max(span["first"], window.start), min(span["last"] + BIN, window.end)
+    measured_s = (end - start).total_seconds()
+    price = Price.of(pool.costs)
+    counted = total(route_sums([pool.name], Window(start, end, measured_s), ("requests",), whole=True), "requests")
+    ratio = min(1.0, ladder.requests / counted) if counted else None
+    return PoolSavings(
+        start,
+        end,
+        savings_of(ladder, measured_s, rate.tokens_per_s, price),
+        ladder,
+        [
+            (row.group, savings_of(row.ladder, measured_s, rate.tokens_per_s, price))
+            for row in ladders_by_group(pool, window)
+        ],
+        rate,
+        price,
+        ratio,
+        _notes(ladder, measured_s, ratio, rate, price),
+    )
+
+
+def _notes(
+    ladder: Ladder, measured_s: float, traffic_ratio: float | None, rate: PrefillRate, price: Price | None
+) -> list[str]:
+    notes = []
+    if measured_s < MIN_EXTRAPOLATED.total_seconds():
+        notes.append(f"Figures a day are extrapolated from {measured_s / 3600:.1f} hours of traffic.")
+    if traffic_ratio is not None and traffic_ratio < ALL_TRAFFIC:
+        notes.append(f"Only {100 * traffic_ratio:.0f} % of the requests were replayed; figures are of those.")
+    if ladder.requests < MIN_REQUESTS:
+        notes.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
+    if ladder.delivered is None:
+        notes.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
+    elif ladder.reported_ratio < ALL_TRAFFIC:
+        notes.append(
+            f"Responses for {100 * ladder.reported_ratio:.0f} % of the prompt tokens report cached tokens; saved "
+            "prefill is extended to all."
+        )
+    if rate.tokens_per_s is None:
+        notes.append(rate.source)
+    if price is None:
+        notes.append("No price is set in the pool's settings, so no money is shown.")
+    return notes

@@ -1,0 +1,127 @@
+"""Reports of a pool before and after a time: windows, figures, differences, and what is unknown."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.errors import InvalidError
+from controlplane.models import Event, EventKind, Pool, Rollout
+from controlplane.services.events import record_event
+from controlplane.services.fleet.pools import update_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from telemetry.metrics.windows import Window
+from telemetry.models import CapacityCurve
+from telemetry.services.lab.reports import report_as_json, report_of, report_windows
+from telemetry.storage.partitions import ensure_days
+from tests.telemetry.conftest import T0
+from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.readings import route_reading, router_scraped
+from tests.telemetry.stored_decisions import a_router
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+BEFORE, AFTER = Window(T0 - HOUR, T0, 3600), Window(T0, T0 + HOUR, 3600)
+ALL = Event.objects.all
+
+
+def served(at, cached: int, *, requests: int = 200, replicas: tuple[str, ...] = ("r1", "r2"), ttft: int = 100) -> None:
+    """Requests of group agents in one scrape of 5 s, 1,000 tokens each, the first replica with half of all."""
+    router = a_router()
+    router_scraped(router, at)
+    for number, replica in enumerate(replicas):
+        share = requests // 2 if number == 0 else requests // 2 // (len(replicas) - 1)
+        route_reading(
+            router,
+            at,
+            group="agents",
+            replica=replica,
+            requests=share,
+            ok_requests=share,
+            usage_reported=share,
+            prompt_tokens=share * 1000,
+            cached_tokens=share * cached,
+            ttft=None,
+        )
+    route_reading(router, at, group="agents", ttft={ttft: requests})
+
+
+@pytest.fixture
+def traffic(pool: Pool) -> Pool:
+    """Before: a hit rate of 30 % on two replicas; after: 60 %, faster, on three."""
+    ensure_days([T0.date()])
+    served(T0 - timedelta(minutes=30), 300, ttft=140)
+    served(T0 + timedelta(minutes=30), 600, replicas=("r1", "r2", "r3"), ttft=120)
+    return pool
+
+
+def test_figures_of_both_windows_and_their_differences(traffic):
+    traffic = update_pool(traffic, costs={"gpu_hour_price": 3.6})
+    CapacityCurve.objects.create(pool=traffic, at=T0, prefill_rate=1000.0, fitted_requests=500)
+    ladder_bin(traffic, T0 - timedelta(minutes=30), requests=400, reachable=0.8, group="agents")
+
+    report = report_of(traffic, BEFORE, AFTER, ALL())
+
+    before, after = report.pool.before, report.pool.after
+    assert (before.hit_rate, after.hit_rate) == (pytest.approx(0.3), pytest.approx(0.6))
+    assert report.pool.difference("hit_rate") == pytest.approx(0.3)
+    assert (before.requests, before.timed_requests) == (200, 200)
+    assert after.ttft_p50_s < before.ttft_p50_s
+    assert (before.reachable, after.reachable) == (pytest.approx(0.8), None)
+    assert report.pool.difference("reachable") is None
+    assert (before.load_max_over_mean, after.load_max_over_mean) == (pytest.approx(1.0), pytest.approx(1.5))
+    # 140,000 tokens at 1,000/s in the 5 s that were scraped
+    assert before.prefill_s_per_day == pytest.approx(140 * 86_400 / 5)
+    assert before.money_per_day == pytest.approx(140 * 86_400 / 5 * 3.6 / 3600)
+    (agents,) = report.groups
+    assert (agents.name, agents.before.hit_rate, agents.after.hit_rate) == ("agents", before.hit_rate, after.hit_rate)
+    assert agents.before.load_max_over_mean is None
+    assert report_as_json(report)["figures"]["difference"]["hit_rate"] == pytest.approx(0.3)
+
+
+def test_what_is_unknown_stays_unknown(pool):
+    report = report_of(pool, BEFORE, AFTER, ALL())
+    for side in (report.pool.before, report.pool.after):
+        assert {side.hit_rate, side.ttft_p50_s, side.prefill_s_per_day, side.money_per_day, side.reachable} == {None}
+        assert side.requests is None
+    text = " ".join(report.notes)
+    assert "Only 0 requests before" in text
+    assert "prefill rate is unknown" in text
+    assert report.groups == []
+
+
+def test_events_of_the_pool_in_both_windows_are_listed(pool):
+    for minutes in (-90, -30, 30, 90):
+        summary = f"at {minutes}"
+        event = record_event(EventKind.REPLICA_CHANGED, summary, pool=pool)
+        Event.objects.filter(summary=summary).update(at=T0 + timedelta(minutes=minutes))
+        del event
+    report = report_of(pool, BEFORE, AFTER, ALL())
+    assert [event.summary for event in report.events] == ["at 30", "at -30"]
+    assert report_of(pool, BEFORE, AFTER, Event.objects.none()).events == []
+
+
+def test_both_windows_are_as_long_as_the_time_since(pool):
+    before, after = report_windows(T0, at=T0 - timedelta(hours=2), span=timedelta(hours=24))
+    assert (before.length_s, after.length_s, after.end) == (7200, 7200, T0)
+    before, after = report_windows(T0, span=HOUR)
+    assert (before.start, before.end, after.end) == (T0 - 2 * HOUR, T0 - HOUR, T0)
+
+
+def test_the_time_of_a_rollout_belongs_to_neither_window(pool):
+    rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
+    Rollout.objects.filter(pk=rollout.pk).update(started_at=T0 - 3 * HOUR, finished_at=T0 - 2 * HOUR, state="complete")
+    rollout.refresh_from_db()
+    before, after = report_windows(T0, rollout=rollout, span=HOUR)
+    assert (before.end, after.start) == (T0 - 3 * HOUR, T0 - 2 * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("at", "span", "field"),
+    [(T0 - HOUR, timedelta(minutes=1), "span"), (T0 - HOUR, timedelta(days=31), "span"), (T0, HOUR, "at")],
+)
+def test_a_window_of_no_use_is_refused(at, span, field):
+    with pytest.raises(InvalidError) as raised:
+        report_windows(T0, at=at, span=span)
+    assert raised.value.faults[0].path == f"$.{field}"

@@ -1,0 +1,131 @@
+"""The pages "Capacity and cost" and "Before and after"."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import time_machine
+
+from controlplane.models import Rollout
+from controlplane.services.fleet.pools import update_pool
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from telemetry.models import WhatIf
+from telemetry.services.lab.replays import update_curve
+from tests.telemetry.services.lab.test_ladders import fleet as room  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_sizing import COSTS, bins
+from tests.telemetry.what_if_results import finished_sweep
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def sized(visitor, noon, room):  # noqa: F811
+    """A pool with a day of ladders, a finished sweep, a model and prices."""
+    bins(room)
+    bins(room, group="agents")
+    finished_sweep(room, noon)
+    update_pool(room, kv_cache={"bytes_per_token": 327_680}, costs=COSTS)
+    update_curve(room, noon)
+    return visitor
+
+
+def test_the_page_shows_savings_sizes_and_advice(sized, django_assert_max_num_queries):
+    with django_assert_max_num_queries(30):
+        page = sized.get("/capacity/").text
+    for words in (
+        "Prefill saved by caches",
+        "9,600 requests",
+        "172.80 USD a day",
+        "320 KiB, 625 MiB for 2,000 tokens",
+        "One replica fewer: hit rate",
+        "It would save 172.80 USD a day",
+        "40 GiB",  # 131,072 tokens
+        "agents",
+        "10.0 % are lost to capacity and duplication",
+        "needs: the cache size of every replica and requests in the last hour",
+        "CPU memory: unknown.",
+        "Run a capacity sweep",
+    ):
+        assert words in page, words
+
+
+def test_the_charts_have_the_data_of_the_tables(sized):
+    by_replicas = sized.get("/capacity/chat/figures/replicas/").json()
+    assert by_replicas["data"][0]["x"] == [3, 4, 5]
+    assert by_replicas["layout"]["shapes"][0]["x0"] == 4
+    assert sized.get("/capacity/chat/figures/cache/").json()["data"][0]["x"] == [131_072, 262_144]
+    assert sized.get("/capacity/chat/figures/other/").status_code == 404
+    assert sized.get("/capacity/none/figures/cache/").status_code == 404
+
+
+def test_tiers_come_from_the_url_and_an_invalid_one_is_shown_at_its_field(sized):
+    assert "1.50 s" in sized.get("/capacity/?cpu_latency_ms=1500").text
+    answer = sized.get("/capacity/?cpu_latency_ms=-1")
+    assert answer.status_code == 422
+    assert 'id="id_cpu_latency_ms_error"' in answer.text
+
+
+def test_a_sweep_that_is_not_calibrated_advises_nothing(sized):
+    what_if = WhatIf.objects.get()
+    what_if.result["calibration"] |= {"is_calibrated": False, "problems": ["Only 3 requests were counted."]}
+    what_if.save()
+    page = sized.get("/capacity/").text
+    assert "Not calibrated: no advice" in page
+    assert "Only 3 requests were counted." in page
+    assert "One replica fewer" not in page
+
+
+def test_a_sweep_is_started_and_followed(sized):
+    response = sized.post("/capacity/chat/sweep/", {"window": "7200"})
+    created = WhatIf.objects.first()
+    assert response["Location"] == f"/what-if/{created.pk}/"
+    assert created.end - created.start == timedelta(seconds=7190)  # the newest decisions are not collected yet
+    page = sized.get("/capacity/").text
+    assert f"/what-if/{created.pk}/" in page
+    assert "Run a capacity sweep" not in page
+    assert "/capacity/?pool=chat" in sized.get(f"/what-if/{WhatIf.objects.last().pk}/").text
+
+
+def test_an_unmeasured_pool_and_an_empty_fleet_say_what_to_do(visitor):
+    assert "No pools yet" in visitor.get("/capacity/").text
+    assert "No pools yet" in visitor.get("/report/").text
+
+
+def test_a_pool_without_replicas_says_why_it_cannot_be_swept(visitor, pool):
+    page = visitor.get("/capacity/").text
+    assert "No replayed requests in this range" in page
+    assert "Not predicted yet" in page
+    page = visitor.post("/capacity/chat/sweep/", follow=True).text
+    assert "has no active replica" in page
+    assert WhatIf.objects.count() == 0
+
+
+def test_a_report_shows_both_windows_and_unknown_figures_as_unknown(
+    visitor,
+    noon,
+    traffic,  # noqa: F811
+    django_assert_max_num_queries,
+):
+    noon_at = noon.isoformat().removesuffix("+00:00")
+    with_clock_at_one = {"at": noon_at, "span": "1h", "pool": "chat"}
+    with time_machine.travel(noon + timedelta(hours=1), tick=False), django_assert_max_num_queries(36):
+        page = visitor.get("/report/", with_clock_at_one).text
+    for words in ("30.0 %", "60.0 %", "+30.0 points", "better", "unknown", "No price is set", "streamed responses"):
+        assert words in page, words
+
+
+@pytest.mark.parametrize("query", ["at=yesterday", "span=5s", "span=1000d", "span=x"])
+def test_an_invalid_report_says_what_is_expected(visitor, pool, query):
+    answer = visitor.get(f"/report/?pool=chat&{query}")
+    assert answer.status_code == 422
+    assert "expected a" in answer.text
+
+
+def test_a_rollout_links_to_its_report(visitor, noon, pool):
+    rollout = publish_revision(save_draft(pool.policies.get(group=None), {"strategy": "random"}).pk)
+    Rollout.objects.filter(pk=rollout.pk).update(started_at=noon - timedelta(hours=2))
+    assert f"/report/?rollout={rollout.pk}" in visitor.get(f"/rollouts/{rollout.pk}/").text
+    assert "Rollout of revision 2" in visitor.get(f"/report/?rollout={rollout.pk}").text
+    assert visitor.get("/report/?rollout=999").status_code == 404
