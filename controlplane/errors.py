@@ -1,8 +1,8 @@
 """Errors of the control plane, by cause. ``api/exceptions.py`` alone turns them into HTTP statuses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 
 class ControlPlaneError(Exception):
@@ -75,6 +75,14 @@ class StaleDraftError(ConflictError):
     """Another revision became active since the editor read the policy."""
 
 
+class PublishRefusedError(ConflictError):
+    """The draft lacks the prediction that its pool requires. ``members`` are added to the problem document."""
+
+    def __init__(self, detail: str, members: Mapping[str, Any]) -> None:
+        super().__init__(detail)
+        self.members = members
+
+
 class RolloutTransitionError(ConflictError):
     """The rollout's state has no such transition."""
 
@@ -92,6 +100,10 @@ class RequestInProgressError(ConflictError):
 
 class SelfApprovalError(ControlPlaneError):
     """A publication must be approved by somebody other than its author."""
+
+
+class RoleNeededError(ControlPlaneError):
+    """The user may change the object, but not this field."""
 
 
 class IdempotencyKeyReusedError(InvalidError):

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import inspect
 
 from controlplane.errors import Fault, InvalidError
-from controlplane.kv_cache import Costs, KvCache
 from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
 
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
@@ -172,7 +171,6 @@ POOL = kinds_of(
     "stream_usage",
     "warm_up",
 )
-POOL_LOCAL: dict[str, Any] = {"kv_cache": KvCache | None, "costs": Costs | None}  # not sent to routers
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")

@@ -13,7 +13,7 @@ from telemetry.guards import measurement
 from telemetry.scraping import collect, cycle, fetch, metrics_servers
 from telemetry.scraping.cycle import Shard
 from telemetry.services.alerts import explanations
-from telemetry.services.lab import replays, what_if_runs
+from telemetry.services.lab import prediction_records, replays, what_if_runs
 from telemetry.services.notifications import heartbeats, outbox
 from telemetry.storage import partitions, rollup
 
@@ -67,6 +67,12 @@ def compute_ladders() -> None:
 def run_what_ifs() -> None:
     """Run the what-ifs that are queued, or whose worker was killed."""
     what_if_runs.run_queued()
+
+
+@shared_task(acks_late=True, ignore_result=True)
+def record_predictions() -> None:
+    """Record what was predicted for new rollouts, and what became of those that are complete."""
+    prediction_records.record_predictions(timezone.now())
 
 
 @shared_task(acks_late=True, ignore_result=True)

@@ -118,6 +118,7 @@ PROJECT_OF: dict[str, str | None] = {
     "telemetry.MetricsServer": None,
     "telemetry.Notification": "alert__pool__project",
     "telemetry.WhatIf": "pool__project",
+    "telemetry.Prediction": "rollout__revision__policy__pool__project",
 }
 
 Row = TypeVar("Row", bound=Model)

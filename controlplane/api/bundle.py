@@ -163,14 +163,22 @@ class Applied:
 
 @transaction.atomic
 def apply_bundle(
-    bundle: Mapping[str, Any], request: Request, *, prune: bool = False, draft: bool = False, reason: str = ""
+    bundle: Mapping[str, Any],
+    request: Request,
+    *,
+    prune: bool = False,
+    draft: bool = False,
+    reason: str = "",
+    override_reason: str = "",
 ) -> Applied:
     """Change the fleet to match a bundle: all of it, or nothing.
 
     ``prune`` removes what the bundle's lists do not name. ``draft`` drafts policies instead of publishing them.
+    ``override_reason`` publishes policies that lack the prediction that their pool requires.
     ValidationError and InvalidError point into the bundle; PermissionDenied names the first forbidden action.
     """
     application = _Application(request, signed_in_user(request), reason or "applied from a bundle", draft=draft)
+    application.override_reason = override_reason
     with single_snapshot(reason=application.reason, by=application.by):
         existing = {pool.name: pool for pool in visible(actor(request), Pool.objects.select_related("project"))}
         entries = bundle["pools"]
@@ -193,6 +201,7 @@ class _Application:
 
     def __init__(self, request: Request, by: User, reason: str, *, draft: bool = False) -> None:
         self.request, self.by, self.reason, self.draft = request, by, reason, draft
+        self.override_reason = ""
         self.applied = Applied()
 
     def apply_pool(self, entry: Mapping[str, Any], existing: Pool | None, path: Path) -> Any:
@@ -302,7 +311,9 @@ class _Application:
         self._check_permission(*(("api:policy-draft", "PUT") if self.draft else ("api:policy-publish", "POST")), policy)
         draft = save_draft(policy, settings, by=self.by, reason=self.reason)
         if not self.draft:
-            self.applied.rollouts.append(publish_revision(draft.pk, by=self.by, reason=self.reason))
+            self.applied.rollouts.append(
+                publish_revision(draft.pk, by=self.by, reason=self.reason, override_reason=self.override_reason)
+            )
         differences = diff_settings(live.settings if live else None, settings)
         changes = tuple(Change(diff.field, diff.before, diff.after) for diff in differences)
         op, kind = "change" if live else "create", "draft" if self.draft else "policy"
@@ -397,6 +408,7 @@ class ConfigView(TransactionalView):
             prune=query_flag(request, "prune"),
             draft=query_flag(request, "draft"),
             reason=str(bundle.get("reason", ""))[:500],
+            override_reason=str(bundle.get("override_reason", ""))[:500],
         )
         rollouts = RolloutSerializer(applied.rollouts, many=True).data
         return Response({"actions": [asdict(action) for action in applied.actions], "rollouts": rollouts})

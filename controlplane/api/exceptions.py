@@ -24,7 +24,9 @@ from controlplane.errors import (
     GoneError,
     IdempotencyKeyReusedError,
     InvalidError,
+    PublishRefusedError,
     RequestInProgressError,
+    RoleNeededError,
     RouterUnavailableError,
     SelfApprovalError,
     TooManyIdempotencyKeysError,
@@ -97,13 +99,14 @@ SPECIFIC_TYPES: Mapping[type[Exception], str] = {
     RequestInProgressError: "still-running",
     IdempotencyKeyReusedError: "key-reused",
     TooManyWaitersError: "too-many-waiting",
+    PublishRefusedError: "prediction-required",
 }
 
 # The first matching entry applies.
 _STATUSES: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
     (HTTPStatus.UNPROCESSABLE_ENTITY, (exceptions.ValidationError, InvalidError, DataError)),
     (HTTPStatus.NOT_FOUND, (Http404, ObjectDoesNotExist, GoneError)),
-    (HTTPStatus.FORBIDDEN, (PermissionDenied, SelfApprovalError)),
+    (HTTPStatus.FORBIDDEN, (PermissionDenied, RoleNeededError, SelfApprovalError)),
     (HTTPStatus.CONFLICT, (ConflictError,)),
     (HTTPStatus.TOO_MANY_REQUESTS, (TooManyIdempotencyKeysError,)),
     (HTTPStatus.BAD_GATEWAY, (RouterUnavailableError,)),

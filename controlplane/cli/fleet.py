@@ -93,15 +93,25 @@ def plan(context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, 
 @click.command()
 @_bundle_options
 @click.option("--reason", help="The reason to record in the history.")
+@click.option("--override-reason", help="Why to publish without the prediction that a pool requires; audited.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollouts until they end.")
 @pass_context
 def apply(
-    context: Context, bundle: dict[str, Any], *, prune: bool, draft: bool, reason: str | None, yes: bool, wait: bool
+    context: Context,
+    bundle: dict[str, Any],
+    *,
+    prune: bool,
+    draft: bool,
+    reason: str | None,
+    override_reason: str | None,
+    yes: bool,
+    wait: bool,
 ) -> None:
     """Change the fleet to match a document: show the plan, ask, and apply it unless the fleet changed meanwhile."""
     _, if_match = context.rest.get_with_tag("config")
-    bundle = {**bundle, **({"reason": reason} if reason else {})}
+    reasons = {"reason": reason, "override_reason": override_reason}
+    bundle = {**bundle, **{name: text for name, text in reasons.items() if text}}
     planned = _dry_run(context, bundle, if_match, prune=prune, draft=draft)
     if not planned["actions"]:
         _show_actions(context.output, planned)

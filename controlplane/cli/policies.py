@@ -55,6 +55,8 @@ def diff(context: Context, policy: str) -> None:
         for change in comparison["changes"]
     ]
     context.output.table(["setting", "before", "after", "meaning"], lines)
+    if finding := comparison.get("finding"):
+        context.output.message(f"{finding['detail']} {finding['to_do']}")
 
 
 @click.command()
@@ -70,6 +72,7 @@ def diff(context: Context, policy: str) -> None:
     help="Replace a limit of the canary analysis; null switches it off.",
 )
 @click.option("--no-guard", is_flag=True, help="Run the stages without canary analysis.")
+@click.option("--override-reason", help="Why to publish without the prediction that the pool requires; audited.")
 @click.option("--wait/--no-wait", default=True, help="Follow the rollout until it ends.")
 @pass_context
 def publish(
@@ -81,12 +84,14 @@ def publish(
     stages: Any,
     guard: Pairs,
     no_guard: bool,
+    override_reason: str | None,
     wait: bool,
 ) -> None:
     """Publish a policy's draft as it is now, and follow its rollout."""
     if guard and no_guard:
         raise click.UsageError("--guard and --no-guard contradict each other.")
     options = {"reason": reason, "plan": plan, "stages": stages, "guard": values_of(guard) or None}
+    options["override_reason"] = override_reason
     body = {name: value for name, value in options.items() if value is not None}
     if no_guard:
         body["guard"] = None

@@ -21,6 +21,7 @@ FAILED = 1
 @click.option("--set", "-s", "pairs", type=Pair(), multiple=True, metavar="SETTING=VALUE", help="-s strategy=tiered.")
 @click.option("--replicas", type=click.IntRange(1), help="With this number of replicas.")
 @click.option("--cache-tokens", type=click.IntRange(1), help="With caches of this size, in tokens.")
+@click.option("--draft", is_flag=True, help="The draft of the policy that POOL names: a pool, or pool.group.")
 @click.option("--candidates", type=CANDIDATES, metavar="FILE", help="Several candidates, in YAML or JSON.")
 @click.option("--sweep", is_flag=True, help="With fewer and more replicas, and smaller and larger caches.")
 @click.option("--from", "start", metavar="TIME", help="Start of the captured traffic; by default 30 minutes ago.")
@@ -34,6 +35,7 @@ def what_if(
     pairs: Pairs,
     replicas: int | None,
     cache_tokens: int | None,
+    draft: bool,
     candidates: list[Any] | None,
     sweep: bool,
     start: str | None,
@@ -44,11 +46,15 @@ def what_if(
 
     Exit status 1 if the prediction fails or is not calibrated.
     """
+    if draft:
+        pool, candidates = _draft(context, pool)
     if candidates is None and not sweep:
         own = {"settings": values_of(pairs) or None, "replicas": replicas, "cache_tokens": cache_tokens}
         changes = {name: value for name, value in own.items() if value is not None}
         if not changes:
-            raise click.UsageError("Name what to change: -s, --replicas, --cache-tokens, --candidates or --sweep.")
+            raise click.UsageError(
+                "Name what to change: -s, --replicas, --cache-tokens, --draft, --candidates or --sweep."
+            )
         candidates = [{"name": _name(changes), **changes}]
     asked = {"sweep": "capacity" if sweep else None, "candidates": candidates}
     body = {"pool": pool, **asked, "start": start, "end": end}
@@ -60,6 +66,16 @@ def what_if(
     _print(context, ended)
     if ended["state"] != "done" or not ended["result"]["calibration"]["is_calibrated"]:
         sys.exit(FAILED)
+
+
+def _draft(context: Context, policy: str) -> tuple[str, list[Any]]:
+    """The pool of a policy, and its draft as a candidate."""
+    current = context.rest.get(f"policies/{policy}")
+    draft, group = current["draft"], current["group"]
+    if draft is None:
+        raise click.ClickException(f"Policy {policy} has no draft.")
+    change = {"settings": draft["settings"]} if group is None else {"groups": {group: draft["settings"]}}
+    return current["pool"], [{"name": f"draft, revision {draft['number']}", **change}]
 
 
 def _name(changes: dict[str, Any]) -> str:

@@ -104,6 +104,7 @@ class EventKind(models.TextChoices):
     POLICY_PUBLISHED = "policy_published", "Policy published"
     POLICY_REMOVED = "policy_removed", "Policy removed"
     ROLLOUT_PROPOSED = "rollout_proposed", "Rollout awaits approval"
+    PREDICTION_OVERRIDDEN = "prediction_overridden", "Published against the prediction"
     ROLLOUT_APPROVED = "rollout_approved", "Rollout approved"
     ROLLOUT_STARTED = "rollout_started", "Canary started"
     ROLLOUT_BEGUN = "rollout_begun", "Rollout reached a router"

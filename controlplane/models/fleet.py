@@ -95,6 +95,8 @@ class Pool(Model):
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
     kv_cache = JSONField(null=True, blank=True)  # controlplane.kv_cache.KvCache; None: unknown
     costs = JSONField(null=True, blank=True)  # controlplane.kv_cache.Costs; None: unknown
+    # services.policies.publish_checks.PredictionPolicy, not sent to routers; None: its defaults.
+    what_if = JSONField(null=True, blank=True)
     created_at = DateTimeField(auto_now_add=True)
 
     class Meta:

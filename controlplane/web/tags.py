@@ -49,7 +49,7 @@ _EVENT_TONES = {
     "replica_ejected": "bad", "replica_unreachable": "bad", "replica_readmitted": "good", "replica_reachable": "good",
     "replica_restarted": "cold", "policy_published": "ember",
     "rollout_started": "ember", "rollout_widened": "ember", "rollout_completed": "good", "rollout_rolled_back": "bad",
-    "rollout_held": "bad",
+    "rollout_held": "bad", "prediction_overridden": "bad",
 }  # fmt: skip
 
 # Stored words that pages show as another.
@@ -88,6 +88,24 @@ _IMPACTS = {
 def percent(ratio: float | None) -> str:
     """A ratio as per cent, 0.634 as 63.4 %."""
     return NOTHING if ratio is None else f"{ratio * 100:.1f} %"
+
+
+@register.filter
+def signed_percent(ratio: float | None) -> str:
+    """A relative difference, 0.25 as +25 %."""
+    return NOTHING if ratio is None else f"{ratio * 100:+.0f} %"
+
+
+@register.filter
+def points(ratio: float | None) -> str:
+    """A difference of two ratios in percentage points, 0.031 as 3.1 points."""
+    return NOTHING if ratio is None else f"{ratio * 100:.1f} points"
+
+
+@register.filter
+def signed_points(ratio: float | None) -> str:
+    """A difference of two ratios with its sign, -0.031 as -3.1 points."""
+    return NOTHING if ratio is None else f"{ratio * 100:+.1f} points"
 
 
 @register.filter

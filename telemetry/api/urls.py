@@ -8,6 +8,7 @@ from telemetry.api.capacity import CapacityView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.ladder import LadderView, ReconciliationView
 from telemetry.api.metrics_servers import MetricsServerViewSet
+from telemetry.api.predictions import PredictionViewSet
 from telemetry.api.reports import ReportView
 from telemetry.api.what_ifs import WhatIfViewSet
 
@@ -19,6 +20,7 @@ router.register("channels", viewsets.ChannelViewSet, "channel")
 router.register("metrics-servers", MetricsServerViewSet, "metrics-server")
 router.register("deliveries", viewsets.DeliveryViewSet, "delivery")
 router.register("what-ifs", WhatIfViewSet, "what-if")
+router.register("predictions", PredictionViewSet, "prediction")
 
 app_name = "telemetry-api"
 urlpatterns = [

@@ -11,11 +11,13 @@ from telemetry.models.notification import (
     NotificationState,
     ShortLink,
 )
+from telemetry.models.prediction import OPEN_PREDICTIONS, Prediction, PredictionState
 from telemetry.models.reading import BucketLayout, Reading, RollupRepair, RollupState, RouterReading
 from telemetry.models.scrape import STARTING_S, Health, MetricsServer, ReadPool, ScrapeShard, ScrapeState
 from telemetry.models.what_if import WhatIf, WhatIfState
 
 __all__ = [
+    "OPEN_PREDICTIONS",
     "STARTING_S",
     "Alert",
     "AlertRule",
@@ -35,6 +37,8 @@ __all__ = [
     "Notification",
     "NotificationKind",
     "NotificationState",
+    "Prediction",
+    "PredictionState",
     "ReadPool",
     "Reading",
     "ReplayState",

@@ -56,6 +56,12 @@ _AGREEMENTS = {
 }
 
 
+@register.filter
+def figure(document: dict[str, Any] | None, name: str) -> Any:
+    """A figure of a document that may be missing; None: unknown."""
+    return (document or {}).get(name)
+
+
 @register.simple_tag
 def absence_word(state: PointState | str) -> str:
     """Why there is no figure, in a few words."""

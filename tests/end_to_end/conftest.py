@@ -168,6 +168,8 @@ def everything(full, operator):
     """Rows for every page: their ids, by the placeholder names in ``every_page``."""
     from controlplane.models import Router
     from controlplane.services.fleet.client_keys import create_client_key
+    from controlplane.services.fleet.pools import update_pool
+    from controlplane.services.policies.lifecycle import save_draft
     from telemetry.models import Channel, Notification
     from telemetry.services.metrics_servers import create_server
     from telemetry.services.navigation import shorten
@@ -179,7 +181,12 @@ def everything(full, operator):
     from tests.decision_history import decisions_at_work
     from tests.fakes.fake_webhook_receiver import Reply, receiving
     from tests.fleet_history import rollouts_of_every_kind
-    from tests.telemetry.what_if_results import finished_sweep, finished_what_if
+    from tests.telemetry.what_if_results import (
+        finished_sweep,
+        finished_what_if,
+        predict_draft,
+        predictions_of_every_kind,
+    )
 
     now, policy, router = timezone.now(), full.policies.get(group=None), Router.objects.get()
     finished_sweep(full, now)
@@ -204,6 +211,10 @@ def everything(full, operator):
         set_heartbeat(url=receiver.url, every_s=60)
     disable_channel(dead, reason="a message was tried 10 times and never arrived", now=now)
     Channel.objects.filter(name="on-call").update(failed_at=now, error="status 500: try later")
+    draft = save_draft(policy, {"strategy": "prefix_hash", "load_factor": 1.25}, by=operator)
+    predict_draft(draft, hit_rate=(-0.12, 0.02))
+    update_pool(full, what_if={"mode": "require"})
+    predictions_of_every_kind()
     key, _text = create_client_key(full.project, "nightly-batch", by=operator)
     server = create_server(name="cluster", url="http://10.0.0.9:9090")
     link = shorten("/pools/chat/?range=6h&by=group", by=operator, now=now)

@@ -15,6 +15,8 @@ ANYWHERE = (
     "/capacity/?cpu_latency_ms=15",
     "/report/",
     "/report/?span=1h",
+    "/what-if/predictions/",
+    "/what-if/predictions/?pool=chat",
     "/ladder/",
     "/ladder/?range=1h&group=coding",
     "/prefixes/",

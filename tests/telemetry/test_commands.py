@@ -26,6 +26,7 @@ TASKS = (
     tasks.compute_ladders,
     tasks.evaluate_alerts,
     tasks.run_what_ifs,
+    tasks.record_predictions,
     tasks.analyze_rollouts,
     tasks.deliver_notifications,
     tasks.refresh_alerts,

@@ -1,12 +1,16 @@
-"""A what-if with a result, for tests of pages."""
+"""What-ifs with a result, for tests of pages and of publishing."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.models import Pool
-from telemetry.models import WhatIf, WhatIfState
+from django.utils import timezone
+
+from controlplane.models import PolicyRevision, Pool, Rollout
+from telemetry.models import PredictionState, WhatIf, WhatIfState
+from telemetry.services.lab.prediction_records import create_record
+from telemetry.services.lab.what_ifs import candidate_of_draft
 
 
 def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
@@ -103,3 +107,59 @@ def _candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdi
         ],
         "reasons": {"hit": 1000, "cold": 200},
     }
+
+
+def predict_draft(
+    draft: PolicyRevision,
+    *,
+    hit_rate: tuple[float, float] | None = (0.0, 0.01),
+    ttft: tuple[float, float] = (0.0, 0.05),
+    is_calibrated: bool = True,
+    age: timedelta = timedelta(minutes=5),
+    **fields: Any,
+) -> WhatIf:
+    """A finished what-if of a draft. ``hit_rate`` and ``ttft``: difference from the active policy, and its error."""
+    end = timezone.now() - age
+    live = PolicyRevision.objects.filter(policy__pool=draft.policy.pool, state="live").select_related("policy")
+    what_if = finished_what_if(draft.policy.pool, end)
+    active, *_ = what_if.result["candidates"]
+    predicted = _candidate("draft", end, 0.45 + (hit_rate or (0, 0))[0], 0.6 * (1 + ttft[0]), "same")
+    predicted["difference"] = {
+        "hit_rate": hit_rate and _interval(*hit_rate),
+        "ttft_p50": _interval(*ttft),
+        "ttft_p95": _interval(*ttft),
+        "prefill": None,
+    }
+    what_if.candidates = [candidate_of_draft(draft)]
+    what_if.result |= {
+        "candidates": [active, predicted],
+        "policies": {revision.policy.name: revision.digest for revision in live},
+        "calibration": {
+            **what_if.result["calibration"],
+            "is_calibrated": is_calibrated,
+            "problems": [] if is_calibrated else ["Only 20 requests were counted; 100 are needed."],
+        },
+    }
+    for name, value in fields.items():
+        setattr(what_if, name, value)
+    what_if.save()
+    return what_if
+
+
+def predictions_of_every_kind() -> None:
+    """A record for every rollout: one with a prediction and an outcome, one not calibrated, the others without."""
+    for number, rollout in enumerate(Rollout.objects.order_by("pk")):
+        record = create_record(rollout)
+        if number < 2:
+            figures = {"hit_rate": 0.62, "ttft_p50_s": 0.4, "ttft_p95_s": 1.2, "requests": 1200}
+            outcome = {"accounted_ratio": 1.0, "timed_requests": 4100, "requests": 4200}
+            record.predicted = {**figures, "is_calibrated": number == 0, "verdict": "better", "difference": None}
+            record.predicted["traffic_until"] = rollout.started_at.isoformat()
+            record.measured = {**figures, "hit_rate": 0.605, "ttft_p50_s": 0.44, **outcome}
+            record.measured_from, record.measured_to = rollout.started_at, timezone.now()
+            record.state, record.reason = PredictionState.MEASURED, ""
+            record.save()
+
+
+def _interval(value: float, error: float) -> dict[str, float]:
+    return {"value": value, "low": value - error, "high": value + error}

@@ -49,6 +49,12 @@ class BundleSerializer(serializers.Serializer[Any]):
 
     format = serializers.IntegerField(min_value=1, max_value=1, help_text="1: the format described here.")
     reason = serializers.CharField(max_length=500, required=False, write_only=True, help_text="For the history.")
+    override_reason = serializers.CharField(
+        max_length=500,
+        required=False,
+        write_only=True,
+        help_text="Why policies are published without the prediction that their pool requires.",
+    )
     pools = BundlePool(many=True)
 
 
@@ -84,7 +90,7 @@ def check_shape(bundle: Any) -> dict[str, Any]:
     """
     if not isinstance(bundle, dict):
         raise ValidationError("Expected an object.")
-    check_unknown_fields(bundle, {"format": 1, "pools": [], "reason": ""})
+    check_unknown_fields(bundle, {"format": 1, "pools": [], "reason": "", "override_reason": ""})
     if bundle.get("format") != 1:
         raise ValidationError({"format": ["Expected 1."]})
     for position, pool in enumerate(_named_objects(bundle.get("pools"), ("pools",))):

@@ -22,7 +22,7 @@ from controlplane.models import (
     SourceStatus,
     TaskGroup,
 )
-from controlplane.services.fleet.pools import default_project
+from controlplane.services.fleet.pools import POOL_SETTINGS, default_project
 from controlplane.services.fleet.served_models import unnamed_model_warning
 
 
@@ -46,9 +46,9 @@ class ProjectInput(ProjectChange):
 
 
 class PoolSerializer(SettingsModelSerializer):
-    """A pool. Null means the routers' own default."""
+    """A pool. Null means the routers' own default; of ``what_if``, which routers do not receive, its defaults."""
 
-    settings = schema_fields.POOL | schema_fields.POOL_LOCAL
+    settings = POOL_SETTINGS
     project = ByName(read_only=True)
     kv_bytes_per_token = serializers.IntegerField(
         read_only=True, allow_null=True, help_text="KV cache of one token, by kv_cache; null: unknown."
@@ -56,10 +56,7 @@ class PoolSerializer(SettingsModelSerializer):
 
     class Meta:
         model = Pool
-        fields = (
-            *("name", "project", "description", *schema_fields.POOL, *schema_fields.POOL_LOCAL),
-            *("kv_bytes_per_token", "created_at"),
-        )
+        fields = ("name", "project", "description", *POOL_SETTINGS, "kv_bytes_per_token", "created_at")
 
 
 class CreatedPoolSerializer(PoolSerializer):
@@ -77,7 +74,7 @@ class CreatedPoolSerializer(PoolSerializer):
 class PoolChange(SettingsInput):
     """Changes of a pool. A setting is sent whole: missing members take their defaults; null restores the default."""
 
-    model, settings = Pool, schema_fields.POOL | schema_fields.POOL_LOCAL
+    model, settings = Pool, POOL_SETTINGS
     models = serializers.ListField(child=serializers.CharField(max_length=256), max_length=256, required=False)
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
 

@@ -10,6 +10,7 @@ from rest_framework import serializers
 from controlplane.api.fields import ById, ByName, SchemaField, by_username
 from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutStep, RoutingPolicy, TaskGroup
 from controlplane.services.impact.effect import Impact
+from controlplane.services.policies.publish_checks import FindingCode
 from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
 from controlplane.services.policies.rollouts import Progress, router_progress
 
@@ -81,7 +82,8 @@ class PublishInput(serializers.Serializer[Any]):
 
     Without a plan and stages the revision is active at once. Each of your own ``stages`` includes the one before it;
     the revision becomes active after the last one. Where there are stages, ``guard`` defaults to on, with the default
-    of every limit that is left out; null switches it off.
+    of every limit that is left out; null switches it off. ``override_reason`` publishes a draft that lacks the
+    prediction its pool requires; it is audited.
     """
 
     reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
@@ -89,6 +91,7 @@ class PublishInput(serializers.Serializer[Any]):
     plan = serializers.ChoiceField(choices=PLAN_CHOICES, required=False)
     stages = SchemaField(tuple[Stage, ...], required=False)
     guard = SchemaField(GuardLimits, required=False, allow_null=True)
+    override_reason = serializers.CharField(max_length=500, allow_blank=True, required=False)
 
 
 class RevertInput(serializers.Serializer[Any]):
@@ -145,12 +148,38 @@ class ComparisonSerializer(ConfigurationsCompared):
     changes = SettingChangeSerializer(many=True)
 
 
+class PredictedFigureSerializer(serializers.Serializer[Any]):
+    """A figure of the active policy and the draft, both replayed; null: unknown. ``difference`` has a 95 % interval."""
+
+    name = serializers.CharField()
+    title = serializers.CharField()
+    active = serializers.FloatField(allow_null=True)
+    predicted = serializers.FloatField(allow_null=True)
+    difference = serializers.DictField(child=serializers.FloatField(), allow_null=True)
+    limit = serializers.FloatField(allow_null=True)
+    is_exceeded = serializers.BooleanField()
+
+
+class FindingSerializer(serializers.Serializer[Any]):
+    """What speaks against publishing; with ``blocks`` publishing needs an ``override_reason``."""
+
+    code = serializers.ChoiceField(choices=[(code.value, code.name) for code in FindingCode])
+    detail = serializers.CharField()
+    to_do = serializers.CharField()
+    links = serializers.DictField()
+    figures = PredictedFigureSerializer(many=True)
+    blocks = serializers.BooleanField()
+
+
 class DiffSerializer(ComparisonSerializer):
-    """What publishing the draft would change. ``before`` is null where no revision is active yet."""
+    """What publishing the draft would change. ``before`` is null where no revision is active yet; ``finding`` is null
+    where no prediction speaks against it.
+    """
 
     before = serializers.IntegerField(allow_null=True)
     digest = serializers.CharField()
     warnings = DraftWarningSerializer(many=True)
+    finding = FindingSerializer(allow_null=True)
 
 
 class RevisionsQuery(serializers.Serializer[Any]):

@@ -40,6 +40,7 @@ from controlplane.services.impact.compare import (
 )
 from controlplane.services.policies import lifecycle as policies
 from controlplane.services.policies import rollouts
+from controlplane.services.policies.publish_checks import finding_of
 from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.settings import diff_settings, policy_catalogue
 
@@ -93,13 +94,16 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
             "changes": diff_settings(before, draft.settings),
             "effects": effects_of_settings(policy, before, draft.settings, fleet=fleet),
             "warnings": warnings_of_settings(policy, draft.settings, fleet=fleet),
+            "finding": finding_of(draft),
         }
         return Response(policy_serializers.DiffSerializer(diff).data)
 
     @extend_schema(request=policy_serializers.PublishInput, responses={202: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def publish(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Publish the draft; 202 with the rollout, 409 if there is no draft or it was edited since."""
+        """Publish the draft; 202 with the rollout, 409 if there is no draft, it was edited since, or the pool requires
+        a prediction that it does not have.
+        """
         policy, fields = self.get_object(), validated_body(policy_serializers.PublishInput, request)
         rollout = policies.publish_revision(
             _draft_of(policy).pk,
@@ -107,6 +111,7 @@ class PolicyViewSet(CreateMixin, DestroyMixin, ReadViewSet[RoutingPolicy]):
             reason=fields.get("reason", ""),
             expected_digest=fields.get("digest"),
             plan=make_plan(policy, **{key: fields[key] for key in ("plan", "stages", "guard") if key in fields}),
+            override_reason=fields.get("override_reason", ""),
         )
         return Response(RolloutSerializer(rollout).data, status.HTTP_202_ACCEPTED)
 

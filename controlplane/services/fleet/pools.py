@@ -9,19 +9,27 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from controlplane import schema_fields
-from controlplane.errors import InUseError, NameTakenError
-from controlplane.kv_cache import kept_config, kv_bytes
-from controlplane.models import EventKind, FleetSettings, Pool, Project
+from controlplane.access.actor import roles_of
+from controlplane.errors import InUseError, NameTakenError, RoleNeededError
+from controlplane.kv_cache import Costs, KvCache, kept_config, kv_bytes
+from controlplane.models import EventKind, FleetSettings, Pool, Project, Role
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import canonical_fields
 from controlplane.services.checks import change_fields, check_name, lock_row, name_conflict, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.fleet.served_models import name_conflicting_model
 from controlplane.services.policies.lifecycle import create_first_policy
+from controlplane.services.policies.publish_checks import PredictionPolicy
 from controlplane.services.snapshots import freeze_snapshot
 
 _LISTS = ("models", "aliases", "adapters")
-_POOL_FIELDS = ("name", "description", *schema_fields.POOL, *schema_fields.POOL_LOCAL)
+POOL_SETTINGS: Mapping[str, Any] = {  # types by column
+    **schema_fields.POOL,
+    "kv_cache": KvCache | None,  # this and the following are not sent to routers
+    "costs": Costs | None,
+    "what_if": PredictionPolicy,
+}
+_POOL_FIELDS = ("name", "description", *POOL_SETTINGS)
 
 
 def default_project() -> Project:
@@ -85,6 +93,7 @@ class PoolSettings(TypedDict, total=False):
     warm_up: Mapping[str, Any] | None
     kv_cache: Mapping[str, Any] | None  # controlplane.kv_cache.KvCache; None: unknown
     costs: Mapping[str, Any] | None  # controlplane.kv_cache.Costs; None: unknown
+    what_if: Mapping[str, Any] | None  # PredictionPolicy; not sent to routers
 
 
 @transaction.atomic
@@ -114,13 +123,27 @@ def create_pool(
 
 @transaction.atomic
 def update_pool(pool: Pool, *, by: User | None = None, **settings: Unpack[PoolSettings]) -> Pool:
-    """Change a pool; InvalidError if another pool serves one of its models, or a removed name is still used."""
+    """Change a pool; InvalidError if another pool serves one of its models, or a removed name is still used.
+
+    RoleNeededError if ``what_if`` changes and the user may not publish: it decides what may be published.
+    """
     pool = lock_row(Pool.objects.select_for_update(no_key=True), pool.pk)
-    if change := change_fields(pool, _checked(settings), _pool_event_fields):
+    values = _checked(settings)
+    if by is not None and values.get("what_if", pool.what_if) != pool.what_if:
+        _check_may_publish(by, pool)
+    if change := change_fields(pool, values, _pool_event_fields):
         record_event(EventKind.POOL_CHANGED, f"Pool {pool.name} was changed.", pool=pool, by=by, detail=change)
         with name_conflicting_model(pool, by):
             freeze_snapshot(reason=f"pool {pool.name} changed", by=by)
     return pool
+
+
+def _check_may_publish(by: User, pool: Pool) -> None:
+    if not roles_of(by).may(Role.APPROVER, pool.project_id):
+        raise RoleNeededError(
+            f"what_if decides which drafts of pool {pool.name} may be published; to change it you need the role "
+            f"{Role.APPROVER.label.lower()} in its project."
+        )
 
 
 @transaction.atomic
@@ -146,7 +169,7 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
     for name in _LISTS:
         if isinstance(raw.get(name), Iterable) and not isinstance(raw[name], str | dict):
             raw[name] = list(raw[name])
-    values = canonical_fields(schema_fields.POOL | schema_fields.POOL_LOCAL, raw)
+    values = canonical_fields(POOL_SETTINGS, raw)
     if (kv_cache := values.get("kv_cache")) is not None:
         if kv_cache["model_config"] is not None:
             kv_cache["model_config"] = kept_config(kv_cache["model_config"])

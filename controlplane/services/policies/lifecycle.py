@@ -12,6 +12,7 @@ from controlplane.errors import ConflictError, GoneError, InvalidError, NameTake
 from controlplane.models import EventKind, PolicyRevision, Pool, RevisionState, Rollout, RoutingPolicy, TaskGroup
 from controlplane.services.checks import lock_row, unique_or
 from controlplane.services.events import record_event
+from controlplane.services.policies.publish_checks import Finding, check_publishable
 from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan
 from controlplane.services.policies.rollout_transitions import activate_revision, publish_draft
 from controlplane.services.policies.rollouts import open_rollout, supersede_rollouts
@@ -90,13 +91,24 @@ def publish_revision(
     reason: str = "",
     expected_digest: str | None = None,
     plan: RolloutPlan = AT_ONCE,
+    override_reason: str = "",
 ) -> Rollout:
     """Publish a draft and start its rollout, which supersedes the policy's open one.
 
     GoneError for an unknown id; NotADraftError if it is published already; StaleDraftError if ``expected_digest`` is
     given and the draft was edited since; InvalidError for stages of a policy without an active revision, because
-    nothing could be compared or rolled back to.
+    nothing could be compared or rolled back to; PublishRefusedError if the pool requires a prediction that the draft
+    does not have, unless ``override_reason`` says why it is published all the same.
     """
+    revision = _lock_draft(revision_id, expected_digest)
+    if plan.stages and revision.policy.live() is None:
+        raise InvalidError("$.plan", "this policy has no active revision to roll back to; publish it all at once")
+    overridden = check_publishable(revision, override_reason)
+    return _publish(revision, plan, by=by, reason=reason, overridden=overridden, override_reason=override_reason)
+
+
+def _lock_draft(revision_id: int, expected_digest: str | None) -> PolicyRevision:
+    """The draft, with its policy's row locked."""
     policy_id = PolicyRevision.objects.filter(pk=revision_id).values_list("policy_id", flat=True).first()
     if policy_id is None:
         raise GoneError("draft")
@@ -108,11 +120,26 @@ def publish_revision(
         raise StaleDraftError(
             f"The draft of {policy.name} was edited since you opened it. Reload it and check the changes."
         )
-    if plan.stages and policy.live() is None:
-        raise InvalidError("$.plan", "this policy has no active revision to roll back to; publish it all at once")
-    supersede_rollouts(policy, by=by, reason=f"Revision {revision.number} was published.")
+    return revision
+
+
+def _publish(
+    revision: PolicyRevision,
+    plan: RolloutPlan = AT_ONCE,
+    *,
+    by: User | None,
+    reason: str,
+    overridden: Finding | None = None,
+    override_reason: str = "",
+) -> Rollout:
+    """Publish a draft whose policy is locked. ``overridden``: what the user published it against."""
+    supersede_rollouts(revision.policy, by=by, reason=f"Revision {revision.number} was published.")
     publish_draft(revision, reason=reason or revision.reason)
-    return open_rollout(revision, plan, by=by)
+    evidence = None
+    if overridden is not None:
+        reasons = {"override_reason": override_reason.strip()[:500], "detail": overridden.detail}
+        evidence = {**reasons, **overridden.as_json()}
+    return open_rollout(revision, plan, by=by, overridden=evidence)
 
 
 @transaction.atomic
@@ -134,7 +161,7 @@ def revert_policy(
         )
     reason = f"Back to revision {number}: {reason}" if reason else f"Back to revision {number}."
     copy = save_draft(policy, earlier.settings, by=by, reason=reason)
-    rollout = publish_revision(copy.pk, by=by, reason=reason)
+    rollout = _publish(_lock_draft(copy.pk, None), by=by, reason=reason)  # never checked: a revert is the safe action
     if draft is not None:
         save_draft(policy, draft.settings, by=draft.author, reason=draft.reason)
     return rollout

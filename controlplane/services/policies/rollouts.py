@@ -71,10 +71,17 @@ class Verdict(StrEnum):
 # --- publishing -----------------------------------------------------------------------------------------
 
 
-def open_rollout(revision: PolicyRevision, plan: RolloutPlan = AT_ONCE, *, by: User | None = None) -> Rollout:
+def open_rollout(
+    revision: PolicyRevision,
+    plan: RolloutPlan = AT_ONCE,
+    *,
+    by: User | None = None,
+    overridden: dict[str, Any] | None = None,
+) -> Rollout:
     """Start the rollout of a published revision, or submit it for approval.
 
-    The caller locked the policy's row and superseded its former rollouts.
+    The caller locked the policy's row and superseded its former rollouts. ``overridden``: the finding that the user
+    published against, with ``override_reason``.
     """
     needs_approval = revision.policy.pool.project.needs_approval
     rollout = Rollout.objects.create(
@@ -85,7 +92,10 @@ def open_rollout(revision: PolicyRevision, plan: RolloutPlan = AT_ONCE, *, by: U
         guard=msgspec.to_builtins(plan.guard),
         started_by=by,
     )
-    record_step(rollout, "publish", by=by, reason=revision.reason)
+    record_step(rollout, "publish", by=by, reason=revision.reason, evidence=overridden)
+    if overridden is not None:
+        text, kind = "was published against the required prediction", EventKind.PREDICTION_OVERRIDDEN
+        record_rollout_event(rollout, kind, text, by=by, detail=overridden, reason=overridden["override_reason"])
     if needs_approval:
         detail = revision_change(revision)
         record_rollout_event(rollout, EventKind.ROLLOUT_PROPOSED, "awaits approval", by=by, detail=detail)

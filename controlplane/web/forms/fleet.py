@@ -10,7 +10,8 @@ from django.utils import timezone
 
 from controlplane.kv_cache import Costs, KvCache
 from controlplane.models import ClientKey, FleetSettings, Pool, Project, Replica, TaskGroup
-from controlplane.web.forms.base import ROUTER_DEFAULTS, Form, Section, SectionedForm, Single
+from controlplane.services.policies.publish_checks import PredictionPolicy
+from controlplane.web.forms.base import DEFAULTS_APPLY, ROUTER_DEFAULTS, Form, Section, SectionedForm, Single
 from routing import schema
 
 MODELS = "Served model names, one per line. Empty: the pool accepts any model."
@@ -156,6 +157,14 @@ class PoolSettingsForm(SectionedForm):
             "Prices",
             "Turns GPU time into money on the page Capacity and cost.",
             "unknown: no money is shown",
+        ),
+        Section(
+            "what_if",
+            PredictionPolicy,
+            "Prediction before publishing",
+            "Whether a draft needs a what-if before it is published, and how much worse than the active policy it may "
+            "be predicted to be. Only approvers can change this.",
+            DEFAULTS_APPLY,
         ),
     )
     singles: ClassVar = (

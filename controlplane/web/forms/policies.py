@@ -31,6 +31,12 @@ class PublishForm(SectionedForm):
         max_length=500, help_text="One sentence for the history, such as: agents share a long system prompt."
     )
     digest = forms.CharField(widget=forms.HiddenInput, required=False)
+    override_reason = forms.CharField(
+        required=False,
+        max_length=500,
+        label="Publish all the same, because",
+        help_text="Recorded in the audit log and shown with the rollout.",
+    )
     plan = forms.ChoiceField(required=False, widget=forms.RadioSelect)
     shares = forms.CharField(
         required=False,

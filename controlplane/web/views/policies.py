@@ -14,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.database.transactions import repeatable_read
+from controlplane.errors import PublishRefusedError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
 from controlplane.services.policies.lifecycle import (
@@ -23,6 +24,7 @@ from controlplane.services.policies.lifecycle import (
     remove_policy,
     save_draft,
 )
+from controlplane.services.policies.publish_checks import PredictionMode, finding_of, prediction_policy
 from controlplane.services.policies.rollout_plans import RolloutPlan
 from controlplane.services.policies.settings import (
     StrategyInfo,
@@ -105,6 +107,9 @@ def _context(policy: RoutingPolicy) -> dict[str, Any]:
         initial = {"reason": draft.reason, "digest": draft.digest}
         context["publish_form"] = PublishForm(policy, initial=initial, comparable=live is not None)
         context |= _impact(policy, live, draft.settings)
+        draft.policy = policy
+        context["finding"] = finding_of(draft)
+        context["predicts"] = prediction_policy(policy.pool).mode is not PredictionMode.OFF
     return context
 
 
@@ -204,13 +209,18 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
         return render_live(request, "controlplane/policy.html", context, partial=False, status=422)
     revision = get_object_or_404(policy.revisions, pk=revision_id)
     with errors_as_messages(request):
-        rollout = publish_revision(
-            revision.pk,
-            by=current_user(request),
-            reason=form.cleaned_data["reason"],
-            expected_digest=form.cleaned_data["digest"] or None,
-            plan=plan,
-        )
+        try:
+            rollout = publish_revision(
+                revision.pk,
+                by=current_user(request),
+                reason=form.cleaned_data["reason"],
+                expected_digest=form.cleaned_data["digest"] or None,
+                plan=plan,
+                override_reason=form.cleaned_data["override_reason"],
+            )
+        except PublishRefusedError:
+            context = {**_context(policy), "publish_form": form, "is_refused": True}
+            return render_live(request, "controlplane/policy.html", context, partial=False, status=409)
         messages.success(request, f"Revision {rollout.revision.number} {_next_step(rollout)}")
         if plan.stages or rollout.state == RolloutState.AWAITING_APPROVAL:
             return redirect("controlplane:rollout", rollout_id=rollout.pk)

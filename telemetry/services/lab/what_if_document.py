@@ -28,7 +28,7 @@ from telemetry.lab.predictions import (
 from telemetry.metrics.windows import Window
 from telemetry.models import WhatIf
 from telemetry.services.lab.ladders import ladder_of
-from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, recorded_scenario
+from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, policy_digests, recorded_scenario
 
 FILL_ERROR = 0.02  # standard error of a hit rate, seen on seeded traffic with a sixteenth of the hashes
 RATE_MULTIPLES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.2)
@@ -145,6 +145,7 @@ def result_document(
         "counted_requests": len(model.counted),
         "sample_ratio": float(model.traffic.requests.sample_ratios.min()),
         "routers": len(model.traffic.routers.names),
+        "policies": policy_digests(model.pool),  # of the replayed active policy
         "engine": {
             "prefill_rate": (model.fit.prefill_rate or 0) * multiple,
             "overhead_s": model.fit.overhead_s,

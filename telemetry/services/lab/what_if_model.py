@@ -16,6 +16,7 @@ from django.db.models import Max
 
 from controlplane.models import PolicyRevision
 from controlplane.services.impact.compare import current_fleet
+from controlplane.services.policies.settings import settings_digest
 from routing.schema import PoolConfig
 from telemetry.lab.captured import CapturedTraffic, EngineFit, ReplayInput, fit_engine, replay_input
 from telemetry.lab.chains import Integers
@@ -99,6 +100,12 @@ def _revisions_of(what_if: WhatIf) -> dict[str, dict[str, Any]]:
         "policy"
     )
     return {row.policy.name: row.settings for row in revisions if row.number == newest[row.policy.name]}
+
+
+def policy_digests(pool: PoolConfig) -> dict[str, str]:
+    """Digests of the settings of a pool's policy and of those of its task groups, by the policy's name."""
+    policies = (pool.policy, *(group.policy for group in pool.groups if group.policy is not None))
+    return {policy.name: settings_digest(msgspec.to_builtins(policy.settings)) for policy in policies}
 
 
 def _own_rates(traffic: CapturedTraffic) -> dict[str, float]:

@@ -7,7 +7,7 @@ A candidate is ``{"name", "settings", "groups", "replicas", "cache_tokens"}``; e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from django.utils import timezone
 from controlplane.celery import wake
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import PolicyRevision, Pool
+from controlplane.services.policies.settings import canonical_settings
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, ReplicaState, Settings, TaskGroupConfig
 from telemetry.models import WhatIf, WhatIfState
 
@@ -88,10 +89,38 @@ def candidate_of_draft(draft: PolicyRevision) -> dict[str, Any]:
     )
 
 
-def newest_of_draft(draft: PolicyRevision) -> WhatIf | None:
-    """The newest what-if of a draft with its present settings. One query."""
-    rows = WhatIf.objects.filter(pool=draft.policy.pool, candidates__contains=[candidate_of_draft(draft)])
-    return rows.exclude(state=WhatIfState.CANCELLED).first()
+def what_ifs_of_settings(revision: PolicyRevision) -> Iterator[tuple[WhatIf, int]]:
+    """The what-ifs that contain exactly these settings as a candidate, and its position; newest first, not cancelled.
+
+    One query; ``result`` is read with another one. The candidate's name does not matter, and defaults may be omitted.
+    """
+    rows = WhatIf.objects.filter(pool=revision.policy.pool).exclude(state=WhatIfState.CANCELLED).defer("result")
+    for what_if in rows.select_related("pool"):
+        for number, candidate in enumerate(what_if.candidates):
+            if _is_candidate_of(candidate, revision):
+                yield what_if, number
+                break
+
+
+def _is_candidate_of(candidate: Mapping[str, Any], revision: PolicyRevision) -> bool:
+    changes = {name: value for name, value in candidate.items() if name != "name" and value is not None}
+    wanted = candidate_of_draft(revision)
+    if changes.keys() != wanted.keys() - {"name"}:
+        return False
+    group = revision.policy.group
+    if group is None:
+        return _is_equal(changes["settings"], revision.settings)
+    groups: Mapping[str, Any] = changes["groups"]
+    return groups.keys() == {group.name} and _is_equal(groups[group.name], revision.settings)
+
+
+def _is_equal(settings: Any, canonical: Mapping[str, Any]) -> bool:
+    if not isinstance(settings, dict) or settings.get("strategy") != canonical["strategy"]:
+        return False
+    try:
+        return canonical_settings(settings) == canonical
+    except InvalidError:
+        return False
 
 
 def cancel_what_if(what_if_id: int) -> WhatIf:

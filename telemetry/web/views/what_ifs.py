@@ -15,9 +15,11 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from controlplane.errors import ControlPlaneError
 from controlplane.models import Pool, RoutingPolicy
+from controlplane.services.policies.publish_checks import finding_of
 from controlplane.services.policies.settings import policy_catalogue
 from controlplane.web.base import current_user, errors_as_messages, manageable, render_live, viewable
 from controlplane.web.forms.base import Form
+from controlplane.web.forms.policies import PublishForm
 from telemetry.lab.sweeps import is_sweep
 from telemetry.models import WhatIf
 from telemetry.services.lab.what_ifs import (
@@ -25,7 +27,7 @@ from telemetry.services.lab.what_ifs import (
     cancel_what_if,
     candidate_of_draft,
     create_what_if,
-    newest_of_draft,
+    what_ifs_of_settings,
 )
 from telemetry.web.what_if_figures import figure_of, rows_of
 
@@ -155,10 +157,16 @@ def what_if_draft(request: HttpRequest, policy_id: int) -> HttpResponse:
             create_what_if(policy.pool, [candidate_of_draft(draft)], by=current_user(request))
         except ControlPlaneError as failure:
             error = str(failure)
-    what_if = newest_of_draft(draft)
-    name = candidate_of_draft(draft)["name"]
-    rows = [row for row in rows_of(what_if)[2:] if row.name == name] if what_if else []
-    context = {"policy": policy, "what_if": what_if, "row": rows[0] if rows else None, "error": error}
+    what_if, number = next(what_ifs_of_settings(draft), (None, 0))
+    rows = rows_of(what_if)[2:] if what_if else []
+    context = {
+        "policy": policy,
+        "what_if": what_if,
+        "row": rows[number] if rows else None,
+        "error": error,
+        "finding": finding_of(draft),
+        "publish_form": PublishForm(policy),
+    }
     return render(request, "telemetry/what_if_draft.html", context)
 
 

@@ -17,6 +17,7 @@ from controlplane.services.policies.lifecycle import create_policy, save_draft
 from controlplane.services.routers import announce
 from telemetry.models import Alert, AlertRule, Notification
 from telemetry.services.alerts.silences import create_silence
+from telemetry.services.lab.prediction_records import create_record
 from telemetry.services.lab.what_ifs import create_what_if
 from telemetry.services.metrics_servers import create_server
 from telemetry.services.notifications.channels import create_channel
@@ -59,6 +60,7 @@ def create_project_with_objects(name, number):
     set_heartbeat(url="https://watch.example/secret", every_s=60)
     server = create_server(name=f"{name}-server", url="http://127.0.0.1:1", pools=[pool])
     router = announce(name=f"router-{number}", boot="b", admin_url=f"http://10.0.{number}.9:8081")
+    prediction = create_record(rollout)
     what_if = create_what_if(pool, [{"name": "a", "replicas": 2}])
     key, _ = create_client_key(project, f"{name}-key", groups=[f"{name}-group"])
     return SimpleNamespace(
@@ -80,6 +82,7 @@ def create_project_with_objects(name, number):
         server=server,
         notification=notification,
         what_if=what_if,
+        prediction=prediction,
     )
 
 

@@ -27,6 +27,7 @@ LISTS = (
     "silences",
     "deliveries",
     "what-ifs",
+    "predictions",
 )
 
 
@@ -46,6 +47,7 @@ def objects(project):
         "deliveries": project.notification.pk,
         "projects": project.project.name,
         "what-ifs": project.what_if.pk,
+        "predictions": project.prediction.pk,
     }
 
 

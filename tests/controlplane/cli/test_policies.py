@@ -2,6 +2,8 @@
 
 import pytest
 
+from controlplane.services.fleet.pools import update_pool
+
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -43,3 +45,20 @@ def test_a_capacity_sweep_is_queued_for_the_pools_size(warmpath, replica):
     missing = warmpath("what-if", "default", "--no-wait")
     assert missing.status == 2
     assert "--sweep" in missing.err
+
+
+def test_a_required_prediction_is_asked_for_or_overridden_with_a_reason(warmpath, policy):
+    update_pool(policy.pool, what_if={"mode": "require"})
+    assert warmpath("what-if", "default", "--draft").status == 1
+    warmpath("draft", "default", "-s", "strategy=random")
+    assert "No what-if of exactly these settings" in warmpath("diff", "default").err
+    refused = warmpath("publish", "default", "--reason", "a try", "--no-wait")
+    assert refused.status == 1
+    assert "requires a prediction" in refused.err
+
+    created = warmpath("--json", "what-if", "default", "--draft", "--no-wait")
+    assert created.status == 0, created.err
+    assert "is queued" in warmpath("publish", "default", "--reason", "a try", "--no-wait").err
+    options = ("--override-reason", "no traffic yet", "--no-wait")
+    assert warmpath("publish", "default", "--reason", "a try", *options).status == 0
+    assert policy.live().strategy == "random"

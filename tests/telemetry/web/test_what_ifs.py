@@ -11,7 +11,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, save_draft
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
-from telemetry.services.lab.what_ifs import create_what_if
+from telemetry.services.lab.what_ifs import create_what_if, what_ifs_of_settings
 from tests.telemetry.services.lab.test_what_ifs import fleet as replicas  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.what_if_world import publish_and_store, traffic
 
@@ -127,13 +127,15 @@ def test_a_draft_is_predicted_on_its_page(browser, replicas):  # noqa: F811
     url = f"/what-if/drafts/{policy.pk}/"
     assert browser.get(url).status_code == 204  # no draft
 
-    save_draft(policy, {"strategy": "lowest_cost"})
+    draft = save_draft(policy, {"strategy": "lowest_cost"})
     assert "Not predicted yet" in browser.get(url).content.decode()
     assert "Queued" in browser.post(url).content.decode()
     what_if_runs.run_queued()
     panel = browser.get(url).content.decode()
     assert "points" in panel or "Not calibrated" in panel
     assert "Predict again" in panel
+    what_if, _ = next(what_ifs_of_settings(draft))
+    assert what_if.result["policies"] == {"chat": policy.live().digest}  # what publishing compares
 
     save_draft(policy, {"strategy": "lowest_cost", "alpha": 1.0})
     assert "Not predicted yet" in browser.get(url).content.decode()  # of other settings
