@@ -42,18 +42,24 @@ ALL_BITS: Final = -1  # a mask with every bit
 class BlockRun:
     """Consecutive blocks that always occurred together, and the replicas that have them cached."""
 
-    __slots__ = ("hashes", "last", "length", "mask")
+    __slots__ = ("counted_at", "hashes", "last", "length", "mask", "prompts")
 
     def __init__(self, hashes: Chain, last: int, length: int, mask: int) -> None:
         self.hashes = hashes
         self.last = last
         self.length = length
         self.mask = mask
+        self.prompts = 0  # recent prompts that contain it, as of ``counted_at``
+        self.counted_at = 0  # number of times that all counts were halved
 
     @classmethod
     def of_hashes(cls, hashes: Chain, mask: int) -> BlockRun:
         """A run of these blocks, at least one."""
         return BlockRun(hashes, hashes[-1], len(hashes), mask)
+
+
+MAX_PROMPTS: Final = 4000  # after which all counts of prompts are halved
+MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, such as the turns of a conversation
 
 
 class BlockIndex:
@@ -64,6 +70,8 @@ class BlockIndex:
         self._by_first: dict[int, BlockRun] = {}
         self._walked_chain: Chain | None = None  # the chain that was matched last, unless its runs changed since
         self._walked: list[BlockRun] = []  # its matching runs
+        self._prompts = 0  # recent prompts
+        self._halvings = 0
         self.entries = 0  # one for each run and replica that has it; callers that set a bit count it
 
     def __len__(self) -> int:
@@ -115,6 +123,33 @@ class BlockIndex:
             at += run.length
         return path
 
+    def home_at(self, max_share: float) -> int:
+        """Number of blocks before the one that determines the home of the prompt that was matched last.
+
+        That is the first block which at most ``max_share`` of recent prompts contain, or ``MIN_POPULAR`` prompts. So
+        the prompts of a document or a conversation have one home, and those of a popular system prompt have many. Few
+        prompts contain a block that is not recorded, so routers agree whether they have recorded the prompt or not.
+        """
+        blocks, limit, halvings = 0, max(MIN_POPULAR, max_share * self._prompts), self._halvings
+        for run in self._walked:
+            if run.prompts >> (halvings - run.counted_at) <= limit:
+                break
+            blocks += run.length
+        return blocks
+
+    def count_prompt(self, path: Sequence[BlockRun], max_share: float) -> None:
+        """Count a prompt with these runs: for the popular ones and the first other one, whose count limits the rest."""
+        self._prompts += 1
+        if self._prompts >= MAX_PROMPTS:
+            self._prompts //= 2
+            self._halvings += 1
+        limit, halvings = max(MIN_POPULAR, max_share * self._prompts), self._halvings
+        for run in path:
+            run.prompts = (run.prompts >> (halvings - run.counted_at)) + 1
+            run.counted_at = halvings
+            if run.prompts <= limit:
+                break
+
     def run_starting_with(self, key: int) -> BlockRun | None:
         """The run with this first hash; None if no replica has one."""
         return self._by_first.get(key)
@@ -135,6 +170,7 @@ class BlockIndex:
         """Split a run's first blocks off into a new run with the same replicas, which is returned."""
         self._walked_chain = None
         head = BlockRun.of_hashes(run.hashes[:length], run.mask)
+        head.prompts, head.counted_at = run.prompts, run.counted_at
         run.hashes = run.hashes[length:]
         run.length -= length
         self._by_first[head.hashes[0]] = head

@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.load_tracker import Load, LoadTracker
+from routing.balancing.residency import ShareByTokens
 from routing.types import Reason, TargetId
 
 REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a step's fixed 0.010 s at 8,000 tokens/s
@@ -36,7 +37,7 @@ REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a st
 class Choice:
     """The target of a request, and why it was chosen."""
 
-    __slots__ = ("bound", "hit_tokens", "reason", "skipped", "target")
+    __slots__ = ("at_home", "bound", "hit_tokens", "reason", "skipped", "target")
 
     def __init__(
         self,
@@ -45,12 +46,14 @@ class Choice:
         skipped: tuple[TargetId, ...] = (),
         bound: int | None = None,
         hit_tokens: int | None = None,
+        at_home: ShareByTokens | None = None,
     ) -> None:
         self.target = target
         self.reason = reason
         self.skipped = skipped  # full replicas that were earlier in ring order
         self.bound = bound  # requests that bounded load allows there; None: not computed
         self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
+        self.at_home = at_home  # learns from the response; None: the target is not the home of the prompt
 
 
 class Candidate(NamedTuple):

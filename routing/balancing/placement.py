@@ -449,7 +449,8 @@ def record_dispatch(
     tokens = keys.prompt_tokens
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
-    record = residency.insert(choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens)
+    now_s, at_home = loads.clock(), choice.at_home
+    record = residency.insert(choice.target, keys.chain, now_s, tokens, keys.block_tokens, at_home)
     return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), record, is_plain=is_plain)
 
 

@@ -12,6 +12,19 @@ last used before those prefixes is evicted here. Predictions that rely on a prom
 ``MAX_PREFILL_S`` are not checked, because its prefill may not be over. Responses also give the lengths of tails and
 teach their reuse.
 
+Other routers. Several routers before the same replicas, and several workers of one router, each record only what
+they sent themselves. Responses tell whether there are others: then more of the prompts is cached than was recorded.
+From then on prompts have a *home*, a replica that all routers compute alike (``BlockIndex.home_at``), so that they find
+each other's cached prefixes without communication. The mean share of the tokens not recorded at the home that was
+cached there is what the next prompt can expect there. It differs by the number of these tokens, and between prompts of
+which the router has recorded nothing but a popular beginning, and other prompts.
+
+In a cost an expected token counts ``weight`` times, at most as much as all tokens that are not recorded. A prompt that
+is placed elsewhere costs more than its own tokens: other routers look for its next turn at the home and do not find it
+there, and fewer prompts found at homes draw fewer prompts there. So without a weight both would remain low.
+
+A router without others finds nothing, and places requests as if there were no homes.
+
 ``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
 
@@ -35,6 +48,76 @@ from routing.balancing.block_index import (
 )
 from routing.types import BLOCK_TOKENS, TargetId
 
+MIN_TOKENS: Final = 256  # a smaller number is neither expected nor learnt
+MIN_PART: Final = 0.1  # of the recorded tokens, whose estimate may be off: a smaller part teaches nothing
+MARGIN_TOKENS: Final = 96  # that prompts share after their recorded blocks, without another router: 1.5 blocks
+MIN_RATIO: Final = 0.01  # of unrecorded tokens cached, which shows that there are other routers
+NEW_WEIGHT: Final = 20.0  # of an expected token in a cost, if at most a popular beginning of the prompt is recorded
+RECORDED_WEIGHT: Final = 8.0  # if more is recorded
+HALF_LIFE: Final = 256  # samples
+PRIOR_SAMPLES: Final = 16.0  # weight of the mean over all numbers of tokens in the share of one
+MAX_BITS: Final = 24  # of a number of tokens
+
+_FADE: Final = 0.5 ** (1 / HALF_LIFE)
+
+
+class ShareByTokens:
+    """The mean share of some tokens that were cached, by their number in powers of two."""
+
+    __slots__ = ("_by_bits", "_samples", "_samples_by_bits", "_total", "weight")
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight  # of an expected token in a cost
+        self._total, self._samples = 0.0, PRIOR_SAMPLES  # sum of shares, faded, and number of samples
+        self._by_bits, self._samples_by_bits = [0.0] * MAX_BITS, [0.0] * MAX_BITS
+
+    @property
+    def mean(self) -> float:
+        """The mean over all numbers of tokens, 0 to 1; low while there are few samples."""
+        return self._total / self._samples
+
+    def learn(self, tokens: int, share: float) -> None:
+        """Add a sample."""
+        bits = min(tokens.bit_length(), MAX_BITS - 1)
+        self._by_bits[bits] = _FADE * self._by_bits[bits] + share
+        self._samples_by_bits[bits] = _FADE * self._samples_by_bits[bits] + 1.0
+        self._total = _FADE * self._total + share
+        self._samples = _FADE * self._samples + 1.0
+
+    def ratio(self, tokens: int) -> float:
+        """The expected share of so many tokens, 0 to 1."""
+        if tokens < MIN_TOKENS:
+            return 0.0
+        bits = min(tokens.bit_length(), MAX_BITS - 1)
+        return (self._by_bits[bits] + PRIOR_SAMPLES * self.mean) / (self._samples_by_bits[bits] + PRIOR_SAMPLES)
+
+
+class UnrecordedHits:
+    """Shares of the tokens that were cached though not recorded, at any replica and at homes."""
+
+    __slots__ = ("_anywhere", "has_other_routers", "of_new", "of_recorded")
+
+    def __init__(self) -> None:
+        self.has_other_routers = False  # whether other routers send prompts to these replicas
+        self.of_new = ShareByTokens(
+            NEW_WEIGHT
+        )  # at the home of a prompt of which at most a popular beginning is recorded
+        self.of_recorded = ShareByTokens(RECORDED_WEIGHT)  # at the home of any other prompt
+        self._anywhere = ShareByTokens()
+
+    def learn(self, tokens: int, cached_tokens: float, at_home: ShareByTokens | None) -> None:
+        """Record that of ``tokens`` (> 0) that were not recorded ``cached_tokens`` were cached, clipped to 0 to all.
+
+        ``at_home``: the share that learns too, if the replica is the home of the prompt.
+        """
+        share = min(max(cached_tokens / tokens, 0.0), 1.0)
+        self._anywhere.learn(tokens, share)
+        self.has_other_routers = self._anywhere.mean >= MIN_RATIO
+        if at_home is not None:
+            at_home.learn(tokens, share)
+
+
+MAX_HOME_SHARE: Final = 0.12  # of a replica's part of all prompts, up to which those with a common prefix have one home
 MAX_PREFILL_S: Final = 5.0  # a prompt that was dispatched longer ago has been prefilled, or never will be
 MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
@@ -48,6 +131,7 @@ class RequestResidency:
     """Compares the predicted cached tokens of one request with those that its response reports."""
 
     __slots__ = (
+        "_at_home",
         "_branches",
         "_chain",
         "_hit_blocks",
@@ -59,6 +143,7 @@ class RequestResidency:
         "_replica",
         "_tail",
         "_tails",
+        "_unrecorded_hits",
         "_use",
     )
 
@@ -74,6 +159,8 @@ class RequestResidency:
         tails_and_branches: tuple[TailReuse, Branches],
         tail: BlockRun | None,
         previous_tail: BlockRun | None,
+        unrecorded_hits: UnrecordedHits,
+        at_home: ShareByTokens | None,
     ) -> None:
         self._replica = replica
         self._chain = chain
@@ -86,12 +173,15 @@ class RequestResidency:
         self._tail = tail  # its own; None where tails are not used yet
         self._previous_tail = previous_tail  # of the prompt that this one continues, if any
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
+        self._unrecorded_hits = unrecorded_hits
+        self._at_home = at_home  # None: the replica is not the home of the prompt
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
+        self._learn_unrecorded_hits(cached_tokens / scale)
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
         if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
@@ -106,6 +196,15 @@ class RequestResidency:
         if replica.misses >= MAX_MISSES:
             replica.misses = 0
             replica.evict_until(replica.missed_used_s)
+
+    def _learn_unrecorded_hits(self, cached_tokens: float) -> None:
+        """Learn how many of the tokens that were not recorded at the replica were cached. Estimated tokens."""
+        recorded = self._hit_tokens + self._previous_tail_tokens
+        tokens = self._prompt_tokens - recorded
+        if tokens < MIN_TOKENS + MIN_PART * recorded:
+            return
+        margin = MARGIN_TOKENS if recorded else 0
+        self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._at_home)
 
     def _learn_tails(self, scale: float, cached_tokens: int, generated_tokens: int | None) -> None:
         """Set the length of the prompt's own tail, and learn whether the previous tail was cached."""
@@ -171,6 +270,7 @@ class Match:
         "_chain",
         "block_tokens",
         "branch_tokens",
+        "home_at",
         "levels",
         "reuse_ratio",
         "tail_mask",
@@ -185,6 +285,7 @@ class Match:
         self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
+        self.home_at: int | None = None  # as of ``BlockIndex.home_at``; None: there are no other routers
         self.tail_mask = 0  # replicas with the longest cached prefix and its tail
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
         self.branch_tokens = 0  # expected cached tokens after that prefix, at other replicas that have it
@@ -229,6 +330,7 @@ class Residency:
         self.reuse = Reuse()
         self.tails = TailReuse()
         self.branches = Branches()
+        self.unrecorded_hits = UnrecordedHits()
 
     def __len__(self) -> int:
         """Entries, one for each run and replica that has it."""
@@ -269,6 +371,8 @@ class Residency:
         """
         levels = self._index.levels(chain)
         match = Match(chain, levels, self.branches, block_tokens or self.block_tokens, self.reuse.ratio)
+        if self.unrecorded_hits.has_other_routers:
+            match.home_at = self._index.home_at(self._max_share())
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
             tail = self._index.run_starting_with(tail_key(chain, blocks))
@@ -276,15 +380,26 @@ class Residency:
                 match.tail_mask, match.tail_tokens = tail.mask, int(self.tails.ratio * tail_tokens(tail))
         return match
 
+    def _max_share(self) -> float:
+        """Share of all prompts up to which prompts with a common prefix have one home."""
+        return MAX_HOME_SHARE / max(1, len(self._replicas.by_target))
+
     def insert(
-        self, target: TargetId, chain: Chain, now_s: float, prompt_tokens: int = 0, block_tokens: int | None = None
+        self,
+        target: TargetId,
+        chain: Chain,
+        now_s: float,
+        prompt_tokens: int = 0,
+        block_tokens: int | None = None,
+        at_home: ShareByTokens | None = None,
     ) -> RequestResidency:
         """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length.
 
-        ``block_tokens`` is as for ``match``.
+        ``block_tokens`` is as for ``match``; ``at_home`` learns from the response if the replica is the prompt's home.
         """
         replica = self._replicas.by_target.get(target) or self.add_replica(target)
         path, bit, runs = self._index.path(chain, self._on_split), replica.bit, replica.runs
+        self._index.count_prompt(path, self._max_share())
         new_runs = hit_blocks = 0  # runs that are new at the replica, and blocks before the first of them
         prefix_used_s, stale_before_s = now_s, replica.stale_before_s(now_s)
         for run in path:
@@ -322,6 +437,8 @@ class Residency:
             tails_and_branches,
             tail,
             previous_tail,
+            self.unrecorded_hits,
+            at_home,
         )
 
     def _add_tail(self, replica: ReplicaBlocks, key: int) -> BlockRun:

@@ -20,7 +20,7 @@ from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.routes import Route, RouteBuilder, uses_residency
 from routing.prompt.hashing import PrefixHasher
 from routing.replay.fast_engine import FastEngine, ModelledRequest
-from routing.replay.routed import RUN_BLOCKS, Clock
+from routing.replay.routed import RUN_BLOCKS, Clock, record_response
 from routing.schema import Boundary, PoolConfig
 from routing.traffic.columns import Columns
 from routing.types import BYTES_PER_TOKEN, NoReplicaError, PrefixHash, Reason
@@ -141,13 +141,8 @@ class ModelledRouter:
         return choice.target
 
     def record_response(self, request: ModelledRequest) -> None:
-        """Account for a complete response; its usage updates the residency."""
-        ticket: Ticket = request.placer_data
-        if self._residency is not None:
-            ticket.record_response(
-                request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens
-            )
-        ticket.end()
+        """Account for a complete response."""
+        record_response(request, self._residency)
 
 
 class CapturedPlacer:

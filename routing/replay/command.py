@@ -16,12 +16,14 @@ from typing import Any
 from routing.replay.block_runs import Forest, ForestError
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import RequestTooLargeError, replay, report, table
-from routing.replay.routed import StrategyPlacer, UnsupportedInTracesError
+from routing.replay.routed import UnsupportedInTracesError
+from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_placers
 from routing.schema import ConfigError, Settings, load_settings
 from routing.simulation.tiers import KV_BYTES_PER_TOKEN, TierConfig
 from routing.traffic.columns import Columns
 from routing.traffic.trace import TraceError, read_columns
 
+MAX_ROUTERS = 64  # each has a residency index of its own
 PROGRESS_S = 0.5  # between two progress lines
 
 
@@ -71,15 +73,21 @@ def _simulate(options: argparse.Namespace, show_line: Callable[[str], None]) -> 
     columns = _read_trace(options.trace)
     forest = Forest(columns)
     reports = {}
+    sharing, arrivals = Sharing(options.sharing), Arrivals(options.arrivals)
+    routers = {"routers": options.routers, "sharing": sharing.value, "arrivals": arrivals.value}
     for name, settings in policies.items():
         try:
-            placer = StrategyPlacer(settings, columns, config, options.replicas)
+            placers = router_placers(settings, columns, config, options.replicas, options.routers)
+            placer = (
+                placers[0] if len(placers) == 1 else SeveralRouters(placers, sharing, arrivals, options.event_delay_s)
+            )
         except UnsupportedInTracesError as error:
             raise UsageError(f"{name}: {error}") from None
         report_progress = _progress_callback(show_line, f"{name}: {{}} of {len(columns)} requests")
         result = replay(forest, [config] * options.replicas, placer, options.time_scale, progress=report_progress)
         reasons = {reason.value: count for reason, count in placer.reasons.most_common()}
-        reports[name] = {"policy": name, "strategy": settings.name, **report(result, columns), "reasons": reasons}
+        identity = {"policy": name, "strategy": settings.name, **routers}
+        reports[name] = {**identity, **report(result, columns), "reasons": reasons}
     return reports
 
 
@@ -196,6 +204,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="B",
         help="size of the KV cache of a token, for --tier (default %(default)s: 70B parameters, 8 KV heads, 16 bits)",
     )
+    add("--routers", type=_number_of_routers, default=1, metavar="N",
+        help="routers that share the requests, 1 to 64 (default %(default)s)")  # fmt: skip
+    add("--sharing", choices=[sharing.value for sharing in Sharing], default="none",
+        help="what routers learn of each other's requests (default %(default)s)")  # fmt: skip
+    add("--arrivals", choices=[arrivals.value for arrivals in Arrivals], default="random",
+        help="router that a request arrives at (default %(default)s); worst: one that knows least of it")  # fmt: skip
+    add("--event-delay-s", type=_non_negative_number, default=0.0, metavar="S",
+        help="seconds until all routers know what an engine stored (default %(default)s)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object; for several policies, a list")
     return parser
 
@@ -223,6 +239,12 @@ def _tier(text: str) -> TierConfig:
 def _positive_integer(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= 10**9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000000000")
+    return int(text)
+
+
+def _number_of_routers(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:12]) <= MAX_ROUTERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_ROUTERS}")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from math import inf
+from statistics import fmean, pstdev
 from typing import Any, Protocol
 
 from routing.replay.block_runs import Forest, shared_path
@@ -149,9 +150,9 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
 
     Keys: ``requests``; ``token_hit_rate``, cached / prompt tokens; ``ttft_s``, from arrival to first token;
     ``hit_tokens``, cached tokens by cache tier; ``load_max_over_mean``, requests of the busiest replica / mean over
-    replicas; ``work_max_over_mean``, the same ratio of computed prompt tokens; ``replicas``, requests and
-    hit rate of each. Independent of ``first``: ``evicted_blocks``, cached blocks that GPU caches dropped; ``ended_s``,
-    end of the last request.
+    replicas; ``load_cv``, their standard deviation / mean; ``work_max_over_mean``, busiest / mean of computed prompt
+    tokens; ``replicas``, requests and hit rate of each. Independent of ``first``: ``evicted_blocks``, cached blocks
+    that GPU caches dropped; ``ended_s``, end of the last request.
     """
     placed = result.placements[first:]
     prompts, cached = columns.prompt_tokens[first:], result.cached_tokens[first:]
@@ -167,6 +168,7 @@ def report(result: ReplayResult, columns: Columns, first: int = 0) -> dict[str, 
         "request_hit_rate": _ratio(sum(1 for tokens in cached if tokens), len(placed)),
         "ttft_s": _summarize_ttft(sorted(result.ttft_s[first:])),
         "load_max_over_mean": _max_over_mean(requests),
+        "load_cv": _ratio(pstdev(requests), fmean(requests)),
         "work_max_over_mean": _max_over_mean([a - b for a, b in zip(queried, hit, strict=True)]),
         "replicas": [
             {"requests": count, "token_hit_rate": _ratio(b, a)}

@@ -27,7 +27,7 @@ from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
 from routing.traffic.columns import Columns
-from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason
+from routing.types import BYTES_PER_TOKEN, PrefixHash, Reason, TargetId
 
 TIER2_TOKENS = 512  # after the tier-1 prefix; one block, because a trace does not record where messages end
 
@@ -146,9 +146,20 @@ class Clock:
 
 
 class StrategyPlacer:
-    """Places requests by one strategy, with the state that a router keeps for it."""
+    """Places requests by one strategy, with the state that a router keeps for it.
 
-    def __init__(self, settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int) -> None:
+    ``seed`` differs between routers; ``keys`` may be shared by several placers of one policy.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        columns: Columns,
+        config: FastEngineConfig,
+        replicas: int,
+        seed: int = 0,
+        keys: KeyIndex | None = None,
+    ) -> None:
         configs = [
             ReplicaConfig(
                 name=f"replica-{number + 1}",
@@ -165,10 +176,11 @@ class StrategyPlacer:
             block_tokens=config.block_tokens, run_tokens=max(RUN_TOKENS, RUN_BLOCKS * config.block_tokens)
         )
         self._residency = residency if isinstance(settings, ResidencySettings) else None
-        self._keys = KeyIndex(settings, columns)
+        self._keys = KeyIndex(settings, columns) if keys is None else keys
         self._index_by_name = {replica.name: number for number, replica in enumerate(configs)}
-        modelled = GroupReplicas(configs, self.loads, residency=residency)
-        self._strategy = build_strategy(settings, modelled)
+        self._targets = [TargetId(replica.name) for replica in configs]
+        modelled = GroupReplicas(configs, self.loads, seed, residency)
+        self._strategy = build_strategy(settings, modelled, seed)
         self._counting_strategy = self._strategy if isinstance(self._strategy, AffinityGroups) else None
         self._candidates = modelled.candidates(HealthRegistry())
 
@@ -186,6 +198,17 @@ class StrategyPlacer:
         self._clock.now_s = now_s
         return self._strategy.choose(self._keys.keys_of(request.index), self._candidates)
 
+    def known_blocks(self, index: int) -> int:
+        """Blocks of a request's prompt that this router believes cached at some replica; 0 without a residency."""
+        residency = self._residency
+        return 0 if residency is None else residency.match(self._keys.keys_of(index).chain).blocks
+
+    def add_stored(self, index: int, replica: int, now_s: float) -> None:
+        """Add the prompt of another router's request to a replica's estimated cached blocks."""
+        if self._residency is not None:
+            keys = self._keys.keys_of(index)
+            self._residency.insert(self._targets[replica], keys.chain, now_s, keys.prompt_tokens)
+
     def on_first_token(self, request: ModelledRequest, now_s: float) -> None:
         """The router receives the first byte of the response."""
         self._clock.now_s = now_s
@@ -195,12 +218,15 @@ class StrategyPlacer:
     def on_ended(self, request: ModelledRequest, now_s: float) -> None:
         """The response is complete; its usage updates the residency index."""
         self._clock.now_s = now_s
-        ticket: Ticket = request.placer_data
-        if self._residency is not None:
-            ticket.record_response(
-                request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens
-            )
-        ticket.end()
+        record_response(request, self._residency)
+
+
+def record_response(request: ModelledRequest, residency: Residency | None) -> None:
+    """Account for a complete response; its usage updates the residency of the request's router, if it has one."""
+    ticket: Ticket = request.placer_data
+    if residency is not None:
+        ticket.record_response(request.first_token_s - request.arrived_s, request.prompt_tokens, request.cached_tokens)
+    ticket.end()
 
 
 class Clairvoyant:

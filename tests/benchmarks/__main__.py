@@ -26,6 +26,7 @@ BENCHMARKS = {
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
+    "routers": "tests.benchmarks.routers",  # what several routers without common state lose
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
     "telemetry": "tests.benchmarks.telemetry",  # scraping a thousand replicas on one core, and charts of many
@@ -33,8 +34,8 @@ BENCHMARKS = {
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-WITH_OPTIONS = {"alerts", "causes", "literature", "predictions", "quality", "soak", "telemetry", "what_if"}
-ON_DEMAND = {"literature", "predictions", "soak", "what_if"}
+WITH_OPTIONS = {"alerts", "causes", "literature", "predictions", "quality", "routers", "soak", "telemetry", "what_if"}
+ON_DEMAND = {"literature", "predictions", "routers", "soak", "what_if"}
 
 
 def main(arguments: list[str]) -> int:

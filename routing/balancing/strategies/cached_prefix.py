@@ -1,12 +1,6 @@
-"""Strategies by estimated cached blocks: the lowest cost (in tokens or seconds), and the longest cached prefix.
+"""The lowest cost, in tokens or seconds, by estimated cached blocks: ``lowest_cost`` and ``least_ttft``.
 
-``CacheAware`` prefers the least loaded of the replicas with the longest cached prefix. Whether that replica gets the
-request depends on its own load only: if the difference of loads across the fleet decided, one hot replica would disable
-affinity everywhere. If it is full, replicas with the next shorter prefix follow, as long as that is ``min_hit_ratio``
-of the prompt, and then the least loaded of all. A prompt of which no replica has so much cached also goes to the least
-loaded; among equals, the first uncached block decides by ring order.
-
-Theory of operation of the lowest cost. The cost at a replica is ``remaining + STEP_S * rate * running + price *
+Theory of operation. The cost at a replica is ``remaining + STEP_S * rate * running + price *
 uncached``, in tokens, divided by the replica's speed. With a price of 1 that is the time to this request's own first
 token. Prefilling tokens that another replica has cached also costs other requests: those that find no idle replica wait
 behind it, and the blocks that it evicts from a full cache may be requested again. The price therefore rises to
@@ -33,95 +27,30 @@ and each router sees only part of them. Among equals a key decides, the first bl
 every router prefers the same replica for a new prompt or a new branch of a known one. That is the nearest replica on
 the hash ring, so that a change of the fleet moves few keys, or, if it is not among the equals, the one whose name has
 the highest hash with the key.
+
+If there are other routers (``UnrecordedHits``), the key is that of the prompt's home, and the preferred replica is
+the home: what others have usually sent there is expected to be cached, so prompts that this router has not recorded go
+to the same replica from every router. A home that is busy yields to others like any replica, and since the key is the
+same for all routers, they yield to the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.block_index import ALL_BITS
-from routing.balancing.candidates import EXCESS_TOKENS, Candidate, Candidates, Choice, work_of
-from routing.balancing.hash_ring import HashRing, LoadBound
+from routing.balancing.candidates import EXCESS_TOKENS, Candidate, Candidates, Choice
+from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import Load
 from routing.balancing.replicas import GroupReplicas
-from routing.balancing.residency import Match, Residency
+from routing.balancing.residency import Match, ShareByTokens, UnrecordedHits
+from routing.balancing.strategies.holders import MAX_COMPARED, MAX_HOLDERS, bits_of, shortlist
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
-from routing.schema import CacheAwareSettings, CostSettings
+from routing.schema import CostSettings
 from routing.types import PrefixHash, Reason, TargetId
-
-MAX_COMPARED: Final = 16  # candidates up to which all are compared
-MAX_HOLDERS: Final = 4  # replicas compared of each of two prefix lengths
-
-
-def shortlist(match: Match, key: int, candidates: Candidates, allowed: int = ALL_BITS) -> list[Candidate]:
-    """The least loaded candidate, and holders of the two longest cached prefixes; may repeat. ``allowed``: a mask."""
-    chosen = [candidates.by_name[candidates.order.least_loaded()]]
-    unseen = candidates.mask & allowed
-    for _blocks, holders in match.levels[:-3:-1]:
-        if new := holders & unseen:
-            chosen += least_loaded_holders(new, key, candidates)
-            unseen ^= new
-    return chosen
-
-
-def least_loaded_holders(holders: int, key: int, candidates: Candidates) -> list[Candidate]:
-    """Up to ``MAX_HOLDERS`` of the candidates with these bits: those with the least work, within a factor of two."""
-    by_bit = candidates.by_bit
-    if holders.bit_count() <= MAX_HOLDERS:
-        return [by_bit[bit] for bit in bits_of(holders)]
-    chosen: list[int] = []
-    for members in candidates.order.work_classes():
-        if in_class := holders & members:
-            chosen += consecutive_bits(in_class, MAX_HOLDERS - len(chosen), key)
-            if len(chosen) == MAX_HOLDERS:
-                break
-    return [by_bit[bit] for bit in chosen]
-
-
-def bits_of(mask: int) -> list[int]:
-    """The bits of a mask, the lowest first."""
-    bits = []
-    while mask:
-        bit = mask & -mask
-        bits.append(bit)
-        mask ^= bit
-    return bits
-
-
-def consecutive_bits(mask: int, count: int, key: int) -> list[int]:
-    """At most ``count`` consecutive bits of a mask, from the one with the rank ``key`` modulo their number."""
-    total = mask.bit_count()
-    if total <= count:
-        return bits_of(mask)
-    at = _position_of_rank(mask, key % total)
-    bits = []
-    above = mask >> at << at
-    for _ in range(count):
-        above = above or mask
-        bit = above & -above
-        bits.append(bit)
-        above ^= bit
-    return bits
-
-
-def _position_of_rank(mask: int, rank: int) -> int:
-    """The position of a mask's bit of this rank, counted from 0 at the lowest; by bisection."""
-    position, width = 0, mask.bit_length()
-    while width > 1:
-        half = width >> 1
-        low = mask & ((1 << half) - 1)
-        count = low.bit_count()
-        if rank < count:
-            mask, width = low, half
-        else:
-            mask, width = mask >> half, width - half
-            rank -= count
-            position += half
-    return position
-
 
 CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
@@ -137,26 +66,70 @@ RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure 
 class CostQuery:
     """One prompt and its candidates. Made for each request that has no sole holder."""
 
-    __slots__ = ("candidates", "key", "match", "prompt_tokens")
+    __slots__ = (
+        "_preferred",
+        "_ring",
+        "at_home",
+        "candidates",
+        "home_bit",
+        "home_ratio",
+        "key",
+        "match",
+        "prompt_tokens",
+    )
 
-    def __init__(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> None:
+    def __init__(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates, ring: HashRing[TargetId]
+    ) -> None:
         self.match = match  # cached prefixes by replica
         self.key = key  # determines the preferred replica
         self.prompt_tokens = prompt_tokens  # estimated; cached tokens may exceed it
         self.candidates = candidates
+        self.home_bit = 0  # of the preferred replica, if others may have sent it more of the prompt
+        self.home_ratio = 0.0  # expected share of the tokens not recorded there that are cached there
+        self.at_home: ShareByTokens | None = None  # where that share was learnt
+        self._ring = ring
+        self._preferred: TargetId | None = None
+
+    @property
+    def preferred(self) -> TargetId | None:
+        """The key's nearest candidate on the ring, if one is near."""
+        if self._preferred is None:
+            self._preferred = self._ring.nearest(self.key, self.candidates.by_name)
+        return self._preferred
 
     def hit_tokens(self, member: Candidate) -> int:
         """Predicted cached tokens of the prompt at a candidate."""
-        return self.match.tokens(member.bit, self.prompt_tokens)
+        tokens = self.match.tokens(member.bit, self.prompt_tokens)
+        if member.bit == self.home_bit:
+            tokens += int(self.home_ratio * (self.prompt_tokens - tokens))
+        return tokens
+
+    @property
+    def home_weight(self) -> float:
+        """Share of the tokens not recorded at the home that a cost counts as cached there, 0 to 1."""
+        return 0.0 if self.at_home is None else min(1.0, self.at_home.weight * self.home_ratio)
+
+    def set_home(self, hits: UnrecordedHits) -> None:
+        """Expect at the preferred replica, the home, what other routers usually have sent there."""
+        match, home = self.match, self.preferred
+        if home is None or match.home_at is None:
+            return
+        self.home_bit = self.candidates.by_name[home].bit
+        self.at_home = hits.of_recorded if match.blocks > match.home_at else hits.of_new
+        self.home_ratio = self.at_home.ratio(self.prompt_tokens - match.tokens(self.home_bit, self.prompt_tokens))
 
 
 class CostRule:
     """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
 
-    __slots__ = ("alpha", "base_price", "by_rate", "ring")
+    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "ring")
 
-    def __init__(self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool) -> None:
+    def __init__(
+        self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool, hits: UnrecordedHits | None = None
+    ) -> None:
         self.ring = ring
+        self._hits = hits  # at homes; None: prompts have no home
         self.alpha = alpha  # highest price of a token to prefill, relative to a queued token
         self.base_price = min(1.0, alpha)  # its price where prefilling costs no other request anything
         self.by_rate = by_rate
@@ -166,7 +139,7 @@ class CostRule:
 
         Gives the same result as ``choose``, without a list of candidates and without the key.
         """
-        if self.by_rate or not match.levels:
+        if self.by_rate or not match.levels or match.home_at is not None:
             return None
         member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
@@ -184,22 +157,30 @@ class CostRule:
 
     def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
         """The candidate with the least cost; of equals, the key's preferred replica."""
-        query = CostQuery(match, key, prompt_tokens, candidates)
+        query = self._query(match, key, prompt_tokens, candidates)
         members, costs = self._compare(query)
         chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
         if candidates.recent.excess(cheapest) > 0:
             chosen = self._rebalance(cheapest, query)
-        hit_tokens = query.hit_tokens(chosen)
-        reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
+        reason = _reason(match, chosen.bit, match.tokens(chosen.bit, prompt_tokens), candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
-        return Choice(chosen.target, reason, hit_tokens=hit_tokens)
+        at_home = query.at_home if chosen.bit == query.home_bit else None
+        return Choice(chosen.target, reason, hit_tokens=query.hit_tokens(chosen), at_home=at_home)
 
-    def costs(
-        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, candidates: Candidates
-    ) -> list[float]:
-        """The cost at each member: tokens by weight, or seconds by rate."""
-        return self._costs(members, CostQuery(match, NO_KEY, prompt_tokens, candidates))
+    def estimates(
+        self, members: Sequence[Candidate], match: Match, key: int, prompt_tokens: int, candidates: Candidates
+    ) -> list[Estimate]:
+        """Predicted cached tokens and cost at each member; costs are tokens by weight, or seconds by rate."""
+        query = self._query(match, key, prompt_tokens, candidates)
+        costs = self._costs(members, query)
+        return [Estimate(query.hit_tokens(member), cost) for member, cost in zip(members, costs, strict=True)]
+
+    def _query(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> CostQuery:
+        query = CostQuery(match, key, prompt_tokens, candidates, self.ring)
+        if self._hits is not None and match.home_at is not None:
+            query.set_home(self._hits)
+        return query
 
     def _rebalance(self, cheapest: Candidate, query: CostQuery) -> Candidate:
         """The candidate to which one with an excess of recent requests yields; itself if that would cost too much."""
@@ -230,7 +211,7 @@ class CostRule:
         tied = [member for at, member in enumerate(members) if costs[at] <= limit]
         if len(tied) == 1:
             return cheapest
-        preferred = self._preferred(query)
+        preferred = query.preferred
         for member in tied:
             if member.target == preferred:
                 return member
@@ -238,16 +219,18 @@ class CostRule:
 
     def _costs(self, members: Sequence[Candidate], query: CostQuery) -> list[float]:
         candidates, match = query.candidates, query.match
-        terms, busy = self._cost_terms(members, match, query.prompt_tokens, candidates.now_s())
+        terms, busy = self._cost_terms(members, query, candidates.now_s())
         busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
         price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**CHOICES, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
     def _cost_terms(
-        self, members: Sequence[Candidate], match: Match, prompt_tokens: int, now_s: float
+        self, members: Sequence[Candidate], query: CostQuery, now_s: float
     ) -> tuple[list[tuple[float, int, float]], int]:
         """For each member queued work in tokens, uncached tokens, and speed; and the number of busy members."""
-        levels, block_tokens, by_rate = match.levels[::-1], match.block_tokens, self.by_rate
+        match, prompt_tokens, by_rate = query.match, query.prompt_tokens, self.by_rate
+        levels, block_tokens = match.levels[::-1], match.block_tokens
+        home_bit, home_ratio = query.home_bit, query.home_weight
         terms, busy = [], 0
         for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
@@ -256,6 +239,8 @@ class CostRule:
                 if holders & bit:
                     uncached -= blocks * block_tokens
                     break
+            if bit == home_bit:
+                uncached -= int(home_ratio * uncached)
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
@@ -278,7 +263,7 @@ class CostRule:
 
     def _shortlist(self, query: CostQuery, allowed: int = ALL_BITS) -> list[Candidate]:
         """The candidates to compare if there are many, with the prompt's preferred replica if it is near."""
-        preferred = self._preferred(query)
+        preferred = query.preferred
         chosen = shortlist(query.match, query.key, query.candidates, allowed)
         return chosen if preferred is None else [*chosen, query.candidates.by_name[preferred]]
 
@@ -296,7 +281,7 @@ class CostRule:
         match, prompt_tokens, candidates = query.match, query.prompt_tokens, query.candidates
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
-        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights:
+        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights or query.home_ratio:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in bits_of(holders)]
@@ -306,10 +291,6 @@ class CostRule:
         limit = self._tie_limit(least_cost, members[costs.index(least_cost)], uncached)
         is_enough = holders == candidates.mask or limit < self._least_without_prefix(match, prompt_tokens, candidates)
         return (members, costs) if is_enough else ([], [])
-
-    def _preferred(self, query: CostQuery) -> TargetId | None:
-        """The key's nearest candidate on the ring, if one is near."""
-        return self.ring.nearest(query.key, query.candidates.by_name)
 
     def _tie_limit(self, least_cost: float, member: Candidate, uncached: int) -> float:
         """The cost up to which others count as equal to the least, at a member that would prefill ``uncached``."""
@@ -349,11 +330,19 @@ def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) 
     return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or NO_KEY
 
 
+def _key(keys: Keys, match: Match) -> int:
+    """The key of the preferred replica: of the home if there are other routers, else as by ``preferred_key``."""
+    chain = keys.chain
+    if chain and match.home_at is not None:
+        return chain[min(match.home_at, len(chain) - 1)]
+    return preferred_key(chain, match, None if chain else keys.tier1)
+
+
 class LowestCost(Strategy):
     """Sends each request to the replica with the lowest cost, by queued work and uncached tokens."""
 
     def __init__(self, replicas: GroupReplicas, settings: CostSettings, *, by_rate: bool) -> None:
-        self._rule = CostRule(replicas.ring, settings.alpha, by_rate=by_rate)
+        self._rule = CostRule(replicas.ring, settings.alpha, by_rate=by_rate, hits=replicas.residency.unrecorded_hits)
         self._residency = replicas.residency
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:
@@ -363,56 +352,11 @@ class LowestCost(Strategy):
         sole = self._rule.sole_holder(match, keys.prompt_tokens, candidates)
         if sole is not None:
             return sole
-        key = preferred_key(chain, match, None if chain else keys.tier1)
-        return self._rule.choose(match, key, keys.prompt_tokens, candidates)
+        return self._rule.choose(match, _key(keys, match), keys.prompt_tokens, candidates)
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens and cost of some candidates."""
-        match, tokens = self._residency.match(keys.chain, keys.block_tokens), keys.prompt_tokens
-        members = [candidates.by_name[name] for name in targets]
-        costs = self._rule.costs(members, match, tokens, candidates)
-        return [Estimate(match.tokens(member.bit, tokens), cost) for member, cost in zip(members, costs, strict=True)]
-
-
-class CacheAware(Strategy):
-    """Sends each request to the replica with the longest cached prefix, until it is full."""
-
-    def __init__(self, ring: HashRing[TargetId], residency: Residency, settings: CacheAwareSettings) -> None:
-        self._by_load = CostRule(ring, alpha=0.0, by_rate=False)  # if no preferred replica accepts
-        self._residency = residency
-        self._settings = settings
-
-    def choose(self, keys: Keys, candidates: Candidates) -> Choice:
-        """The preferred replica that accepts, else the least loaded."""
-        chain = keys.chain
-        match = self._residency.match(chain, keys.block_tokens)
-        key = preferred_key(chain, match, None if chain else keys.tier1)
-        bound = LoadBound(candidates, self._settings.load_factor, self._settings.min_bound)
-        skipped: list[TargetId] = []
-        for member, hit_tokens in self._preferred(match, key, keys.prompt_tokens, candidates):
-            target = member.target
-            if bound.accepts(target):
-                return Choice(target, Reason.HIT, tuple(skipped), bound.bound(target), hit_tokens)
-            skipped.append(target)
-        fallback = self._by_load.choose(match, key, keys.prompt_tokens, candidates)
-        reason = Reason.SPILL if skipped else Reason.COLD
-        return Choice(fallback.target, reason, tuple(skipped), hit_tokens=fallback.hit_tokens)
-
-    def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
-        """Predicted cached tokens of some candidates."""
         match = self._residency.match(keys.chain, keys.block_tokens)
-        return [Estimate(match.tokens(candidates.by_name[name].bit, keys.prompt_tokens)) for name in targets]
-
-    def _preferred(
-        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates
-    ) -> Iterator[tuple[Candidate, int]]:
-        """The least loaded replica with each sufficient prefix, the longest first, and its cached tokens."""
-        unseen = candidates.mask
-        for blocks, holders in reversed(match.levels):
-            hit_tokens = min(blocks * match.block_tokens, prompt_tokens)
-            if hit_tokens < self._settings.min_hit_ratio * prompt_tokens:
-                return
-            members = least_loaded_holders(holders & unseen, key, candidates)
-            unseen &= ~holders
-            if members:
-                yield min(members, key=work_of), hit_tokens
+        key = _key(keys, match)
+        members = [candidates.by_name[name] for name in targets]
+        return self._rule.estimates(members, match, key, keys.prompt_tokens, candidates)

@@ -10,7 +10,8 @@ from routing import schema
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.baselines import LeastLoad, PowerOfTwo, Random, RoundRobin
-from routing.balancing.strategies.cached_prefix import CacheAware, LowestCost
+from routing.balancing.strategies.cache_aware import CacheAware
+from routing.balancing.strategies.cached_prefix import LowestCost
 from routing.balancing.strategies.hashing import PrefixHashStrategy, SessionAffinity, Tiered
 from routing.balancing.strategies.strategy import Strategy
 

@@ -14,17 +14,20 @@ from routing.balancing.residency import Residency
 from routing.balancing.strategies.cached_prefix import (
     CHOICES,
     LONG_TOKENS,
-    MAX_COMPARED,
-    MAX_HOLDERS,
     MAX_TIE_TOKENS,
+    NO_KEY,
     STEP_S,
     TIE_RATIO,
     TIE_S,
     CostRule,
+    preferred_key,
+)
+from routing.balancing.strategies.holders import (
+    MAX_COMPARED,
+    MAX_HOLDERS,
     bits_of,
     consecutive_bits,
     least_loaded_holders,
-    preferred_key,
 )
 from routing.types import Reason, ReplicaId
 from tests.routing.balancing.fleet import PROMPT, Fleet
@@ -186,8 +189,8 @@ def test_costs_of_some_candidates_equal_their_costs_among_all(count: int) -> Non
         fleet.candidates.members,
     )
 
-    among_all = rule.costs(members, match, 1000, fleet.candidates)
-    assert rule.costs(members[:8], match, 1000, fleet.candidates) == among_all[:8]
+    among_all = rule.estimates(members, match, NO_KEY, 1000, fleet.candidates)
+    assert rule.estimates(members[:8], match, NO_KEY, 1000, fleet.candidates) == among_all[:8]
 
 
 def test_a_replica_of_twice_the_weight_gets_twice_the_work() -> None:

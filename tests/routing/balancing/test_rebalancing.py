@@ -6,7 +6,7 @@ import pytest
 
 from routing.balancing.candidates import EXCESS_TOKENS, FAIR_RATIO, MIN_EXCESS
 from routing.balancing.load_tracker import MAX_WEIGHT, RECENT_S, LoadTracker
-from routing.balancing.strategies.cached_prefix import MAX_COMPARED
+from routing.balancing.strategies.holders import MAX_COMPARED
 from routing.types import Reason
 from tests.routing.balancing.fleet import Fleet
 from tests.routing.building import names

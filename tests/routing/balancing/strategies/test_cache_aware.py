@@ -4,7 +4,7 @@ from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
-from routing.balancing.strategies.cached_prefix import CacheAware
+from routing.balancing.strategies.cache_aware import CacheAware
 from routing.schema import CacheAwareSettings
 from routing.types import Reason
 from tests.routing.building import FixedKeys, names

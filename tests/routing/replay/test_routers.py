@@ -1,0 +1,98 @@
+"""Several routers in a replay: what they lose without common state, and what events tell them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from routing.replay.block_runs import Forest
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import replay, report
+from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_placers
+from routing.schema import LowestCostSettings
+from routing.traffic.columns import Columns
+from tests import synthetic_traces
+from tests.synthetic_traces import SMALL_BLOCK_TOKENS
+
+REPLICAS = 8
+LOAD = 0.7  # offered prompt tokens / what the replicas can prefill
+SMALL_BLOCKS = FastEngineConfig(48_000, block_tokens=SMALL_BLOCK_TOKENS)
+NAMES = (
+    "agents",
+    "bursts",
+    "drifting",
+    "families",
+    "giant_group",
+    "heavy_tails",
+    "hot_prefix",
+    "jobs",
+    "mixed_lengths",
+    "small_groups",
+    "tides",
+)
+REQUESTS = {"agents": 3600, "tides": 4800}  # with 2,400, as of the others, too few prefixes come twice
+WORKLOADS: dict[str, tuple[Callable[[], Columns], FastEngineConfig]] = {
+    name: (partial(getattr(synthetic_traces, name), REQUESTS.get(name, 2400), 1), SMALL_BLOCKS) for name in NAMES
+} | {"chat": (partial(synthetic_traces.chat, 3000, 1), FastEngineConfig(4000))}
+
+
+def hit_rate(
+    columns: Columns,
+    model: FastEngineConfig,
+    routers: int,
+    sharing: Sharing = Sharing.NONE,
+    arrivals: Arrivals = Arrivals.RANDOM,
+    event_delay_s: float = 0.0,
+) -> float:
+    """Token hit rate of ``lowest_cost`` on so many routers, in the second half of the requests."""
+    forest = Forest(columns)
+    scale = LOAD * REPLICAS * model.prefill_rate / columns.offered_tokens_per_s()
+    placers = router_placers(LowestCostSettings(), columns, model, REPLICAS, routers)
+    placer = SeveralRouters(placers, sharing, arrivals, event_delay_s)
+    return report(replay(forest, [model] * REPLICAS, placer, scale), columns, len(columns) // 2)["token_hit_rate"]
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_four_routers_without_common_state_reach_95_percent_of_the_hits_of_one(name: str) -> None:
+    make, model = WORKLOADS[name]
+    columns = make()
+
+    assert hit_rate(columns, model, 4) >= 0.95 * hit_rate(columns, model, 1)
+
+
+def test_with_events_a_router_knows_what_others_have_sent() -> None:
+    make, model = WORKLOADS["families"]
+    columns = make()
+    single, unshared, shared = (
+        hit_rate(columns, model, routers, sharing, Arrivals.WORST)
+        for routers, sharing in ((1, Sharing.NONE), (8, Sharing.NONE), (8, Sharing.EVENTS))
+    )
+
+    assert unshared < shared
+    assert shared == pytest.approx(single, rel=0.02)
+
+
+def test_events_that_are_late_help_less() -> None:
+    make, model = WORKLOADS["families"]
+    columns = make()
+    at_once, late, never = (
+        hit_rate(columns, model, 8, sharing, event_delay_s=delay_s)
+        for sharing, delay_s in ((Sharing.EVENTS, 0.0), (Sharing.EVENTS, 600.0), (Sharing.NONE, 0.0))
+    )
+
+    assert late < at_once
+    assert never < at_once
+
+
+def test_in_the_worst_case_a_request_arrives_at_a_router_that_does_not_know_its_prompt() -> None:
+    columns = Columns(SMALL_BLOCK_TOKENS)
+    for number in range(8):  # the same prompt, a minute apart
+        columns.append(60.0 * number, 1600, 10, array("Q", range(100)))
+    placers = router_placers(LowestCostSettings(), columns, SMALL_BLOCKS, REPLICAS, 8)
+
+    replay(Forest(columns), [SMALL_BLOCKS] * REPLICAS, SeveralRouters(placers, arrivals=Arrivals.WORST))
+
+    assert [sum(placer.reasons.values()) for placer in placers] == [1] * 8
