@@ -37,7 +37,7 @@ REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a st
 class Choice:
     """The target of a request, and why it was chosen."""
 
-    __slots__ = ("at_home", "bound", "hit_tokens", "reason", "skipped", "target")
+    __slots__ = ("at_home", "bound", "hit_tokens", "home_tokens", "reason", "skipped", "target")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Choice:
         bound: int | None = None,
         hit_tokens: int | None = None,
         at_home: ShareByTokens | None = None,
+        home_tokens: int = 0,
     ) -> None:
         self.target = target
         self.reason = reason
@@ -54,6 +55,7 @@ class Choice:
         self.bound = bound  # requests that bounded load allows there; None: not computed
         self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
         self.at_home = at_home  # learns from the response; None: the target is not the home of the prompt
+        self.home_tokens = home_tokens  # expected there beyond ``hit_tokens``, because other routers sent them
 
 
 class Candidate(NamedTuple):

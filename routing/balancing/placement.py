@@ -451,7 +451,8 @@ def record_dispatch(
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
     now_s, at_home = loads.clock(), choice.at_home
     record = residency.insert(choice.target, keys.chain, now_s, tokens, keys.block_tokens, at_home)
-    return loads.dispatch(choice.target, max(0, tokens - (choice.hit_tokens or 0)), record, is_plain=is_plain)
+    expected = (choice.hit_tokens or 0) + choice.home_tokens
+    return loads.dispatch(choice.target, max(0, tokens - expected), record, is_plain=is_plain)
 
 
 def _eligible_candidates(

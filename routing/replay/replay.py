@@ -198,7 +198,7 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         hit_percent = _format_number(None if hit is None else 100 * hit, 7, 2)
         line = f"{name:<{width}} {hit_percent} {ttfts} {_format_number(row['load_max_over_mean'], 9, 2)}"
         percent_per_token = 100 * (hit or 0.0) / max(1, sum(row["hit_tokens"].values()))
-        shares = (percent_per_token * row["hit_tokens"].get(tier, 0) for tier in tiers)
+        shares = [percent_per_token * row["hit_tokens"].get(tier, 0) for tier in tiers]
         lines.append(line + "".join(f" {share:9.2f}" for share in shares))
     return lines
 

@@ -93,6 +93,7 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
     started = time.monotonic()
     page.keyboard.type("gi")
     page.wait_for_url("**/what-if/")
+    tab_to(page, "Cache per replica")  # after the link to predictions and their outcomes
     tab_to(page, "Predict")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/what-if/\d+/$"))
@@ -108,16 +109,7 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
 def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, tmp_path: Path) -> None:
     token = re.search(r"wp_\S+", stack.manage("create_token", "admin", "--scope", "admin"))
     assert token
-    command = [
-        ".venv/bin/python",
-        "-m",
-        "controlplane.cli",
-        "--json",
-        "what-if",
-        "default",
-        "-s",
-        "strategy=lowest_cost",
-    ]
+    command = ".venv/bin/python -m controlplane.cli --json what-if default -s strategy=lowest_cost"
     done = subprocess.run(
         command.split(),
         env=stack.environment

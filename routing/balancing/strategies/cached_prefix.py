@@ -31,7 +31,7 @@ the highest hash with the key.
 If there are other routers (``UnrecordedHits``), the key is that of the prompt's home, and the preferred replica is
 the home: what others have usually sent there is expected to be cached, so prompts that this router has not recorded go
 to the same replica from every router. A home that is busy yields to others like any replica, and since the key is the
-same for all routers, they yield to the same one.
+same for all routers, they yield to the same one. Decision records predict only what this router has recorded.
 """
 
 from __future__ import annotations
@@ -162,11 +162,13 @@ class CostRule:
         chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
         if candidates.recent.excess(cheapest) > 0:
             chosen = self._rebalance(cheapest, query)
-        reason = _reason(match, chosen.bit, match.tokens(chosen.bit, prompt_tokens), candidates.mask)
+        hit_tokens = match.tokens(chosen.bit, prompt_tokens)
+        reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
         at_home = query.at_home if chosen.bit == query.home_bit else None
-        return Choice(chosen.target, reason, hit_tokens=query.hit_tokens(chosen), at_home=at_home)
+        home_tokens = query.hit_tokens(chosen) - hit_tokens
+        return Choice(chosen.target, reason, hit_tokens=hit_tokens, at_home=at_home, home_tokens=home_tokens)
 
     def estimates(
         self, members: Sequence[Candidate], match: Match, key: int, prompt_tokens: int, candidates: Candidates

@@ -51,7 +51,7 @@ class Router:
         """Place a prompt; ``cached_tokens`` are reported by its response, None: as predicted."""
         choice = self.choose(keys)
         ticket = record_dispatch(choice, keys, self.loads, self.residency)
-        cached = (choice.hit_tokens or 0) if cached_tokens is None else cached_tokens
+        cached = (choice.hit_tokens or 0) + choice.home_tokens if cached_tokens is None else cached_tokens
         ticket.record_response(None, keys.prompt_tokens, cached)
         ticket.end()
         return choice.target
@@ -122,8 +122,8 @@ def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:
     choice = router.choose(keys)
     record_dispatch(choice, keys, router.loads, router.residency)
 
-    assert 0.5 * keys.prompt_tokens < (choice.hit_tokens or 0) <= keys.prompt_tokens
-    assert router.loads.load(choice.target).waiting_tokens == keys.prompt_tokens - (choice.hit_tokens or 0)
+    assert 0.5 * keys.prompt_tokens < choice.home_tokens <= keys.prompt_tokens
+    assert router.loads.load(choice.target).waiting_tokens == keys.prompt_tokens - choice.home_tokens
     (estimate,) = router.strategy.estimate(prompt(1), router.candidates, [choice.target])
     assert estimate.hit_tokens is not None
 
