@@ -37,6 +37,8 @@ from routing.types import TargetId
 
 Chain = Sequence[int]
 ALL_BITS: Final = -1  # a mask with every bit
+MAX_PROMPTS: Final = 4000  # after which all counts of prompts are halved
+MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, such as the turns of a conversation
 
 
 class BlockRun:
@@ -56,10 +58,6 @@ class BlockRun:
     def of_hashes(cls, hashes: Chain, mask: int) -> BlockRun:
         """A run of these blocks, at least one."""
         return BlockRun(hashes, hashes[-1], len(hashes), mask)
-
-
-MAX_PROMPTS: Final = 4000  # after which all counts of prompts are halved
-MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, such as the turns of a conversation
 
 
 class BlockIndex:

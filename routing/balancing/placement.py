@@ -449,10 +449,11 @@ def record_dispatch(
     tokens = keys.prompt_tokens
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
-    now_s, at_home = loads.clock(), choice.at_home
-    record = residency.insert(choice.target, keys.chain, now_s, tokens, keys.block_tokens, at_home)
-    expected = (choice.hit_tokens or 0) + choice.home_tokens
-    return loads.dispatch(choice.target, max(0, tokens - expected), record, is_plain=is_plain)
+    record = residency.insert(
+        choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens, at_home=choice.at_home
+    )
+    cached_tokens = (choice.hit_tokens or 0) + choice.home_tokens
+    return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)
 
 
 def _eligible_candidates(

@@ -99,10 +99,9 @@ class UnrecordedHits:
 
     def __init__(self) -> None:
         self.has_other_routers = False  # whether other routers send prompts to these replicas
-        self.of_new = ShareByTokens(
-            NEW_WEIGHT
-        )  # at the home of a prompt of which at most a popular beginning is recorded
-        self.of_recorded = ShareByTokens(RECORDED_WEIGHT)  # at the home of any other prompt
+        # At the home of a prompt of which at most a popular beginning is recorded, and of any other prompt.
+        self.of_new = ShareByTokens(NEW_WEIGHT)
+        self.of_recorded = ShareByTokens(RECORDED_WEIGHT)
         self._anywhere = ShareByTokens()
 
     def learn(self, tokens: int, cached_tokens: float, at_home: ShareByTokens | None) -> None:

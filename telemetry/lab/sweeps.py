@@ -1,7 +1,7 @@
 """A capacity sweep: what-if candidates that differ in the number of replicas or in the cache of each.
 
-The candidates that a sweep generates are read back from any what-if, so one whose numbers somebody chose is shown as
-curves too.
+``read_sweep`` accepts any what-if whose candidates differ only in such a size, so curves are also drawn for numbers
+that a user entered.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def finished_what_if(pool: Pool, end: datetime) -> WhatIf:
                 {**_candidate("cache of 1000 tokens", start, 0.0, 0.0, "unknown"), "figures": None, "timeline": []}
                 | {"reason": "The cache of a replica is too small."},
             ],
-            "notes": ["No request has a session key: conversations are told apart by their prompts."],
+            "notes": ["No request has a session key: a conversation is identified by its prompt."],
         },
     )
 

@@ -87,9 +87,9 @@ def test_curves_ascend_and_contain_the_present_size():
     assert sweep.by_replicas[2].prefill_s_per_day is None
 
 
-def test_one_replica_fewer_is_told_with_money_and_one_that_failed_with_its_reason():
-    told = sentences(read_sweep(CANDIDATES, RESULT, 100, PRICE), "USD")
-    assert told == [
+def test_sentences_state_money_for_one_replica_fewer_and_the_reason_of_a_failed_candidate():
+    texts = sentences(read_sweep(CANDIDATES, RESULT, 100, PRICE), "USD")
+    assert texts == [
         "One replica fewer: hit rate -8 to -4 points, TTFT p50 +10 to +30 % (worse). It would save 240.00 USD a day.",
         "One replica more: No room.",
     ]

@@ -196,9 +196,9 @@ def test_a_window_has_a_minute_to_a_day(fleet, window):
 
 def test_an_unknown_task_group_fails_with_its_name(fleet, workload):
     play(fleet, workload, RoundRobinSettings())
-    what_if = predict(fleet, {"name": "a", "groups": {"nobody": {"strategy": "random"}}})
+    what_if = predict(fleet, {"name": "a", "groups": {"unknown-group": {"strategy": "random"}}})
     assert what_if.state == WhatIfState.FAILED
-    assert "nobody" in what_if.reason
+    assert "unknown-group" in what_if.reason
 
 
 def test_open_what_ifs_of_a_pool_are_bounded_and_old_ones_deleted(fleet, monkeypatch):
