@@ -1,6 +1,7 @@
 """Servers that tests share: PostgreSQL and Valkey, started on first use."""
 
 import gc
+import os
 import shutil
 import subprocess
 import tempfile
@@ -23,9 +24,11 @@ from tests.side_by_side import (  # noqa: F401 - hooks
 START_DEADLINE_S = 30
 FLUSH_ATTEMPTS = 5
 
-# The duration of an example depends on the machine; pytest limits each test as a whole.
+# The duration of an example depends on the machine; pytest limits each test as a whole. On the compiled router a few
+# examples suffice: all of them run on the plain one.
 hypothesis.settings.register_profile("any_machine", hypothesis.settings(), deadline=None)
-hypothesis.settings.load_profile("any_machine")
+hypothesis.settings.register_profile("compiled", hypothesis.settings(), deadline=None, max_examples=20)
+hypothesis.settings.load_profile("compiled" if "TEST_COMPILED" in os.environ else "any_machine")
 
 
 @pytest.hookimpl(trylast=True)

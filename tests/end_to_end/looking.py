@@ -1,7 +1,8 @@
 """Checks a page for axe violations and layout faults at each width and theme.
 
 A page is loaded once and resized, which costs a fraction of loading it for each combination. The next page is loaded
-at the last width used, so every other page is loaded narrow.
+at the last width used, so every other page is loaded narrow. axe checks all rules once, at the widest width in light,
+and for each other combination the rules whose result width or theme can change: axe takes most of the time.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ LAYOUT = {
     "figures that are cut": "[...document.querySelectorAll('.tile .value')]"
     ".filter((value) => value.scrollWidth > value.clientWidth + 1).map((value) => value.innerText)",
 }
-# The rules that a theme can break; all others hold in both or in none.
+# The rules that a theme can break, and those that a narrow page can; all others hold everywhere or nowhere.
 COLOURS = ["color-contrast", "link-in-text-block"]
+NARROW = ["target-size", "scrollable-region-focusable", "button-name", "link-name", "label", "aria-hidden-focus"]
+RULES_AT = {360: ((THEMES[0], NARROW),), 1280: ((THEMES[1], COLOURS), (THEMES[0], None))}  # None: all rules
 FITTED = """[...document.querySelectorAll(".js-plotly-plot")].every(
     (plot) => !plot.clientWidth || plot._fullLayout.width === plot.clientWidth)"""
 Wrong = list[tuple[str, object]]
@@ -64,7 +67,7 @@ def look(page: Page, widths: Iterable[int] = SIZES) -> Wrong:
     for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):  # as it is now comes first
         resize(page, width)
         wrong += broken(page, LAYOUT)
-        for theme, rules in ((THEMES[0], None), (THEMES[1], COLOURS)):
+        for theme, rules in RULES_AT[width]:
             page.emulate_media(color_scheme=theme)
             wrong += [(f"{rule}, {theme}, {width}", where) for rule, where in violations(page, rules)]
     return wrong

@@ -240,7 +240,7 @@ def kill_one_without_an_error(stack: LiveStack, page: Page) -> None:
         stack.until(lambda: len(statuses) >= 20, 30, "requests to flow")
         os.kill(pid, signal.SIGKILL)
         row = page.locator("#replicas tbody tr", has_text=str(stack.replica_port))
-        expect(row).to_contain_text("down", ignore_case=True, timeout=10_000)
+        expect(row).to_contain_text("down", ignore_case=True, timeout=10_000 * slowdown())
         stack.until(lambda: len(statuses) >= 60, 30, "requests to flow on")
         done.set()
         for one in asking:
