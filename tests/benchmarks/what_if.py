@@ -93,10 +93,10 @@ class Bench:
 
     def evaluation_age_s(self) -> float:
         """Seconds since alert rules were last evaluated."""
-        text = httpx.get(f"{self.stack.web}/metrics", timeout=10).text
-        found = re.search(r"^warmpath_evaluation_age_seconds(?:\{[^}]*\})? (\S+)", text, re.MULTILINE)
+        text = self.rest.get(f"{self.stack.web}/metrics").raise_for_status().text
+        found = re.search(r"^warmpath_controlplane_evaluation_age_seconds(?:\{[^}]*\})? (\S+)", text, re.MULTILINE)
         if found is None:
-            raise RuntimeError("the web process exposes no warmpath_evaluation_age_seconds")
+            raise RuntimeError("the web process exposes no warmpath_controlplane_evaluation_age_seconds")
         return float(found.group(1))
 
     def oldest_while(self, goes_on: Callable[[], bool]) -> float:
