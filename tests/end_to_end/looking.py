@@ -8,7 +8,7 @@ and for each other combination the rules whose result width or theme can change:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Iterable
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -61,13 +61,15 @@ def violations(page: Page, rules: list[str] | None = None) -> Wrong:
     return [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in found]
 
 
-def look(page: Page, widths: Iterable[int] = SIZES) -> Wrong:
+def look(page: Page, widths: Iterable[int] = SIZES, themes: Container[str] = THEMES) -> Wrong:
     """All faults of the current page, at each width and theme."""
     wrong = broken(page, AS_LOADED)
     for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):  # as it is now comes first
         resize(page, width)
         wrong += broken(page, LAYOUT)
         for theme, rules in RULES_AT[width]:
+            if theme not in themes:
+                continue
             page.emulate_media(color_scheme=theme)
             wrong += [(f"{rule}, {theme}, {width}", where) for rule, where in violations(page, rules)]
     return wrong
@@ -102,14 +104,15 @@ def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
         page.wait_for_timeout(50)
 
 
-def look_at(page: Page, paths: Iterable[str], after: Callable[[Page], None] = drawn) -> dict[str, Wrong]:
+def look_at(
+    page: Page, paths: Iterable[str], widths: Iterable[int] = SIZES, themes: Container[str] = THEMES
+) -> dict[str, Wrong]:
     """Visit each URL; faults by URL. A redirect is a fault, because the page was not checked."""
-    return {path: wrong for path, wrong in _visits(page, paths, after) if wrong}
-
-
-def _visits(page: Page, paths: Iterable[str], after: Callable[[Page], None]) -> Iterator[tuple[str, Wrong]]:
+    found = {}
     for path in paths:
         page.goto(path, wait_until="load")
-        after(page)
+        drawn(page)
         led = [("leads elsewhere", page.url)] if not page.url.endswith(path) else []
-        yield path, [*led, *look(page)]
+        if wrong := [*led, *look(page, widths, themes)]:
+            found[path] = wrong
+    return found
