@@ -72,15 +72,24 @@ def run(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Run all tests in several processes; arguments go to pytest (``-n 0`` runs in one process)."""
     install("dev")
-    if not arguments:
-        with contextlib.suppress(CannotCompileError):  # tests/compiled reports it
-            compile_router()  # first: while tests run, compiling takes three times as long, and several tests need it
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every program that a test starts compiles all modules
     environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
+    if not arguments:
+        prepare_tests(environment)
     return subprocess.call([PYTHON, "-m", "pytest", *XDIST_OPTIONS, "--durations=12", *arguments], env=environment)
+
+
+def prepare_tests(environment: dict[str, str]) -> None:
+    """Do once, and side by side, what all test processes need: the compiled router, and the bytecode of all tests."""
+    collect = [PYTHON, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    with (
+        subprocess.Popen(collect, env=environment, stdout=subprocess.DEVNULL),
+        contextlib.suppress(CannotCompileError),  # tests/compiled reports it
+    ):
+        compile_router()  # while tests run, compiling takes three times as long
 
 
 def check(_arguments: list[str]) -> int:
