@@ -1,6 +1,6 @@
-"""Predicted against measured: ``python -m tests.benchmarks what_if [--minutes 5] [--replica URL ...]``.
+"""Predicted against measured: ``python -m tests.benchmarks what_if [--minutes 5] [--replica URL ...] [--trace FILE]``.
 
-Runs the demo stack, or real replicas with the demo's generated traffic, under ``round_robin``. Then two what-ifs run at
+Runs the demo stack, or real replicas, with the demo's generated traffic or that of a trace, under ``round_robin``. Then two what-ifs run at
 once, and the benchmark records how late alert rules are evaluated meanwhile. Then it publishes the candidate, and
 compares what the router measured with the prediction. Measured figures come from the router's own counters, so that
 they do not depend on the code that predicts.
@@ -124,6 +124,8 @@ def main(argv: Sequence[str] = ()) -> None:
     """Print predicted and measured figures; exit status 1 if a limit is missed."""
     options = _options(argv)
     environment = {"WARMPATH_REPLICAS": ",".join(options.replica), "WARMPATH_TRAFFIC": "1"} if options.replica else {}
+    if options.trace:
+        environment["WARMPATH_TRACE"] = str(options.trace.resolve())
     with tempfile.TemporaryDirectory(prefix="wpb-") as data_dir:
         stack = LiveStack(Path(data_dir), **environment)
         try:
@@ -143,6 +145,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=2.0, help="minutes after the change that are not measured")
     parser.add_argument("--strategy", default="lowest_cost", help="the candidate")
     parser.add_argument("--replica", action="append", default=[], metavar="URL", help="a real replica; once for each")
+    parser.add_argument("--trace", type=Path, help="traffic in Mooncake's format; for real replicas: what they can take")
     return parser.parse_args(argv)
 
 
