@@ -123,7 +123,7 @@ def sync(arguments: list[str]) -> int:
 def lock(_arguments: list[str]) -> int:
     """Write the lock files from pyproject.toml. They contain versions and hashes, and no URL."""
     install_uv()
-    all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded"]
+    all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded", "--extra", "events"]
     compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
     compile_lock("dev", *all_extras, "--group", "dev", "-c", "requirements/base.txt")

@@ -443,6 +443,7 @@ class RouterView:
                     "ranks": [{"running": running, "waiting_tokens": tokens} for running, tokens in loads],
                     "connections": active.connection_pools[replica.name].connections if active else 0,
                     "last_ok_at": status.last_ok_at.isoformat() if status.last_ok_at else None,
+                    "kv_events": router.services.kv_events.rows(replica),
                 }
 
     def _loads(self, replica: ReplicaConfig) -> list[tuple[int, int]]:
@@ -461,6 +462,7 @@ class RouterView:
         yield from self._failure_lines()
         yield from router.services.all_admission_queues.lines(is_fine=is_fine)
         yield from router.services.all_warm_ups.lines()
+        yield from router.services.kv_events.lines()
         yield from self._token_ratio_lines()
         yield from _replica_lines(replicas)
         yield from header("tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check.")

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import inf
 from typing import Final
 
@@ -147,6 +148,18 @@ class BlockIndex:
             run.counted_at = halvings
             if run.prompts <= limit:
                 break
+
+    def run_with_block(self, chain: Chain, at: int) -> BlockRun | None:
+        """The run that contains the block after the first ``at`` of a chain; None if no replica has that block."""
+        start = 0
+        while start <= at < len(chain):
+            run = self._by_first.get(chain[start])
+            if run is None:
+                return None
+            if at < start + run.length:
+                return run if run.hashes[at - start] == chain[at] else None
+            start += run.length
+        return None
 
     def run_starting_with(self, key: int) -> BlockRun | None:
         """The run with this first hash; None if no replica has one."""
@@ -269,6 +282,32 @@ class Use:
         self.used_s = used_s
 
 
+class ServedPrompt:
+    """A prompt with a complete response: what the engine reported of it."""
+
+    __slots__ = ("cached_tokens", "chain", "generated_tokens", "prompt_tokens", "sent_s", "tokens_per_block")
+
+    def __init__(
+        self,
+        chain: Chain,
+        sent_s: float,
+        tokens_per_block: float,
+        prompt_tokens: int,
+        cached_tokens: int,
+        generated_tokens: int | None,
+    ) -> None:
+        self.chain = chain
+        self.sent_s = sent_s
+        self.tokens_per_block = tokens_per_block  # of the engine, for each block of the chain
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.generated_tokens = generated_tokens  # None: not reported
+
+
+OnResponse = Callable[[ServedPrompt], None]
+MAX_OLDER_USES: Final = 256  # that are looked through for blocks after an evicted one
+
+
 class ReplicaBlocks:
     """The estimated cached blocks of one replica."""
 
@@ -285,6 +324,8 @@ class ReplicaBlocks:
         self.uses_tails = False  # set by the first response that reports its generated tokens
         self.misses = 0  # wrong predictions in a row
         self.missed_used_s = 0.0  # latest earlier use of the blocks that were missed
+        self.on_response: OnResponse | None = None  # set while the engine's KV events are followed
+        self.expires = True  # whether blocks have an age limit; not if all events of the engine are known
 
     def stale_before_s(self, now_s: float) -> float:
         """Blocks last used before this time are closer to eviction than to their last use; -inf if not full."""
@@ -326,6 +367,26 @@ class ReplicaBlocks:
         """Evict everything that was last used at this time or before."""
         while self.uses and self.oldest_s <= used_s:
             self.evict()
+
+    def evict_run(self, run: BlockRun) -> None:
+        """Evict a cached run and everything after it.
+
+        That is what follows it in its own use, and older uses that contain it. The run stays if more than
+        ``MAX_OLDER_USES`` are older than its own, because an LRU cache evicts those first.
+        """
+        owner, older = self.runs[run], []
+        for use in islice(self.uses, MAX_OLDER_USES):
+            if use is owner:
+                break
+            if run in use.path:
+                older.append(use)
+        else:
+            return
+        for use in older:
+            while use in self.uses:
+                self._evict_last(use)
+        while run in self.runs:
+            self._evict_last(owner)
 
     def roll_back(self, use: Use, new_blocks: int) -> None:
         """Remove a prompt's tail and its last ``new_blocks``, except those that later prompts used."""
@@ -389,7 +450,7 @@ class ReplicaBlockTables:
     def expire(self, used_s: float) -> None:
         """At the next replica in turn, evict what was last used before this time."""
         replica = self.next_in_turn()
-        if replica is not None:
+        if replica is not None and replica.expires:
             while replica.uses and replica.oldest_s < used_s:
                 replica.evict()
 

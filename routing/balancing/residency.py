@@ -25,12 +25,16 @@ there, and fewer prompts found at homes draw fewer prompts there. So without a w
 
 A router without others finds nothing, and places requests as if there were no homes.
 
+KV events. Where an engine publishes what it stores and evicts (``routing/kv_events``), that corrects its blocks: they
+have no age limit, and evictions by estimate only happen above the capacity that the events show.
+
 ``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Final
 
 from routing.balancing.block_index import (
@@ -38,8 +42,10 @@ from routing.balancing.block_index import (
     BlockRun,
     Branches,
     Chain,
+    OnResponse,
     ReplicaBlocks,
     ReplicaBlockTables,
+    ServedPrompt,
     Tail,
     TailReuse,
     Use,
@@ -180,6 +186,8 @@ class RequestResidency:
         if self._prompt_tokens <= 0 or prompt_tokens <= 0:
             return
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
+        if self._replica.on_response is not None:
+            self._report(self._replica.on_response, scale, prompt_tokens, cached_tokens, generated_tokens)
         self._learn_unrecorded_hits(cached_tokens / scale)
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
@@ -196,6 +204,26 @@ class RequestResidency:
             replica.misses = 0
             replica.evict_until(replica.missed_used_s)
 
+    def _report(
+        self,
+        on_response: OnResponse,
+        scale: float,
+        prompt_tokens: int,
+        cached_tokens: int,
+        generated_tokens: int | None,
+    ) -> None:
+        """Report the response to what follows the replica's KV events."""
+        tokens_per_block = scale * self._block_tokens
+        served = ServedPrompt(
+            self._chain, self._use.used_s, tokens_per_block, prompt_tokens, cached_tokens, generated_tokens
+        )
+        on_response(served)
+
+    @property
+    def _block_tokens(self) -> int:
+        """Estimated tokens of each block of the prompt."""
+        return self._hit_tokens // self._hit_blocks if self._hit_blocks else self._replica.block_tokens
+
     def _learn_unrecorded_hits(self, cached_tokens: float) -> None:
         """Learn how many of the tokens that were not recorded at the replica were cached. Estimated tokens."""
         recorded = self._hit_tokens + self._previous_tail_tokens
@@ -211,8 +239,7 @@ class RequestResidency:
         if generated_tokens is not None:
             replica.uses_tails = True
         if isinstance(tail, Tail):
-            blocks = len(self._chain)
-            block_tokens = self._hit_tokens // self._hit_blocks if self._hit_blocks else replica.block_tokens
+            blocks, block_tokens = len(self._chain), self._block_tokens
             rest = max(0, self._prompt_tokens - blocks * block_tokens)
             tail.tokens = int(rest + (generated_tokens or 0) / scale)
             replica.set_tail_length(tail, round(tail.tokens / block_tokens))
@@ -439,6 +466,42 @@ class Residency:
             self.unrecorded_hits,
             at_home,
         )
+
+    # --- KV events ---
+
+    def add_stored(self, target: TargetId, chain: Chain, now_s: float) -> None:
+        """Record that a replica has these blocks, as of now its most recently used ones, whoever sent the prompt."""
+        replica = self._replicas.by_target.get(target)
+        if replica is None or not chain:
+            return
+        path, bit = self._index.path(chain, self._on_split), replica.bit
+        for run in path:
+            if not run.mask & bit:
+                run.mask |= bit
+                replica.blocks += run.length
+                self._index.entries += 1
+        tail = self._index.run_starting_with(tail_key(chain, len(chain)))
+        if tail is not None and tail.mask & bit:
+            path.append(tail)
+        replica.add_use(path, now_s)
+        self._evict(replica, now_s)
+
+    def truncate(self, target: TargetId, chain: Chain, blocks: int) -> None:
+        """Record that a replica no longer has what follows the first ``blocks`` of a chain."""
+        replica = self._replicas.by_target.get(target)
+        run = self._index.run_with_block(chain, blocks) if replica is not None else None
+        if replica is not None and run is not None and run.mask & replica.bit:
+            replica.evict_run(run)
+
+    def evict_before(self, target: TargetId, used_s: float) -> None:
+        """Evict what a replica last used before this time."""
+        replica = self._replicas.by_target.get(target)
+        while replica is not None and replica.uses and replica.oldest_s < used_s:
+            replica.evict()
+
+    def clear(self, target: TargetId) -> None:
+        """Record that a replica's cache is empty."""
+        self.evict_before(target, inf)
 
     def _add_tail(self, replica: ReplicaBlocks, key: int) -> BlockRun:
         """Add the tail with this key to a replica."""

@@ -32,6 +32,7 @@ class Background(StrEnum):
     ANNOUNCING = "announcing"  # registers with the control plane
     WORKERS = "workers"  # supervises workers
     LOADS = "loads"  # exchanges loads among workers
+    KV_EVENTS = "kv_events"  # takes KV cache events of replicas
     LIMITS = "limits"  # admits requests to permits that another worker has released
 
 

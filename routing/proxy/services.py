@@ -10,6 +10,7 @@ from routing.health.checks import HealthChecks
 from routing.health.stall_detection import StallDetector
 from routing.health.warm_ups import WarmUps
 from routing.http.auth import AccessControl
+from routing.kv_events.subscriptions import KvEventSubscriptions
 from routing.observability.decision_log import DecisionRing, StructureSampler
 from routing.observability.metrics import ConfiguredSeries, Metrics
 from routing.proxy.admission import Admission
@@ -58,6 +59,7 @@ class Services:
         self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.all_admission_queues = AdmissionQueues()
         self.admission_queues: AdmissionQueues | None = None  # None: no limit is configured
+        self.kv_events = KvEventSubscriptions(balancer.residency, balancer.loads.clock)
         self.large_bodies = LargeBodies()
         self.metrics = Metrics()
         self.decisions = DecisionRing()
@@ -88,5 +90,6 @@ class Services:
     def close(self) -> None:
         self.checks.close()
         self.stall_detector.close()
+        self.kv_events.close()
         self.large_bodies.close()
         self.all_warm_ups.close()

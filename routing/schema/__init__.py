@@ -32,6 +32,7 @@ from routing.schema.fleet import Adapter as Adapter
 from routing.schema.fleet import Alias as Alias
 from routing.schema.fleet import AutoReplicas as AutoReplicas
 from routing.schema.fleet import GroupMatch as GroupMatch
+from routing.schema.fleet import KvEvents as KvEvents
 from routing.schema.fleet import LoadedSnapshot as LoadedSnapshot
 from routing.schema.fleet import ModelNames as ModelNames
 from routing.schema.fleet import PoolConfig as PoolConfig

@@ -156,6 +156,27 @@ class StreamUsage(StrEnum):
     AS_SENT = "as_sent"  # requests and streams pass unchanged
 
 
+ZmqEndpoint = Annotated[str, matching(r"tcp://[^\s/@?#]+:[0-9]{1,5}", max_length=300)]
+
+
+class KvEvents(Frozen, frozen=True):
+    """Where an engine publishes its KV cache events: ``--kv-events-config`` of vLLM, with an endpoint that binds."""
+
+    endpoint: ZmqEndpoint  # as seen from the router; data-parallel rank r has the port plus r
+    replay_endpoint: ZmqEndpoint | None = None  # None: lost events cannot be requested again
+    topic: Annotated[str, Meta(max_length=256)] = ""  # prefix of the topics to receive
+
+    def check(self, ranks: int, path: str) -> None:
+        """Check hosts, and the ports of all ranks; ConfigError."""
+        for name in ("endpoint", "replay_endpoint"):
+            endpoint = getattr(self, name)
+            if endpoint is None:
+                continue
+            check_base_url(f"http{endpoint.removeprefix('tcp')}", f"{path}.{name}")
+            if int(endpoint.rpartition(":")[2]) + ranks - 1 > 65_535:
+                raise ConfigError(f"{path}.{name}", f"the port of the last of {ranks} ranks is above 65535")
+
+
 class ReplicaConfig(Frozen, frozen=True):
     """One vLLM engine behind a base URL. ``name`` is its identity on every hash ring; the URL may change."""
 
@@ -168,6 +189,7 @@ class ReplicaConfig(Frozen, frozen=True):
     api_key: Annotated[str, matching(r"[!-~]{1,1024}")] | None = None  # sent instead of the client's; a secret
     adapters: tuple[Model, ...] | None = None  # adapters that it has loaded; None: those that its /v1/models lists
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with its own cache
+    kv_events: KvEvents | None = None  # None: what it has cached is estimated
 
     @property
     def capacity(self) -> float:
@@ -317,6 +339,8 @@ def _check_pool_replicas(pool: PoolConfig, path: str) -> None:
     adapters = {adapter.name for adapter in pool.adapters}
     for index, replica in enumerate(pool.replicas):
         check_base_url(replica.url, f"{path}[{index}].url")
+        if replica.kv_events is not None:
+            replica.kv_events.check(replica.data_parallel_size, f"{path}[{index}].kv_events")
         for position, name in enumerate(replica.adapters or ()):
             if name not in adapters:
                 raise ConfigError(f"{path}[{index}].adapters[{position}]", f"the pool has no adapter {name!r}")
@@ -462,6 +486,7 @@ def encode_config(config: RouterConfig) -> bytes:
     tree = msgspec.to_builtins(config)
     _omit_default([tree], "replica_networks")
     _omit_default(tree["pools"], "warm_up")
+    _omit_default((replica for pool in tree["pools"] for replica in pool["replicas"]), "kv_events")
     _omit_default([tree["limits"]], "response_timeout_s", _DEFAULT_LIMITS.response_timeout_s)
     _omit_default([tree["limits"]], "retry_on", _DEFAULT_LIMITS.retry_on)
     if tree["access"] is not None:

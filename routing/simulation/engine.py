@@ -61,6 +61,24 @@ class Siblings:
         return self.ended == self.size
 
 
+@dataclass(frozen=True, slots=True)
+class StoredBlocks:
+    """Full blocks of one prompt that were cached."""
+
+    keys: SequenceOf[BlockKey]
+    parent: BlockKey  # key of the block before the first
+    first: int  # number of the first block in the prompt
+    data: bytes  # the sequence's
+    salt: str
+
+
+class CacheCleared:
+    """The whole cache was emptied."""
+
+
+CacheChange = StoredBlocks | CacheCleared | object  # an int is the key of an evicted block; others have no key
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One prompt and the tokens generated from it, whose number is fixed when the sequence is created."""
@@ -71,6 +89,8 @@ class Sequence:
     arrived_s: float
     finish_reason: str = "length"  # reported at its end: "length" or "stop"
     max_tokens: int | None = None  # of the request
+    data: bytes = b""  # tokens of prompt and output, for ``Engine.changes`` only
+    salt: str = ""
     siblings: Siblings = field(default_factory=Siblings)
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -147,6 +167,7 @@ class Engine:
         self._tiers = tiers
         self._fetching: list[tuple[float, int, Sequence]] = []  # heap of (end of the fetch, serial, sequence)
         self._fetches = 0
+        self.changes: list[CacheChange] | None = None  # a list collects what is cached and evicted
         self._ready_s: dict[int, float] = {}  # by block that a fetching sequence has allocated: end of the fetch
         if tiers is not None:
             self.pool.evicted = []
@@ -224,6 +245,24 @@ class Engine:
         self.update_gauges()
         return StepResult(first, finished)
 
+    def record_changes(self) -> None:
+        """Collect changes of the cache in ``changes`` from now on; not together with cache tiers."""
+        self.changes = self.pool.evicted = []
+
+    def take_changes(self) -> list[CacheChange]:
+        """The changes since the last call, in order."""
+        changes = self.changes or []
+        if changes:
+            self.record_changes()
+        return changes
+
+    def clear_cache(self) -> bool:
+        """Empty the cache; False if requests are running."""
+        is_cleared = self.pool.reset()
+        if is_cleared and self.changes is not None:
+            self.changes.append(CacheCleared())
+        return is_cleared
+
     def stop_all(self, now_s: float) -> list[Sequence]:
         """End every sequence with the reason "abort", as an engine does when it is shut down."""
         stopped = [*self.running, *self.waiting]
@@ -251,6 +290,9 @@ class Engine:
         keys, blocks, cache = sequence.keys, sequence.blocks, self.pool.cache
         for index in range(sequence.keyed_blocks, full):
             cache(blocks[index], keys[index] if index < len(keys) else None)
+        if self.changes is not None and (stored := keys[sequence.keyed_blocks : full]):
+            parent = keys[sequence.keyed_blocks - 1] if sequence.keyed_blocks else None
+            self.changes.append(StoredBlocks(stored, parent, sequence.keyed_blocks, sequence.data, sequence.salt))
         sequence.keyed_blocks = max(sequence.keyed_blocks, full)
 
     def _free_slots(self, sequence: Sequence) -> int:

@@ -31,6 +31,7 @@ class RealTimeEngine:
         self._listeners: dict[Sequence, Listener] = {}
         self._step: Step | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.on_planned: Callable[[], None] | None = None  # called after each step was planned
 
     def now(self) -> float:
         """The loop's time, seconds."""
@@ -83,6 +84,8 @@ class RealTimeEngine:
         while not self.is_paused:
             if self._step is None:
                 self._step = self.engine.begin(at_s)
+                if self.on_planned is not None:
+                    self.on_planned()
             if self._step is None:
                 return
             if self._step.end_s > now_s:

@@ -7,6 +7,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from routing.simulation.engine import Engine, EngineConfig, Siblings
 from routing.simulation.engine import Sequence as EngineSequence
@@ -16,8 +19,24 @@ from routing.standin.metrics import EngineMetrics, render
 from routing.standin.process_metrics import HttpMetrics, process_families
 from routing.standin.requests import GenerationRequest, PseudoWords, block_keys, count_tokens
 
+if TYPE_CHECKING:
+    from routing.standin.kv_events import KvEventPublisher
+
 DEFAULT_BLOCKS = 8193  # of 16 tokens, the null block included: 131,072 tokens, one prompt of maximum length
 MAX_MODEL_LEN = 131_072
+
+
+class KvEventsConfig(msgspec.Struct):
+    """The value of ``--kv-events-config``, with vLLM's names and defaults."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,7 @@ class ReplicaSettings:
     api_key: str | None
     max_queued_requests: int | None  # running and waiting; None: no limit
     auto_tools: bool
+    kv_events: KvEventsConfig | None = None  # None: no events are published
 
 
 def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
@@ -69,8 +89,20 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         seed=arguments.seed,
         api_key=arguments.api_key,
         max_queued_requests=arguments.max_num_queued_reqs,
+        kv_events=_kv_events(parser, arguments.kv_events_config),
         auto_tools=arguments.enable_auto_tool_choice,
     )
+
+
+def _kv_events(parser: argparse.ArgumentParser, text: str | None) -> KvEventsConfig | None:
+    """The value of --kv-events-config, if it enables events."""
+    if text is None:
+        return None
+    try:
+        config = msgspec.json.decode(text, type=KvEventsConfig)
+    except msgspec.MsgspecError as error:
+        parser.error(f"--kv-events-config: {error}")
+    return config if config.enable_kv_cache_events and config.publisher == "zmq" else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-num-queued-reqs", type=int, help="503 above this many running and waiting requests (default: no limit)")
     add("--kv-cache-metrics", action="store_true", help="report how long sampled KV blocks live")
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
+    add("--kv-events-config", help="JSON, as of vLLM: publish KV events (needs pyzmq)")
     add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
     add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
@@ -149,6 +182,8 @@ class Generation:
             finish_reason=reason,
             max_tokens=self.request.max_tokens,
             siblings=siblings,
+            data=prompt + generated if self._runtime.engine.changes is not None else b"",
+            salt=self.request.salt,
         )
         return Choice(len(self.choices), pieces, stop, sequence)
 
@@ -234,12 +269,22 @@ class Replica:
         self.settings = settings
         self.engine = Engine(settings.engine)
         self.runtime = RealTimeEngine(self.engine, asyncio.get_running_loop())
+        self.kv_events = None if settings.kv_events is None else self._publisher(settings.kv_events)
         self.http = HttpMetrics()
         self.in_flight = 0  # HTTP requests for a generation
         self.is_asleep = False
         self.fault: Fault = NoFault()
         self._words = PseudoWords(settings.seed)
         self._families = [*process_families(), *EngineMetrics(self.engine, settings.model).families]
+
+    def _publisher(self, config: KvEventsConfig) -> KvEventPublisher:
+        """Publish KV events from now on."""
+        from routing.standin.kv_events import KvEventPublisher  # noqa: PLC0415 - needs pyzmq
+
+        publisher = KvEventPublisher(config, self.settings.engine.block_tokens)
+        self.engine.record_changes()
+        self.runtime.on_planned = lambda: publisher.publish(self.engine.take_changes())
+        return publisher
 
     def generate(self, request: GenerationRequest) -> Generation:
         """Create a generation, not yet started; ApiError if the queue is full or a fault rejects it."""
@@ -267,7 +312,7 @@ class Replica:
         self.is_asleep = asleep
         self._pause_or_resume()
         if asleep:
-            self.engine.pool.reset()
+            self.engine.clear_cache()
 
     def _pause_or_resume(self) -> None:
         should_pause = self.is_asleep or isinstance(self.fault, Hang)

@@ -250,7 +250,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """``POST /reset_prefix_cache``: empty the cache, unless requests are running."""
-    return _ok({"success": request.app[replica_key].engine.pool.reset()})
+    return _ok({"success": request.app[replica_key].engine.clear_cache()})
 
 
 async def sleep(request: web.Request) -> web.Response:
@@ -271,6 +271,12 @@ async def wake_up(request: web.Request) -> web.Response:
 async def is_sleeping(request: web.Request) -> web.Response:
     """``GET /is_sleeping``."""
     return _ok({"is_sleeping": request.app[replica_key].is_asleep})
+
+
+async def kv_event_sources(request: web.Request) -> web.Response:
+    """``GET /kv_event_sources``: where each data-parallel rank publishes KV events."""
+    publisher = request.app[replica_key].kv_events
+    return _ok({} if publisher is None else {"0": publisher.config})
 
 
 async def get_fault(request: web.Request) -> web.Response:
@@ -295,11 +301,16 @@ def make_app(settings: ReplicaSettings) -> web.Application:
     async def start(app: web.Application) -> None:
         app[replica_key] = Replica(settings)
 
+    async def stop(app: web.Application) -> None:
+        if (publisher := app[replica_key].kv_events) is not None:
+            publisher.close()
+
     app.on_startup.append(start)
+    app.on_cleanup.append(stop)
     app.on_response_prepare.append(set_headers)
     gets = {
         "/health": empty, "/ping": empty, "/version": version, "/load": load, "/v1/models": models, "/metrics": metrics,
-        "/is_sleeping": is_sleeping, "/standin/fault": get_fault,
+        "/is_sleeping": is_sleeping, "/standin/fault": get_fault, "/kv_event_sources": kv_event_sources,
     }  # fmt: skip
     posts = {
         "/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize, "/detokenize": detokenize,

@@ -32,6 +32,9 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_out": max,  # the same
     "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
+    "warmpath_router_kv_events_followed": min,  # each worker follows all engines
+    "warmpath_router_kv_events_blocks": max,
+    "warmpath_router_kv_events_lag_seconds": max,
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
     "process_start_time_seconds": min,
 }

@@ -38,6 +38,7 @@ CONFIG: dict[str, Any] = {
                     "state": "draining",
                     "capacity_blocks": None,
                     "data_parallel_size": 2,
+                    "kv_events": {"endpoint": "tcp://b:5557", "replay_endpoint": "tcp://[::1]:5657", "topic": "kv@"},
                 },
             ],
             "groups": [

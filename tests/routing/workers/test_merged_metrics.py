@@ -96,6 +96,24 @@ def test_gauges_add_up_but_a_replica_is_up_only_if_all_workers_find_it_up() -> N
     assert total["warmpath_router_requests_total"] == 3
 
 
+def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_count_once() -> None:
+    def of_worker(followed: int, blocks: int, lag_s: float) -> Families:
+        gauges = {"followed": followed, "blocks": blocks, "lag_seconds": lag_s}
+        lines = [
+            f"# HELP warmpath_router_kv_events_{name} Of a replica.\n# TYPE warmpath_router_kv_events_{name} gauge\n"
+            f"warmpath_router_kv_events_{name} {value}"
+            for name, value in gauges.items()
+        ]
+        return parse("\n".join(lines))
+
+    total = totals(MergedMetrics(), [of_worker(1, 500, 0.25), of_worker(0, 400, 0.5)])
+    assert total == {
+        "warmpath_router_kv_events_followed": 0,
+        "warmpath_router_kv_events_blocks": 500,
+        "warmpath_router_kv_events_lag_seconds": 0.5,
+    }
+
+
 def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
     def row(health: str, breaker: str, share: float, running: int, last_ok_at: str | None) -> dict[str, Any]:
         state = {"health": health, "breaker": breaker, "reason": f"{health} {breaker}", "share": share}

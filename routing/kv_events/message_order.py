@@ -1,0 +1,258 @@
+"""Puts the messages of one engine in order, and decides what a gap, a restart and a replay mean.
+
+Theory of operation. An engine numbers its messages from 0. A number that follows the last one is applied. A higher one
+shows that messages were lost: they are requested again from the replay endpoint, while new messages wait. A number that
+goes back shows that the engine has restarted with an empty cache. What cannot be replayed is unknown: the engine's
+blocks are forgotten, and the index continues with its estimate and what later events tell.
+
+After each connection the messages from the last known one on are replayed, because subscribers miss the first messages
+of a restarted engine. If that message is not there or differs, the engine is another one. Without a replay endpoint,
+what happened before a connection is unknown.
+
+``MAX_FAILURES`` failed replays in a row are not followed by another for ``PAUSE_S``. This class does no I/O:
+``replay_from`` says what to request, and the methods are called with what arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from math import inf
+from time import time
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from routing.kv_events.decoding import Batch, MalformedEventsError, decode_batch
+from routing.kv_events.followed_engine import FollowedEngine
+
+MAX_WAITING_BYTES: Final = 16 << 20  # of messages that wait for the end of a replay
+MAX_FAILURES: Final = 3
+PAUSE_S: Final = 30.0
+
+
+class StreamState(StrEnum):
+    """What is known of an engine's blocks."""
+
+    FOLLOWING = "following"  # all of them: every event since its start, or since its cache was cleared
+    PARTIAL = "partial"  # every event since some time
+    REPLAYING = "replaying"  # nothing for now: lost messages have been requested
+    ESTIMATED = "estimated"  # nothing: there is no connection
+
+
+class MessageOrder:
+    """The messages of one engine."""
+
+    def __init__(
+        self, engine: FollowedEngine, clock: Callable[[], float], *, can_replay: bool, rank: int | None = None
+    ) -> None:
+        self.engine = engine
+        self._rank = rank  # data-parallel rank that the messages must be of; None: any
+        self.state = StreamState.ESTIMATED
+        self.replay_from: int | None = None  # to request now; None: nothing
+        self.messages = 0  # received and new
+        self.events = 0
+        self.gaps = 0
+        self.lost = 0  # gaps that could not be replayed
+        self.restarts = 0
+        self.malformed = 0
+        self.lag_s: float | None = None  # from the engine's time of the latest message to its arrival here
+        self._least_lag_s = inf  # the difference of the clocks, and the time that the fastest message took
+        self._clock = clock
+        self._can_replay = can_replay
+        self._expected: int | None = None  # number of the next message; None: unknown
+        self._latest_digest = 0  # of the message before that
+        self._latest_live = -1  # since the connection
+        self._is_verified = True  # whether the engine is known to be the one of the earlier messages
+        self._waiting: deque[tuple[int, bytes]] | None = None  # None: no replay is in progress
+        self._waiting_bytes = 0
+        self._failures = 0  # in a row
+        self._pause_until_s = 0.0
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether events correct the residency index now."""
+        return self.state in {StreamState.FOLLOWING, StreamState.PARTIAL}
+
+    # --- connection ---
+
+    def on_connected(self) -> None:
+        """A connection to the publisher was made."""
+        self._latest_live = -1
+        self._is_verified = self._expected is None
+        if self._may_replay():
+            self._begin_replay()
+
+    def on_disconnected(self) -> None:
+        """The connection was lost; the engine may have ended."""
+        self._end_replay()
+        self.state = StreamState.ESTIMATED
+
+    # --- messages ---
+
+    def on_message(self, number: int, payload: bytes) -> Iterator[None]:
+        """Take a published message; yields after each event."""
+        self.messages += 1
+        has_restarted = number <= self._latest_live
+        self._latest_live = number
+        if has_restarted:
+            self._on_restarted()
+            if self._may_replay():
+                self._begin_replay()
+        if self._waiting is not None:
+            yield from self._wait(number, payload)
+            return
+        if not self._is_verified or self._expected is None:
+            self._start_at(number)
+        if number > (self._expected or 0):
+            self.gaps += 1
+            if self._may_replay():
+                self._begin_replay()
+                yield from self._wait(number, payload)
+                return
+            self._lose(number)
+        yield from self._apply(number, payload)
+
+    def on_replayed(self, number: int, payload: bytes) -> Iterator[None]:
+        """Take a replayed message; yields after each event."""
+        if self._waiting is None or self.replay_from is not None:  # of an earlier replay
+            return
+        expected = self._expected or 0
+        if not self._is_verified:
+            self._is_verified = True
+            if number < expected and xxh3_64_intdigest(payload) != self._latest_digest:
+                self._on_restarted()
+                self._begin_replay()
+                return
+            if number >= expected:  # the last known message is too old to be replayed
+                self._lose(number)
+        if number > expected:
+            self._lose(number)
+        elif number == expected == 0:
+            self.engine.restart()
+        yield from self._apply(number, payload)
+
+    def on_replay_ended(self) -> Iterator[None]:
+        """The last replayed message was taken: continue with those that waited."""
+        if self._waiting is None or self.replay_from is not None:
+            return
+        if not self._is_verified:  # not even the last known message is there
+            self._on_restarted()
+            self._begin_replay()
+            return
+        if self._expected is None:  # the engine has published nothing yet
+            self._expected = 0
+            self.engine.restart()
+        waiting = self._waiting
+        if waiting and waiting[0][0] > self._expected:  # published before the subscription, after the replay
+            self._failures += 1
+            if self._failures < MAX_FAILURES:
+                self._begin_replay()
+            else:
+                yield from self.on_replay_failed()
+            return
+        self._failures = 0
+        yield from self._continue()
+
+    def on_replay_failed(self) -> Iterator[None]:
+        """The replay endpoint did not respond, or lacks messages."""
+        if self._waiting is None:
+            return
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            self._failures, self._pause_until_s = 0, self._clock() + PAUSE_S
+        self._lose(self._waiting[0][0] if self._waiting else None)
+        yield from self._continue()
+
+    # --- steps ---
+
+    def _may_replay(self) -> bool:
+        return self._can_replay and self._clock() >= self._pause_until_s
+
+    def _begin_replay(self) -> None:
+        self.state = StreamState.REPLAYING
+        self._waiting = deque() if self._waiting is None else self._waiting
+        first = self._expected or 0
+        self.replay_from = first if self._is_verified else max(0, first - 1)
+
+    def _end_replay(self) -> None:
+        self._waiting, self._waiting_bytes, self.replay_from = None, 0, None
+
+    def _continue(self) -> Iterator[None]:
+        """End the replay and apply what waited."""
+        waiting = self._waiting or deque()
+        self._end_replay()
+        self._update_state()
+        for number, payload in waiting:
+            if number > (self._expected or 0):
+                self._lose(number)
+            yield from self._apply(number, payload)
+
+    def _wait(self, number: int, payload: bytes) -> Iterator[None]:
+        if self._waiting is not None:
+            self._waiting.append((number, payload))
+        self._waiting_bytes += len(payload)
+        if self._waiting_bytes > MAX_WAITING_BYTES:
+            yield from self.on_replay_failed()
+
+    def _on_restarted(self) -> None:
+        """The engine has an empty cache and numbers its messages from 0 again."""
+        self.restarts += 1
+        self._expected, self._is_verified = 0, True
+        if self._waiting is not None:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+        self.engine.restart()
+
+    def _start_at(self, number: int) -> None:
+        """Begin with a message, without knowledge of earlier ones."""
+        if self._expected is not None and number < self._expected:
+            self._on_restarted()
+        elif number == 0:
+            self.engine.restart()
+        if number:
+            self._skip_to(number)
+        self._expected, self._is_verified = number, True
+
+    def _lose(self, number: int | None) -> None:
+        """Continue at this message (None: at the next one), because those before it are lost."""
+        self.lost += 1
+        self._skip_to(number)
+
+    def _skip_to(self, number: int | None) -> None:
+        self._expected, self._is_verified = number, True
+        self.engine.forget()
+
+    def _apply(self, number: int, payload: bytes) -> Iterator[None]:
+        """Apply a message, unless it was applied before."""
+        if number < (self._expected or 0):
+            return
+        self._expected, self._latest_digest = number + 1, xxh3_64_intdigest(payload)
+        try:
+            batch = self._decode(payload)
+        except MalformedEventsError:
+            self.malformed += 1
+            self.engine.forget()
+        else:
+            self.events += batch.count
+            yield from self.engine.apply(batch.events, self._age_s(batch.at_s))
+        self._update_state()
+
+    def _age_s(self, at_s: float) -> float:
+        """How much later than the fastest message one arrived, whatever the difference of the two clocks is."""
+        lag_s = time() - at_s
+        self.lag_s = max(0.0, lag_s)
+        self._least_lag_s = min(self._least_lag_s, lag_s)
+        return lag_s - self._least_lag_s
+
+    def _decode(self, payload: bytes) -> Batch:
+        batch = decode_batch(payload)
+        if None not in {self._rank, batch.rank} and batch.rank != self._rank:
+            raise MalformedEventsError(f"events of rank {batch.rank}, where those of {self._rank} are expected")
+        return batch
+
+    def _update_state(self) -> None:
+        if self._waiting is None:
+            is_complete = self.engine.blocks.is_complete
+            self.state = StreamState.FOLLOWING if is_complete else StreamState.PARTIAL

@@ -1,0 +1,134 @@
+"""Corrections of the residency index by what an engine reports."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from routing.balancing.block_index import ServedPrompt
+from routing.balancing.residency import TTL_S
+from tests.routing.balancing.test_residency import A, B, cached_blocks, chain, residency_of
+
+LONG = list(range(12))  # three runs
+
+
+def test_stored_blocks_are_found_at_their_replica_only() -> None:
+    residency = residency_of()
+    residency.add_stored(A, chain(LONG[:6]), 1.0)
+
+    assert cached_blocks(residency, LONG, A, B) == [6, 0]
+    residency.add_stored(B, chain(LONG), 2.0)
+    assert cached_blocks(residency, LONG, A, B) == [6, 12]
+    residency.add_stored("unknown", chain(LONG), 3.0)
+    assert residency.replica("unknown") is None
+
+
+def test_stored_blocks_are_the_most_recently_used() -> None:
+    residency = residency_of(capacity=8)
+    residency.insert(A, chain([1] * 4), 1.0)
+    residency.insert(A, chain([2] * 4), 2.0)
+    residency.add_stored(A, chain([1] * 4), 3.0)
+    residency.insert(A, chain([3] * 4), 4.0)
+
+    assert [cached_blocks(residency, [letter] * 4, A) for letter in (1, 2, 3)] == [[4], [0], [4]]
+
+
+def test_a_cleared_replica_has_nothing_and_others_keep_theirs() -> None:
+    residency = residency_of()
+    for replica in (A, B):
+        residency.insert(replica, chain(LONG), 1.0)
+    residency.clear(A)
+
+    assert cached_blocks(residency, LONG, A, B) == [0, 12]
+
+
+def test_what_was_last_used_before_a_time_is_evicted() -> None:
+    residency = residency_of()
+    for at in (1, 2, 3):
+        residency.insert(A, chain([at] * 4), float(at))
+    residency.evict_before(A, 2.5)
+
+    assert [cached_blocks(residency, [at] * 4, A) for at in (1, 2, 3)] == [[0], [0], [4]]
+
+
+@pytest.mark.parametrize(("blocks", "left"), [(11, 8), (8, 8), (7, 4), (1, 0), (0, 0)])
+def test_a_truncated_prompt_keeps_the_runs_before(blocks: int, left: int) -> None:
+    residency = residency_of()
+    for replica in (A, B):
+        residency.insert(replica, chain(LONG), 1.0)
+    residency.truncate(A, chain(LONG), blocks)
+
+    assert cached_blocks(residency, LONG, A, B) == [left, 12]
+
+
+def test_truncating_at_the_end_or_an_unknown_block_changes_nothing() -> None:
+    residency = residency_of()
+    residency.insert(A, chain(LONG), 1.0)
+    for prompt, blocks in ((LONG, 12), (LONG, 99), ([5] * 4, 0), (LONG[:4] + [99] * 4, 5)):
+        residency.truncate(A, chain(prompt), blocks)
+        residency.truncate(B, chain(prompt), blocks)
+
+    assert cached_blocks(residency, LONG, A) == [12]
+
+
+def test_older_prompts_lose_what_follows_a_truncated_block() -> None:
+    residency = residency_of()
+    residency.insert(A, chain(LONG), 1.0)
+    residency.insert(A, chain(LONG[:8] + [50] * 4), 2.0)
+    residency.truncate(A, chain(LONG), 4)
+
+    assert cached_blocks(residency, LONG, A) == [4]
+    assert cached_blocks(residency, LONG[:8] + [50] * 4, A) == [4]
+
+
+def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
+    rng = random.Random(1)
+    residency = residency_of(capacity=60, max_entries=64)
+    for at in range(3000):
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 12))]
+        replica = rng.choice([A, B])
+        match rng.randrange(5):
+            case 0 | 1:
+                residency.insert(replica, chain(prompt), float(at))
+            case 2:
+                residency.add_stored(replica, chain(prompt), float(at))
+            case 3:
+                residency.truncate(replica, chain(prompt), rng.randrange(12))
+            case _:
+                residency.evict_before(replica, at - 40.0)
+        for name in (A, B):
+            entry = residency.replica(name)
+            assert entry is not None
+            assert entry.blocks == sum(run.length for run in entry.runs) <= 60
+            assert all(run.mask & entry.bit for run in entry.runs)
+            assert set(entry.uses) == set(entry.runs.values())
+    for name in (A, B):
+        residency.clear(name)
+    assert len(residency) == residency.runs == 0
+
+
+def test_blocks_of_a_replica_whose_events_are_all_known_do_not_expire() -> None:
+    residency = residency_of()
+    entry = residency.replica(A)
+    assert entry is not None
+    for expires, left in ((False, 4), (True, 0)):
+        residency.insert(A, chain([1] * 4), 0.0)
+        entry.expires = expires
+        for at in range(6):  # each insertion looks at one replica
+            residency.insert(B, chain([2] * 4), TTL_S + 1.0 + at)
+        assert cached_blocks(residency, [1] * 4, A) == [left]
+
+
+def test_responses_are_reported_while_somebody_listens() -> None:
+    residency, reported = residency_of(), list[ServedPrompt]()
+    entry = residency.replica(A)
+    assert entry is not None
+    residency.insert(A, chain(LONG), 1.0, prompt_tokens=12).confirm(24, 0, 5)
+    entry.on_response = reported.append
+    residency.insert(A, chain(LONG), 2.0, prompt_tokens=12).confirm(24, 16, 5)
+
+    (served,) = reported
+    assert (served.chain, served.sent_s) == (chain(LONG), 2.0)
+    assert (served.prompt_tokens, served.cached_tokens, served.generated_tokens) == (24, 16, 5)
+    assert served.tokens_per_block == 2.0  # the engine counts two for each estimated one

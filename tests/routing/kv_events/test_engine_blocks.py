@@ -1,0 +1,121 @@
+"""The blocks of one engine, from its events."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
+from routing.kv_events.engine_blocks import EngineBlocks
+from tests.routing.kv_events.test_decoding import FILES, messages
+
+
+def stored(hashes: list[Any], tokens: list[int], parent: Any = None, **fields: Any) -> BlockStored:
+    """A stored event of blocks of two tokens."""
+    known = {"adapter": "", "extra_keys": None, "medium": "GPU", "group": 0, "kind": "full_attention", "session": None}
+    return BlockStored(hashes, parent, array("I", tokens), 2, **(known | fields))
+
+
+def removed(*hashes: Any, medium: str = "GPU", group: int = 0) -> BlockRemoved:
+    return BlockRemoved(list(hashes), medium, group)
+
+
+def engine(max_blocks: int = 100) -> EngineBlocks:
+    return EngineBlocks(max_blocks)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_captured_engine_has_as_many_blocks_as_it_can_hold_and_none_after_a_clear(name: str) -> None:
+    """The engine has 63 usable blocks. In between it republished three blocks that it had, on a client's request."""
+    blocks, counts = engine(), []
+    for payload, _ in messages(name):
+        for event in decode_batch(payload).events:
+            match event:
+                case BlockStored():
+                    blocks.store(event, 0.0)
+                case BlockRemoved():
+                    blocks.remove(event)
+                case AllBlocksCleared():
+                    blocks.clear(is_complete=True)
+        counts.append(blocks.blocks)
+
+    assert counts[:3] == [4, 5, 6]
+    assert counts[-2] - 3 == 63
+    assert (counts[-1], len(blocks), blocks.is_complete) == (2, 2, True)
+
+
+def test_a_block_is_cached_until_its_last_copy_is_removed() -> None:
+    blocks = engine()
+    for _ in range(3):
+        run = blocks.store(stored([7], [1, 2]), 0.0)
+    assert run is not None
+
+    assert not blocks.remove(removed(7))
+    assert not blocks.remove(removed(7))
+    assert blocks.has_key(run.keys[0])
+    assert len(blocks.remove(removed(7))) == 1
+    assert not blocks.has_key(run.keys[0])
+    assert not blocks.remove(removed(7))
+    assert blocks.blocks == 0
+
+
+def test_token_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine() -> None:
+    one, other = engine(), engine()
+    first = one.store(stored([1, 2, 3], [1, 2, 3, 4, 5, 6]), 0.0)
+    other.store(stored([b"x"], [1, 2]), 0.0)
+    second = other.store(stored([b"y", b"z"], [3, 4, 5, 6], parent=b"x"), 0.0)
+
+    assert first is not None
+    assert second is not None
+    assert list(first.keys[1:]) == list(second.keys)
+    assert (first.end, second.depth, second.end) == (3, 1, 3)
+    assert [depth for _, depth in second.keys_upwards(1)] == [3, 2, 1]
+    assert [key for key, _ in second.keys_upwards(1)] == list(reversed(first.keys))
+
+
+@pytest.mark.parametrize("fields", [{"adapter": "sql"}, {"extra_keys": [b"salt", b""]}])
+def test_salts_and_adapters_give_other_token_keys(fields: dict[str, Any]) -> None:
+    plain = engine().store(stored([1, 2], [1, 2, 3, 4], extra_keys=[b"", b""]), 0.0)
+    other = engine().store(stored([1, 2], [1, 2, 3, 4], **({"extra_keys": [b"", b""]} | fields)), 0.0)
+    without = engine().store(stored([1, 2], [1, 2, 3, 4]), 0.0)
+
+    assert plain is not None
+    assert other is not None
+    assert without is not None
+    assert not set(plain.keys) & set(other.keys)
+    assert plain.keys == without.keys
+
+
+def test_blocks_after_an_unknown_one_count_but_have_no_keys() -> None:
+    blocks = engine()
+    run = blocks.store(stored([5], [1, 2], parent=4), 3.0)
+    after = blocks.store(stored([6], [1, 2], parent=5), 4.0)
+
+    assert run is not None
+    assert after is not None
+    assert not run.keys
+    assert not after.keys
+    assert blocks.blocks == 2
+    assert [run.stored_s for run in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("fields", [{"medium": "CPU"}, {"kind": "sliding_window"}, {"group": 1}])
+def test_only_device_memory_and_the_first_group_with_full_attention_count(fields: dict[str, Any]) -> None:
+    blocks = engine()
+    assert blocks.store(stored([1], [1, 2]), 0.0) is not None
+    assert blocks.store(stored([2], [1, 2], **fields), 0.0) is None
+    if "kind" not in fields:
+        assert not blocks.remove(removed(1, **fields))
+    assert blocks.blocks == 1
+
+
+def test_the_number_of_known_blocks_is_bounded() -> None:
+    blocks = engine(max_blocks=50)
+    for at in range(500):
+        blocks.store(stored([at], [at, at], parent=at - 1 if at else None), float(at))
+
+    assert len(blocks) == blocks.blocks == 50
+    assert len(blocks.remove(removed(*range(450, 500)))) == 50
+    assert len(blocks) == 0

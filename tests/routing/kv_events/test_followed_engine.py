@@ -1,0 +1,295 @@
+"""What the events of engines change in the residency index, and which prompts are recognised."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from routing.balancing.block_index import ServedPrompt
+from routing.balancing.residency import Residency
+from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored
+from routing.kv_events.followed_engine import MAX_SERVED, SETTLE_S, FollowedEngine
+from routing.kv_events.known_prompts import MAX_PIECES, KnownPrompt, KnownPrompts, StoredPieces
+from routing.types import TargetId
+
+A, B = TargetId("a"), TargetId("b")
+BLOCK = 4  # tokens of an engine's block; a block of the router has as many
+Text = Sequence[int]  # one number for each block
+
+
+class Fleet:
+    """Two engines with one index, driven by their events. A prompt is a list of numbers, one for each block."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
+        self.known = KnownPrompts()
+        self.engines = {}
+        for name in (A, B):
+            self.residency.add_replica(name, 1 << 20)
+            engine = self.engines[name] = FollowedEngine(name, self.residency, self.known, lambda: self.now_s, 1000)
+            engine.restart()
+            entry = self.residency.replica(name)
+            assert entry is not None
+            entry.on_response = engine.on_response
+
+    def chain(self, text: Text) -> list[int]:
+        return [hash(("router", *text[: end + 1])) for end in range(len(text))]
+
+    def hashes(self, name: TargetId, text: Text) -> list[int]:
+        return [hash((name, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
+
+    def store(self, name: TargetId, text: Text, first: int = 0) -> None:
+        """The engine stores the blocks of a text from the first one on."""
+        hashes = self.hashes(name, text)
+        tokens = array("I", [letter for letter in text[first:] for _ in range(BLOCK)])
+        parent = hashes[first - 1] if first else None
+        self.apply(name, BlockStored(hashes[first:], parent, tokens, BLOCK, "", None, "GPU", 0, None, None))
+
+    def remove(self, name: TargetId, text: Text, first: int) -> None:
+        """The engine evicts the blocks of a text from its end to the first one."""
+        for hash_ in reversed(self.hashes(name, text)[first:]):
+            self.apply(name, BlockRemoved([hash_], "GPU", 0))
+
+    def apply(self, name: TargetId, *events: Any) -> None:
+        for _ in self.engines[name].apply(events):
+            pass
+
+    def serve(self, name: TargetId, text: Text, cached: int = 0, generated: int = 1) -> None:
+        """This router sends a prompt, and the engine stores what was not cached."""
+        self.now_s += 1.0
+        record = self.residency.insert(name, self.chain(text), self.now_s, len(text) * BLOCK + 1)
+        self.now_s += 0.1
+        if cached < len(text):
+            self.store(name, text, cached)
+        record.confirm(len(text) * BLOCK + 1, cached * BLOCK, generated)
+
+    def learn(self) -> list[list[tuple[int, int]]]:
+        """Let time pass, so that responses are looked at; other engines hear of it."""
+        self.now_s += SETTLE_S
+        learnt = []
+        for name, engine in self.engines.items():
+            for keys in engine.learn():
+                learnt.append(keys)
+                for other in self.engines.keys() - {name}:
+                    self.engines[other].adopt(keys)
+        return learnt
+
+    def cached(self, text: Text, *names: TargetId) -> list[int]:
+        """Blocks of a text that the index believes to be cached."""
+        match = self.residency.match(self.chain(text))
+        return [match.tokens(self.residency.replica(name).bit, 1 << 20) // BLOCK for name in names]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+TEXT = [1, 2, 3, 4, 5, 6]
+
+
+def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet) -> None:
+    fleet.serve(A, TEXT)
+    assert fleet.cached(TEXT, A, B) == [6, 0]
+
+    fleet.learn()
+    fleet.store(B, [*TEXT[:4], 77])
+    assert fleet.cached(TEXT, A, B) == [6, 4]
+
+
+def test_blocks_that_another_router_stored_before_are_recognised_when_the_prompt_becomes_known(fleet: Fleet) -> None:
+    fleet.store(B, [*TEXT[:4], 77])
+    fleet.serve(A, TEXT)
+    assert fleet.cached(TEXT, A, B) == [6, 0]
+
+    fleet.learn()
+    assert fleet.cached(TEXT, A, B) == [6, 4]
+
+
+def test_a_prompt_that_this_router_never_sent_stays_unknown(fleet: Fleet) -> None:
+    fleet.store(B, TEXT)
+    fleet.learn()
+    assert fleet.cached(TEXT, A, B) == [0, 0]
+
+
+def test_the_next_turn_teaches_the_rest_of_a_conversation(fleet: Fleet) -> None:
+    fleet.serve(A, TEXT)
+    fleet.learn()
+    fleet.serve(A, [*TEXT, 7, 8], cached=6)
+    assert [len(keys) for keys in fleet.learn()] == [2]
+
+    fleet.store(B, [*TEXT, 7, 8])
+    assert fleet.cached([*TEXT, 7, 8], A, B) == [8, 8]
+
+
+def test_a_prompt_whose_prefill_comes_in_chunks_is_recognised(fleet: Fleet) -> None:
+    fleet.now_s += 1.0
+    record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
+    for end in (2, 4, 6, 8):  # the last two blocks are generated
+        fleet.now_s += 0.1
+        fleet.store(A, [*TEXT, 50, 51][:end], end - 2)
+    record.confirm(25, 0, 8)
+
+    assert [[depth for _, depth in keys] for keys in fleet.learn()] == [[6, 5, 4, 3, 2, 1]]
+
+
+def test_requests_of_the_same_lengths_at_the_same_time_teach_nothing(fleet: Fleet) -> None:
+    fleet.now_s += 1.0
+    texts = [TEXT, [9] * 6]
+    records = [fleet.residency.insert(A, fleet.chain(text), fleet.now_s, 25) for text in texts]
+    for text in texts:
+        fleet.store(A, text)
+    for record in records:
+        record.confirm(25, 0, 1)
+
+    assert fleet.learn() == [[], []]
+    assert len(fleet.known) == 0
+    assert fleet.engines[A].matched == 0
+
+
+def test_requests_of_other_lengths_at_the_same_time_are_told_apart(fleet: Fleet) -> None:
+    fleet.now_s += 1.0
+    record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
+    fleet.store(A, [9] * 5)
+    fleet.store(A, TEXT)
+    record.confirm(25, 0, 1)
+
+    assert [len(keys) for keys in fleet.learn()] == [6]
+    fleet.store(B, [9] * 5)
+    assert fleet.cached(TEXT, B) == [0]
+    fleet.store(B, TEXT)
+    assert fleet.cached(TEXT, B) == [6]
+
+
+def test_a_contradiction_forgets_both_matches(fleet: Fleet) -> None:
+    fleet.now_s += 1.0
+    wrong = fleet.residency.insert(A, fleet.chain([9] * 6), fleet.now_s, 25)
+    fleet.store(A, TEXT)  # another router's; this router's own events are late
+    wrong.confirm(25, 0, 1)
+    assert [len(keys) for keys in fleet.learn()] == [6]
+
+    fleet.serve(A, TEXT)
+    assert fleet.learn() == [[]]
+    fleet.serve(A, TEXT)
+    assert [len(keys) for keys in fleet.learn()] == [5]  # the first block is within the tolerance
+
+
+def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet: Fleet) -> None:
+    for name in (A, B):
+        fleet.serve(name, TEXT)
+        fleet.learn()
+    fleet.remove(A, TEXT, 4)
+    assert fleet.cached(TEXT, A, B) == [4, 6]
+    fleet.remove(A, TEXT, 0)
+    assert fleet.cached(TEXT, A, B) == [0, 6]
+
+
+def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet: Fleet) -> None:
+    """None of the flood's prompts is known, and neither is this router's: their responses were not matched."""
+    old = fleet.residency.insert(A, fleet.chain(TEXT), 100.0, 25)
+    old.confirm(25, 0, None)
+    fleet.learn()
+    flood = [[letter] * 6 for letter in range(50, 60)]
+    for text in flood:
+        fleet.now_s += 1.0
+        fleet.store(A, text)
+    fleet.serve(A, [7] * 6)
+    assert fleet.cached(TEXT, A) == [6]
+
+    fleet.remove(A, flood[0], 0)
+
+    assert fleet.cached(TEXT, A) == [0]
+    assert fleet.cached([7] * 6, A) == [6]
+
+
+def test_a_long_request_is_used_until_its_end(fleet: Fleet) -> None:
+    fleet.now_s += 1.0
+    record = fleet.residency.insert(A, fleet.chain(TEXT), fleet.now_s, 25)
+    fleet.store(A, TEXT)
+    fleet.now_s += 10.0
+    fleet.store(A, [9] * 6)
+    fleet.now_s += 10.0
+    record.confirm(25, 0, 1)
+    fleet.learn()
+
+    fleet.remove(A, [9] * 6, 0)
+    assert fleet.cached(TEXT, A) == [6]
+
+
+def test_blocks_that_are_evicted_right_after_a_response_do_not_return(fleet: Fleet) -> None:
+    fleet.serve(A, TEXT)
+    fleet.now_s += 0.01
+    fleet.store(A, [9] * 5)
+    fleet.now_s += 0.01
+    fleet.remove(A, TEXT, 0)
+    fleet.remove(A, [9] * 5, 0)
+    assert fleet.cached(TEXT, A) == [0]
+
+    assert [len(keys) for keys in fleet.learn()] == [6]
+    assert fleet.cached(TEXT, A) == [0]
+
+
+@pytest.mark.parametrize("how", ["cleared", "restarted"])
+def test_a_cleared_cache_and_a_restart_empty_the_index_at_once(fleet: Fleet, how: str) -> None:
+    for name in (A, B):
+        fleet.serve(name, TEXT)
+    if how == "cleared":
+        fleet.apply(A, AllBlocksCleared())
+    else:
+        fleet.engines[A].restart()
+
+    assert fleet.cached(TEXT, A, B) == [0, 6]
+    assert fleet.engines[A].blocks.is_complete
+    assert fleet.engines[A].blocks.blocks == 0
+    fleet.store(A, TEXT)
+    assert fleet.cached(TEXT, A, B) == [0, 6]  # its response was forgotten too
+
+
+def test_after_lost_events_the_index_keeps_its_estimate(fleet: Fleet) -> None:
+    fleet.serve(A, TEXT)
+    fleet.learn()
+    fleet.engines[A].forget()
+
+    assert fleet.cached(TEXT, A) == [6]
+    assert not fleet.engines[A].blocks.is_complete
+    fleet.remove(A, TEXT, 0)
+    assert fleet.cached(TEXT, A) == [6]
+
+
+def test_the_first_eviction_shows_the_capacity_if_all_events_are_known(fleet: Fleet) -> None:
+    for name in (A, B):
+        fleet.store(name, TEXT)
+        fleet.store(name, [9] * 4)
+    fleet.engines[B].forget()
+    for name in (A, B):
+        assert fleet.engines[name].capacity_tokens is None
+        fleet.remove(name, TEXT, 4)
+        fleet.store(name, [9] * 8)
+        fleet.remove(name, TEXT, 0)
+
+    assert fleet.engines[A].capacity_tokens == 10 * BLOCK
+    assert fleet.engines[B].capacity_tokens is None
+
+
+def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
+    engine, served = fleet.engines[A], ServedPrompt([1], 0.0, 4.0, 5, 0, 1)
+    for _ in range(3 * MAX_SERVED):
+        engine.on_response(served)
+    assert len(fleet.learn()) == MAX_SERVED
+
+    known, pieces = KnownPrompts(max_keys=10), StoredPieces(max_pieces=20)
+    for letter in range(100):
+        fleet.store(A, [letter] * 3)
+        run = engine.blocks.store(
+            BlockStored([letter << 20], None, array("I", [letter] * BLOCK), BLOCK, "", None, "GPU", 0, None, None), 0.0
+        )
+        assert run is not None
+        pieces.add(run)
+        known.learn(run, 0, KnownPrompt([letter], 4.0), BLOCK)
+        assert len(known) <= 20
+        assert len(pieces) <= 20
+    assert MAX_PIECES > 20
