@@ -30,7 +30,7 @@ from routing.balancing.placement import Decision
 from routing.balancing.replicas import targets_of
 from routing.health import circuit_breaker
 from routing.health.circuit_breaker import State
-from routing.http.request import Request, RequestHead
+from routing.http.request import SESSION_HEADERS, Request, RequestHead
 from routing.http.response import RejectedRequestError
 from routing.http.tasks import run_in_slices
 from routing.log import defect
@@ -325,7 +325,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     if len(memoryview(explained.body)) > active.limits.max_body_bytes:
         raise RejectedRequestError(413, "body: larger than a client's may be")
     request = _client_request(explained, active)
-    placement_request = admit_request(request, active.admission)
+    placement_request = admit_request(request, active.admission, router.services.stored_responses)
     decision = active.placement.decide(placement_request, router.balancer.health)
     hashes = active.placement.tier1_hashes(decision, placement_request)
     return Record.from_decision(decision, request.request_id).as_json() | {
@@ -351,7 +351,8 @@ def _client_request(explained: ExplainRequest, active: ActiveConfiguration) -> R
     """The request that a client would have sent; RejectedRequestError for an unknown API key."""
     headers = {name.lower(): value for name, value in explained.headers.items()}
     head = RequestHead(b"POST", explained.path.encode(), http11=True)
-    head.session_id = headers.get("x-session-id") or None
+    names = [name.decode() for name in SESSION_HEADERS]
+    head.session_id = next((headers[name] for name in names if headers.get(name)), None)
     head.task_group = headers.get("x-task-group") or None
     request = Request(head, bytes(explained.body), headers.get("x-request-id", ""))
     if explained.key is not None:

@@ -373,7 +373,10 @@ class Placement:
         if canary is not None and canary.rule.selects(request, served):
             route = canary.route
         candidates = route.replicas.candidates(health, served.adapter)
-        if route.follows_traffic or excluded:
+        pinned = request.pinned
+        if pinned is not None and pinned in candidates.loads and _is_untried(route, pinned, excluded):
+            candidates = candidates.subset([pinned])
+        elif route.follows_traffic or excluded:
             candidates = _eligible_candidates(route, candidates, served.adapter, excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
@@ -454,6 +457,10 @@ def record_dispatch(
     )
     cached_tokens = (choice.hit_tokens or 0) + choice.home_tokens
     return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)
+
+
+def _is_untried(route: Route, target: TargetId, excluded: Collection[ReplicaId]) -> bool:
+    return route.replicas.targets[target].replica.name not in excluded
 
 
 def _eligible_candidates(

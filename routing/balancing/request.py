@@ -25,7 +25,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from routing.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
+from routing.prompt.bodies import (
+    SCORED,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    FormBody,
+    Message,
+    MessagesBody,
+    ParsedBody,
+    ResponsesBody,
+    ScoreBody,
+    TokenizeBody,
+)
 from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
 from routing.prompt.parsing import Layout, omits_usage, parse_body, session_key
@@ -40,7 +52,7 @@ from routing.schema import (
     Tier1,
     Tier1Settings,
 )
-from routing.types import BodyError, MatchedBy, PrefixHash, UnknownModelError
+from routing.types import BodyError, MatchedBy, PrefixHash, TargetId, UnknownModelError
 
 COMPLETION_TOKENS: Final = 16  # the default of max_tokens at /v1/completions
 
@@ -51,12 +63,18 @@ _LENGTH_FIELDS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # the n
     CompletionBody: ("max_tokens",),
     EmbeddingBody: (),
     ResponsesBody: ("max_output_tokens",),
+    MessagesBody: ("max_tokens",),
+    ScoreBody: (),
+    TokenizeBody: (),
+    FormBody: (),
 }
 PROMPT_FIELDS: Final[dict[type[ParsedBody], tuple[str, ...]]] = {
     CompletionBody: ("prompt", "prompt_embeds"),
     EmbeddingBody: ("input",),
+    ScoreBody: SCORED[1],
 }
 _MEDIA_FIELDS: Final = ("messages", "input", "previous_input_messages")
+_REDUCED_MEDIA_FIELDS: Final = ("messages", "input", "query")
 _LOGPROB_FIELDS: Final = ("logprobs", "top_logprobs", "prompt_logprobs")
 _match_remote_url: Final = re.compile(
     r"https?://([a-z0-9.-]+)(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?", re.IGNORECASE
@@ -125,6 +143,12 @@ def _check_media(url: Any, hosts: tuple[str, ...]) -> None:
 
 def media_urls(body: ParsedBody) -> Iterator[Any]:
     """Every URL in a body's messages that the engine may load, whatever the kind of part."""
+    if type(body) is ScoreBody:
+        for field in (*SCORED[0], *SCORED[1]):
+            yield from _nested_urls(getattr(body, field))
+        return
+    if type(body) is EmbeddingBody and body.data is not None:
+        yield body.data  # a plugin may load anything that it names
     for field in _MEDIA_FIELDS:
         if isinstance(messages := getattr(body, field, None), list):
             for message in messages:
@@ -147,7 +171,7 @@ def _nested_urls(value: Any) -> Iterator[Any]:
 class PlacementRequest:
     """A request to be placed."""
 
-    __slots__ = ("group", "is_plain", "key", "key_groups", "model", "prompt", "session_key", "tenant")
+    __slots__ = ("group", "is_plain", "key", "key_groups", "model", "pinned", "prompt", "session_key", "tenant")
 
     def __init__(
         self,
@@ -160,6 +184,7 @@ class PlacementRequest:
         key_groups: tuple[str, ...] | None = None,
         *,
         is_plain: bool = False,
+        pinned: TargetId | None = None,
     ) -> None:
         self.model = model
         self.group = group  # the task group that the client named
@@ -169,6 +194,7 @@ class PlacementRequest:
         self.key = key  # the name of its API key
         self.is_plain = is_plain  # not streamed, or without tokens: its first byte does not come with the first token
         self.key_groups = key_groups  # the task groups that the key is limited to; None: all
+        self.pinned = pinned  # where a response is stored that the request names; None: any replica
 
 
 # Parameters that the caps read as numbers.
@@ -190,16 +216,24 @@ _NOT_A_NUMBER: Final = "odd"
 class BodyReading:
     """One request body: its prompt, and the fields that placement and caps need."""
 
-    __slots__ = ("body", "is_plain", "layout", "omits_usage", "prompt", "session_key")
+    __slots__ = ("body", "is_plain", "layout", "omits_usage", "previous_id", "prompt", "session_key")
 
     def __init__(
-        self, body: ParsedBody, prompt: CanonicalPrompt, session: str | None, *, is_plain: bool, omits_usage: bool
+        self,
+        body: ParsedBody,
+        prompt: CanonicalPrompt,
+        session: str | None,
+        *,
+        is_plain: bool,
+        omits_usage: bool,
+        previous_id: str | None,
     ) -> None:
         self.body = body  # for caps; reduced if another process parsed it
         self.prompt = prompt
         self.session_key = session
         self.is_plain = is_plain  # not streamed
         self.omits_usage = omits_usage  # a stream without usage, which the router may request
+        self.previous_id = previous_id  # of a stored response that the request continues
         self.layout: Layout | None = None  # set if another process parsed it
 
 
@@ -207,7 +241,18 @@ def read_body(path: str, data: bytes) -> BodyReading:
     """Parse the body of a POST to ``path``; BodyError names the field."""
     body = parse_body(path, data)
     prompt = canonical_prompt(body)
-    return BodyReading(body, prompt, session_key(body), is_plain=body.stream is not True, omits_usage=omits_usage(body))
+    return BodyReading(
+        body,
+        prompt,
+        session_key(body),
+        is_plain=body.stream is not True,
+        omits_usage=omits_usage(body),
+        previous_id=_previous_id(body) if type(body) is ResponsesBody else None,
+    )
+
+
+def _previous_id(body: ResponsesBody) -> str | None:
+    return body.previous_response_id if type(body.previous_response_id) is str else None
 
 
 def reduce_body(body: ParsedBody) -> ParsedBody:
@@ -217,8 +262,8 @@ def reduce_body(body: ParsedBody) -> ParsedBody:
         if count := count_prompts(getattr(body, field)):
             setattr(reduced, field, [""] * count)
     if urls := list(_distinct_remote_urls(media_urls(body))):
-        messages: Any = [Message(content=[{"url": url} for url in urls])]
-        setattr(reduced, "messages" if hasattr(reduced, "messages") else "input", messages)
+        field = next(name for name in _REDUCED_MEDIA_FIELDS if hasattr(reduced, name))
+        setattr(reduced, field, [{"url": url} for url in urls])
     return reduced
 
 

@@ -23,7 +23,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from routing.prompt.canonical import DOCUMENTS, MESSAGE, RENDERING_FIELDS, CanonicalPrompt, without_attribution
+from routing.prompt.canonical import (
+    DOCUMENTS,
+    MESSAGE,
+    RENDERING_FIELDS,
+    CanonicalPrompt,
+    canonical_prompt,
+    without_attribution,
+)
+from routing.prompt.parsing import parse_body
 from routing.types import PrefixHash, TargetId
 
 MAX_PREFIXES: Final = 512  # that remain counted after a reduction
@@ -184,6 +192,7 @@ PLACEHOLDER: Final = "."
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
 _RETAINED_MEMBERS: Final = ("model", "tools", "tool_choice", "cache_salt", *RENDERING_FIELDS)
 # Members that change the start of the prompt.
 _UNSUPPORTED_MEMBERS: Final = ("suffix", "prompt_embeds", "truncate_prompt_tokens")
@@ -204,7 +213,14 @@ def extract_prefix(path: str, body: bytes, prompt: CanonicalPrompt, end: int) ->
     if prefix is None:
         return None
     retained = {name: members[name] for name in _RETAINED_MEMBERS if name in members}
-    return _json_encoder.encode(retained | prefix | {"stream": False})
+    extracted = _json_encoder.encode(retained | prefix | {"stream": False})
+    return extracted if path != _MESSAGES or _begins_alike(path, extracted, prompt, end) else None
+
+
+def _begins_alike(path: str, body: bytes, prompt: CanonicalPrompt, end: int) -> bool:
+    """Whether a body's prompt begins with the prefix. System messages among the others may be part of the prefix."""
+    extracted = canonical_prompt(parse_body(path, body))
+    return extracted.rendering == prompt.rendering and extracted.data[:end] == prompt.data[:end]
 
 
 def _prefix_members(
@@ -224,6 +240,12 @@ def _prefix_members(
     if path == _RESPONSES and end == prompt.system_end:
         request = {"input": PLACEHOLDER, "max_output_tokens": 1, "store": False}
         return request | ({"instructions": members["instructions"]} if "instructions" in members else {})
+    if path == _MESSAGES and end == prompt.system_end:
+        request = {"messages": [{"role": "user", "content": PLACEHOLDER}], "max_tokens": 1}
+        thinking = _decode(members, "thinking")
+        is_disabled = type(thinking) is dict and thinking.get("type") == "disabled"  # else it needs more tokens
+        names = ("system", "output_config", "thinking") if is_disabled else ("system", "output_config")
+        return request | {name: members[name] for name in names if name in members}
     return None
 
 

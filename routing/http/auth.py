@@ -2,7 +2,8 @@
 
 Theory of operation. A key is looked up by its SHA-256 digest, so the time of a look-up reveals nothing about any key.
 The result for a head is stored in the head, which many requests share (``HeaderCache``), and is valid for one
-configuration. Only ``Authorization: Bearer`` is read, because two headers could carry two different keys.
+configuration. ``x-api-key`` is read only in a request without ``Authorization``, because two headers could carry two
+different keys.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def rates_of(key: ApiKey) -> list[Rate]:
 class Grant:
     """What one key permits, and the budgets of its rates."""
 
-    __slots__ = ("_budgets", "_secret", "_tenant", "expires_at", "groups", "models", "name", "tokens")
+    __slots__ = ("_budgets", "_secret", "expires_at", "groups", "models", "name", "tenant", "tokens")
 
     def __init__(self, key: ApiKey, hash_secret: str, shared: SharedLimits | None) -> None:
         now = monotonic()
@@ -74,7 +75,7 @@ class Grant:
         self.models = key.models
         self.groups = key.groups
         self.expires_at = key.expires_at
-        self._tenant = key.tenant
+        self.tenant = key.tenant
         self._secret = hash_secret.encode()
         self._budgets = {
             rate.unit: Budget(rate.per_s, rate.capacity, now, None if shared is None else shared.cell(rate.name))
@@ -87,9 +88,9 @@ class Grant:
 
         Clients of a tenant may separate caches among themselves, but no salt gives access to another tenant's cache.
         """
-        if self._tenant is None:
+        if self.tenant is None:
             return None
-        message = f"cache_salt\0{self._tenant}\0{client_salt}".encode("utf-8", "surrogatepass")
+        message = f"cache_salt\0{self.tenant}\0{client_salt}".encode("utf-8", "surrogatepass")
         return hmac.digest(self._secret, message, "sha256").hex()[:SALT_HEX]
 
     def admit(self) -> None:
@@ -154,7 +155,11 @@ class AccessControl:
             head.authenticated_by = self
         grant = head.grant
         if grant is None:
-            problem = "is not valid" if head.authorization else "is missing: send Authorization: Bearer KEY"
+            problem = (
+                "is not valid"
+                if head.authorization
+                else "is missing: send Authorization: Bearer KEY, or x-api-key: KEY"
+            )
             raise RejectedRequestError(401, f"the API key {problem}", headers=_CHALLENGE)
         if grant.expires_at is not None and time() >= grant.expires_at:
             raise RejectedRequestError(401, "the API key has expired", headers=_CHALLENGE)

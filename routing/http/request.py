@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # the router sends its own
 _TRUSTED_HOPS_ONLY: Final = frozenset({b"forwarded", b"x-real-ip"})  # headers that a client must not set
 _TRUSTED_HOPS_ONLY_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
+SESSION_HEADERS: Final = (  # the first of them that a request has is its session key
+    *(b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-affinity"),
+)
 _READ_AND_FORWARDED: Final = frozenset(
-    {b"authorization", b"content-encoding", b"x-priority", b"x-session-id", b"x-task-group"}
+    {b"authorization", b"content-encoding", b"content-type", b"x-api-key", b"x-priority", b"x-task-group"}
+    | {*SESSION_HEADERS}
 )
 _SPECIAL: Final = HOP_BY_HOP | _REPLACED | _READ_AND_FORWARDED | _TRUSTED_HOPS_ONLY
 _CREDENTIALS: Final = frozenset({b"authorization", b"api-key", b"x-api-key"})
@@ -46,6 +50,7 @@ class RequestHead:
         "_varying",
         "authenticated_by",
         "authorization",
+        "content_type",
         "expects_continue",
         "grant",
         "has_length",
@@ -76,7 +81,8 @@ class RequestHead:
         self.task_group: str | None = None
         self.has_length = False  # the length itself is the request's
         self.expects_continue = False
-        self.authorization = b""  # empty also if there is more than one Authorization header
+        self.authorization = b""  # or ``x-api-key`` in its form; empty also if there is more than one of either
+        self.content_type = b""  # empty also if there is more than one
         self.authenticated_by: AccessControl | None = None  # the one that returned ``grant``
         self.grant: Grant | None = None
         self.template: bytes | None = None  # format string of ``lines``; None: ``lines`` has no varying values
@@ -128,7 +134,18 @@ def _is_credential(line: bytes) -> bool:
 class Request:
     """One whole request."""
 
-    __slots__ = ("arrived_at", "body", "grant", "head", "layout", "omits_usage", "request_id", "values")
+    __slots__ = (
+        "arrived_at",
+        "body",
+        "grant",
+        "head",
+        "is_lookup",
+        "layout",
+        "model_span",
+        "omits_usage",
+        "request_id",
+        "values",
+    )
 
     def __init__(self, head: RequestHead, body: bytes, request_id: str, values: list[bytes] | None = None) -> None:
         self.head = head
@@ -138,6 +155,8 @@ class Request:
         self.grant: Grant | None = None  # of its API key, if keys are required
         self.omits_usage = False  # streamed, and the client did not ask for usage
         self.layout: Layout | None = None  # of a large body
+        self.model_span: tuple[int, int] | None = None  # of the model's name in a form
+        self.is_lookup = False  # names a stored response, and the router does not know where it is
         self.arrived_at = monotonic()
 
 
@@ -238,17 +257,35 @@ def _read_special(head: RequestHead, special: dict[bytes, list[bytes]], limits: 
         _read_expect(head, special[b"expect"])
     if b"content-encoding" in special and special[b"content-encoding"] != [b"identity"]:
         raise RejectedRequestError(415, "compressed request bodies are not accepted", must_close=True)
-    if b"x-session-id" in special:
-        head.session_id = special[b"x-session-id"][0].decode("latin-1") or None
+    head.content_type = _only(special.get(b"content-type"))
+    head.session_id = _session_id(special)
     if b"x-task-group" in special:
         head.task_group = special[b"x-task-group"][0].decode("latin-1") or None
-    if len(special.get(b"authorization", ())) == 1:
-        head.authorization = special[b"authorization"][0]
+    head.authorization = _authorization(special)
     if b"x-priority" in special and _digit(special[b"x-priority"][0]):
         head.priority = int(special[b"x-priority"][0])
     request_ids = special.get(b"x-request-id")
     if request_ids and _request_id(request_ids[0]):
         head.request_id = request_ids[0].decode()
+
+
+def _session_id(special: dict[bytes, list[bytes]]) -> str | None:
+    for name in SESSION_HEADERS:
+        if name in special and (session := special[name][0].decode("latin-1")):
+            return session
+    return None
+
+
+def _authorization(special: dict[bytes, list[bytes]]) -> bytes:
+    if b"authorization" in special:
+        return _only(special[b"authorization"])
+    key = _only(special.get(b"x-api-key"))  # read only without Authorization: the two could differ
+    return b"Bearer " + key if key else b""
+
+
+def _only(values: list[bytes] | None) -> bytes:
+    """The value of a header that occurs once; empty otherwise."""
+    return values[0] if values is not None and len(values) == 1 else b""
 
 
 def _read_expect(head: RequestHead, values: list[bytes]) -> None:

@@ -376,6 +376,7 @@ class RejectedRequestError(Exception):
 
     ``must_close``: the connection is closed, because the rest of its bytes cannot be trusted or is not read.
     ``kind``: the ``type`` of OpenAI's error object; None: the usual one of the status.
+    ``path``: of the request, if it was rejected while it was received; empty if unknown.
     """
 
     def __init__(
@@ -397,11 +398,15 @@ class RejectedRequestError(Exception):
         self.must_close = must_close
         self.headers = headers
         self.kind = kind
+        self.path = b""
 
-    def response(self) -> LocalResponse:
+    def response(self, path: bytes = b"") -> LocalResponse:
+        """The response to a request to ``path``, in the error format of that path's API."""
         headers = self.headers
         if self.retry_after_s is not None:
             headers = (*headers, (b"Retry-After", b"%d" % self.retry_after_s))
+        if (path or self.path).startswith(ANTHROPIC):
+            return LocalResponse(self.status, anthropic_error_body(self.status, self.message), headers)
         return LocalResponse(self.status, error_body(self.status, self.message, self.param, self.kind), headers)
 
 
@@ -411,6 +416,28 @@ def error_body(status: int, message: str, param: str | None = None, kind: str | 
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
-def error_event(status: int, message: str, *, is_inside_event: bool) -> bytes:
+ANTHROPIC: Final = b"/v1/messages"  # paths of Anthropic's API begin with it
+_ANTHROPIC_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error_body(status: int, message: str) -> bytes:
+    """Anthropic's error object as JSON."""
+    kind = _ANTHROPIC_ERROR_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def error_event(path: bytes, status: int, message: str, *, is_inside_event: bool) -> bytes:
     """The last event of a stream that failed. ``is_inside_event``: the bytes sent so far end inside an event."""
-    return (b"\n\n" if is_inside_event else b"") + b"data: " + error_body(status, message) + b"\n\n"
+    if path.startswith(ANTHROPIC):
+        event = b"event: error\ndata: " + anthropic_error_body(status, message)
+    else:
+        event = b"data: " + error_body(status, message)
+    return (b"\n\n" if is_inside_event else b"") + event + b"\n\n"

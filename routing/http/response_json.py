@@ -21,6 +21,8 @@ class Usage(msgspec.Struct, gc=False):
 
     prompt_tokens: Count | None = None
     input_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None  # of the messages API, which does not count them as input tokens
+    cache_creation_input_tokens: Count | None = None  # as well
     completion_tokens: Count | None = None
     output_tokens: Count | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -45,3 +47,5 @@ class ParsedResponse(msgspec.Struct, gc=False):
 
     usage: Usage | None = None
     choices: list[Choice] = []
+    type: Any = None  # "message" in the messages API
+    stop_reason: Any = None  # of the messages API

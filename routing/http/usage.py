@@ -18,10 +18,16 @@ MAX_DECODED_BYTES: Final = 16 << 10  # up to about here, decoding a response is 
 _decode_usage: Final = msgspec.json.Decoder(Usage).decode
 _decode_response: Final = msgspec.json.Decoder(ParsedResponse).decode
 _usage: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})').match
-_stream_error: Final = re.compile(rb'(?:^|\n)data:\s*\{\s*"error"\s*:').search
+_stream_error: Final = re.compile(rb'(?:^|\n)data:\s*\{\s*(?:"type"\s*:\s*"error"\s*,\s*)?"error"\s*:').search
 # Of the responses API: an output event. The events named here come before the first token, or without any.
-_token_event: Final = re.compile(rb'"type"\s*:\s*"response\.(?!created"|queued"|in_progress"|failed")').search
-_abort: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"').search
+# Of the messages API: an event of a content block. ``message_start`` comes before the first token.
+_token_event: Final = re.compile(
+    rb'"type"\s*:\s*"(?:response\.(?!created"|queued"|in_progress"|failed")|content_block_)'
+).search
+# vLLM's messages API has no name for an aborted generation: its stop reason is null.
+_abort: Final = re.compile(
+    rb'"finish_reason"\s*:\s*"abort"|"message_delta"\s*,\s*"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null'
+).search
 
 
 def parse_response(body: bytes) -> ParsedResponse | None:
@@ -37,19 +43,19 @@ def parse_response(body: bytes) -> ParsedResponse | None:
 
 def is_aborted(response: ParsedResponse) -> bool:
     """Whether the response ended because its engine stopped, which vLLM reports with status 200."""
-    for choice in response.choices:  # noqa: SIM110 - a generator would cost more than everything else here
+    for choice in response.choices:  # a generator would cost more than everything else here
         if choice.finish_reason == "abort":
             return True
-    return False
+    return response.type == "message" and response.stop_reason is None
 
 
 def has_abort(body: bytes) -> bool:
     """As ``is_aborted``, without decoding. Generated text cannot match, because JSON escapes its quotes."""
-    return b'"abort"' in body and _abort(body) is not None
+    return (b'"abort"' in body or b'"message_delta"' in body) and _abort(body) is not None
 
 
 def has_token_event(events: bytes) -> bool:
-    """Whether events of the responses API include one that follows the first token."""
+    """Whether events of the responses API or the messages API include one that follows the first token."""
     return _token_event(events) is not None
 
 
@@ -59,16 +65,20 @@ def generated_tokens(usage: Usage) -> int | None:
 
 def lacks_details(usage: Usage) -> bool:
     """Whether tokens were generated, but the number of cached tokens is not reported."""
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    return (details is None or details.cached_tokens is None) and bool(generated_tokens(usage))
+    return _cached_tokens(usage) is None and bool(generated_tokens(usage))
 
 
 def prompt_and_cached(usage: Usage) -> tuple[int | None, int | None]:
     """Tokens of the prompt, and how many of them came from the prefix cache; None: not reported."""
-    prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = None if details is None else details.cached_tokens
+    prompt, cached = usage.prompt_tokens, _cached_tokens(usage)
+    if prompt is None and usage.input_tokens is not None:
+        prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     return prompt, None if cached is None or cached > (prompt or 0) else cached
+
+
+def _cached_tokens(usage: Usage) -> int | None:
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
 TAIL_BYTES: Final = 4096  # kept of each of the last four reads: usage and [DONE] may arrive separately, each in two

@@ -1,4 +1,4 @@
-"""Request bodies of the four prompt endpoints, with the fields that placement needs; ``parsing.py`` reads them."""
+"""Request bodies of the JSON endpoints, with the fields that placement and caps need; ``parsing.py`` reads them."""
 
 from __future__ import annotations
 
@@ -68,10 +68,28 @@ class CompletionBody(ParsedBody, gc=False, kw_only=True):
 
 
 class EmbeddingBody(ParsedBody, gc=False, kw_only=True):
-    """``/v1/embeddings``: ``input`` like a completion's prompt, or messages like a chat's."""
+    """``/v1/embeddings``, ``/pooling`` and ``/classify``: ``input`` like a completion's prompt, or messages."""
 
     input: Any = None
     messages: list[Message] | None = None
+    data: Any = None  # of ``/pooling``: the input of an engine's plugin, which may load what it names
+
+
+class ScoreBody(ParsedBody, gc=False, kw_only=True):
+    """``/score`` and ``/rerank``: each text of one side is paired with one of the other. ``SCORED`` names the sides."""
+
+    instruction: Any = None  # rendered before each pair
+    query: Any = None
+    queries: Any = None
+    text_1: Any = None
+    data_1: Any = None
+    documents: Any = None
+    items: Any = None
+    text_2: Any = None
+    data_2: Any = None
+
+
+SCORED = (("query", "queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2"))
 
 
 class ResponsesBody(ParsedBody, gc=False, kw_only=True):
@@ -85,6 +103,27 @@ class ResponsesBody(ParsedBody, gc=False, kw_only=True):
     previous_input_messages: Any = None
     input: Any = None
     tools: Any = None
+    conversation: Any = None  # an id, or an object with one
+
+
+class MessagesBody(ParsedBody, gc=False, kw_only=True):
+    """``/v1/messages``, Anthropic's form of a chat; ``anthropic.py`` converts it."""
+
+    system: Any = None
+    messages: Any = None
+    tools: Any = None
+    thinking: Any = None
+    output_config: Any = None
+
+
+class TokenizeBody(ParsedBody, gc=False, kw_only=True):
+    """Endpoints that compute no KV blocks, so that no replica is better than another: their prompt is not read."""
+
+    messages: Any = None  # engines load the media in them
+
+
+class FormBody(ParsedBody, gc=False, kw_only=True):
+    """Fields of a multipart form; ``forms.py`` reads them."""
 
 
 BODIES: dict[str, type[ParsedBody]] = {
@@ -92,4 +131,11 @@ BODIES: dict[str, type[ParsedBody]] = {
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
     "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": TokenizeBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": TokenizeBody,
+    "/pooling": EmbeddingBody,
+    "/classify": EmbeddingBody,
+    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), ScoreBody),
 }

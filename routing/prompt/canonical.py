@@ -37,7 +37,19 @@ from typing import Any, Final, cast
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from routing.prompt.bodies import ChatBody, CompletionBody, EmbeddingBody, Message, ParsedBody, ResponsesBody
+from routing.prompt.anthropic import ATTRIBUTION, chat_messages, effort_of, rendered_tools
+from routing.prompt.bodies import (
+    SCORED,
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Message,
+    MessagesBody,
+    ParsedBody,
+    ResponsesBody,
+    ScoreBody,
+    TokenizeBody,
+)
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, BodyError
 
 TRAILING_ARGUMENTS: Final = frozenset({"enable_thinking", "thinking"})
@@ -48,6 +60,9 @@ _PARAMETERS_READ: Final[dict[type[ParsedBody], tuple[str, ...]]] = {  # paramete
     CompletionBody: ("add_special_tokens",),
     EmbeddingBody: (*_TEMPLATE_PARAMETERS, "add_special_tokens"),
     ResponsesBody: _TEMPLATE_PARAMETERS[1:],
+    MessagesBody: ("chat_template_kwargs", "reasoning_effort"),
+    ScoreBody: ("chat_template_kwargs", "mm_processor_kwargs"),
+    TokenizeBody: (),
 }
 RENDERING_FIELDS: Final = tuple(sorted({"reasoning", *(name for names in _PARAMETERS_READ.values() for name in names)}))
 
@@ -119,7 +134,6 @@ _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")  # not a set: a part's type may be an unhashable value
 _MESSAGE_FIELDS: Final = ("name", "tool_calls", "tool_call_id", "reasoning", "task", "tools")
 _ROLE_FRAMES: Final = {role: MESSAGE + role.encode() + CONTENT for role in ("system", "user", "assistant", "tool")}
-_ATTRIBUTION: Final = "x-anthropic-billing-header"  # changes with each request of Claude Code; vLLM drops the line
 _encode_json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -196,12 +210,30 @@ def _write(body: ParsedBody, writer: _Writer) -> None:
         writer.write_prompts(fields.input)
         writer.write_messages(fields.messages)
     elif body_type is ResponsesBody:
-        writer.write_tools(fields.tools)
-        if fields.instructions is not None:
-            writer.write_messages([Message(role="system", content=fields.instructions)])
-        writer.write_previous(fields.previous_response_id)
-        writer.write_previous(fields.previous_input_messages)
-        writer.write_items(fields.input)
+        _write_response_request(fields, writer)
+    elif body_type is MessagesBody:
+        body.reasoning_effort = effort_of(fields)
+        writer.write_tools(rendered_tools(fields))
+        writer.write_messages(chat_messages(fields, writer.count_parts))
+    elif body_type is ScoreBody:
+        _write_pairs(fields, writer)
+
+
+def _write_response_request(fields: Any, writer: _Writer) -> None:
+    writer.write_tools(fields.tools)
+    if fields.instructions is not None:
+        writer.write_messages([Message(role="system", content=fields.instructions)])
+    writer.write_previous(fields.previous_response_id)
+    writer.write_previous(fields.previous_input_messages)
+    writer.write_items(fields.input)
+
+
+def _write_pairs(fields: Any, writer: _Writer) -> None:
+    """Write the text that begins each pair once, before the texts that it is paired with."""
+    if fields.instruction is not None:
+        writer.write_messages([Message(role="system", content=fields.instruction)])
+    for name in (*SCORED[0], *SCORED[1]):
+        writer.write_prompts(getattr(fields, name))
 
 
 class _Writer:
@@ -236,7 +268,7 @@ class _Writer:
             if messages is not None:
                 self._write_unknown(messages)
             return
-        self._count_parts(len(messages))
+        self.count_parts(len(messages))
         for message in messages:
             if type(message) is Message and type(role := message.role or "") is str:
                 self._write_message(message, role)
@@ -264,7 +296,7 @@ class _Writer:
         encoded_suffix = b"" if suffix is None else FIELD + b"suffix" + CONTENT + _encode_json(suffix)
         is_batch = type(prompt) is list and prompt and type(prompt[0]) is not int
         if is_batch:
-            self._count_parts(len(prompt))
+            self.count_parts(len(prompt))
         for item in prompt if is_batch else (prompt,):
             if type(item) is str:
                 self._write_segment(MESSAGE + CONTENT + item.encode() + encoded_suffix)
@@ -274,7 +306,7 @@ class _Writer:
     def write_embeddings(self, embeddings: Any) -> None:
         """Write prompts that the client sent as embeddings."""
         batch = embeddings if type(embeddings) is list else (embeddings,)
-        self._count_parts(len(batch))
+        self.count_parts(len(batch))
         self._is_text = False
         for item in batch:
             self._write_segment(MESSAGE + CONTENT + _encode_attachment(item))
@@ -284,14 +316,14 @@ class _Writer:
         if type(items) is str:
             items = [Message(role="user", content=items)]
         elif type(items) is list:
-            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many, which _count_parts rejects
+            items = [_as_message(item) for item in items[: MAX_PARTS + 1]]  # one too many, which count_parts rejects
         self.write_messages(items)
 
     def _write_message(self, message: Message, role: str) -> None:
         content, start = message.content, self._length
         if type(content) is not str:
             text = self._encode_content(content, role)
-        elif role == "system" and content.startswith(_ATTRIBUTION):
+        elif role == "system" and content.startswith(ATTRIBUTION):
             text = without_attribution(content).encode()
         else:
             text = content.encode()
@@ -339,7 +371,7 @@ class _Writer:
         if content is None:
             return b""
         if type(content) is list:
-            self._count_parts(len(content))
+            self.count_parts(len(content))
             joined = PART.join(map(_encode_part, _parts_without_attribution(content) if role == "system" else content))
             if ATTACHMENT in joined:
                 self._is_text = False
@@ -347,7 +379,8 @@ class _Writer:
         self._is_text = False
         return _encode_attachment(content)
 
-    def _count_parts(self, parts: int) -> None:
+    def count_parts(self, parts: int) -> None:
+        """Count messages, prompts or parts; BodyError if there are too many."""
         self._parts_left -= parts
         if self._parts_left < 0:
             raise BodyError(None, f"more than {MAX_PARTS:,} messages, prompts and message parts in one request")
@@ -379,7 +412,7 @@ def _encode_fields(message: Message) -> bytes:
 
 def without_attribution(text: str) -> str:
     """A system message's text without the attribution line of some clients, which vLLM drops too."""
-    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
+    return text.partition("\n")[2] if text.startswith(ATTRIBUTION) else text
 
 
 def _parts_without_attribution(parts: list[Any]) -> list[Any]:
@@ -387,7 +420,7 @@ def _parts_without_attribution(parts: list[Any]) -> list[Any]:
     retained = []
     for part in parts:
         text = part.get("text") if type(part) is dict and part.get("type") == "text" else part
-        if type(text) is not str or not text.startswith(_ATTRIBUTION):
+        if type(text) is not str or not text.startswith(ATTRIBUTION):
             retained.append(part)
         elif rest := without_attribution(text):
             retained.append(rest)

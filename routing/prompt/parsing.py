@@ -36,7 +36,7 @@ from typing import Final
 
 import msgspec
 
-from routing.prompt.bodies import BODIES, ChatBody, CompletionBody, Message, ParsedBody
+from routing.prompt.bodies import BODIES, ChatBody, CompletionBody, Message, ParsedBody, ResponsesBody
 from routing.types import BodyError
 
 MAX_DEPTH: Final = 64  # nested lists and objects
@@ -149,19 +149,38 @@ def _decode_body(path: str, body: bytes) -> ParsedBody:
         raise not_json_error(error) from None
 
 
+# Claude Code names its session in the user id: ``user_HASH_account_UUID_session_UUID``, or a JSON object in a text.
+_session_of_user: Final = re.compile(r'(?:_session_|"session_id" ?: ?")([A-Za-z0-9-]{8,64})(?:"|$)').search
+
+
 def session_key(body: ParsedBody) -> str | None:
-    """The first of ``prompt_cache_key``, ``session_id``, ``user`` and ``metadata.session_id`` that the body has."""
+    """The first key that the body has.
+
+    The order is ``prompt_cache_key``, ``session_id``, the id of ``conversation``, ``user``, ``metadata.session_id`` and
+    the session in ``metadata.user_id``.
+    """
     if type(body.prompt_cache_key) is str and body.prompt_cache_key:
         return body.prompt_cache_key
     if type(body.session_id) is str and body.session_id:
         return body.session_id
+    if type(body) is ResponsesBody and (conversation := _conversation_id(body.conversation)):
+        return conversation
     if type(body.user) is str and body.user:
         return body.user
-    if type(body.metadata) is dict:
-        session_id = body.metadata.get("session_id")
-        if type(session_id) is str and session_id:
-            return session_id
-    return None
+    return _session_in_metadata(body.metadata) if type(body.metadata) is dict else None
+
+
+def _conversation_id(conversation: object) -> str | None:
+    value = conversation.get("id") if isinstance(conversation, dict) else conversation
+    return value if isinstance(value, str) and value else None
+
+
+def _session_in_metadata(metadata: dict[str, object]) -> str | None:
+    session_id, user_id = metadata.get("session_id"), metadata.get("user_id")
+    if isinstance(session_id, str) and session_id:
+        return session_id
+    match = _session_of_user(user_id) if isinstance(user_id, str) else None
+    return None if match is None else match[1]
 
 
 def _parse_untyped(body_type: type[ParsedBody], body: bytes) -> ParsedBody:

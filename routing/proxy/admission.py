@@ -23,7 +23,9 @@ from routing.balancing.request import (
 from routing.http.response import LocalResponse, RejectedRequestError
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
+from routing.prompt.forms import read_form
 from routing.prompt.parsing import with_member, with_members
+from routing.proxy.resources import StoredResponses, not_found, response_named_by
 from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 
 PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
+FORM_PATHS: Final = frozenset({b"/v1/audio/transcriptions", b"/v1/audio/translations"})
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])
 RETRY_AFTER_S: Final = 1  # sent to clients when the router cannot serve a request now
 _DEFAULT: Final = Caps()
@@ -65,7 +68,7 @@ class Admission:
         grant = request.grant
         if grant is not None:
             placement = _with_key(grant, placement)
-            if parsed is not None:
+            if parsed is not None or placement.pinned is not None:
                 self._check_model(grant, placement.model)
         if parsed is None and (grant is None or grant.groups is None):
             return placement
@@ -101,11 +104,21 @@ class Admission:
 
 
 def _set_members(request: Request, members: dict[str, str | int]) -> None:
+    if request.model_span is not None:
+        _set_model_of_form(request, request.model_span, members.get("model"))
+        return
     if members and request.layout is not None:
         request.body, request.layout = with_members(request.body, members, request.layout)
         return
     for name, value in members.items():
         request.body = with_member(request.body, name, value)
+
+
+def _set_model_of_form(request: Request, span: tuple[int, int], model: str | int | None) -> None:
+    """Forms have no member for a salt or a length, so only the model is set."""
+    if model is not None:
+        start, end = span
+        request.body = b"".join((request.body[:start], str(model).encode(), request.body[end:]))
 
 
 def _with_key(grant: Grant, placement: PlacementRequest) -> PlacementRequest:
@@ -120,10 +133,13 @@ def _with_key(grant: Grant, placement: PlacementRequest) -> PlacementRequest:
         key=grant.name,
         key_groups=grant.groups,
         is_plain=placement.is_plain,
+        pinned=placement.pinned,
     )
 
 
-def admit_request(request: Request, admission: Admission, reading: BodyReading | None = None) -> PlacementRequest:
+def admit_request(
+    request: Request, admission: Admission, stored: StoredResponses, reading: BodyReading | None = None
+) -> PlacementRequest:
     """Read, check and prepare a client's request for placement; RejectedRequestError or RoutingError.
 
     ``reading``: of its body, if another process read it.
@@ -131,17 +147,44 @@ def admit_request(request: Request, admission: Admission, reading: BodyReading |
     head = request.head
     path = PROMPT_PATHS.get(head.path)
     if path is None:
-        placement = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
-        return placement if admission.is_trivial else admission.apply(request, None, placement)
+        return _admit_form(request, admission) if head.path in FORM_PATHS else _admit_bare(request, admission, stored)
     if reading is None:
         reading = read_body(path, request.body)
     parsed = reading.body
     request.omits_usage, request.layout = reading.omits_usage, reading.layout
     session_key = head.session_id or reading.session_key
     placement = PlacementRequest(parsed.model, head.task_group, session_key, reading.prompt, is_plain=reading.is_plain)
+    if reading.previous_id is not None and (response := stored.find(reading.previous_id, request.grant)) is not None:
+        placement.pinned = response.target
     if admission.is_trivial and not may_exceed_defaults(parsed):
         return placement
     return admission.apply(request, parsed, placement)
+
+
+def _admit_form(request: Request, admission: Admission) -> PlacementRequest:
+    head = request.head
+    form = read_form(head.content_type, request.body)
+    request.model_span = form.model_span
+    parsed = form.body
+    is_plain = parsed.stream is not True
+    placement = PlacementRequest(parsed.model, head.task_group, head.session_id, NO_PROMPT, is_plain=is_plain)
+    if admission.is_trivial and not may_exceed_defaults(parsed):
+        return placement
+    return admission.apply(request, parsed, placement)
+
+
+def _admit_bare(request: Request, admission: Admission, stored: StoredResponses) -> PlacementRequest:
+    """Admit a request without a body: for the list of models, a model, or a stored response."""
+    head, grant, response_id = request.head, request.grant, response_named_by(request.head.path)
+    placement = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
+    if response_id is not None:
+        response = stored.find(response_id, grant)
+        if response is not None:
+            placement.model, placement.pinned = response.model, response.target
+        elif grant is not None and (grant.tenant is not None or grant.models is not None):
+            raise not_found(response_id)
+        request.is_lookup = response is None
+    return placement if admission.is_trivial else admission.apply(request, None, placement)
 
 
 def rejection_of(error: RoutingError) -> RejectedRequestError:
@@ -160,8 +203,26 @@ def models_response(config: RouterConfig, grant: Grant | None) -> LocalResponse 
 
     An alias has its model as ``root``, an adapter has the model that it adapts as ``parent``.
     """
-    if any(not pool.models for pool in config.pools):
+    if _accepts_any_model(config):
         return None
+    return LocalResponse(200, msgspec.json.encode({"object": "list", "data": _model_cards(config, grant)}))
+
+
+def model_response(config: RouterConfig, grant: Grant | None, name: str) -> LocalResponse | None:
+    """``/v1/models/NAME``, as in the list of models; None for an unknown name if a pool accepts any model."""
+    card = next((card for card in _model_cards(config, grant) if card["id"] == name), None)
+    if card is not None:
+        return LocalResponse(200, msgspec.json.encode(card))
+    if _accepts_any_model(config) and (grant is None or grant.models is None):
+        return None
+    raise rejection_of(UnknownModelError(name))
+
+
+def _accepts_any_model(config: RouterConfig) -> bool:
+    return any(not pool.models for pool in config.pools)
+
+
+def _model_cards(config: RouterConfig, grant: Grant | None) -> list[dict[str, Any]]:
     cards: list[dict[str, Any]] = []
     for pool in config.pools:
         cards += [_model_card(model, model) for model in pool.models]
@@ -169,7 +230,7 @@ def models_response(config: RouterConfig, grant: Grant | None) -> LocalResponse 
         cards += [_model_card(adapter.name, adapter.name, adapter.model) for adapter in pool.adapters]
     if grant is not None and (models := grant.models) is not None:
         cards = [card for card in cards if card["id"] in models or card["root"] in models]
-    return LocalResponse(200, msgspec.json.encode({"object": "list", "data": cards}))
+    return cards
 
 
 def _model_card(name: str, root: str, parent: str | None = None) -> dict[str, Any]:

@@ -132,6 +132,7 @@ class RequestReader:
 
     def reject(self, rejection: RejectedRequestError) -> None:
         """Queue a rejection behind earlier requests, and read nothing more."""
+        rejection.path = self._target
         self.queue.append(rejection)
         self.in_message = False
         self.head = None
@@ -465,7 +466,8 @@ class ClientConnection(asyncio.Protocol):
         self._router.services.metrics.count_rejected(rejection.status)
         may_stay_open = not (rejection.must_close or self._router.is_draining)
         keep_alive = may_stay_open and request is not None and request.head.keep_alive
-        self.respond(request, rejection.response(), keep_alive=keep_alive)
+        path = b"" if request is None else request.head.path
+        self.respond(request, rejection.response(path), keep_alive=keep_alive)
         self.on_exchange_ended(keep_alive=keep_alive)
 
     def _pace_reading(self) -> None:

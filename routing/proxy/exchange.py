@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from enum import IntEnum
+from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from routing.observability.decision_log import Record, structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
+from routing.proxy.resources import StoredResponse
 from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
@@ -37,8 +39,11 @@ if TYPE_CHECKING:
     from routing.proxy.services import ActiveConfiguration, Services
 
 
-RESPONSES: Final = b"/v1/responses"  # its streams begin with events before the first token
+# Streams of these paths begin with events before the first token.
+RESPONSES: Final = b"/v1/responses"
+PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
+NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
 logger = logging.getLogger(__name__)
@@ -166,7 +171,8 @@ class Exchange:
 
     def _admit(self, reading: BodyReading | None) -> None:
         try:
-            self._placement_request = admit_request(self._request, self._configuration.admission, reading)
+            admission, stored = self._configuration.admission, self._services.stored_responses
+            self._placement_request = admit_request(self._request, admission, stored, reading)
             self._is_plain = self._placement_request.is_plain
             self._place()
         except RoutingError as error:
@@ -308,7 +314,7 @@ class Exchange:
                     self._on_first_token()
                 self._relay.finish(data)  # earlier bytes went straight to its sink
                 self._complete()
-            elif head.status >= TOO_MANY or (self._removes_usage and head.status in INVALID_STATUSES):
+            elif head.status >= TOO_MANY or (head.status >= 400 and self._may_retry_client_error(head.status)):
                 self._on_error_response(head, data, last)
             elif last:
                 self._on_whole_response(head, data)
@@ -332,7 +338,7 @@ class Exchange:
         if self._state is STREAMING:
             self._services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
             self._finish(REPLICA_ERROR)
-            self._relay.abort(failure_error(replica, failure))
+            self._relay.abort(failure_error(replica, failure), self._request.head.path)
             return
         retries = self._retries()
         if is_stale and not retries.reconnected:
@@ -348,13 +354,20 @@ class Exchange:
         retries = self._retries()
         if not retries.buffer(data, last=last):
             return
-        if head.status < TOO_MANY:
+        if self._request.is_lookup and head.status == NOT_FOUND:
+            if self._retry_on_other_replica(retries.on_not_found()):
+                return
+        elif head.status < TOO_MANY:
             if b"stream_options" in retries.body or b"include_usage" in retries.body:
                 self._send_unmodified(retries)
                 return
         elif self._retry_on_other_replica(retries.on_error_response(head, was_probe=self._is_probe)):
             return
         self._start_response(head, retries.body, last=last)
+
+    def _may_retry_client_error(self, status: int) -> bool:
+        """Whether an error below 429 may be the router's own doing: of its usage request, or of a lookup."""
+        return (self._removes_usage and status in INVALID_STATUSES) or (self._request.is_lookup and status == NOT_FOUND)
 
     def _send_unmodified(self, retries: RetryState) -> None:
         """Send the client's own request to the same replica, which rejected the usage request."""
@@ -425,7 +438,7 @@ class Exchange:
         if self._sends_unmodified and head.status < 300:
             self._on_usage_rejected()
         record.on_first_byte(head.status, is_streamed=head.is_stream)
-        if head.is_stream and (request.head.path != RESPONSES or has_token_event(data)):
+        if head.is_stream and (request.head.path not in PRELUDE_PATHS or has_token_event(data)):
             self._on_first_token()
         elif not (last or head.is_stream):
             self._ticket.record_first_byte()  # at the end, ``record_response`` implies it
@@ -434,6 +447,8 @@ class Exchange:
         self._relay = relay = ResponseRelay(
             self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
+        if request.head.path == RESPONSES and head.status < 300:
+            self._store_response(data)
         del self._placement_request, self._decision
         request.body = b""
         self._retry_state = None
@@ -445,6 +460,13 @@ class Exchange:
             self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else relay.sink)
             if self._client.is_full:  # because of an earlier response
                 self._upstream.pause()
+
+    def _store_response(self, data: bytes) -> None:
+        """Remember which replica stores the response that begins with ``data``."""
+        grant = self._request.grant
+        tenant = None if grant is None else grant.tenant
+        response = StoredResponse(self._decision.target.id, self._placement_request.model, tenant)
+        self._services.stored_responses.add(data, response)
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
@@ -485,7 +507,7 @@ class Exchange:
         if self._is_placed:
             self._record.status = rejection.status
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
-        self._client.respond(self._request, rejection.response(), keep_alive=keep_alive)
+        self._client.respond(self._request, rejection.response(self._request.head.path), keep_alive=keep_alive)
         self._client.on_exchange_ended(keep_alive=keep_alive)
 
     # --- the end ---
@@ -498,9 +520,8 @@ class Exchange:
         if has_begun:
             self._client.reset()
         else:
-            self._client.respond(
-                self._request, RejectedRequestError(500, "internal error").response(), keep_alive=False
-            )
+            error_response = RejectedRequestError(500, "internal error").response(self._request.head.path)
+            self._client.respond(self._request, error_response, keep_alive=False)
             self._client.on_exchange_ended(keep_alive=False)
 
     def _finish(self, outcome: Outcome) -> None:

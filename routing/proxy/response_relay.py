@@ -220,13 +220,16 @@ class ResponseRelay:
             return REPLICA_ERROR
         return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
 
-    def abort(self, error: RejectedRequestError) -> None:
-        """End an incomplete response so that the client notices; a stream gets ``error`` as its last event."""
+    def abort(self, error: RejectedRequestError, path: bytes) -> None:
+        """End an incomplete response so that the client notices; a stream gets ``error`` as its last event.
+
+        ``path``: of the request, which determines the format of the error.
+        """
         if self._head.framing is LENGTH and self._filter is None:
             pass  # the client notices that the body is shorter than its Content-Length
         elif self._head.is_stream:
             is_inside_event = not self._tail.ends_event() if self._filter is None else self._filter.is_inside_event
-            event = error_event(error.status, error.message, is_inside_event=is_inside_event)
+            event = error_event(path, error.status, error.message, is_inside_event=is_inside_event)
             self._client.write(self._frame(event, True))
         elif self._frame is unframed:
             self._client.reset()  # closing the connection would mark the end of the body
@@ -238,7 +241,7 @@ def record_completion(
     services: Services, grant: Grant | None, record: Record, ticket: Ticket, relay: ResponseRelay, *, was_probe: bool
 ) -> Outcome:
     """Account for a complete response: usage, rates, load and circuit breaker. ``was_probe``: of an ejected replica."""
-    usage = relay.usage()
+    usage = relay.usage() if record.prompt_tokens_estimate else None  # a stored response reports its usage again
     record.add_usage(usage)
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)

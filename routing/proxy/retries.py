@@ -30,6 +30,7 @@ GATEWAY_TIMEOUT: Final = HTTPStatus.GATEWAY_TIMEOUT.value
 SHUTTING_DOWN: Final = b"cannot schedule new futures after shutdown"  # vLLM's 500 while it drains
 QUEUE_FULL: Final = b"currently busy and cannot accept new requests"  # vLLM's 503 at its own limit of waiting requests
 BUSY: Final = "busy"
+NOT_FOUND: Final = "not_found"
 
 _retry_after: Final = re.compile(rb"^retry-after:", re.IGNORECASE | re.MULTILINE).search
 
@@ -90,6 +91,10 @@ class RetryState:
         self._services.checks.request_check(self._record.replica)
         return self._next("aborted")
 
+    def on_not_found(self) -> Decision | None:
+        """Called when the replica does not store the response that the request names; another one may."""
+        return self._next(NOT_FOUND, is_lookup=True)
+
     def on_stalled(self) -> Decision | None:
         return self._next("stalled")
 
@@ -110,11 +115,14 @@ class RetryState:
             cause, self._retried_429 = (None if self._retried_429 else cause), True
         return None if cause is None else self._next(cause)
 
-    def _next(self, cause: str) -> Decision | None:
-        """The decision for a replica that has not failed; None if there is none, or no retry is allowed."""
+    def _next(self, cause: str, *, is_lookup: bool = False) -> Decision | None:
+        """The decision for a replica that has not failed; None if there is none, or no retry is allowed.
+
+        ``is_lookup``: nothing has failed, so the retry policy does not apply, only its limits.
+        """
         services, record, limits = self._services, self._record, self._configuration.limits
         self._failed.add(ReplicaId(record.replica))
-        if cause not in limits.retry_on or record.retries >= limits.retries:
+        if not (is_lookup or cause in limits.retry_on) or record.retries >= limits.retries:
             return None
         try:
             decision = self._decide()

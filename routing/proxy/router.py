@@ -27,9 +27,10 @@ from routing.http.response import (
 from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.limits.concurrency import SharedLimits
-from routing.proxy.admission import PROMPT_PATHS, RETRY_AFTER_S, models_response
+from routing.proxy.admission import FORM_PATHS, PROMPT_PATHS, RETRY_AFTER_S, model_response, models_response
 from routing.proxy.config_store import ConfigStore, LastKnownGood, Signatures, Swap
 from routing.proxy.exchange import Exchange
+from routing.proxy.resources import methods_of, model_named_by
 from routing.proxy.response_relay import Downstream
 from routing.proxy.services import ActiveConfiguration, Services
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
@@ -39,7 +40,10 @@ from routing.upstream.pool import Address, ConnectionPool
 HOUSEKEEPING_S: Final = 0.25
 HEALTH: Final = b"/health"
 MODELS: Final = b"/v1/models"
-_METHODS: Final = dict.fromkeys(PROMPT_PATHS, (b"POST",)) | dict.fromkeys((HEALTH, MODELS), (b"GET", b"HEAD"))
+POST: Final = b"POST"
+_METHODS: Final = dict.fromkeys((*PROMPT_PATHS, *FORM_PATHS), (b"POST",)) | dict.fromkeys(
+    (HEALTH, MODELS), (b"GET", b"HEAD")
+)
 IPV6_NETWORK_BITS: Final = 64  # a client can choose its addresses within a /64
 
 
@@ -164,7 +168,7 @@ class Router:
     def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
         """Start an exchange, or respond without a replica; RejectedRequestError by path, method, key or limit."""
         head = request.head
-        methods = _METHODS.get(head.path)
+        methods = _METHODS.get(head.path) or methods_of(head.path)
         if methods is None:
             raise RejectedRequestError(404, "no such path")
         if head.method not in methods:
@@ -176,13 +180,21 @@ class Router:
             raise RejectedRequestError(503, "this router has no configuration yet", retry_after_s=RETRY_AFTER_S)
         if active.access is not None:
             request.grant = active.access.admit(head)
-        if head.path == MODELS and (models := models_response(active.config, request.grant)) is not None:
-            return models
+        if head.method != POST and (local := self._models_response(active.config, request)) is not None:
+            return local
         if self.services.in_flight + self.other_workers_in_flight >= active.limits.max_in_flight:
             raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self.services.in_flight += 1
         self.requests += 1
         return Exchange(self.services, active, client, request)
+
+    def _models_response(self, config: RouterConfig, request: Request) -> LocalResponse | None:
+        """The list of models, or one of them, from the configuration; None for other requests, or if it has none."""
+        path = request.head.path
+        if path == MODELS:
+            return models_response(config, request.grant)
+        name = model_named_by(path)
+        return None if name is None else model_response(config, request.grant, name)
 
     # --- configuration ---
 

@@ -16,6 +16,7 @@ from routing.observability.metrics import ConfiguredSeries, Metrics
 from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
+from routing.proxy.resources import StoredResponses
 from routing.schema import RouterConfig, StreamUsage
 from routing.types import ReplicaId
 from routing.upstream.pool import ConnectionPool
@@ -63,6 +64,7 @@ class Services:
         self.large_bodies = LargeBodies()
         self.metrics = Metrics()
         self.decisions = DecisionRing()
+        self.stored_responses = StoredResponses()
         self.structure_sampler = StructureSampler()
         self.is_draining = False
         self.in_flight = 0  # requests that have not ended

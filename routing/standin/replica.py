@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,14 @@ class KvEventsConfig(msgspec.Struct):
     topic: str = ""
 
 
+class Task(StrEnum):
+    """What the model is for, which determines the endpoints."""
+
+    GENERATE = "generate"
+    POOLING = "pooling"
+    TRANSCRIPTION = "transcription"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
     """Settings of a stand-in replica."""
@@ -51,6 +60,7 @@ class ReplicaSettings:
     api_key: str | None
     max_queued_requests: int | None  # running and waiting; None: no limit
     auto_tools: bool
+    task: Task = Task.GENERATE
     kv_events: KvEventsConfig | None = None  # None: no events are published
 
 
@@ -91,6 +101,7 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         max_queued_requests=arguments.max_num_queued_reqs,
         kv_events=_kv_events(parser, arguments.kv_events_config),
         auto_tools=arguments.enable_auto_tool_choice,
+        task=Task(arguments.task),
     )
 
 
@@ -127,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-events-config", help="JSON, as of vLLM: publish KV events (needs pyzmq)")
     add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
+    add("--task", choices=[str(task) for task in Task], default="generate", help="endpoints (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
     return parser
 

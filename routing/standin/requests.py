@@ -197,7 +197,7 @@ def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: 
     for message in messages:
         _check_content(message, model)
     request.prompts = [encode(render_chat(messages, body.get("tools")))]
-    _check_length(request, max_model_len)
+    check_length(request, max_model_len)
     return request
 
 
@@ -223,7 +223,7 @@ def read_completion(body: dict[str, Any], model: str, max_model_len: int) -> Gen
     request.prompts = [_read_prompt(item) for item in (prompt if is_batch else [prompt])]
     if request.max_tokens is None:
         request.max_tokens = 16
-    _check_length(request, max_model_len)
+    check_length(request, max_model_len)
     return request
 
 
@@ -317,7 +317,8 @@ def _check_content(message: dict[str, Any], model: str) -> None:
             raise bad_request(f"{model} is not a multimodal model")
 
 
-def _check_length(request: GenerationRequest, max_model_len: int) -> None:
+def check_length(request: GenerationRequest, max_model_len: int) -> None:
+    """Reject prompts that do not fit into the model's context, with their output; ApiError."""
     max_tokens = request.max_tokens
     if max_tokens is not None and max_tokens > max_model_len:
         message = f"max_tokens={max_tokens} cannot be greater than max_model_len={max_model_len}. "

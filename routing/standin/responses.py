@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -99,8 +100,41 @@ def _prompt_ids(generation: Generation, index: int) -> list[int] | None:
     return token_ids(generation.request.prompts[index]) if generation.request.return_token_ids else None
 
 
-class StreamFormat:
-    """The events of one stream, prepared so that a token costs one join."""
+class StreamFormat(Protocol):
+    """The events of one stream in the format of one API."""
+
+    def created(self) -> list[bytes]:
+        """The events that come at once."""
+
+    def start(self) -> list[bytes]:
+        """The events that come with the first token, before it."""
+
+    def token(self, choice: Choice, number: int) -> bytes:
+        """The event of token ``number`` (from 0), not the last."""
+
+    def last(self, choice: Choice, text: str) -> bytes:
+        """The event that ends a choice, with its last text (empty after an abort)."""
+
+    def close(self) -> list[bytes]:
+        """The events that follow the end of the last choice."""
+
+    def failure(self) -> list[bytes]:
+        """The events of an engine that has crashed."""
+
+
+class Api(NamedTuple):
+    """How one API writes responses."""
+
+    id_prefix: str
+    whole: Callable[[Generation, str], bytes]  # the generation and the response's id
+    stream: Callable[[Generation, str], StreamFormat]
+
+
+CRASHED = "EngineCore encountered an issue."
+
+
+class CompletionFormat:
+    """The events of a chat or completion, prepared so that a token costs one join."""
 
     def __init__(self, generation: Generation, response_id: str) -> None:
         request = generation.request
@@ -116,8 +150,23 @@ class StreamFormat:
         null_stop = "" if request.is_chat else ',"stop_reason":null,"prompt_token_ids":null'
         self._middle = f'{self._after},"finish_reason":null{null_stop},"token_ids":null}}]'
 
-    def role(self, index: int) -> bytes:
+    def created(self) -> list[bytes]:
+        """None."""
+        return []
+
+    def start(self) -> list[bytes]:
         """Chat's first event of each choice."""
+        return [self._role(index) for index in range(len(self._generation.choices))] if self._is_chat else []
+
+    def close(self) -> list[bytes]:
+        """The usage, if the request includes it, and [DONE]."""
+        return [self._usage(), DONE] if self._generation.request.include_usage else [DONE]
+
+    def failure(self) -> list[bytes]:
+        """An error event and [DONE]."""
+        return [b"data: " + error_body(500, "InternalServerError", CRASHED) + b"\n\n", DONE]
+
+    def _role(self, index: int) -> bytes:
         delta = f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
         return f'{self._head}{delta}{self._running_usage(0)},"prompt_token_ids":null,"prompt_text":null}}\n\n'.encode()
 
@@ -135,8 +184,7 @@ class StreamFormat:
         body = f'{self._head}{{"index":{choice.index},{self._before}"{text}"{end}'
         return f"{body}{self._running_usage(choice.generated)}{mark}}}\n\n".encode()
 
-    def usage(self) -> bytes:
-        """The event before [DONE] if the request includes usage."""
+    def _usage(self) -> bytes:
         total = _encode(usage(self._generation, is_stream=True)).decode()
         return f'{self._head}],"usage":{total},"system_fingerprint":"{FINGERPRINT}"}}\n\n'.encode()
 
@@ -153,22 +201,31 @@ class EventStream:
     """Writes a generation's progress to a transport."""
 
     def __init__(
-        self, generation: Generation, response_id: str, transport: asyncio.Transport, crash: CrashAfterChunks | None
+        self,
+        generation: Generation,
+        stream_format: StreamFormat,
+        transport: asyncio.Transport,
+        crash: CrashAfterChunks | None,
     ) -> None:
         self._generation = generation
-        self._format = StreamFormat(generation, response_id)
+        self._format = stream_format
         self._transport = transport
         self._crash = crash
         self._sent = 0  # events
         self._is_broken = False  # the fault has ended the stream
-        self._has_sent_roles = not generation.request.is_chat
+        self._has_started = False
+
+    def open(self) -> None:
+        """Send the events that come at once."""
+        if events := self._format.created():
+            self._send(events)
 
     def on_progress(self, choice: Choice, before: int) -> None:
         """Send the events of a choice's new tokens; see ``Generation.run``."""
         events: list[bytes] = []
-        if not self._has_sent_roles:
-            self._has_sent_roles = True
-            events += (self._format.role(index) for index in range(len(self._generation.choices)))
+        if not self._has_started:
+            self._has_started = True
+            events += self._format.start()
         ends = choice.finish_reason is not None
         whole = choice.generated - 1 if ends and choice.generated > before else choice.generated
         events += (self._format.token(choice, number) for number in range(before, whole))
@@ -178,8 +235,7 @@ class EventStream:
 
     def close(self) -> None:
         """Send the events that follow the end of the last choice."""
-        events = [self._format.usage()] if self._generation.request.include_usage else []
-        self._send([*events, DONE])
+        self._send(self._format.close())
 
     def _send(self, events: list[bytes]) -> None:
         crash = self._crash
@@ -201,6 +257,9 @@ class EventStream:
         if crash.how == "connection":
             self._transport.abort()
         else:
-            failure = error_body(500, "InternalServerError", "EngineCore encountered an issue.")
-            self._write([b"data: " + failure + b"\n\n", DONE])
+            self._write(self._format.failure())
         self._generation.end()
+
+
+CHAT = Api("chatcmpl", whole_response, CompletionFormat)
+COMPLETION = Api("cmpl", whole_response, CompletionFormat)

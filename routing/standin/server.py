@@ -21,14 +21,15 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from routing.standin import anthropic, pooling_routes, responses_api
 from routing.standin.errors import ApiError, bad_request, error_body, read_fault
+from routing.standin.exchange import json_response, ok, read_json, replica_key
 from routing.standin.metrics import CONTENT_TYPE
-from routing.standin.replica import Generation, Replica, ReplicaSettings, parse_settings
+from routing.standin.replica import Generation, Replica, ReplicaSettings, Task, parse_settings
 from routing.standin.requests import (
     check_model,
     count_tokens,
     decode,
-    decode_body,
     encode,
     prompt_of_ids,
     read_chat,
@@ -37,9 +38,10 @@ from routing.standin.requests import (
     render_chat,
     token_ids,
 )
-from routing.standin.responses import VERSION, EventStream, whole_response
+from routing.standin.responses import CHAT, COMPLETION, VERSION, Api, EventStream, StreamFormat
+from routing.standin.responses_api import ResponseStore
 
-replica_key: web.AppKey[Replica] = web.AppKey("replica", Replica)
+store_key: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
 
 AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference", "/cohere")  # that --api-key protects; /health and /metrics stay open
 MAX_BODY_BYTES = 64 << 20
@@ -78,15 +80,16 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
 
 async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not _is_authorized(request):
-        return _json(b'{"error":"Unauthorized"}', 401)
+        return json_response(b'{"error":"Unauthorized"}', 401)
     try:
         return await handler(request)
     except ApiError as error:
-        return _json(error.body(), error.status)
+        is_anthropic = request.path.startswith(anthropic.PATH) and error.kind != anthropic.FRAMEWORK_ERROR
+        return json_response(anthropic.error_body(error) if is_anthropic else error.body(), error.status)
     except web.HTTPRequestEntityTooLarge as error:
-        return _json(error_body(413, "Request Entity Too Large", error.reason), 413)
+        return json_response(error_body(413, "Request Entity Too Large", error.reason), 413)
     except web.HTTPException as error:
-        response = _json(msgspec.json.encode({"detail": error.reason}), error.status)
+        response = json_response(msgspec.json.encode({"detail": error.reason}), error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
@@ -100,18 +103,6 @@ def _is_authorized(request: web.Request) -> bool:
     return hmac.compare_digest(header.encode(errors="surrogateescape"), f"Bearer {key}".encode())
 
 
-def _json(body: bytes, status: int = 200) -> web.Response:
-    return web.Response(body=body, status=status, content_type="application/json")
-
-
-def _ok(value: object) -> web.Response:
-    return _json(msgspec.json.encode(value))
-
-
-async def _body(request: web.Request) -> dict[str, object]:
-    return decode_body(await request.read(), request.headers.get("Content-Type", ""))
-
-
 # --- generation ---
 
 
@@ -119,36 +110,74 @@ async def chat(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     replica = request.app[replica_key]
     settings = replica.settings
-    checked = read_chat(await _body(request), settings.model, settings.engine.max_model_len, settings.auto_tools)
-    return await _generate(request, replica.generate(checked), "chatcmpl")
+    checked = read_chat(await read_json(request), settings.model, settings.engine.max_model_len, settings.auto_tools)
+    return await _generate(request, replica.generate(checked), CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``."""
     replica = request.app[replica_key]
     settings = replica.settings
-    checked = read_completion(await _body(request), settings.model, settings.engine.max_model_len)
-    return await _generate(request, replica.generate(checked), "cmpl")
+    checked = read_completion(await read_json(request), settings.model, settings.engine.max_model_len)
+    return await _generate(request, replica.generate(checked), COMPLETION)
 
 
-async def _generate(request: web.Request, generation: Generation, prefix: str) -> web.StreamResponse:
+async def messages(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/messages``."""
     replica = request.app[replica_key]
-    response_id = f"{prefix}-{request.headers.get('X-Request-Id') or secrets.token_hex(8)}"
+    settings = replica.settings
+    body = anthropic.chat_body(await read_json(request))
+    checked = read_chat(body, settings.model, settings.engine.max_model_len, settings.auto_tools)
+    return await _generate(request, replica.generate(checked), anthropic.MESSAGES)
+
+
+async def count_message_tokens(request: web.Request) -> web.Response:
+    """``POST /v1/messages/count_tokens``."""
+    body = anthropic.chat_body(await read_json(request), is_counted=True)
+    check_model(body, request.app[replica_key].settings.model)
+    tokens = count_tokens(encode(render_chat(body["messages"], body.get("tools"))))
+    return ok({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    """``POST /v1/responses``."""
+    replica, store = request.app[replica_key], request.app[store_key]
+    settings = replica.settings
+    body = await read_json(request)
+    chat = responses_api.chat_body(body, store)
+    checked = read_chat(chat, settings.model, settings.engine.max_model_len, settings.auto_tools)
+    return await _generate(request, replica.generate(checked), responses_api.api_of(body, chat["messages"], store))
+
+
+async def stored_response(request: web.Request) -> web.Response:
+    """``GET /v1/responses/{id}``."""
+    return ok(request.app[store_key].find(request.match_info["id"]).document)
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """``POST /v1/responses/{id}/cancel``."""
+    request.app[store_key].cancel(request.match_info["id"])
+    return web.Response()
+
+
+async def _generate(request: web.Request, generation: Generation, api: Api) -> web.StreamResponse:
+    replica = request.app[replica_key]
+    response_id = f"{api.id_prefix}-{request.headers.get('X-Request-Id') or secrets.token_hex(8)}"
     replica.in_flight += 1
     try:
         if generation.request.stream:
-            return await _stream(request, generation, response_id)
+            return await _stream(request, generation, api.stream(generation, response_id))
         crash = replica.crash
         await generation.run()
         if crash is not None and request.transport is not None:
             request.transport.abort()
-        return _json(whole_response(generation, response_id))
+        return json_response(api.whole(generation, response_id))
     finally:
         generation.drop()
         replica.in_flight -= 1
 
 
-async def _stream(request: web.Request, generation: Generation, response_id: str) -> web.StreamResponse:
+async def _stream(request: web.Request, generation: Generation, events: StreamFormat) -> web.StreamResponse:
     """Send the headers at once, and the first event when prefill has ended, as vLLM does."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     response.enable_chunked_encoding()
@@ -157,7 +186,8 @@ async def _stream(request: web.Request, generation: Generation, response_id: str
     transport = request.transport
     if transport is None or transport.is_closing():
         return response
-    stream = EventStream(generation, response_id, transport, request.app[replica_key].crash)
+    stream = EventStream(generation, events, transport, request.app[replica_key].crash)
+    stream.open()
     await generation.run(stream.on_progress)
     stream.close()
     return response
@@ -173,12 +203,12 @@ async def empty(_request: web.Request) -> web.Response:
 
 async def version(_request: web.Request) -> web.Response:
     """``GET /version``."""
-    return _ok({"version": VERSION})
+    return ok({"version": VERSION})
 
 
 async def load(request: web.Request) -> web.Response:
     """``GET /load``: HTTP requests for a generation in flight."""
-    return _ok({"server_load": request.app[replica_key].in_flight})
+    return ok({"server_load": request.app[replica_key].in_flight})
 
 
 async def models(request: web.Request) -> web.Response:
@@ -209,7 +239,7 @@ async def models(request: web.Request) -> web.Response:
         "max_model_len": settings.engine.max_model_len,
         "permission": [permission],
     }
-    return _ok({"object": "list", "data": [model]})
+    return ok({"object": "list", "data": [model]})
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -220,7 +250,7 @@ async def metrics(request: web.Request) -> web.Response:
 async def tokenize(request: web.Request) -> web.Response:
     """``POST /tokenize``: tokens of a prompt, or of messages in the chat template, exactly as the engine gets them."""
     settings = request.app[replica_key].settings
-    body = await _body(request)
+    body = await read_json(request)
     check_model(body, settings.model)
     if body.get("messages"):
         text = render_chat(read_messages(body), body.get("tools"))
@@ -228,7 +258,7 @@ async def tokenize(request: web.Request) -> web.Response:
         text = str(body.get("prompt") or "").encode(errors="replace")
     prompt = encode(text)
     with_texts = body.get("return_token_strs")
-    return _ok(
+    return ok(
         {
             "count": count_tokens(prompt),
             "max_model_len": settings.engine.max_model_len,
@@ -240,17 +270,17 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     """``POST /detokenize``."""
-    body = await _body(request)
+    body = await read_json(request)
     check_model(body, request.app[replica_key].settings.model)
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(type(token) is int and 0 <= token < 1 << 32 for token in tokens):
         raise bad_request("tokens must be a list of token ids", "tokens")
-    return _ok({"prompt": b"".join(decode(prompt_of_ids(tokens))).decode(errors="replace")})
+    return ok({"prompt": b"".join(decode(prompt_of_ids(tokens))).decode(errors="replace")})
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """``POST /reset_prefix_cache``: empty the cache, unless requests are running."""
-    return _ok({"success": request.app[replica_key].engine.clear_cache()})
+    return ok({"success": request.app[replica_key].engine.clear_cache()})
 
 
 async def sleep(request: web.Request) -> web.Response:
@@ -259,36 +289,36 @@ async def sleep(request: web.Request) -> web.Response:
     if level not in {"0", "1", "2"}:
         raise bad_request("level must be 0, 1 or 2", "level")
     request.app[replica_key].set_asleep(True)
-    return _ok({"status": "sleeping", "level": int(level)})
+    return ok({"status": "sleeping", "level": int(level)})
 
 
 async def wake_up(request: web.Request) -> web.Response:
     """``POST /wake_up``."""
     request.app[replica_key].set_asleep(False)
-    return _ok({"status": "awake", "tags": None})
+    return ok({"status": "awake", "tags": None})
 
 
 async def is_sleeping(request: web.Request) -> web.Response:
     """``GET /is_sleeping``."""
-    return _ok({"is_sleeping": request.app[replica_key].is_asleep})
+    return ok({"is_sleeping": request.app[replica_key].is_asleep})
 
 
 async def kv_event_sources(request: web.Request) -> web.Response:
     """``GET /kv_event_sources``: where each data-parallel rank publishes KV events."""
     publisher = request.app[replica_key].kv_events
-    return _ok({} if publisher is None else {"0": publisher.config})
+    return ok({} if publisher is None else {"0": publisher.config})
 
 
 async def get_fault(request: web.Request) -> web.Response:
     """``GET /standin/fault``: the active fault (not in vLLM)."""
-    return _ok(request.app[replica_key].fault)
+    return ok(request.app[replica_key].fault)
 
 
 async def set_fault(request: web.Request) -> web.Response:
     """``POST /standin/fault``: replace the active fault, see ``errors.py`` (not in vLLM)."""
     replica = request.app[replica_key]
     replica.set_fault(read_fault(await request.read()))
-    return _ok(replica.fault)
+    return ok(replica.fault)
 
 
 # --- start and stop ---
@@ -305,15 +335,24 @@ def make_app(settings: ReplicaSettings) -> web.Application:
         if (publisher := app[replica_key].kv_events) is not None:
             publisher.close()
 
+    app[store_key] = ResponseStore()
     app.on_startup.append(start)
     app.on_cleanup.append(stop)
     app.on_response_prepare.append(set_headers)
+    if settings.task is not Task.GENERATE:
+        app.add_routes(pooling_routes.routes(settings.task))
     gets = {
         "/health": empty, "/ping": empty, "/version": version, "/load": load, "/v1/models": models, "/metrics": metrics,
         "/is_sleeping": is_sleeping, "/standin/fault": get_fault, "/kv_event_sources": kv_event_sources,
+        f"{responses_api.PATH}/{{id}}": stored_response,
+    }  # fmt: skip
+    generation = {
+        "/v1/chat/completions": chat, "/v1/completions": completion, anthropic.PATH: messages,
+        f"{anthropic.PATH}/count_tokens": count_message_tokens, responses_api.PATH: create_response,
+        f"{responses_api.PATH}/{{id}}/cancel": cancel_response,
     }  # fmt: skip
     posts = {
-        "/v1/chat/completions": chat, "/v1/completions": completion, "/tokenize": tokenize, "/detokenize": detokenize,
+        **(generation if settings.task is Task.GENERATE else {}), "/tokenize": tokenize, "/detokenize": detokenize,
         "/reset_prefix_cache": reset_prefix_cache, "/sleep": sleep, "/wake_up": wake_up, "/standin/fault": set_fault,
     }  # fmt: skip
     app.add_routes([web.get(path, handler, allow_head=False) for path, handler in gets.items()])

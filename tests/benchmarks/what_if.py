@@ -1,9 +1,9 @@
 """Predicted against measured: ``python -m tests.benchmarks what_if [--minutes 5] [--replica URL ...] [--trace FILE]``.
 
-Runs the demo stack, or real replicas, with the demo's generated traffic or that of a trace, under ``round_robin``. Then two what-ifs run at
-once, and the benchmark records how late alert rules are evaluated meanwhile. Then it publishes the candidate, and
-compares what the router measured with the prediction. Measured figures come from the router's own counters, so that
-they do not depend on the code that predicts.
+Runs the demo stack, or real replicas, with the demo's generated traffic or that of a trace, under ``round_robin``. Then
+two what-ifs run at once, and the benchmark records how late alert rules are evaluated meanwhile. Then it publishes the
+candidate, and compares what the router measured with the prediction. Measured figures come from the router's own
+counters, so that they do not depend on the code that predicts.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=2.0, help="minutes after the change that are not measured")
     parser.add_argument("--strategy", default="lowest_cost", help="the candidate")
     parser.add_argument("--replica", action="append", default=[], metavar="URL", help="a real replica; once for each")
-    parser.add_argument("--trace", type=Path, help="traffic in Mooncake's format; for real replicas: what they can take")
+    parser.add_argument("--trace", type=Path, help="traffic in Mooncake's format, such as real replicas can take")
     return parser.parse_args(argv)
 
 

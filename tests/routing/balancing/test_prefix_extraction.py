@@ -195,3 +195,50 @@ def test_a_message_boundary_keeps_its_messages() -> None:
 
     assert kept is not None
     assert kept["messages"] == [*body["messages"][:3], {"role": "user", "content": "."}]
+
+
+MESSAGES = "/v1/messages"
+FUNCTION = {"name": "look", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+AGENT = {
+    "model": "m",
+    "max_tokens": 4000,
+    "system": [{"type": "text", "text": "You are a clerk. " * 30, "cache_control": {"type": "ephemeral"}}],
+    "tools": [FUNCTION],
+    "messages": [QUESTION],
+    "stream": True,
+    "metadata": {"user_id": "user_1_account_2_session_3"},
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"system": "You are a clerk. " * 30, "tools": None},
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}, "output_config": {"effort": "low"}},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+def test_an_agents_tools_and_system_prompt_are_its_prefix(fields: dict[str, Any]) -> None:
+    body = AGENT | fields
+    kept = cut(MESSAGES, body)
+    prompt = canonical(MESSAGES, body)
+
+    assert kept is not None
+    assert (kept["max_tokens"], kept["stream"], "metadata" in kept) == (1, False, False)
+    assert "Canary" not in json.dumps(kept)
+    assert "budget_tokens" not in json.dumps(kept)
+    assert canonical(MESSAGES, kept).data[: prompt.system_end] == prompt.data[: prompt.system_end]
+    assert canonical(MESSAGES, kept).rendering == prompt.rendering
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": "Ann Canary is a customer. " * 30}, QUESTION],
+        [QUESTION, {"role": "system", "content": [{"type": "tool_removal", "tool": {"name": "look"}}]}],
+    ],
+)
+def test_a_prefix_that_depends_on_messages_is_not_extracted(messages: list[Any]) -> None:
+    assert cut(MESSAGES, AGENT | {"messages": messages}) is None
+    assert cut(MESSAGES, AGENT, 100) is None

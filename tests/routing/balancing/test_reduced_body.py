@@ -29,7 +29,8 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": s
 MEMBERS = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(NAMES, NUMBERS)
-    | {"messages": MESSAGES, "prompt": PROMPTS, "prompt_embeds": PROMPTS, "input": PROMPTS | MESSAGES},
+    | {"messages": MESSAGES, "prompt": PROMPTS, "prompt_embeds": PROMPTS, "input": PROMPTS | MESSAGES}
+    | {"data": URLS, "query": PROMPTS | MESSAGES, "documents": PROMPTS | MESSAGES, "text_2": PROMPTS},
 )
 CAPS = (Caps(), Caps(n=2, max_tokens=100, logprobs=1, prompts=2, media_hosts=("img.example",)), Caps(media_hosts=()))
 

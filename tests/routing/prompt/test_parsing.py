@@ -120,6 +120,12 @@ def test_nesting_is_placed_or_rejected(depth: int) -> None:
         ({"session_id": "d", "user": "b", "metadata": {"session_id": "c"}}, "d"),
         ({"session_id": 7, "prompt_cache_key": "", "user": "b"}, "b"),
         ({"user": None, "metadata": {"session_id": "c"}}, "c"),
+        ({"metadata": {"user_id": "user_1f_account_2b_session_0c9bd1a0-1fb2"}}, "0c9bd1a0-1fb2"),
+        ({"metadata": {"user_id": '{"device_id":"d","session_id":"0c9bd1a0-1fb2"}'}}, "0c9bd1a0-1fb2"),
+        ({"metadata": {"session_id": "c", "user_id": "user_1f_account_2b_session_0c9bd1a0-1fb2"}}, "c"),
+        ({"user": "b", "metadata": {"user_id": "user_1f_account_2b_session_0c9bd1a0-1fb2"}}, "b"),
+        ({"metadata": {"user_id": "user_1f_account_2b"}}, None),
+        ({"metadata": {"user_id": 5}}, None),
         ({"metadata": {"session_id": 5}}, None),
         ({"user": 5, "metadata": "text"}, None),
         ({}, None),
@@ -127,6 +133,19 @@ def test_nesting_is_placed_or_rejected(depth: int) -> None:
 )
 def test_the_session_key_is_the_first_one_in_the_body(fields: dict[str, Any], key: str | None) -> None:
     assert session_key(parse_body(CHAT, json.dumps({"messages": [], **fields}).encode())) == key
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"conversation": "conv_1", "user": "b"}, "conv_1"),
+        ({"conversation": {"id": "conv_1"}, "user": "b"}, "conv_1"),
+        ({"conversation": {"id": 5}, "user": "b"}, "b"),
+        ({"conversation": "conv_1", "session_id": "d"}, "d"),
+    ],
+)
+def test_a_conversation_is_a_session(fields: dict[str, Any], key: str) -> None:
+    assert session_key(parse_body("/v1/responses", json.dumps({"input": "a", **fields}).encode())) == key
 
 
 def test_each_endpoint_reads_its_own_prompt() -> None:

@@ -31,7 +31,7 @@ class Response:
     @property
     def events(self) -> list[Any]:
         """The events of a stream; the last is the string [DONE]."""
-        data = [event.removeprefix("data: ") for event in self.body.decode().split("\n\n") if event]
+        data = [event.rpartition("data: ")[2] for event in self.body.decode().split("\n\n") if event]
         return [event if event == "[DONE]" else json.loads(event) for event in data]
 
 

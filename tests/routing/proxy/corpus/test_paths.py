@@ -18,13 +18,12 @@ PATHS = (
     *(b"/invocations", b"/ping", b"/pause", b"/resume", b"/is_paused", b"/abort_requests", b"/sleep", b"/wake_up"),
     *(b"/is_sleeping", b"/collective_rpc", b"/reset_prefix_cache", b"/reset_mm_cache", b"/reset_encoder_cache"),
     *(b"/server_info", b"/update_weights", b"/init_weight_transfer_engine", b"/get_world_size", b"/scale_elastic_ep"),
-    *(b"/is_scaling_elastic_ep", b"/start_profile", b"/stop_profile", b"/tokenize", b"/detokenize", b"/tokenizer_info"),
-    *(b"/metrics", b"/load", b"/version", b"/kv_event_sources", b"/docs", b"/redoc", b"/openapi.json", b"/pooling"),
-    *(b"/classify", b"/score", b"/rerank", b"/generative_scoring", b"/inference/v1/generate", b"/v2/rerank"),
-    *(b"/v2/embed", b"/cohere/v2/chat", b"/v1/score", b"/v1/rerank", b"/v1/messages", b"/v1/messages/count_tokens"),
-    *(b"/v1/audio/transcriptions", b"/v1/audio/translations", b"/v1/audio/speech", b"/v1/realtime", b"/v1/responses/x"),
-    *(b"/v1/responses/x/cancel", b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/chat/completions/render"),
-    *(b"/v1/completions/render", b"/v1/chat/completions/batch", b"/v1/models/tiny", b"/admin/config", b"/", b"/v1"),
+    *(b"/is_scaling_elastic_ep", b"/start_profile", b"/stop_profile", b"/tokenizer_info"),
+    *(b"/metrics", b"/load", b"/version", b"/kv_event_sources", b"/docs", b"/redoc", b"/openapi.json"),
+    *(b"/generative_scoring", b"/inference/v1/generate", b"/v2/embed", b"/cohere/v2/chat", b"/v1/messages/render"),
+    *(b"/v1/messages/batches", b"/v1/audio/speech", b"/v1/realtime", b"/v1/responses/x/render", b"/v2/score"),
+    *(b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter", b"/v1/chat/completions/render", b"/v1/systemone"),
+    *(b"/v1/completions/render", b"/v1/chat/completions/batch", b"/admin/config", b"/", b"/v1", b"/v1/chat"),
 )
 
 

@@ -1,0 +1,269 @@
+"""Paths that name a model or a stored response, and forms: where they go, and what is rejected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from routing.proxy.resources import StoredResponse, StoredResponses
+from routing.schema import Access, Alias, ApiKey, Caps, LowestCostSettings, RouterConfig
+from routing.types import TargetId
+from tests.fakes.replica import Call, FakeReplica, answering, plain_answer, streaming
+from tests.routing.proxy.harness import (
+    KEY,
+    OTHER,
+    Harness,
+    Response,
+    api_key,
+    bearer,
+    config,
+    decision_page,
+    get,
+    post,
+    routed,
+)
+
+RESPONSES = b"/v1/responses"
+REQUEST = b'{"model":"tiny","input":"Hi"}'
+NOT_FOUND = b'{"error":{"message":"not found","type":"invalid_request_error","param":"response_id","code":404}}'
+
+
+def storing(replica: FakeReplica, response_id: str = "") -> None:
+    """A replica that stores its responses, as vLLM does."""
+    name = response_id or f"resp_{replica.name.replace('-', '')}"
+    usage = {"input_tokens": 5, "output_tokens": 1, "input_tokens_details": {"cached_tokens": 0}}
+    body = json.dumps({"id": name, "object": "response", "usage": usage}).encode()
+
+    async def script(call: Call) -> None:
+        is_known = call.line.startswith(b"POST /v1/responses HTTP") or name.encode() in call.line
+        await call.send(plain_answer(body if is_known else NOT_FOUND, status=200 if is_known else 404))
+
+    replica.script = script
+
+
+async def send(harness: Harness, request: bytes) -> Response:
+    async with harness.connect() as client:
+        await client.send(request)
+        return await client.read_response()
+
+
+def request_to(method: str, path: bytes, headers: Sequence[bytes] = ()) -> bytes:
+    return get(path, [*headers, *([b"Content-Length: 0"] if method == "POST" else [])], method.encode())
+
+
+@pytest.mark.parametrize(("method", "suffix"), [("GET", b""), ("DELETE", b""), ("POST", b"/cancel")])
+async def test_a_stored_response_is_at_the_replica_that_made_it(
+    method: str, suffix: bytes, three: list[FakeReplica]
+) -> None:
+    for replica in three:
+        storing(replica)
+    async with routed(config(three)) as harness:
+        for _ in range(6):
+            made = await send(harness, post(RESPONSES, REQUEST))
+            path = b"/v1/responses/%b" % json.loads(made.body)["id"].encode()
+            found = await send(harness, request_to(method, path + suffix))
+            assert (found.status, found.replica) == (200, made.replica)
+            replica = next(replica for replica in three if replica.name == made.replica)
+            assert replica.calls[-1].line == b"%b %b%b HTTP/1.1" % (method.encode(), path, suffix)
+        decisions = decision_page(harness.router.services.decisions, 0, 99)["decisions"]
+
+    assert sum(decision["retries"] for decision in decisions) == 0
+    assert [decision["prompt_tokens"] for decision in decisions[:2]] == [5, None]
+
+
+async def test_a_streamed_response_is_remembered_too(two: list[FakeReplica]) -> None:
+    created = (
+        b'event: response.created\ndata: {"response":{"id":"resp_1","object":"response"},"type":"response.created"}\n\n'
+    )
+    for replica in two:
+        replica.script = streaming(created)
+    async with routed(config(two)) as harness:
+        made = await send(harness, post(RESPONSES, REQUEST[:-1] + b',"stream":true}'))
+        for _ in range(3):
+            assert (await send(harness, get(b"/v1/responses/resp_1?stream=true"))).replica == made.replica
+
+
+async def test_the_next_turn_goes_to_the_replica_that_stores_the_previous_one(three: list[FakeReplica]) -> None:
+    for replica in three:
+        storing(replica)
+    async with routed(config(three, settings=LowestCostSettings())) as harness:
+        made = await send(harness, post(RESPONSES, REQUEST))
+        previous = json.loads(made.body)["id"]
+        for number in range(4):
+            turn = {"model": "tiny", "input": f"Another {number}. " * 100, "previous_response_id": previous}
+            assert (await send(harness, post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
+        turn = {"model": "tiny", "input": "x" * 300_000, "previous_response_id": previous}
+        assert (await send(harness, post(RESPONSES, json.dumps(turn).encode()))).replica == made.replica
+
+
+async def test_a_response_of_unknown_origin_is_looked_for(three: list[FakeReplica]) -> None:
+    for replica in three:
+        storing(replica)
+    async with routed(config(three)) as harness:
+        for replica in three:
+            found = await send(harness, get(b"/v1/responses/resp_" + replica.name.replace("-", "").encode()))
+            assert (found.status, found.replica) == (200, replica.name)
+        missing = await send(harness, get(b"/v1/responses/resp_unknown"))
+
+    assert (missing.status, missing.body) == (404, NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/v1/responses/",
+        b"/v1/responses/../models",
+        b"/v1/responses/a%2Fb",
+        b"/v1/responses/a/b",
+        b"/v1/responses/a/cancel/",
+        b"/v1/responses/" + b"a" * 129,
+        b"/v1/responses/a.b",
+        b"/v1/models/../responses",
+        b"/v1/models/a/../b",
+        b"/v1/models/a//b",
+        b"/v1/models/a%00",
+        b"/v1/models/%2e%2e/b",
+        b"/v1/models/" + b"a" * 513,
+        b"/v1/audio/speech",
+        b"/v1//messages",
+    ],
+)
+async def test_odd_paths_are_not_found_and_reach_no_replica(path: bytes, replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        for method in ("GET", "POST", "DELETE"):
+            response = await send(harness, request_to(method, path))
+            assert (response.status, response.error["type"]) == (404, "not_found_error")
+    assert replica.calls == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", b"/v1/responses/resp_1", "GET, DELETE"),
+        ("GET", b"/v1/responses/resp_1/cancel", "POST"),
+        ("DELETE", b"/v1/models/tiny", "GET, HEAD"),
+        ("GET", b"/v1/audio/translations", "POST"),
+        ("GET", b"/v1/messages", "POST"),
+    ],
+)
+async def test_other_methods_are_rejected(method: str, path: bytes, allowed: str, replica: FakeReplica) -> None:
+    async with routed(config([replica])) as harness:
+        response = await send(harness, request_to(method, path))
+    assert (response.status, response.headers["allow"], replica.calls) == (405, allowed, [])
+
+
+def with_tenants(replicas: list[FakeReplica]) -> RouterConfig:
+    keys = (api_key("red", tenant="red"), api_key("blue", OTHER, tenant="blue"))
+    return replace(config(replicas, models=("tiny",)), access=Access(keys=keys))
+
+
+async def test_a_tenant_reaches_no_response_of_another(replica: FakeReplica) -> None:
+    storing(replica)
+    async with routed(with_tenants([replica])) as harness:
+        path = (
+            b"/v1/responses/"
+            + json.loads((await send(harness, post(RESPONSES, REQUEST, [bearer()]))).body)["id"].encode()
+        )
+        assert (await send(harness, get(path, [bearer()]))).status == 200
+        calls = len(replica.calls)
+        for refused in (get(path, [bearer(OTHER)]), get(b"/v1/responses/resp_unknown", [bearer()])):
+            response = await send(harness, refused)
+            assert (response.status, response.error["param"]) == (404, "response_id")
+        turn = json.dumps({"model": "tiny", "input": "a", "previous_response_id": path[14:].decode()}).encode()
+        assert (await send(harness, post(RESPONSES, turn, [bearer(OTHER)]))).status == 404
+        assert (await send(harness, get(path))).status == 401
+
+    assert len(replica.calls) == calls
+
+
+def test_the_latest_responses_are_remembered() -> None:
+    stored, response = StoredResponses(max_responses=3), StoredResponse(TargetId("a"), "tiny", None)
+    for number in range(5):
+        stored.add(b'{"id":"resp_%d"}' % number, response)
+    stored.add(b"{}", response)
+    stored.add(b'{"id":"%b"}' % (b"x" * 200), response)
+
+    assert len(stored) == 3
+    assert [stored.find(f"resp_{number}", None) for number in range(5)] == [None, None, response, response, response]
+
+
+# --- models ---
+
+
+async def test_one_model_is_shown_as_in_the_list(replica: FakeReplica) -> None:
+    named = config([replica], models=("org/tiny", "large"))
+    pool = replace(named.pools[0], aliases=(Alias(name="gpt", model="large"),))
+    async with routed(replace(named, pools=(pool,))) as harness:
+        listed = json.loads((await send(harness, get(b"/v1/models"))).body)["data"]
+        for path in (b"org/tiny", b"org%2Ftiny"):
+            assert json.loads((await send(harness, get(b"/v1/models/" + path))).body) == listed[0]
+        assert json.loads((await send(harness, get(b"/v1/models/gpt"))).body)["root"] == "large"
+        missing = await send(harness, get(b"/v1/models/other"))
+
+    assert (missing.status, missing.error["type"], missing.error["param"]) == (404, "NotFoundError", "model")
+    assert replica.calls == []
+
+
+async def test_a_pool_of_any_model_asks_a_replica(replica: FakeReplica) -> None:
+    replica.script = answering(b'{"id":"other"}')
+    async with routed(config([replica])) as harness:
+        assert (await send(harness, get(b"/v1/models/org/other"))).body == b'{"id":"other"}'
+    assert replica.calls[0].line == b"GET /v1/models/org/other HTTP/1.1"
+
+
+async def test_a_key_sees_only_its_models(replica: FakeReplica) -> None:
+    named = config([replica], models=("tiny", "large"))
+    async with routed(replace(named, access=Access(keys=(api_key(models=("tiny",)),)))) as harness:
+        statuses = [
+            (await send(harness, get(b"/v1/models/" + name, [bearer()]))).status for name in (b"tiny", b"large")
+        ]
+    assert statuses == [200, 404]
+
+
+# --- forms ---
+
+FORM_TYPE = b"Content-Type: multipart/form-data; boundary=xyz"
+
+
+def audio(model: bytes = b"tiny", extra: bytes = b"") -> bytes:
+    start = b"--xyz\r\nContent-Disposition: form-data; name="
+    file = start + b'"file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\nRIFF\0\xff\r\n'
+    return file + start + b'"model"\r\n\r\n' + model + b"\r\n" + extra + b"--xyz--\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/v1/audio/translations"])
+async def test_audio_goes_to_the_pool_of_its_model_unchanged(path: bytes, two: list[FakeReplica]) -> None:
+    first, second = config(two[:1], models=("tiny",)), config(two[1:], models=("whisper",))
+    pools = (first.pools[0], replace(second.pools[0], name="audio"))
+    async with routed(replace(first, pools=pools)) as harness:
+        sent = audio(b"whisper")
+        assert (await send(harness, post(path, sent, [FORM_TYPE]))).status == 200
+        unknown = await send(harness, post(path, audio(b"other"), [FORM_TYPE]))
+        malformed = await send(harness, post(path, sent[:-5], [FORM_TYPE]))
+        untyped = await send(harness, post(path, sent))
+        (decision,) = decision_page(harness.router.services.decisions, 0, 9)["decisions"]
+
+    assert (two[0].calls, [call.body for call in two[1].calls]) == ([], [sent])
+    assert (decision["pool"], decision["prefix"]) == ("audio", None)
+    assert [unknown.status, malformed.status, untyped.status] == [404, 400, 400]
+
+
+async def test_a_form_with_an_alias_gets_the_models_own_name(replica: FakeReplica) -> None:
+    named = config([replica], models=("tiny",))
+    pool = replace(named.pools[0], aliases=(Alias(name="whisper-1", model="tiny"),), caps=Caps(n=2))
+    keys: tuple[ApiKey, ...] = (api_key(models=("tiny",), tenant="red"),)
+    async with routed(replace(named, pools=(pool,), access=Access(keys=keys))) as harness:
+        path, headers = b"/v1/audio/transcriptions", [FORM_TYPE, bearer(KEY)]
+        n = b'--xyz\r\nContent-Disposition: form-data; name="n"\r\n\r\n%b\r\n'
+        assert (await send(harness, post(path, audio(b"whisper-1"), headers))).status == 200
+        assert (await send(harness, post(path, audio(b"tiny", n % b"2"), headers))).status == 200
+        statuses = [
+            (await send(harness, post(path, audio(*fields), headers))).status
+            for fields in ((b"tiny", n % b"3"), (b"tiny", n % b"1e3"), (b"large",), (b"",))
+        ]
+
+    assert [call.body for call in replica.calls] == [audio(b"tiny"), audio(b"tiny", n % b"2")]
+    assert statuses == [400, 400, 403, 403]
