@@ -1,8 +1,8 @@
 """The figures that the literature gives for cache-aware routing: ``python -m tests.benchmarks literature [--write]``.
 
-Prints every table of ``docs/literature.md``, from the engine model and the router's own strategies on seeded workloads
-(``workloads.py``, ``tables.py``). ``--only NAME ...`` prints some of them. ``--write`` replaces the tables in the
-document, and the charts beside it. Takes about two minutes on two cores; the same figures on every machine.
+Prints every table of ``docs/literature.md`` and of ``routing/replay/README.md``, from the engine model and the router's
+own strategies on seeded workloads (``workloads.py``, ``tables.py``, ``replay.py``). ``--only NAME ...`` prints some of
+them. ``--write`` replaces the tables in the documents, and the charts. The same figures on every machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.benchmarks.literature.charts import CHARTS, Rows
-from tests.benchmarks.literature.tables import TABLES
+from tests.benchmarks.literature.replay import REPLAY_TABLES
+from tests.benchmarks.literature.tables import LITERATURE_TABLES
 
-DOCUMENT = Path(__file__).parents[3] / "docs/literature.md"
-CHART_FOLDER = DOCUMENT.parent / "literature"
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = (ROOT / "docs/literature.md", ROOT / "routing/replay/README.md")
+CHART_FOLDER = ROOT / "docs/literature"
+TABLES = {table.name: table for table in (*LITERATURE_TABLES, *REPLAY_TABLES)}
 _TABLE = r"(<!-- table {name} -->\n\n)((?:\|.*\n)*)"  # in the document
 
 
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=TABLES, default=list(TABLES), metavar="NAME", help=", ".join(TABLES)
     )
-    parser.add_argument("--write", action="store_true", help=f"update {DOCUMENT.name} and its charts")
+    parser.add_argument("--write", action="store_true", help="update the documents and the charts")
     options = parser.parse_args(argv)
     found: dict[str, list[str]] = {}
     with ProcessPoolExecutor(min(len(options.only), os.cpu_count() or 1), get_context("spawn")) as workers:
@@ -44,21 +47,25 @@ def lines_of(name: str) -> list[str]:
 
 
 def write(found: Mapping[str, Sequence[str]]) -> None:
-    """Replace tables of the document, and their charts."""
-    document = DOCUMENT.read_text()
+    """Replace tables of the documents, and their charts."""
+    texts = {document: document.read_text() for document in DOCUMENTS}
     for name, lines in found.items():
-        text = "".join(f"{line}\n" for line in lines)
-        document, count = re.subn(_TABLE.format(name=name), lambda match, text=text: match[1] + text, document)
-        if count != 1:
-            raise ValueError(f"{DOCUMENT.name} needs the line <!-- table {name} --> once, followed by an empty line")
-    DOCUMENT.write_text(document)
+        table, pattern = "".join(f"{line}\n" for line in lines), _TABLE.format(name=name)
+        places = [document for document, text in texts.items() for _ in re.finditer(pattern, text)]
+        if len(places) != 1:
+            raise ValueError(f"one document needs the line <!-- table {name} --> once, followed by an empty line")
+        document = places[0]
+        texts[document] = re.sub(pattern, lambda match, table=table: match[1] + table, texts[document])
+    for document, text in texts.items():
+        document.write_text(text)
     for chart in CHARTS:
-        (CHART_FOLDER / chart.file).write_text(chart.svg(rows_of(document, chart.table)))
+        (CHART_FOLDER / chart.file).write_text(chart.svg(rows_of(chart.table)))
 
 
-def rows_of(document: str, name: str) -> Rows:
-    """Cells of a table in the document, by the first cell of each row; the header first."""
-    match = re.search(_TABLE.format(name=name), document)
+def rows_of(name: str) -> Rows:
+    """Cells of a table in its document, by the first cell of each row; the header first."""
+    text = "".join(document.read_text() for document in DOCUMENTS)
+    match = re.search(_TABLE.format(name=name), text)
     lines = match[2].splitlines() if match else []
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
     return {first: rest for first, *rest in cells}
