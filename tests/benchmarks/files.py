@@ -23,7 +23,7 @@ from tests.benchmarks.mock_upstream import PLAIN_RESPONSE
 from tests.benchmarks.path import Bench, started_router
 
 LIMITS = {"request": 25, "push": 20, "scrape": 20}  # files
-REPEATS = 5
+REPEATS = 10
 PACKAGE = str(Path(routing.__file__).parent)
 
 
@@ -79,9 +79,14 @@ async def admin_paths() -> dict[str, CallPath]:
             pushes = [await _push_path(http, url, number) for number in range(1, REPEATS + 1)]
             scrapes = [await _scrape_path(http, url) for _ in range(REPEATS)]
     return {
-        "push": min(pushes[1:], key=lambda path: len(path.files)),
-        "scrape": min(scrapes, key=lambda path: len(path.files)),
+        "push": min(pushes[1:], key=_length),
+        "scrape": min(scrapes, key=_length),
     }
+
+
+def _length(path: CallPath) -> tuple[int, int]:
+    """Files, then calls: the shortest path has none of a periodic task that ran meanwhile."""
+    return len(set(path.files)), len(path.files)
 
 
 async def _push_path(http: aiohttp.ClientSession, url: str, number: int) -> CallPath:

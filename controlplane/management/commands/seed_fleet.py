@@ -53,24 +53,32 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         """CommandError for an invalid replica URL."""
         urls = [url.rstrip("/") for url in options["replica"]]
+        admin, shown = self._new_admin()
         try:
             with transaction.atomic():
-                self._admin()
+                if admin is not None:
+                    admin.save()
                 if options["demo"]:
                     self._demo(urls)
+            if shown:
+                self.stdout.write(f"Sign in as {ADMIN} with the password {shown}  (shown this once)")
             if not options["demo"]:
                 self._fleet(urls, listed_models(urls))
         except ControlPlaneError as error:
             raise CommandError(str(error)) from None
 
-    def _admin(self) -> None:
+    def _new_admin(self) -> tuple[User | None, str]:
+        """The admin user if there is none yet, not saved, and a password to show, or "".
+
+        To be called outside of a transaction: hashing a password takes seconds on a busy machine.
+        """
         if User.objects.filter(username=ADMIN).exists():
-            return
+            return None, ""
         configured = env.text("ADMIN_PASSWORD", "")
         password = configured or secrets.token_urlsafe(15)
-        User.objects.create_superuser(ADMIN, password=password)
-        if not configured:
-            self.stdout.write(f"Sign in as {ADMIN} with the password {password}  (shown this once)")
+        admin = User(username=ADMIN, is_staff=True, is_superuser=True)
+        admin.set_password(password)
+        return admin, "" if configured else password
 
     def _demo(self, urls: Sequence[str]) -> None:
         """One pool with ``round_robin``, so that the demo shows what a better policy changes."""
