@@ -22,3 +22,11 @@ def slowdown() -> float:
 def is_within(duration_s: float, limit_s: float) -> bool:
     """Whether a duration is within its limit, scaled by the slowdown."""
     return duration_s <= limit_s or duration_s <= limit_s * slowdown()
+
+
+def cpu_slowness() -> float:
+    """CPU time of a fixed computation, relative to a server of 2024 (3 GHz); at least 1. For limits of CPU time."""
+    started, total = time.thread_time(), 0
+    for number in range(1_000_000):
+        total += number
+    return max(1.0, (time.thread_time() - started) / 0.045)

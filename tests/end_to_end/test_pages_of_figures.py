@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from tests.alert_history import CAUSE
 from tests.fleet_history import warm_fleet
+from tests.pace import cpu_slowness
 
 CHARTS = 6
 MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
@@ -197,7 +198,8 @@ def test_a_refresh_of_the_overview_is_light(site, full):
         assert 0 < sum(bytes_seen) <= MOST_REFRESH_BYTES
         return cpu_s(session) - before
 
-    assert min(refreshed() for _ in range(3)) <= MOST_REFRESH_CPU_S  # others use the core's caches, too
+    # The shortest: others use the core's caches, too.
+    assert min(refreshed() for _ in range(3)) <= MOST_REFRESH_CPU_S * cpu_slowness()
 
 
 @pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
