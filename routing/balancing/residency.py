@@ -470,7 +470,7 @@ class Residency:
     # --- KV events ---
 
     def add_stored(self, target: TargetId, chain: Chain, now_s: float) -> None:
-        """Record that a replica has these blocks, as of now its most recently used ones, whoever sent the prompt."""
+        """Record that a replica has cached these blocks, and make them its most recently used ones."""
         replica = self._replicas.by_target.get(target)
         if replica is None or not chain:
             return

@@ -4,7 +4,7 @@ Theory of operation. Four things follow from events:
 
 - ``AllBlocksCleared``, and an engine that restarted: the index forgets what the replica had, at once.
 - ``BlockStored`` with known token keys (``known_prompts.py``): the index gets the beginning of that prompt at this
-  replica, whoever sent it.
+  replica, also if another router sent it.
 - ``BlockRemoved`` of a block with a known key: the index loses what follows in that prompt.
 - ``BlockRemoved`` of any block: an engine evicts what it used least recently. So when a block that was stored at some
   time is evicted, everything whose last use ended before that time is gone as well, known or not. A response that ends
@@ -44,7 +44,6 @@ class FollowedEngine:
         self.blocks = EngineBlocks(max_blocks)
         self.capacity_tokens: int | None = None  # None: nothing was evicted yet, or not all events were seen
         self.matched = 0  # responses whose blocks were found
-        self.unmatched = 0  # others, which stored nothing or cannot be told apart
         self._residency = residency
         self._known = known
         self._clock = clock
@@ -107,7 +106,6 @@ class FollowedEngine:
         block_tokens = self.blocks.block_tokens
         run = self._pieces.find(served, block_tokens, ended_s) if block_tokens else None
         if run is None:
-            self.unmatched += 1
             return []
         last = served.prompt_tokens // block_tokens  # blocks after it contain generated tokens
         position = len(run.keys) - 1

@@ -75,6 +75,12 @@ class ReplicaProcess:
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, **fields}
         return self.send("POST", "/v1/chat/completions", body)
 
+    def restore(self) -> None:
+        """End an injected fault, wait until no request runs, and empty the cache."""
+        self.fault(kind="none")
+        self.wait_for(lambda: self.metric("vllm:num_requests_running") == 0, "the engine to be idle")
+        assert self.send("POST", "/reset_prefix_cache").json == {"success": True}
+
     def fault(self, **fault: Any) -> Response:
         return self.send("POST", "/standin/fault", fault)
 

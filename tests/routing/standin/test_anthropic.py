@@ -28,9 +28,7 @@ def shared() -> Iterator[ReplicaProcess]:
 @pytest.fixture
 def replica(shared: ReplicaProcess) -> Iterator[ReplicaProcess]:
     yield shared
-    shared.fault(kind="none")
-    shared.wait_for(lambda: shared.metric("vllm:num_requests_running") == 0, "the engine to be idle")
-    assert shared.send("POST", "/reset_prefix_cache").json == {"success": True}
+    shared.restore()
 
 
 def ask(replica: ReplicaProcess, path: str = MESSAGES, **fields: Any) -> Response:

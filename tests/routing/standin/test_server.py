@@ -25,9 +25,7 @@ def shared() -> Iterator[ReplicaProcess]:
 def replica(shared: ReplicaProcess) -> Iterator[ReplicaProcess]:
     """A replica without a fault and with an empty cache."""
     yield shared
-    shared.fault(kind="none")
-    shared.wait_for(lambda: shared.metric("vllm:num_requests_running") == 0, "the engine to be idle")
-    assert shared.send("POST", "/reset_prefix_cache").json == {"success": True}
+    shared.restore()
 
 
 def open_stream(replica: ReplicaProcess, content: str, max_tokens: int = 4) -> http.client.HTTPConnection:
