@@ -22,6 +22,8 @@ VALUES_BY_FIELD = {  # fields whose patterns random text would never match
     "api_key": st.sampled_from(["secret-key-1", "secret-key-2"]),
     "url": st.sampled_from(["http://10.0.0.1:8000", "http://10.0.0.2:8000"]),
     "path": st.sampled_from(["/health", "/ping"]),
+    "endpoint": st.sampled_from(["tcp://10.0.0.1:5557", "tcp://10.0.0.2:5557"]),
+    "replay_endpoint": st.none() | st.sampled_from(["tcp://10.0.0.1:5558", "tcp://10.0.0.2:5558"]),
     "tier1_hashes": st.lists(st.sampled_from(["0" * 16, "1" * 16]), max_size=2, unique=True).map(tuple),
     "retry_on": st.lists(st.sampled_from(schema.RETRY_CAUSES), min_size=1, max_size=2, unique=True).map(tuple),
     "media_hosts": st.none() | st.lists(st.sampled_from(NAMES), max_size=2, unique=True).map(tuple),
