@@ -144,7 +144,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
 def _data_plane(settings: ServeSettings) -> DataPlane:
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
     if settings.workers == 1:
-        return SingleProcess(Router(settings.name, files, Tls(settings.tls), signatures), __version__)
+        router = Router(settings.name, files, Tls(settings.tls), signatures)
+        return SingleProcess(router, __version__, settings.state_dir)
     from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers do not need it
 
     return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)

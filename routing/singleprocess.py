@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from pathlib import Path
 
 from routing.admin.api import RouterView
 from routing.http.sockets import BACKLOG, bind, close_listeners, divert_new_connections
 from routing.log import event
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
+from routing.proxy.saved_residency import SavedResidency
 from routing.proxy.shutdown import LINGER_S, drain
 
 logger = logging.getLogger(__name__)
@@ -19,16 +21,19 @@ logger = logging.getLogger(__name__)
 class SingleProcess:
     """The router and its listening sockets."""
 
-    def __init__(self, router: Router, version: str) -> None:
+    def __init__(self, router: Router, version: str, state_dir: Path) -> None:
         self.router = router
+        self._saved_residency = SavedResidency(router.balancer, state_dir)
         self.view = RouterView(router, version)
         self.port = 0  # the bound port, once open
         self._servers: list[asyncio.Server] = []
         self._shared: list[socket.socket] = []  # copies of the sockets of a port that other processes share
 
     async def start(self, document: bytes | None) -> None:
-        """Activate the newest valid configuration: ``document`` or the last known good one."""
+        """Activate the newest valid configuration, ``document`` or the last known good one, and the saved residency."""
         await self.router.store.start(document)
+        await self._saved_residency.restore()
+        self._saved_residency.start()
 
     async def open(self, host: str, port: int, *, reuse_port: bool) -> None:
         """Accept requests; OSError if the port is taken."""
@@ -52,10 +57,12 @@ class SingleProcess:
         linger_s = LINGER_S if self._shared else 0.0
         self._stop_accepting()
         await drain(self.router, linger_s)
+        await self._saved_residency.save()
 
     async def close(self) -> None:
         """Abort the requests that remain."""
         self._stop_accepting()
+        self._saved_residency.close()
         self.router.close()
 
     async def _serve(self, **address: object) -> asyncio.Server:

@@ -271,12 +271,15 @@ COMPACT_AT: Final = 8  # runs at the start of a use's list that later uses own b
 
 
 class Use:
-    """One prompt at one replica; the runs that no later prompt used are ``path[first:]``."""
+    """One prompt at one replica; the runs that no later prompt used are ``path[first:]``.
+
+    ``path[first - 1]``, if ``first`` is not 0, is the run before them.
+    """
 
     __slots__ = ("evicted", "first", "path", "used_s")
 
     def __init__(self, path: list[BlockRun], used_s: float) -> None:
-        self.path = path  # from the prompt's first block on; it may end with a Tail
+        self.path = path  # from the prompt's first block on, unless compacted; it may end with a Tail
         self.first = 0
         self.evicted = 0  # blocks that were removed from the end of ``path``; tails not counted
         self.used_s = used_s
@@ -347,8 +350,8 @@ class ReplicaBlocks:
                 if before.first == len(before.path):
                     del self.uses[before]
                 elif before.first >= COMPACT_AT and 2 * before.first >= len(before.path):
-                    del before.path[: before.first]
-                    before.first = 0
+                    del before.path[: before.first - 1]  # the last of them stays, for snapshots
+                    before.first = 1
             runs[run] = use
         if path:
             self.uses[use] = None

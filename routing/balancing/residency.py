@@ -254,6 +254,13 @@ class RequestResidency:
             if extra_tokens > MIN_REPLACED_RATIO * self._previous_tail_tokens:
                 replica.drop(previous)
 
+    def restore_tail(self, tokens: int) -> None:
+        """Set the length of the prompt's tail, which a snapshot has."""
+        tail = self._tail
+        if isinstance(tail, Tail):
+            tail.tokens = tokens
+            self._replica.set_tail_length(tail, round(tokens / self._replica.block_tokens))
+
     def roll_back(self) -> None:
         """The prompt was never prefilled: remove its new blocks that no other prompt has used since."""
         self._replica.roll_back(self._use, len(self._chain) - self._hit_blocks)
@@ -357,6 +364,7 @@ class Residency:
         self.tails = TailReuse()
         self.branches = Branches()
         self.unrecorded_hits = UnrecordedHits()
+        self.dispatches = 0  # prompts that were added, since the process started
 
     def __len__(self) -> int:
         """Entries, one for each run and replica that has it."""
@@ -424,6 +432,7 @@ class Residency:
         ``block_tokens`` is as for ``match``; ``at_home`` learns from the response if the replica is the prompt's home.
         """
         replica = self._replicas.by_target.get(target) or self.add_replica(target)
+        self.dispatches += 1
         path, bit, runs = self._index.path(chain, self._on_split), replica.bit, replica.runs
         self._index.count_prompt(path, self._max_share())
         new_runs = hit_blocks = 0  # runs that are new at the replica, and blocks before the first of them
@@ -466,6 +475,19 @@ class Residency:
             self.unrecorded_hits,
             at_home,
         )
+
+    def restore(self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int) -> None:
+        """Add a prompt that a snapshot has of a replica; prompts of a replica must come in the order of their use."""
+        replica = self._replicas.by_target.get(target)
+        if replica is None:
+            return
+        replica.uses_tails = replica.uses_tails or tail_tokens > 0
+        self.insert(target, chain, used_s).restore_tail(tail_tokens)
+
+    @property
+    def ttl_s(self) -> float:
+        """Age in seconds above which blocks are not expected to be cached any more."""
+        return self._ttl_s
 
     # --- KV events ---
 

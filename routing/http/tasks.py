@@ -33,6 +33,7 @@ class Background(StrEnum):
     WORKERS = "workers"  # supervises workers
     LOADS = "loads"  # exchanges loads among workers
     KV_EVENTS = "kv_events"  # takes KV cache events of replicas
+    RESIDENCY = "residency"  # saves the residency index
     LIMITS = "limits"  # admits requests to permits that another worker has released
 
 

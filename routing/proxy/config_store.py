@@ -43,7 +43,7 @@ class LastKnownGood:
     """Two generations of the configuration in one folder, readable only by the router's account: it has secrets."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._current = folder / CURRENT
         self._previous = folder / PREVIOUS
 
@@ -53,8 +53,8 @@ class LastKnownGood:
         After the last rename no error is raised: if the folder was not flushed, a loss of power may restore the
         previous document.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new_path = self._folder / f"{CURRENT}.new"
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new_path = self.folder / f"{CURRENT}.new"
         with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(b"%b\n%b" % (_header(document), document))
             file.flush()
@@ -62,7 +62,7 @@ class LastKnownGood:
         if _read(self._current) is not None:  # a corrupt one must not replace the last good one
             self._current.replace(self._previous)
         new_path.replace(self._current)
-        folder = os.open(self._folder, os.O_RDONLY)
+        folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -17,13 +18,25 @@ class ResponseError(ValueError):
     """A response that is not HTTP, not complete or too long."""
 
 
+class FetchedResponse(NamedTuple):
+    """A response; of equal header names, which are in lower case, the last value."""
+
+    status: int
+    body: bytes
+    headers: dict[bytes, bytes]
+
+
 class _Body:
-    """Collects the body of one response; the parser's protocol."""
+    """Collects the body and the headers of one response; the parser's protocol."""
 
     def __init__(self) -> None:
         self.data = bytearray()
+        self.headers: dict[bytes, bytes] = {}
         self.is_complete = False
         self.on_body = self.data.extend
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.lower()] = value
 
     def on_message_complete(self) -> None:
         self.is_complete = True
@@ -46,7 +59,15 @@ async def send_request(address: Address, path: str, body: bytes | None = None) -
 async def fetch(
     address: Address, path: str, body: bytes | None = None, *, max_bytes: int, only_first_byte: bool = False
 ) -> tuple[int, bytes]:
-    """Status and body of the response to a GET, or to a POST of ``body``.
+    """Status and body of a response; arguments and errors as of ``fetch_response``."""
+    response = await fetch_response(address, path, body, max_bytes=max_bytes, only_first_byte=only_first_byte)
+    return response.status, response.body
+
+
+async def fetch_response(
+    address: Address, path: str, body: bytes | None = None, *, max_bytes: int, only_first_byte: bool = False
+) -> FetchedResponse:
+    """The response to a GET, or to a POST of ``body``.
 
     ``only_first_byte``: return as soon as the body has begun, or is known to be empty. OSError if there is no
     connection; ResponseError if the response is not HTTP, ends early or is longer than ``max_bytes``.
@@ -66,7 +87,7 @@ async def fetch(
                 break
     if not (received.is_complete or only_first_byte):
         raise ResponseError("the response is not complete")
-    return parser.get_status_code(), bytes(received.data)
+    return FetchedResponse(parser.get_status_code(), bytes(received.data), received.headers)
 
 
 async def _open_connection(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -142,6 +142,7 @@ class WorkerOptions(Struct, frozen=True):
     row: int  # this worker's
     listening_fds: list[list[int]]  # by slot, one for each address
     tls: TlsFiles
+    state_dir: str  # of the router
 
 
 class Preparation(Struct, frozen=True):

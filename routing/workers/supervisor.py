@@ -54,6 +54,7 @@ class Supervisor:
         self.name = name
         self.workers = workers
         self._tls = tls or TlsFiles()
+        self._state_dir = str(files.folder)
         self._board = SharedBoard.create(2 * workers)  # a slot may have a draining worker beside its present one
         self.configuration = SharedConfiguration(lambda: self.ready, self._board, files, signatures)
         self.store = self.configuration.store
@@ -232,7 +233,7 @@ class Supervisor:
         own_end, worker_end = socket.socketpair()
         board, fds = self._board, [[listener.fileno() for listener in sockets] for sockets in self._sockets]
         options = WorkerOptions(
-            self.name, slot, self.workers, worker_end.fileno(), board.fd, board.rows, row, fds, self._tls
+            self.name, slot, self.workers, worker_end.fileno(), board.fd, board.rows, row, fds, self._tls, self._state_dir
         )
         try:
             worker = await WorkerProcess.start(options, own_end, [options.channel_fd, board.fd, *chain(*fds)])

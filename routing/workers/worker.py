@@ -1,6 +1,6 @@
 """One worker process: a router that accepts from its part of the data port, controlled by its parent.
 
-It has no admin port and writes no files. When its parent ends, it accepts nothing more, completes the requests in
+It has no admin port, and writes no file except its residency index. When its parent ends, it accepts nothing more, completes the requests in
 flight and exits.
 """
 
@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from routing.process import return_large_blocks, tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
+from routing.proxy.saved_residency import SavedResidency
 from routing.proxy.shutdown import drain
 from routing.schema import ConfigError, load_snapshot
 from routing.workers.messages import CallRejectedError, Channel, Preparation, WorkerOptions, WorkerStatus, as_plain
@@ -53,6 +55,8 @@ class Worker:
         self._loads = SharedLoads(self.router, board, options.row)
         self._limits = self.router.shared_limits = WorkerLimits(board.limits, options.row)
         self._ticks = Periodic(Background.LIMITS, PERIOD_S, self._tick)
+        self._saved_residency = SavedResidency(self.router.balancer, Path(options.state_dir), options.number)
+        self._is_restored = False
         self._prepared: tuple[Swap, Preparation] | None = None
         self._preparing = asyncio.Lock()  # preparations complete in the order of their calls
         self._listening: dict[int, list[asyncio.Server]] = {}
@@ -79,6 +83,7 @@ class Worker:
         if not self.router.is_draining:
             event(logger, "parent_gone", level=logging.WARNING, in_flight=self.router.services.in_flight)
         await self._drain(0.0)
+        self._saved_residency.close()
         self._loads.stop()
         self._ticks.stop()
         self.router.close()
@@ -114,6 +119,10 @@ class Worker:
         self._loads.configure(preparation.columns)
         self._limits.configure(preparation.rates, preparation.queues)
         await swap()
+        if not self._is_restored:
+            self._is_restored = True
+            await self._saved_residency.restore()
+            self._saved_residency.start()
 
     async def _listen(self, slots: list[int]) -> None:
         """Accept from the sockets of these slots, and of no others."""
@@ -166,6 +175,7 @@ class Worker:
         """Stop accepting and wait for requests in flight; idle connections may send another within ``linger_s``."""
         await self._stop_accepting(None)
         await drain(self.router, linger_s)
+        await self._saved_residency.save()
 
 
 def main() -> None:

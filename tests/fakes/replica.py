@@ -72,6 +72,7 @@ class FakeReplica:
         self.health_status: int | None = 200  # None: no response
         self.probes = 0  # health checks
         self.metrics: Callable[[], bytes] | None = None  # the text of ``/metrics``; None: 404
+        self.metrics_headers = b""  # further header lines of that response
         self.reads = 0  # scrapes of ``/metrics``
         self.metrics_delay_s = 0.0
         self.is_stopped = False  # accepts data, and responds neither at ``/health`` nor at ``/metrics``
@@ -142,7 +143,8 @@ class FakeReplica:
         await asyncio.sleep(self.metrics_delay_s)
         text = b"" if self.metrics is None else self.metrics()
         status = 404 if self.metrics is None else 200
-        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (status, len(text), text))
+        head = b"HTTP/1.1 %d X\r\n%bContent-Length: %d\r\nConnection: close\r\n\r\n"
+        writer.write(head % (status, self.metrics_headers, len(text)) + text)
         writer.close()
 
     async def _respond_health(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,11 +10,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from routing.balancing.block_index import ReplicaBlocks, Tail
 from routing.balancing.residency import RequestResidency, Residency
+from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from routing.types import ReplicaId
 from tests.routing.building import names
 
 REPLICAS = names(3)
 MOST_ENTRIES, TTL_S = 20, 8.0  # of a crowded residency
+NOW_AT = 1_700_000_000.0
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # of two letters, so that they diverge anywhere
 salts = st.sampled_from([0, 1])  # of tenants or adapters, which share no blocks
 
@@ -29,7 +31,7 @@ class Sent(NamedTuple):
 
 
 def chain(prompt: list[int], salt: int) -> list[int]:
-    return [hash((salt, *prompt[: end + 1])) for end in range(len(prompt))]
+    return [hash((salt, *prompt[: end + 1])) % 2**64 for end in range(len(prompt))]
 
 
 class ResidencyMachine(RuleBasedStateMachine):
@@ -183,9 +185,27 @@ class CrowdedMachine(RuleBasedStateMachine):
             assert entry.blocks == sum(run.length for run in entry.runs)
             assert all(run.mask & entry.bit for run in entry.runs)
 
+    @invariant()
+    def a_snapshot_restores_all_blocks_with_their_last_uses(self) -> None:
+        restored = Residency(block_tokens=1, run_tokens=4)
+        for entry in self.entries():
+            restored.add_replica(entry.target)
+            data = b"".join(encode_uses(entry, self.now_s, NOW_AT, 1_000_000))
+            for _ in restore_uses(restored, entry.target, [decode_uses(data)], self.now_s, NOW_AT, 1_000_000.0):
+                pass
+            copy = restored.replica(entry.target)
+            assert copy is not None
+            assert uses_by_block(copy) == uses_by_block(entry)
+
     def entries(self) -> list[ReplicaBlocks]:
         found = (self.residency.replica(replica) for replica in REPLICAS)
         return [entry for entry in found if entry is not None]
+
+
+def uses_by_block(entry: ReplicaBlocks) -> dict[int, float]:
+    return {
+        block: use.used_s for run, use in entry.runs.items() if not isinstance(run, Tail) for block in run.hashes
+    }
 
 
 TestResidency = ResidencyMachine.TestCase

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from routing.schema import Limits
+from routing.schema import Limits, LowestCostSettings
 from tests.fakes.replica import FakeReplica, Held, halting, sse
-from tests.routing.proxy.harness import CHAT, config, connect, post
+from tests.routing.proxy.harness import CHAT, chat_body, config, connect, post
 from tests.routing.workers.harness import Load, Process, loaded, serving, worker_of
 
 
@@ -26,6 +26,20 @@ async def replaced(router: Process, before: list[int]) -> None:
         return len(router.workers) == len(before) and not set(router.workers) & set(before)
 
     await router.until(all_new, "new workers in the place of all old ones")
+
+
+async def test_restarted_workers_know_what_all_workers_have_sent(four: list[FakeReplica], tmp_path: Path) -> None:
+    snapshot = config(four, settings=LowestCostSettings())
+    prompts = [chat_body(text=f"Document {number}. " * 60) for number in range(30)]
+    async with serving(tmp_path, snapshot, "--workers=2") as router:
+        before = [await router.chat(prompt) for prompt in prompts]
+        assert len({worker_of(response) for response in before}) == 2
+        await router.end()
+    async with serving(tmp_path, snapshot, "--workers=3") as router:
+        after = [await router.chat(prompt) for prompt in prompts * 2]
+    assert len({worker_of(response) for response in after}) > 1
+    assert {response.headers["x-warmpath-reason"] for response in after} == {"hit"}
+    assert [response.replica for response in after] == [response.replica for response in before] * 2
 
 
 async def test_connections_are_spread_over_workers_and_end_only_with_their_own(

@@ -1,0 +1,134 @@
+"""A snapshot of the residency index, from which a router that restarts learns what replicas probably have cached.
+
+Theory of operation. Of each prompt that a replica has cached, the snapshot has the blocks that no later prompt there
+used, the hash of the block before them, and the time of use; of many prompts with one beginning it has the beginning
+once. The latest prompts come first. So the block before always belongs to a prompt that comes earlier, and a snapshot
+may be cut anywhere. Prompts are restored by ``Residency.restore``, the oldest first, which rebuilds the LRU order. Several snapshots
+of one replica, such as those of several workers, are restored in the common order of their times.
+
+A record is a header (time of use in seconds since 1970, tokens of the tail, number of blocks, hash of the block before
+or 0) and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot tells nothing of a prompt's text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from struct import Struct, error
+from typing import Final
+
+from routing.balancing.block_index import ReplicaBlocks, Tail, Use
+from routing.balancing.residency import Residency
+from routing.types import TargetId
+
+_HEADER: Final = Struct("=dIIQ")
+HASH_BYTES: Final = 8
+NO_HASH: Final = 0  # there is no block before
+
+
+class SavedUse:
+    """One prompt of a snapshot."""
+
+    __slots__ = ("blocks", "parent", "tail_tokens", "used_at")
+
+    def __init__(self, used_at: float, tail_tokens: int, parent: int, blocks: array[int]) -> None:
+        self.used_at = used_at  # seconds since 1970
+        self.tail_tokens = tail_tokens
+        self.parent = parent  # hash of the block before ``blocks``, or NO_HASH
+        self.blocks = blocks
+
+
+class SavedUses:
+    """The prompts of one replica in one snapshot, the latest first."""
+
+    __slots__ = ("_places", "uses")
+
+    def __init__(self, uses: list[SavedUse]) -> None:
+        self.uses = uses
+        wanted = {use.parent for use in uses}
+        self._places: dict[int, tuple[int, int]] = {}  # hash -> (index of its use, blocks up to it)
+        for index, use in enumerate(uses):
+            for hash_ in wanted.intersection(use.blocks):
+                self._places.setdefault(hash_, (index, use.blocks.index(hash_) + 1))
+
+    def chain(self, index: int) -> array[int] | None:
+        """All blocks of a prompt; None if the snapshot lacks its beginning."""
+        parts: list[array[int]] = [self.uses[index].blocks]
+        parent = self.uses[index].parent
+        while parent != NO_HASH:
+            place = self._places.get(parent)
+            if place is None or place[0] >= index:
+                return None
+            index, blocks = place
+            parts.append(self.uses[index].blocks[:blocks])
+            parent = self.uses[index].parent
+        chain = array("Q")
+        for part in reversed(parts):
+            chain.extend(part)
+        return chain
+
+
+def encode_uses(replica: ReplicaBlocks, now_s: float, now_at: float, max_bytes: int) -> Iterator[bytes]:
+    """The records of a replica's latest prompts, of at most ``max_bytes`` together.
+
+    ``now_s`` is the present by the residency's clock, ``now_at`` in seconds since 1970. The replica may change between
+    two records.
+    """
+    for use in reversed(list(replica.uses)):
+        if use not in replica.uses:
+            continue
+        record = _encode(use, now_at - (now_s - use.used_s))
+        max_bytes -= len(record)
+        if max_bytes < 0:
+            return
+        yield record
+
+
+def _encode(use: Use, used_at: float) -> bytes:
+    blocks, tail_tokens = array("Q"), 0
+    for run in use.path[use.first :]:
+        if isinstance(run, Tail):
+            tail_tokens = run.tokens
+        else:
+            blocks.extend(run.hashes)
+    parent = use.path[use.first - 1].last if use.first else NO_HASH
+    return _HEADER.pack(used_at, tail_tokens, len(blocks), parent) + blocks.tobytes()
+
+
+def decode_uses(data: bytes) -> SavedUses:
+    """The records of ``encode_uses``; ValueError if there is anything else."""
+    uses, at = [], 0
+    try:
+        while at < len(data):
+            used_at, tail_tokens, count, parent = _HEADER.unpack_from(data, at)
+            start = at + _HEADER.size
+            at = start + count * HASH_BYTES
+            blocks = array("Q")
+            blocks.frombytes(data[start:at])
+            if len(blocks) != count:
+                raise ValueError("a record is not complete")
+            uses.append(SavedUse(used_at, tail_tokens, parent, blocks))
+    except error as cause:
+        raise ValueError(str(cause)) from None
+    return SavedUses(uses)
+
+
+def restore_uses(
+    residency: Residency, target: TargetId, snapshots: Iterable[SavedUses], now_s: float, now_at: float, max_age_s: float
+) -> Iterator[int]:
+    """Restore the prompts of a replica that are at most ``max_age_s`` old; yields the blocks of each one."""
+    oldest_first = [
+        [(use.used_at, index, snapshot) for index, use in reversed(list(enumerate(snapshot.uses)))]
+        for snapshot in snapshots
+    ]
+    for used_at, index, snapshot in merge(*oldest_first, key=_time_of):
+        age_s = max(0.0, now_at - used_at)
+        chain = snapshot.chain(index) if age_s <= max_age_s else None
+        if chain:
+            residency.restore(target, chain, now_s - age_s, snapshot.uses[index].tail_tokens)
+            yield len(chain)
+
+
+def _time_of(item: tuple[float, int, SavedUses]) -> float:
+    return item[0]
