@@ -3,8 +3,8 @@
 Theory of operation. Of each prompt that a replica has cached, the snapshot has the blocks that no later prompt there
 used, the hash of the block before them, and the time of use; of many prompts with one beginning it has the beginning
 once. The latest prompts come first. So the block before always belongs to a prompt that comes earlier, and a snapshot
-may be cut anywhere. Prompts are restored by ``Residency.restore``, the oldest first, which rebuilds the LRU order. Several snapshots
-of one replica, such as those of several workers, are restored in the common order of their times.
+may be cut anywhere. Prompts are restored by ``Residency.restore``, the oldest first, which rebuilds the LRU order.
+Several snapshots of one replica, such as those of several workers, are restored in the common order of their times.
 
 A record is a header (time of use in seconds since 1970, tokens of the tail, number of blocks, hash of the block before
 or 0) and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot tells nothing of a prompt's text.
@@ -115,7 +115,12 @@ def decode_uses(data: bytes) -> SavedUses:
 
 
 def restore_uses(
-    residency: Residency, target: TargetId, snapshots: Iterable[SavedUses], now_s: float, now_at: float, max_age_s: float
+    residency: Residency,
+    target: TargetId,
+    snapshots: Iterable[SavedUses],
+    now_s: float,
+    now_at: float,
+    max_age_s: float,
 ) -> Iterator[int]:
     """Restore the prompts of a replica that are at most ``max_age_s`` old; yields the blocks of each one."""
     oldest_first = [

@@ -233,7 +233,16 @@ class Supervisor:
         own_end, worker_end = socket.socketpair()
         board, fds = self._board, [[listener.fileno() for listener in sockets] for sockets in self._sockets]
         options = WorkerOptions(
-            self.name, slot, self.workers, worker_end.fileno(), board.fd, board.rows, row, fds, self._tls, self._state_dir
+            self.name,
+            slot,
+            self.workers,
+            worker_end.fileno(),
+            board.fd,
+            board.rows,
+            row,
+            fds,
+            self._tls,
+            self._state_dir,
         )
         try:
             worker = await WorkerProcess.start(options, own_end, [options.channel_fd, board.fd, *chain(*fds)])

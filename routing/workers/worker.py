@@ -1,7 +1,7 @@
 """One worker process: a router that accepts from its part of the data port, controlled by its parent.
 
-It has no admin port, and writes no file except its residency index. When its parent ends, it accepts nothing more, completes the requests in
-flight and exits.
+It has no admin port, and writes no file except its residency index. When its parent ends, it accepts nothing more,
+completes the requests in flight and exits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ behind it, and the blocks that it evicts from a full cache may be requested agai
 ``alpha`` with the greater of two shares: the share of busy replicas, to the power of ``CHOICES``, because a next
 request only waits if all replicas that it can choose from are busy; and the share of old cached blocks that are used
 again before they are evicted. So an idle fleet with free cache prefills a long new prefix at several replicas at once,
-and a busy or crowded one avoids copies.
+and a busy or crowded one avoids copies. If there are other routers, the share of busy replicas counts to the power of
+``CHOICES_UNSEEN``, because this router sees only those that its own requests make busy.
 
 The cost always grows with the load and falls with the cached tokens, so the minimum is found among few candidates. If
 few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
@@ -53,6 +54,7 @@ from routing.schema import CostSettings
 from routing.types import PrefixHash, Reason, TargetId
 
 CHOICES: Final = 3  # number of replicas that a next request is assumed to choose from
+CHOICES_UNSEEN: Final = 0.5  # the same exponent if requests of other routers make replicas busy that look idle here
 STEP_S: Final = 0.010  # prefill time that a running request counts as: about a step's fixed cost
 TIE_S: Final = 0.004  # of prefill time; less than a running request counts as, and less than the error of estimates
 HIT: Final = Reason.HIT  # an enum's attributes are slow to look up
@@ -223,7 +225,8 @@ class CostRule:
         candidates, match = query.candidates, query.match
         terms, busy = self._cost_terms(members, query, candidates.now_s())
         busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
-        price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**CHOICES, match.reuse_ratio)
+        exponent = CHOICES if match.home_at is None else CHOICES_UNSEEN
+        price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**exponent, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
     def _cost_terms(

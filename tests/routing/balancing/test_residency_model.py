@@ -203,9 +203,7 @@ class CrowdedMachine(RuleBasedStateMachine):
 
 
 def uses_by_block(entry: ReplicaBlocks) -> dict[int, float]:
-    return {
-        block: use.used_s for run, use in entry.runs.items() if not isinstance(run, Tail) for block in run.hashes
-    }
+    return {block: use.used_s for run, use in entry.runs.items() if not isinstance(run, Tail) for block in run.hashes}
 
 
 TestResidency = ResidencyMachine.TestCase

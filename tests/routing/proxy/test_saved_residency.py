@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
@@ -174,7 +173,7 @@ async def test_a_file_has_a_bounded_size(
 ) -> None:
     monkeypatch.setattr(saved_residency, "MAX_BYTES", 1000)
     before = await fill(snapshot_of(three), tmp_path)
-    assert os.path.getsize(tmp_path / "residency-0") < 1500
+    assert (tmp_path / "residency-0").stat().st_size < 1500
     async with router(snapshot_of(three), tmp_path) as harness:
         after = await placements(harness)
     reasons = [reason for _, reason in after]

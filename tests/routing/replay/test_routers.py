@@ -14,7 +14,9 @@ from routing.replay.replay import replay, report
 from routing.replay.routers import Arrivals, SeveralRouters, Sharing, router_placers
 from routing.schema import LowestCostSettings
 from routing.traffic.columns import Columns
+from routing.traffic.trace import read_columns
 from tests import synthetic_traces
+from tests.routing.simulation.test_reference import FOUND, NAME
 from tests.synthetic_traces import SMALL_BLOCK_TOKENS
 
 REPLICAS = 8
@@ -56,11 +58,20 @@ def hit_rate(
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_four_routers_without_common_state_reach_95_percent_of_the_hits_of_one(name: str) -> None:
+def test_several_routers_without_common_state_reach_95_percent_of_the_hits_of_one(name: str) -> None:
     make, model = WORKLOADS[name]
     columns = make()
+    single = hit_rate(columns, model, 1)
 
-    assert hit_rate(columns, model, 4) >= 0.95 * hit_rate(columns, model, 1)
+    assert hit_rate(columns, model, 2) >= 0.95 * single
+    assert hit_rate(columns, model, 4) >= 0.95 * single
+
+
+@pytest.mark.skipif(not FOUND, reason=f"TRACE NOT FOUND: {NAME} (set WARMPATH_TRACES to its folder)")
+def test_two_routers_reach_95_percent_of_the_hits_of_one_on_a_real_trace() -> None:
+    columns, model = read_columns(FOUND[0]), FastEngineConfig(4000)
+
+    assert hit_rate(columns, model, 2) >= 0.95 * hit_rate(columns, model, 1)
 
 
 def test_with_events_a_router_knows_what_others_have_sent() -> None:
