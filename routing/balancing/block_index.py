@@ -76,6 +76,11 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._by_first)
 
+    @property
+    def walked(self) -> list[BlockRun]:
+        """The whole runs of the chain that was matched last, until it is added."""
+        return self._walked
+
     def levels(self, chain: Chain) -> list[tuple[int, int]]:
         """``(blocks, mask of replicas with at least that many)``, the shortest prefix first. 0.2 us a run."""
         by_first, levels = self._by_first, []
@@ -308,6 +313,12 @@ class ServedPrompt:
 
 
 OnResponse = Callable[[ServedPrompt], None]
+MAX_EVICTED: Final = 131_072  # evicted runs of all replicas together whose first hashes are kept
+CAPACITY_SAMPLES: Final = 3.0  # after which a share of evicted blocks that were cached changes the capacity
+_CAPACITY_FADE: Final = 0.9  # of these samples, for each new one
+CAPACITY_STEP: Final = 4.0  # by which the capacity grows
+MAX_CAPACITY_RATIO: Final = 64.0  # of the estimated to the reported capacity
+_UPDATE_RATIO: Final = 4  # how often the boundary of the GPU cache is computed while all its uses are replaced
 MAX_OLDER_USES: Final = 256  # that are looked through for blocks after an evicted one
 
 
@@ -318,7 +329,13 @@ class ReplicaBlocks:
         self.target = target
         self.bit = bit
         self._index = index
-        self.capacity = 0  # blocks
+        self.capacity = 0  # blocks, of all cache tiers together
+        self.reported_blocks = 0  # capacity as the engine reports it: its GPU cache
+        self.capacity_ratio = 1.0  # capacity / reported capacity, learnt from blocks that were found after an eviction
+        self.evicted: OrderedDict[int, None] = OrderedDict()  # first hashes of runs above the capacity, the latest last
+        self.fast_since_s = -inf  # blocks used before this time are in a lower cache tier; -inf: there is none
+        self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
+        self._uses_until_update = 0
         self.capacity_tokens = 0  # as the engine counts them
         self.block_tokens = block_tokens  # estimated, of a block: converts the capacity from tokens to blocks
         self.blocks = 0  # of all runs
@@ -355,7 +372,31 @@ class ReplicaBlocks:
             runs[run] = use
         if path:
             self.uses[use] = None
+        if self.capacity_ratio > 1.0:
+            self._uses_until_update -= 1
+            if self._uses_until_update < 0:
+                self._update_fast_since()
         return use
+
+    def _update_fast_since(self) -> None:
+        """Find the oldest use that the GPU cache still has: all later ones fit into the reported capacity."""
+        blocks, uses, self.fast_since_s = 0, 0, -inf
+        for use in reversed(self.uses):
+            uses += 1
+            for run in use.path[use.first :]:
+                blocks += run.length
+            if blocks > self.reported_blocks:
+                self.fast_since_s = use.used_s
+                break
+        self._uses_until_update = uses // _UPDATE_RATIO
+
+    def slow_blocks(self, path: Sequence[BlockRun]) -> int:
+        """How many blocks of a cached prefix are in a lower cache tier."""
+        blocks, runs, fast_since_s = 0, self.runs, self.fast_since_s
+        for run in path:
+            if (use := runs.get(run)) is not None and use.used_s < fast_since_s:
+                blocks += run.length
+        return blocks
 
     def on_split(self, head: BlockRun, tail: BlockRun) -> None:
         """A cached run was split: its new head belongs to the same use, before it."""
@@ -365,6 +406,39 @@ class ReplicaBlocks:
     def evict(self) -> None:
         """Evict the last run of the oldest use; there must be one."""
         self._evict_last(next(iter(self.uses)))
+
+    def evict_excess(self, max_evicted: int) -> int:
+        """Evict what exceeds the capacity, and remember ``max_evicted`` such runs; the number of blocks."""
+        excess, evicted = self.blocks - self.capacity, self.evicted
+        while self.blocks > self.capacity:
+            run = next(iter(self.uses)).path[-1]
+            self.evict()
+            if not isinstance(run, Tail):
+                evicted[run.hashes[0]] = None
+        while len(evicted) > max_evicted:
+            evicted.popitem(last=False)
+        return max(0, excess)
+
+    def take_evicted(self, chain: Chain, hit_blocks: int) -> bool:
+        """Whether the first block that is not cached was evicted above the capacity; forgets that it was."""
+        if not self.evicted or hit_blocks >= len(chain) or chain[hit_blocks] not in self.evicted:
+            return False
+        del self.evicted[chain[hit_blocks]]
+        return True
+
+    def learn_capacity(self, is_found: bool) -> None:
+        """Learn from a prompt with evicted blocks whether the engine still had them, as with a lower cache tier."""
+        self._sought = _CAPACITY_FADE * self._sought + 1.0
+        self._found = _CAPACITY_FADE * self._found + (1.0 if is_found else 0.0)
+        if 2.0 * self._found > CAPACITY_SAMPLES and 2.0 * self._found > self._sought:
+            self.set_capacity_ratio(CAPACITY_STEP * self.capacity_ratio)
+
+    def set_capacity_ratio(self, ratio: float) -> None:
+        """Set the ratio of the estimated to the reported capacity, at least 1."""
+        self._found = self._sought = 0.0
+        self.capacity_ratio = min(max(1.0, ratio), MAX_CAPACITY_RATIO)
+        self.capacity = int(self.capacity_ratio * self.reported_blocks)
+        self._update_fast_since()
 
     def evict_until(self, used_s: float) -> None:
         """Evict everything that was last used at this time or before."""
@@ -431,7 +505,8 @@ class ReplicaBlockTables:
         self._by_number: list[ReplicaBlocks | None] = []
         self._free_numbers: list[int] = []  # numbers of removed replicas
         self._turn = 0
-        self.capacity = 0  # of all, in blocks
+        self.has_tiers = False  # whether some engine had more cached than it reports as its capacity
+        self.capacity = 0  # of all, in blocks, as engines report it
 
     def replicas_of_mask(self, mask: int) -> list[ReplicaBlocks]:
         """The replicas with these bits. 0.2 us each; 100 us for most of a thousand."""
@@ -444,6 +519,11 @@ class ReplicaBlockTables:
                 replicas.append(replica)
             mask ^= bit
         return replicas
+
+    def replica_of(self, bit: int) -> ReplicaBlocks | None:
+        """The replica with this bit."""
+        number = bit.bit_length() - 1
+        return self._by_number[number] if 0 <= number < len(self._by_number) else None
 
     def next_in_turn(self) -> ReplicaBlocks | None:
         """The next replica in turn; None for a removed one. There must be a replica."""
@@ -477,15 +557,16 @@ class ReplicaBlockTables:
     def resize(self, replica: ReplicaBlocks, block_tokens: int) -> None:
         """Compute the capacity of a replica in blocks of ``block_tokens``."""
         blocks = max(1, replica.capacity_tokens // block_tokens)
-        self.capacity += blocks - replica.capacity
-        replica.capacity, replica.block_tokens = blocks, block_tokens
+        self.capacity += blocks - replica.reported_blocks
+        replica.reported_blocks, replica.block_tokens = blocks, block_tokens
+        replica.capacity = int(replica.capacity_ratio * blocks)
 
     def remove_all_but(self, targets: Iterable[TargetId]) -> None:
         """Remove all other replicas and their blocks. O(their runs)."""
         for target in self.by_target.keys() - set(targets):
             replica = self.by_target.pop(target)
             replica.evict_until(inf)
-            self.capacity -= replica.capacity
+            self.capacity -= replica.reported_blocks
             number = replica.bit.bit_length() - 1
             self._by_number[number] = None
             self._free_numbers.append(number)

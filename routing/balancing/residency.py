@@ -28,6 +28,14 @@ A router without others finds nothing, and places requests as if there were no h
 KV events. Where an engine publishes what it stores and evicts (``routing/kv_events``), that corrects its blocks: they
 have no age limit, and evictions by estimate only happen above the capacity that the events show.
 
+Cache tiers. Engines that offload KV blocks to the host's memory or to disks have more cached than their GPU cache has
+room for, which is all that they report. What was evicted here for lack of capacity is remembered for a while, and a
+response tells whether a prompt with such blocks found them. If prompts did, the capacity grows
+(``ReplicaBlocks.learn_capacity``); if predictions turn out wrong, it shrinks to what is left. The blocks that exceed
+the reported capacity, those used longest ago, are assumed in the lower tier, and in a cost they count as much as it
+takes to fetch them from the host's memory. With other routers the capacity does not grow, because then the blocks may
+be cached again by their requests.
+
 ``Reuse`` measures whether full caches are crowded: how much of their old blocks is requested again before eviction.
 """
 
@@ -38,6 +46,7 @@ from math import inf
 from typing import Final
 
 from routing.balancing.block_index import (
+    MAX_EVICTED,
     BlockIndex,
     BlockRun,
     Branches,
@@ -128,6 +137,7 @@ MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
 MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked
 MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and teach nothing
+FOUND_RATIO: Final = 0.5  # of an evicted run's tokens that must be cached for the engine to have it still
 PREFIX_RATIO: Final = 0.9  # of the prefix before a tail that must be cached for the response to tell about the tail
 MIN_REPLACED_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
 
@@ -150,6 +160,7 @@ class RequestResidency:
         "_tails",
         "_unrecorded_hits",
         "_use",
+        "_was_evicted",
     )
 
     def __init__(
@@ -166,6 +177,7 @@ class RequestResidency:
         previous_tail: BlockRun | None,
         unrecorded_hits: UnrecordedHits,
         at_home: ShareByTokens | None,
+        was_evicted: bool,
     ) -> None:
         self._replica = replica
         self._chain = chain
@@ -180,6 +192,7 @@ class RequestResidency:
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
         self._unrecorded_hits = unrecorded_hits
         self._at_home = at_home  # None: the replica is not the home of the prompt
+        self._was_evicted = was_evicted  # the first new block was evicted above the estimated capacity
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
@@ -188,7 +201,8 @@ class RequestResidency:
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
         if self._replica.on_response is not None:
             self._report(self._replica.on_response, scale, prompt_tokens, cached_tokens, generated_tokens)
-        self._learn_unrecorded_hits(cached_tokens / scale)
+        if not (self._was_evicted and self._learn_capacity(cached_tokens / scale)):
+            self._learn_unrecorded_hits(cached_tokens / scale)
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
         if predicted < MIN_CHECKED_TOKENS or self._use.used_s - self._prefix_used_s < MAX_PREFILL_S:
@@ -203,6 +217,8 @@ class RequestResidency:
         if replica.misses >= MAX_MISSES:
             replica.misses = 0
             replica.evict_until(replica.missed_used_s)
+            if replica.capacity_ratio > 1.0:
+                replica.set_capacity_ratio(replica.blocks / replica.reported_blocks)
 
     def _report(
         self,
@@ -223,6 +239,14 @@ class RequestResidency:
     def _block_tokens(self) -> int:
         """Estimated tokens of each block of the prompt."""
         return self._hit_tokens // self._hit_blocks if self._hit_blocks else self._replica.block_tokens
+
+    def _learn_capacity(self, cached_tokens: float) -> bool:
+        """Learn whether the engine still had blocks that were evicted here; whether it had. Estimated tokens."""
+        replica, unrecorded = self._replica, self._prompt_tokens - self._hit_tokens
+        is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
+        if replica.on_response is None and not self._unrecorded_hits.has_other_routers:
+            replica.learn_capacity(is_found)
+        return is_found
 
     def _learn_unrecorded_hits(self, cached_tokens: float) -> None:
         """Learn how many of the tokens that were not recorded at the replica were cached. Estimated tokens."""
@@ -293,6 +317,9 @@ RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS: Final = 262_144  # capacity until the engine has reported one: 16,384 blocks of 16 tokens
 MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, if no two share one
 TTL_S: Final = 1200.0  # since last used
+# A lower cache tier, in the host's memory: 320 KiB a token at 25 GB/s after 10 ms, as the literature has it.
+FETCH_S: Final = 0.010
+FETCH_TOKEN_S: Final = 13e-6
 
 
 class Match:
@@ -301,8 +328,11 @@ class Match:
     __slots__ = (
         "_branches",
         "_chain",
+        "_path",
+        "_tables",
         "block_tokens",
         "branch_tokens",
+        "has_tiers",
         "home_at",
         "levels",
         "reuse_ratio",
@@ -318,6 +348,9 @@ class Match:
         self.levels = levels  # (blocks, mask of replicas with at least that many), the shortest prefix first
         self.block_tokens = block_tokens
         self.reuse_ratio = reuse_ratio  # ``Reuse.ratio`` of the residency
+        self.has_tiers = False  # whether some replica may have blocks in a lower cache tier
+        self._path: list[BlockRun] = []
+        self._tables: ReplicaBlockTables | None = None
         self.home_at: int | None = None  # as of ``BlockIndex.home_at``; None: there are no other routers
         self.tail_mask = 0  # replicas with the longest cached prefix and its tail
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
@@ -338,6 +371,20 @@ class Match:
                 extra = self._branches.tokens(self._chain[blocks - 1])
                 return min(blocks * self.block_tokens + extra, prompt_tokens)
         return 0
+
+    def set_tiers(self, path: list[BlockRun], tables: ReplicaBlockTables) -> None:
+        """Let ``fetch_tokens`` look up where the runs of the prompt are."""
+        self.has_tiers, self._path, self._tables = True, path, tables
+
+    def fetch_tokens(self, bit: int, rate: float) -> int:
+        """Prefill that takes as long at ``rate`` tokens/s as fetching the cached prefix from a lower cache tier."""
+        if self._tables is None:
+            return 0
+        replica = self._tables.replica_of(bit)
+        if replica is None or replica.capacity_ratio <= 1.0:
+            return 0
+        tokens = replica.slow_blocks(self._path) * self.block_tokens
+        return min(tokens, int(rate * (FETCH_S + FETCH_TOKEN_S * tokens))) if tokens else 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
         """Predicted cached tokens at a replica with the longest cached prefix; ``levels`` must not be empty."""
@@ -405,6 +452,8 @@ class Residency:
         """
         levels = self._index.levels(chain)
         match = Match(chain, levels, self.branches, block_tokens or self.block_tokens, self.reuse.ratio)
+        if self._replicas.has_tiers:
+            match.set_tiers(self._index.walked, self._replicas)
         if self.unrecorded_hits.has_other_routers:
             match.home_at = self._index.home_at(self._max_share())
         if levels and (blocks := levels[-1][0]) < len(chain):
@@ -448,6 +497,9 @@ class Residency:
                 run.mask |= bit
                 replica.blocks += run.length
                 new_runs += 1
+        if replica.capacity_ratio > 1.0:
+            self._replicas.has_tiers = True
+        was_evicted = new_runs > 0 and replica.take_evicted(chain, hit_blocks)
         tail = previous_tail = None
         if path and replica.uses_tails:
             if 0 < hit_blocks < len(chain):
@@ -474,6 +526,7 @@ class Residency:
             previous_tail,
             self.unrecorded_hits,
             at_home,
+            was_evicted,
         )
 
     def restore(self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int) -> None:
@@ -546,9 +599,8 @@ class Residency:
 
         The limit holds for the entries of all replicas together.
         """
-        if (excess := replica.blocks - replica.capacity) > 0:
-            while replica.blocks > replica.capacity:
-                replica.evict()
+        if replica.blocks > replica.capacity:
+            excess = replica.evict_excess(MAX_EVICTED // len(self._replicas.by_target))
             self.reuse.count_evicted(excess, self._replicas.capacity)
         self._replicas.expire(now_s - self._ttl_s)
         while self._index.entries > self._max_entries:

@@ -29,7 +29,7 @@ from typing import Final
 import msgspec
 
 from routing.balancing.replicas import targets_of
-from routing.balancing.residency_snapshot import SavedUses, decode_uses, encode_uses, restore_uses
+from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from routing.health.checks import ActiveFleet, Balancer
 from routing.http.tasks import Background, run_in_slices, run_until_cancelled
 from routing.log import event
@@ -44,7 +44,7 @@ CHECK_ATTEMPTS: Final = 10  # for the age of an engine
 CHECK_PAUSE_S: Final = 3.0  # between them
 CONCURRENT_CHECKS: Final = 16
 MAX_METRICS_BYTES: Final = 4 << 20
-_MAGIC: Final = f"warmpath-residency-1-{sys.byteorder}".encode()
+_MAGIC: Final = f"warmpath-residency-2-{sys.byteorder}".encode()
 _start_time = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.MULTILINE).search
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class SavedTarget(msgspec.Struct):
 
     target: str
     url: str
+    capacity_ratio: float  # of its estimated to its reported capacity
     uses: bytes
 
 
@@ -119,7 +120,7 @@ class SavedResidency:
         targets = []
         for name, url, blocks in found:
             records = await run_in_slices(encode_uses(blocks, now_s, now_at, MAX_BYTES // len(found)))
-            targets.append(SavedTarget(name, url, b"".join(records)))
+            targets.append(SavedTarget(name, url, blocks.capacity_ratio, b"".join(records)))
         return targets
 
     # --- restoring ---
@@ -142,7 +143,11 @@ class SavedResidency:
     def _restore(self, fleet: ActiveFleet, snapshots: list[Snapshot], now_at: float) -> Iterator[int]:
         residency, now_s = self._balancer.residency, self._balancer.loads.clock()
         for target, saved in _by_target(fleet, snapshots).items():
-            yield from restore_uses(residency, target, saved, now_s, now_at, residency.ttl_s)
+            blocks = residency.replica(target)
+            if blocks is not None:
+                blocks.set_capacity_ratio(max(item.capacity_ratio for item in saved))
+                uses = [decode_uses(item.uses) for item in saved]
+                yield from restore_uses(residency, target, uses, now_s, now_at, residency.ttl_s)
 
     async def _check_engines(self, fleet: ActiveFleet) -> None:
         """Forget what engines had cached before they started; waits up to ``CHECK_S`` for their ages."""
@@ -192,20 +197,20 @@ async def engine_age_s(address: Address) -> tuple[bool, float | None]:
     return True, max(0.0, now_at - float(found[1]))
 
 
-def _by_target(fleet: ActiveFleet, snapshots: list[Snapshot]) -> dict[TargetId, list[SavedUses]]:
-    """The records of each configured target that has the same URL as when they were saved."""
+def _by_target(fleet: ActiveFleet, snapshots: list[Snapshot]) -> dict[TargetId, list[SavedTarget]]:
+    """What the snapshots have of each configured target that has the same URL as when they were saved."""
     urls = {
         target.id: target.replica.url
         for pool in fleet.config.pools
         for replica in pool.replicas
         for target in targets_of(replica)
     }
-    found: dict[TargetId, list[SavedUses]] = {}
+    found: dict[TargetId, list[SavedTarget]] = {}
     for snapshot in snapshots:
         for saved in snapshot.targets:
             target = TargetId(saved.target)
             if urls.get(target) == saved.url:
-                found.setdefault(target, []).append(decode_uses(saved.uses))
+                found.setdefault(target, []).append(saved)
     return found
 
 

@@ -141,7 +141,7 @@ class CostRule:
 
         Gives the same result as ``choose``, without a list of candidates and without the key.
         """
-        if self.by_rate or not match.levels or match.home_at is not None:
+        if self.by_rate or not match.levels or match.home_at is not None or match.has_tiers:
             return None
         member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
@@ -246,6 +246,8 @@ class CostRule:
                     break
             if bit == home_bit:
                 uncached -= int(home_ratio * uncached)
+            if match.has_tiers:
+                uncached += match.fetch_tokens(bit, rate)
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
@@ -287,6 +289,8 @@ class CostRule:
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
         if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights or query.home_ratio:
+            return [], []
+        if match.has_tiers:
             return [], []
         by_bit, now_s, weight = candidates.by_bit, candidates.now_s(), candidates.greatest_weight
         members = [by_bit[bit] for bit in bits_of(holders)]

@@ -1,0 +1,143 @@
+"""The estimated capacity follows what engines with lower cache tiers still have, and a fetch has its price."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import pytest
+
+from routing.balancing.residency import FETCH_S, FETCH_TOKEN_S, Residency
+from routing.replay.block_runs import Forest
+from routing.replay.fast_engine import FastEngineConfig
+from routing.replay.replay import replay, report
+from routing.replay.routed import StrategyPlacer
+from routing.schema import LowestCostSettings
+from routing.simulation.tiers import TierConfig
+from routing.types import TargetId
+from tests import synthetic_traces
+
+A = TargetId("a")
+BLOCK = 64  # tokens
+PROMPT = 20  # blocks
+GPU_BLOCKS = 200
+
+
+class Engine:
+    """An LRU cache of whole prompts."""
+
+    def __init__(self, blocks: int) -> None:
+        self.prompts = blocks // PROMPT
+        self.cached: OrderedDict[int, None] = OrderedDict()
+
+    def serve(self, number: int) -> int:
+        """Cached tokens of a prompt, which is cached from now on."""
+        is_cached = number in self.cached
+        self.cached[number] = None
+        self.cached.move_to_end(number)
+        if len(self.cached) > self.prompts:
+            self.cached.popitem(last=False)
+        return PROMPT * BLOCK if is_cached else 0
+
+
+class Rig:
+    """A residency, a replica and its engine."""
+
+    def __init__(self, blocks: int) -> None:
+        self.residency = Residency(block_tokens=BLOCK)
+        self.replica = self.residency.add_replica(A, GPU_BLOCKS * BLOCK)
+        self.engine = Engine(blocks)
+        self.rng = random.Random("tiers")
+        self.now_s = 0.0
+
+    def send(self, number: int) -> float:
+        """Send a prompt; the absolute error of its predicted cached tokens."""
+        self.now_s += 6.0  # so that predictions are checked, and prompts do not expire
+        chain = [number * 1000 + at for at in range(PROMPT)]
+        predicted = self.residency.match(chain).tokens(self.replica.bit, PROMPT * BLOCK)
+        record = self.residency.insert(A, chain, self.now_s, PROMPT * BLOCK)
+        cached = self.engine.serve(number)
+        record.confirm(PROMPT * BLOCK, cached)
+        return abs(predicted - cached)
+
+    def run(self, requests: int, prompts: int) -> float:
+        """Mean error of requests for random prompts."""
+        return sum(self.send(self.rng.randrange(prompts)) for _ in range(requests)) / requests
+
+
+@pytest.mark.parametrize("ratio", [4, 8])
+def test_a_lower_tier_is_found(ratio: int) -> None:
+    rig = Rig(ratio * GPU_BLOCKS)
+    rig.run(400, ratio * GPU_BLOCKS // PROMPT)
+
+    assert rig.replica.capacity_ratio >= ratio / 2
+    assert rig.run(400, ratio * GPU_BLOCKS // PROMPT) < 0.1 * PROMPT * BLOCK
+
+
+def test_without_a_lower_tier_the_capacity_is_the_reported_one() -> None:
+    rig = Rig(GPU_BLOCKS)
+    rig.run(800, 4 * GPU_BLOCKS // PROMPT)
+
+    assert rig.replica.capacity_ratio == 1.0
+
+
+def test_a_tier_that_is_lost_is_unlearnt() -> None:
+    rig = Rig(8 * GPU_BLOCKS)
+    rig.run(400, 8 * GPU_BLOCKS // PROMPT)
+    assert rig.replica.capacity_ratio > 1.0
+
+    rig.engine = Engine(GPU_BLOCKS)
+    rig.run(400, 8 * GPU_BLOCKS // PROMPT)
+
+    assert rig.run(400, 8 * GPU_BLOCKS // PROMPT) < 0.2 * PROMPT * BLOCK
+
+
+def test_with_other_routers_the_capacity_does_not_grow() -> None:
+    rig = Rig(8 * GPU_BLOCKS)
+    rig.residency.unrecorded_hits.has_other_routers = True
+    for _ in range(100):
+        rig.residency.unrecorded_hits.learn(PROMPT * BLOCK, PROMPT * BLOCK, None)
+    rig.run(400, 8 * GPU_BLOCKS // PROMPT)
+
+    assert rig.replica.capacity_ratio == 1.0
+
+
+def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("routing.balancing.residency.MAX_EVICTED", 30)
+    rig = Rig(GPU_BLOCKS)
+    for number in range(300):
+        rig.send(number)
+
+    assert len(rig.replica.evicted) == 30
+
+
+def test_a_fetch_costs_its_time_and_never_more_than_prefill() -> None:
+    rig = Rig(8 * GPU_BLOCKS)
+    rig.run(800, 8 * GPU_BLOCKS // PROMPT)
+    by_use = list(rig.engine.cached)
+    offloaded, latest = by_use[len(by_use) // 2], by_use[-1]
+    tokens = PROMPT * BLOCK
+
+    def fetch_tokens(number: int, rate: float) -> int:
+        return rig.residency.match([number * 1000 + at for at in range(PROMPT)]).fetch_tokens(rig.replica.bit, rate)
+
+    assert fetch_tokens(latest, 8000.0) == 0
+    fetched = fetch_tokens(offloaded, 8000.0)
+    assert 0 < fetched <= int(8000.0 * (FETCH_S + FETCH_TOKEN_S * tokens))
+    assert fetch_tokens(offloaded, 1e9) <= tokens
+    assert rig.residency.match([1, 2, 3]).fetch_tokens(rig.replica.bit, 8000.0) == 0
+
+
+def test_with_a_lower_tier_placement_is_better_for_having_learnt_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = synthetic_traces.chat(3000, 1)
+    model = FastEngineConfig(800, tiers=(TierConfig("cpu", 6000, 0.010, 25e9),))
+    scale = 0.7 * 4 * model.prefill_rate / columns.offered_tokens_per_s()
+
+    def mean_ttft_s() -> float:
+        placer = StrategyPlacer(LowestCostSettings(), columns, model, 4)
+        return report(replay(Forest(columns), [model] * 4, placer, scale), columns)["ttft_s"]["mean"]
+
+    learnt = mean_ttft_s()
+    monkeypatch.setattr("routing.balancing.block_index.MAX_CAPACITY_RATIO", 1.0)
+
+    assert learnt < 0.95 * mean_ttft_s()
