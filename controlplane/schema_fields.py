@@ -18,7 +18,15 @@ import msgspec
 from msgspec import inspect
 
 from controlplane.errors import Fault, InvalidError
-from routing.schema import ApiKey, GroupMatch, PoolConfig, ReplicaConfig, RouterConfig, TaskGroupConfig
+from routing.schema import (
+    ApiKey,
+    GroupMatch,
+    PoolConfig,
+    ReplicaConfig,
+    RouterConfig,
+    TaskGroupConfig,
+    explain_reason,
+)
 
 _REASON = re.compile(r"(?P<reason>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _MAX_REASON = 200  # characters; msgspec quotes unknown names, however long
@@ -66,7 +74,7 @@ def canonical(kind: Any, value: Any, path: str) -> Any:
     except msgspec.DecodeError as error:
         match = _REASON.fullmatch(str(error))
         reason, inner_path = (match["reason"], match["path"] or "") if match else (str(error), "")
-        raise InvalidError(path + inner_path, reason[:_MAX_REASON]) from None
+        raise InvalidError(path + inner_path, explain_reason(reason)[:_MAX_REASON]) from None
     except (TypeError, ValueError, RecursionError) as error:  # not representable as JSON
         raise InvalidError(path, str(error)[:_MAX_REASON]) from None
     return json.loads(msgspec.json.encode(decoded))
@@ -172,7 +180,7 @@ POOL = kinds_of(
     "warm_up",
 )
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
-REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size")
+REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")
 FLEET = kinds_of(RouterConfig, "limits")
 API_KEY = kinds_of(ReplicaConfig, "api_key")["api_key"]

@@ -145,6 +145,9 @@ class Replica(models.Model):
     labels = models.JSONField(default=dict, blank=True)  # {key: value}, for filters; not sent to routers
     adapters = models.JSONField(null=True, blank=True)  # names; None: those in its /v1/models
     data_parallel_size = models.PositiveSmallIntegerField(default=1)  # ranks, each with its own cache
+    kv_events = models.JSONField(null=True, blank=True)  # routing.schema.KvEvents; None: its cache is estimated
+    # What the engine says of its KV events: {"kv_events", "problem"}; not sent to routers. None: nothing known.
+    reported_kv_events = models.JSONField(null=True, blank=True)
     api_key_encrypted = models.BinaryField(null=True, blank=True)  # the API key that the engine requires
     api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: no API key
     created_at = models.DateTimeField(auto_now_add=True)

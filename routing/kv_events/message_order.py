@@ -49,7 +49,8 @@ class MessageOrder:
     ) -> None:
         self.engine = engine
         self._rank = rank  # data-parallel rank that the messages must be of; None: any
-        self.state = StreamState.ESTIMATED
+        self._state = StreamState.ESTIMATED
+        self.since_s = time()  # Unix time since which the state is what it is
         self.replay_from: int | None = None  # to request now; None: nothing
         self.messages = 0  # received and new
         self.events = 0
@@ -69,6 +70,16 @@ class MessageOrder:
         self._waiting_bytes = 0
         self._failures = 0  # in a row
         self._pause_until_s = 0.0
+
+    @property
+    def state(self) -> StreamState:
+        """What is known of the engine's blocks."""
+        return self._state
+
+    @state.setter
+    def state(self, state: StreamState) -> None:
+        if state is not self._state:
+            self._state, self.since_s = state, time()
 
     @property
     def is_followed(self) -> bool:

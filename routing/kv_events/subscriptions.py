@@ -102,6 +102,7 @@ class KvEventSubscriptions:
         self._residency = residency
         self._clock = clock
         self._followers: dict[Source, Follower] = {}
+        self._configured: tuple[tuple[str, str], ...] = ()  # pool and name of each replica with events
         self._known: dict[str, KnownPrompts] = {}  # by pool
         self._readable: set[Source] = set()
         self._wake = asyncio.Event()
@@ -114,6 +115,12 @@ class KvEventSubscriptions:
 
     def configure(self, config: RouterConfig) -> None:
         """Follow the engines of a configuration; existing streams continue."""
+        self._configured = tuple(
+            (pool.name, replica.name)
+            for pool in config.pools
+            for replica in pool.replicas
+            if replica.kv_events is not None and replica.state is not ReplicaState.DISABLED
+        )
         pools = [pool for pool in config.pools if uses_residency(pool)]
         sources = [
             Source(pool.name, replica.name, target.id, target.rank, replica.kv_events, config.replica_networks)
@@ -293,10 +300,15 @@ class KvEventSubscriptions:
         if replica.kv_events is None:
             return None
         rows = [_row(follower) for source, follower in self._followers.items() if source.replica == replica.name]
-        return rows or [{"state": UNAVAILABLE if self._is_unavailable else UNUSED}]
+        return rows or [{"state": self._state_without_stream}]
+
+    @property
+    def _state_without_stream(self) -> str:
+        return UNAVAILABLE if self._is_unavailable else UNUSED
 
     def lines(self) -> Iterator[str]:
         """Prometheus text."""
+        yield from self._state_lines()
         for name, kind, field, text in _METRICS:
             yield from header(f"kv_events_{name}", kind, text)
             for source, follower in list(self._followers.items()):
@@ -304,10 +316,23 @@ class KvEventSubscriptions:
                 if value is None:
                     continue
                 pairs = labels(pool=source.pool, replica=source.replica, rank=source.rank or 0)
-                yield f"{PREFIX}kv_events_{name}{{{pairs}}} {float(value):.6g}"
+                yield f"{PREFIX}kv_events_{name}{{{pairs}}} {float(value):.10g}"
+
+    def _state_lines(self) -> Iterator[str]:
+        """The state of each stream, and of replicas with events that have no stream."""
+        yield from header("kv_events_state", "gauge", "Processes of this router whose KV event stream has this state.")
+        for source, follower in list(self._followers.items()):
+            pairs = labels(pool=source.pool, replica=source.replica, rank=source.rank or 0, state=follower.order.state)
+            yield f"{PREFIX}kv_events_state{{{pairs}}} 1"
+        followed = {(source.pool, source.replica) for source in self._followers}
+        for pool, replica in self._configured:
+            if (pool, replica) not in followed:
+                pairs = labels(pool=pool, replica=replica, rank=0, state=self._state_without_stream)
+                yield f"{PREFIX}kv_events_state{{{pairs}}} 1"
 
 
 _METRICS: Final = (
+    ("state_timestamp_seconds", "gauge", "since_s", "Unix time since which a KV event stream has its state."),
     ("followed", "gauge", "is_followed", "Whether a replica's cached blocks are corrected by its KV events."),
     ("received_total", "counter", "events", "KV events applied."),
     ("gaps_total", "counter", "gaps", "Gaps in the numbers of KV event messages."),
@@ -325,6 +350,7 @@ def _row(follower: Follower) -> dict[str, Any]:
     return {
         "rank": follower.source.rank or 0,
         "state": order.state,
+        "since_s": order.since_s,
         "is_followed": order.is_followed,
         "messages": order.messages,
         "events": order.events,

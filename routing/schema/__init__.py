@@ -22,6 +22,7 @@ from routing.schema.fields import Name as Name
 from routing.schema.fields import ReplicaNetworks as ReplicaNetworks
 from routing.schema.fields import check_base_url as check_base_url
 from routing.schema.fields import embedded_addresses as embedded_addresses
+from routing.schema.fields import explain_reason as explain_reason
 from routing.schema.fields import is_loopback as is_loopback
 from routing.schema.fields import is_within as is_within
 from routing.schema.fields import without_secrets as without_secrets

@@ -15,10 +15,23 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
+_forms: dict[str, str] = {}  # reasons for people, by msgspec's reason
 
-def matching(pattern: str, **constraints: Any) -> Meta:
-    """Metadata of a string that matches ``pattern`` completely; Python's ``$`` would allow a trailing newline."""
-    return Meta(pattern=rf"^{pattern}\Z", **constraints)
+
+def matching(pattern: str, *, form: str = "", **constraints: Any) -> Meta:
+    """Metadata of a string that matches ``pattern`` completely; Python's ``$`` would allow a trailing newline.
+
+    ``form`` describes the pattern in error messages.
+    """
+    whole = rf"^{pattern}\Z"
+    if form:
+        _forms[f"Expected `str` matching regex {whole!r}"] = f"expected {form}"
+    return Meta(pattern=whole, **constraints)
+
+
+def explain_reason(reason: str) -> str:
+    """The form that a string should have, where msgspec quotes its pattern; other reasons as they are."""
+    return _forms.get(reason, reason)
 
 
 def number(unit: str, minimum: float, maximum: float, description: str) -> Meta:
@@ -193,7 +206,8 @@ def decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         text = str(error)
         reason, _, path = text.rpartition(" - at `$")
-        raise ConfigError("$" + path.rstrip("`") if reason else "$", (reason or text)[:MAX_REASON_CHARS]) from None
+        reason_text = explain_reason(reason or text)[:MAX_REASON_CHARS]
+        raise ConfigError("$" + path.rstrip("`") if reason else "$", reason_text) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -156,15 +156,31 @@ class StreamUsage(StrEnum):
     AS_SENT = "as_sent"  # requests and streams pass unchanged
 
 
-ZmqEndpoint = Annotated[str, matching(r"tcp://[^\s/@?#]+:[0-9]{1,5}", max_length=300)]
+def _zmq_endpoint(description: str) -> Meta:
+    form = "tcp://host:port with the host that routers connect to, such as tcp://gpu-1:5557"
+    return matching(r"tcp://[^\s/@?#*]+:[0-9]{1,5}", form=form, max_length=300, description=description)
 
 
 class KvEvents(Frozen, frozen=True):
     """Where an engine publishes its KV cache events: ``--kv-events-config`` of vLLM, with an endpoint that binds."""
 
-    endpoint: ZmqEndpoint  # as seen from the router; data-parallel rank r has the port plus r
-    replay_endpoint: ZmqEndpoint | None = None  # None: lost events cannot be requested again
-    topic: Annotated[str, Meta(max_length=256)] = ""  # prefix of the topics to receive
+    endpoint: Annotated[
+        str,
+        _zmq_endpoint(
+            "Where the engine publishes events, as routers reach it, such as tcp://gpu-1:5557; data-parallel rank r "
+            "has the port plus r."
+        ),
+    ]
+    replay_endpoint: (
+        Annotated[
+            str,
+            _zmq_endpoint(
+                "Where routers request lost events again, such as tcp://gpu-1:5657; null: lost events stay lost."
+            ),
+        ]
+        | None
+    ) = None
+    topic: Annotated[str, Meta(max_length=256, description="Prefix of the topics to receive; empty: all topics.")] = ""
 
     def check(self, ranks: int, path: str) -> None:
         """Check hosts, and the ports of all ranks; ConfigError."""

@@ -33,6 +33,7 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_warming": max,  # the same
     "warmpath_router_replica_share_ratio": min,
     "warmpath_router_kv_events_followed": min,  # each worker follows all engines
+    "warmpath_router_kv_events_state_timestamp_seconds": max,
     "warmpath_router_kv_events_blocks": max,
     "warmpath_router_kv_events_lag_seconds": max,
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio

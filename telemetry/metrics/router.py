@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from telemetry.metrics.engine import MAX_COUNT, bucket_edge, checked_count
 from telemetry.metrics.exposition import (
@@ -49,9 +50,20 @@ HISTOGRAMS = {  # no route key has samples in two of one kind
     "warmpath_router_policy_latency_seconds": "latency",
 }
 RESPONSES = frozenset({"plain", "streamed"})  # kinds of responses that have a latency
+KV_STATE = "warmpath_router_kv_events_state"  # its label ``state`` is the figure
+KV_FIGURES = {
+    "warmpath_router_kv_events_state_timestamp_seconds": "since_s",
+    "warmpath_router_kv_events_lag_seconds": "lag_s",
+    "warmpath_router_kv_events_received_total": "received",
+    "warmpath_router_kv_events_gaps_total": "gaps",
+    "warmpath_router_kv_events_lost_total": "lost",
+    "warmpath_router_kv_events_malformed_total": "malformed",
+    "warmpath_router_kv_events_restarts_total": "restarts",
+}
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
+_KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -89,11 +101,16 @@ class RouterSample:
     boot: str | None
     started_s: float | None
     routes: dict[RouteKey, RouteSample]
+    kv_streams: KvStreams = field(default_factory=dict)
+
+
+# KV event streams by replica and rank: the processes of the router in each state, and figures by name.
+KvStreams = dict[str, dict[str, dict[str, Any]]]
 
 
 def read_router(text: str) -> RouterSample:
     """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
-    samples = read_samples(text, _METRICS, max_bytes=ROUTER_BYTES, max_series=ROUTER_SERIES)
+    samples = read_samples(text, _METRICS | _KV_METRICS, max_bytes=ROUTER_BYTES, max_series=ROUTER_SERIES)
     info = next((sample.labels for sample in samples if sample.name == INFO), None)
     if info is None:
         raise ExpositionError(f"it has no {INFO}: it is not a router's")
@@ -103,7 +120,21 @@ def read_router(text: str) -> RouterSample:
     for (key, name), buckets in _histograms(samples).items():
         routes[key].histograms[name] = buckets
     started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
-    return RouterSample(info.get("boot"), started, dict(routes))
+    return RouterSample(info.get("boot"), started, dict(routes), _kv_streams(samples))
+
+
+def _kv_streams(samples: list[Sample]) -> KvStreams:
+    streams: KvStreams = {}
+    for sample in samples:
+        if sample.name not in _KV_METRICS or not 0 <= sample.value <= MAX_COUNT:
+            continue
+        ranks = streams.setdefault(sample.labels.get("replica", ""), {})
+        stream = ranks.setdefault(sample.labels.get("rank", "0"), {"states": {}})
+        if sample.name == KV_STATE:
+            stream["states"][sample.labels.get("state", "")] = int(sample.value)
+        else:
+            stream[KV_FIGURES[sample.name]] = sample.value
+    return streams
 
 
 def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:

@@ -55,6 +55,8 @@ class ScrapeState(models.Model):
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # vllm, sglang, tensorrt_llm
     role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
     lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
+    # KV event streams of a router by replica, then rank, at the last scrape (``KvStreams``); null: unknown.
+    kv_streams = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
     version_at = models.DateTimeField(null=True)  # when that was last checked (H13)
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge

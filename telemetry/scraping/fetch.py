@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Self, TypeVar
 
@@ -21,6 +22,7 @@ from controlplane.egress import (
     fleet_rules,
     guarded_async_client,
 )
+from controlplane.services.fleet.kv_event_sources import read_event_sources, record_event_sources
 from telemetry.metrics.engine_names import TENSORRT_LLM_PATH
 from telemetry.metrics.exposition import MAX_BYTES, ExpositionError
 from telemetry.models import Health, ScrapeState
@@ -32,7 +34,7 @@ MAX_REMEMBERED = 4096
 RECHECK_AFTER = timedelta(hours=1)
 VERSIONS_PER_RUN = 64
 VERSION_S = 2.0
-MAX_VERSION_BYTES = 4096
+MAX_FACTS_BYTES = 65_536
 _is_version = re.compile(r"[0-9A-Za-z.+_-]{1,40}").fullmatch
 T = TypeVar("T")
 
@@ -145,35 +147,65 @@ def _is_connection_refused(error: BaseException | None) -> bool:
     return False
 
 
-def check_versions(now: datetime) -> int:
-    """Read ``/version`` of vLLM replicas whose version is unknown or may have changed; the number that reported one.
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine says of itself beside its metrics."""
 
-    The metrics do not contain the version, which decides how far the hit rate is reliable (H13).
+    state_id: int
+    replica_id: int
+    version: str  # "" where it cannot be read
+    event_sources: dict[str, Any] | None
+    has_sources: bool  # whether it responded to the question for its event sources
+
+
+def check_versions(now: datetime) -> int:
+    """Read ``/version`` and ``/kv_event_sources`` of vLLM replicas where they are unknown or may have changed.
+
+    The number that reported a version. The metrics do not contain it, and it decides how far the hit rate is reliable
+    (H13). Neither request carries a credential.
     """
     outdated = Q(version_at=None) | Q(version_at__lt=F("restarted_at")) | Q(version_at__lt=now - RECHECK_AFTER)
     due = list(
         ScrapeState.objects.filter(outdated, engine="vllm", health=Health.UP, replica__isnull=False)
         .order_by("version_at")
-        .values_list("pk", "replica__url")[:VERSIONS_PER_RUN]
+        .values_list("pk", "replica", "replica__url", "replica__data_parallel_size")[:VERSIONS_PER_RUN]
     )
     if not due:
         return 0
     reported = 0
-    with Requests[tuple[int, str]]() as requests:
-        for pk, url in due:
-            requests.start(_version_at(requests.client, pk, url))
+    with Requests[EngineFacts]() as requests:
+        for row in due:
+            requests.start(_engine_facts(requests.client, *row))
         for batch in requests.batches():
-            for pk, version in (task.result() for task in batch):
-                ScrapeState.objects.filter(pk=pk).update(version=version, version_at=now)
-                reported += bool(version)
+            for facts in (task.result() for task in batch):
+                ScrapeState.objects.filter(pk=facts.state_id).update(version=facts.version, version_at=now)
+                if facts.has_sources:
+                    record_event_sources(facts.replica_id, facts.event_sources)
+                reported += bool(facts.version)
     return reported
 
 
-async def _version_at(client: httpx.AsyncClient, pk: int, url: str) -> tuple[int, str]:
-    """The version, "" where it cannot be read."""
+async def _engine_facts(client: httpx.AsyncClient, state_id: int, replica_id: int, url: str, ranks: int) -> EngineFacts:
+    version, sources = await asyncio.gather(_get(client, f"{url}/version"), _get(client, f"{url}/kv_event_sources"))
+    is_ok = sources is not None and sources.status == httpx.codes.OK
+    event_sources = read_event_sources(sources.body, url, ranks) if sources is not None and is_ok else None
+    return EngineFacts(state_id, replica_id, _version_of(version), event_sources, sources is not None)
+
+
+async def _get(client: httpx.AsyncClient, url: str) -> FetchedResponse | None:
+    """A short response; None without one."""
     try:
-        response = await fetch_async(client, "GET", f"{url}/version", deadline_s=VERSION_S, max_bytes=MAX_VERSION_BYTES)
-        version = json.loads(response.body).get("version") if response.status == httpx.codes.OK else ""
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, AttributeError, RecursionError):
-        return pk, ""
-    return pk, version if isinstance(version, str) and _is_version(version) else ""
+        return await fetch_async(client, "GET", url, deadline_s=VERSION_S, max_bytes=MAX_FACTS_BYTES)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return None
+
+
+def _version_of(response: FetchedResponse | None) -> str:
+    """The version, "" where it cannot be read."""
+    if response is None or response.status != httpx.codes.OK:
+        return ""
+    try:
+        version = json.loads(response.body).get("version")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return version if isinstance(version, str) and _is_version(version) else ""

@@ -17,7 +17,7 @@ from telemetry.metrics.counters import Increase, RawCounters, ReadingState, incr
 from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.router import RouteKey, RouterSample
+from telemetry.metrics.router import KvStreams, RouteKey, RouterSample
 
 DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
@@ -59,6 +59,7 @@ class TargetState:
     engine: str = ""  # "vllm", "sglang" ...
     role: str = ""  # "prefill" or "decode", where the metrics say so (H19)
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
+    kv_streams: KvStreams | None = None  # of a router, at the last scrape; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def merge_router(
             readings.append(SourceReading(key, added))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
-    return MergedScrape(state, readings, current)
+    return MergedScrape(replace(state, kv_streams=sample.kv_streams), readings, current)
 
 
 def _failed(
@@ -168,6 +169,7 @@ def _failed(
         reason=failure.reason[:200],
         duration_s=None,
         lora_adapters=None,
+        kv_streams=None,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

@@ -11,17 +11,21 @@ from typing import ClassVar
 
 import httpx
 import pytest
+from django.utils import timezone
 from rest_framework.test import APIClient
 
-from controlplane.models import ConfigSnapshot, Router
+from controlplane.models import ConfigSnapshot, Replica, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
 from controlplane.services.fleet.pools import create_pool, update_fleet_settings
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, update_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
+from telemetry.scraping.cycle import Shard, scrape_shard
+from telemetry.scraping.fetch import check_versions
 from tests.conftest import wait_until
 from tests.fakes.certificates import Authority
+from tests.routing.standin.replica_process import replica_process
 
 ROUTER = [sys.executable, "-m", "routing", "serve", "--name", "router-1", "--port", "0", "--admin-port", "0"]
 
@@ -192,3 +196,27 @@ def test_clients_need_a_key_within_its_limits_and_the_engine_gets_its_own_key(ro
     wait_joined(router)
     assert status_with(text) == 401
     assert set(Engine.authorizations) == {"Bearer sk-engine"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_kv_events_of_an_engine_are_found_followed_and_shown_until_it_ends(router, client, django_user_model):
+    client.force_login(django_user_model.objects.create_user("olga", is_superuser=True))
+    pool, cycles = create_pool("default"), iter(range(10_000))
+
+    def page() -> str:
+        """The replica's page after another scrape of everything."""
+        scrape_shard(Shard(0, 1), timezone.now().timestamp() + 60 * next(cycles))
+        return client.get("/replicas/gpu-1/").text
+
+    events = {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"}
+    with replica_process("--kv-events-config", json.dumps(events)) as engine:
+        replica = add_replica(pool, name="gpu-1", url=f"http://127.0.0.1:{engine.port}")
+        assert "Off: routers estimate" in page()
+        check_versions(timezone.now())
+        assert "Its engine publishes KV events at <code>tcp://127.0.0.1:" in page()
+        reported = Replica.objects.get().reported_kv_events
+        assert reported["problem"] == ""
+        update_replica(replica, kv_events=reported["kv_events"])
+        wait_joined(router)
+        wait_until(lambda: "knows every block" in page(), 30, "the router to follow the events", alive=router)
+    wait_until(lambda: "There is no connection" in page(), 30, "the loss of the connection to be shown", alive=router)

@@ -163,6 +163,25 @@ def full(site, operator):
     return pool
 
 
+def events_at_work(replica, router, now) -> None:
+    """KV events of two ranks, which the router follows and has lost, and an engine whose replay port is not usable."""
+    from controlplane.services.fleet.kv_event_sources import record_event_sources
+    from controlplane.services.fleet.replicas import update_replica
+    from telemetry.models import ScrapeState
+
+    events = {"endpoint": "tcp://gpu-1:5557", "replay_endpoint": "tcp://gpu-1:5657", "topic": "kv@"}
+    update_replica(replica, kv_events=events, data_parallel_size=2)
+    problem = "The replay endpoint tcp://127.0.0.1:5657 is at another host than the replica, gpu-1. Left out."
+    reported = events | {"endpoint": "tcp://gpu-1:5558", "replay_endpoint": None}
+    record_event_sources(replica.pk, {"kv_events": reported, "problem": problem})
+    figures = {"since_s": now.timestamp() - 600, "lag_s": 0.021, "received": 81_234.0, "gaps": 3.0, "lost": 0.0}
+    followed = {"states": {"following": 2}, "malformed": 0.0, "restarts": 1.0, **figures}
+    lost = {"states": {"estimated": 1, "partial": 1}, "since_s": now.timestamp() - 45, "gaps": 12.0, "lost": 4.0}
+    state = {"at": now, "ok_at": now, "health": "up", "failures": 0}
+    streams = {replica.name: {"0": followed, "1": lost}}
+    ScrapeState.objects.update_or_create(router=router, defaults={**state, "kv_streams": streams})
+
+
 @pytest.fixture
 def everything(full, operator):
     """Rows for every page: their ids, by the placeholder names in ``every_page``."""
@@ -198,6 +217,7 @@ def everything(full, operator):
         "project": full.project_id,
     }
     rows |= {"request": place_of(decisions_at_work(full, router, now))}
+    events_at_work(full.replicas.first(), router, now)
     rows |= rollouts_of_every_kind(policy, operator)
     rows |= alerts_of_every_state(full, operator)
     with receiving() as receiver:

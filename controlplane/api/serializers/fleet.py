@@ -7,7 +7,14 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane import schema_fields
-from controlplane.api.fields import ByName, SettingsInput, SettingsModelSerializer, by_username, check_allowed
+from controlplane.api.fields import (
+    ByName,
+    SchemaField,
+    SettingsInput,
+    SettingsModelSerializer,
+    by_username,
+    check_allowed,
+)
 from controlplane.discovery import KINDS
 from controlplane.models import (
     Adoption,
@@ -22,6 +29,7 @@ from controlplane.models import (
     SourceStatus,
     TaskGroup,
 )
+from controlplane.services.fleet.kv_event_sources import ReportedKvEvents
 from controlplane.services.fleet.pools import POOL_SETTINGS, default_project
 from controlplane.services.fleet.served_models import unnamed_model_warning
 
@@ -98,12 +106,18 @@ class ReplicaSerializer(SettingsModelSerializer):
     settings = schema_fields.REPLICA
     pool = ByName(read_only=True)
     labels = serializers.DictField(child=serializers.CharField(), read_only=True)
+    reported_kv_events = SchemaField(
+        ReportedKvEvents | None,
+        read_only=True,
+        allow_null=True,
+        help_text="What the engine says of its KV events, for kv_events; null: nothing known, or it publishes none.",
+    )
 
     class Meta:
         model = Replica
         fields = (
             *("name", "pool", "url", "state", "weight", "labels", *schema_fields.REPLICA),
-            *("api_key_set_at", "block_tokens", "capacity_blocks", "created_at"),
+            *("api_key_set_at", "block_tokens", "capacity_blocks", "reported_kv_events", "created_at"),
         )
 
 

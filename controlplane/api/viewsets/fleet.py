@@ -92,7 +92,7 @@ class ReplicaViewSet(CrudViewSet[Replica]):
     filterset_class = ReplicaFilter
     lookup_field, lookup_value_regex = "name", NAME
     conditional_actions = ("state",)
-    observed = ("block_tokens", "capacity_blocks")
+    observed = ("block_tokens", "capacity_blocks", "reported_kv_events")
     descriptions: ClassVar = {
         "create": "Add a replica; routers learn of it at once.",
         "destroy": "Remove a replica; 409 if it is the last of a task group's replicas.",

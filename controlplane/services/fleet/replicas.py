@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack
+from urllib.parse import urlsplit
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
@@ -40,6 +41,7 @@ class ReplicaSettings(TypedDict, total=False):
     labels: Mapping[str, str]
     adapters: Iterable[str] | None  # None: those in its /v1/models
     data_parallel_size: int
+    kv_events: Mapping[str, Any] | None  # routing.schema.KvEvents; None: what it has cached is estimated
     api_key: str | None  # the API key that the engine requires, a secret; None: none
 
 
@@ -83,7 +85,7 @@ def move_replica(replica: Replica, url: str) -> Replica:
     if _source_changed(replica):
         _check_key_stays(replica, url)
     before = _event_fields(replica)
-    _set_fields(replica, {"url": url})
+    _set_fields(replica, {"url": url, "kv_events": events_at_host(replica, url)})
     return _finish_change(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", None)
 
 
@@ -146,6 +148,19 @@ def record_engine_facts(replica: Replica, *, block_tokens: int | None, capacity_
     return _event_fields(replica) != before
 
 
+def events_at_host(replica: Replica, url: str) -> dict[str, Any] | None:
+    """The replica's ``kv_events`` after its engine moved; endpoints at other hosts than its own stay."""
+    if replica.kv_events is None:
+        return None
+    before, after = urlsplit(replica.url).hostname, urlsplit(url).hostname or ""
+    netloc = f"[{after}]" if ":" in after else after
+    moved = dict(replica.kv_events)
+    for name in ("endpoint", "replay_endpoint"):
+        if moved[name] and urlsplit(moved[name]).hostname == before:
+            moved[name] = f"tcp://{netloc}:{urlsplit(moved[name]).port}"
+    return moved
+
+
 def _event_fields(replica: Replica) -> dict[str, Any]:
     """The part of a replica that events show."""
     set_at = replica.api_key_set_at
@@ -190,8 +205,17 @@ def _set_fields(replica: Replica, settings: ReplicaSettings) -> None:
         check_labels(settings["labels"])
     if settings.get("adapters") is not None:
         settings["adapters"] = sorted(set(settings["adapters"] or ()))
-    for name, value in canonical_fields(schema_fields.REPLICA, settings).items():
+    values = canonical_fields(schema_fields.REPLICA, settings)
+    _check_event_endpoints(values.get("kv_events") or {})
+    for name, value in values.items():
         setattr(replica, name, value)
+
+
+def _check_event_endpoints(events: Mapping[str, Any]) -> None:
+    """InvalidError for an address that routers may not connect to; the snapshot checks the ports of all ranks."""
+    for name in ("endpoint", "replay_endpoint"):
+        if events.get(name):
+            check_replica_url(f"http{events[name].removeprefix('tcp')}", f"$.kv_events.{name}")
 
 
 def _set_api_key(replica: Replica, key: str | None) -> None:

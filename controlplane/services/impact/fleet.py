@@ -68,6 +68,14 @@ class _PoolChange:
         routes = (self.after if afterwards else self.before).values()
         return tuple(route.label for route in routes if replica in route.shares) or (f"pool {self.pool}",)
 
+    @property
+    def compares_prefixes(self) -> bool:
+        """Whether a policy of the pool compares what replicas have cached."""
+        policies = [route.policy for route in self.after.values()]
+        settings = [policy.settings for policy in policies]
+        settings += [policy.trial.settings for policy in policies if policy.trial]
+        return any(isinstance(item, schema.ResidencySettings) for item in settings)
+
     def describe_share(self, share: float) -> str:
         """``25 % of prefixes``: a share of what the pool's strategy keeps on one replica."""
         settings = self.after[""].settings
@@ -114,6 +122,30 @@ def _change_effects(
     for field, label in (("weight", "weight"), ("data_parallel_size", "number of data-parallel ranks")):
         if (*path, field) in change.differences:
             yield _capacity_effect(field, label, (before, after), change, (*path, field))
+    if change.differences.under((*path, "kv_events")):
+        yield _events_effect(before, after, change, (*path, "kv_events"))
+
+
+def _events_effect(
+    before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path
+) -> Effect:
+    """KV events are followed, at another endpoint, or no longer."""
+    name, old, new = after.name, before.kv_events, after.kv_events
+    impact = Impact.STEER if change.compares_prefixes else Impact.QUIET
+    if not change.compares_prefixes:
+        text = (
+            f"No policy of pool {change.pool} compares cached prefixes: the KV events of replica {name} are not used."
+        )
+    elif new is None:
+        text = f"Routers no longer follow the KV events of replica {name}: what it has cached is estimated."
+    else:
+        text = (
+            f"Routers follow the KV events of replica {name} at {new.endpoint}: what it has cached is known as soon as "
+            "they are connected, and estimated until then."
+        )
+    affected = change.routes_to(name, afterwards=True)
+    before_json, after_json = (msgspec.to_builtins(side) for side in (old, new))
+    return Effect("replica_kv_events", impact, affected, text, before_json, after_json, 0.0, (path,))
 
 
 def _state_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path) -> Effect:

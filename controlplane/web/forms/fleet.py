@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django import forms
@@ -197,6 +198,17 @@ class PoolSettingsForm(SectionedForm):
 class ReplicaForm(SectionedForm):
     """A replica. Its name cannot be changed, and its API key is never shown."""
 
+    sections: ClassVar = (
+        Section(
+            "kv_events",
+            schema.KvEvents,
+            "KV events",
+            "With these, routers know what this replica has cached instead of estimating it. vLLM publishes them with "
+            "--kv-events-config, at an endpoint that binds, such as tcp://*:5557. Routers need the extra "
+            "warmpath[events].",
+            "off: routers estimate what it has cached",
+        ),
+    )
     singles: ClassVar = (
         Single(
             "data_parallel_size",
@@ -234,8 +246,12 @@ class ReplicaForm(SectionedForm):
     )
     without_api_key = forms.BooleanField(required=False, label="Remove the API key: the engine requires none")
 
-    def __init__(self, *args: Any, replica: Replica | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, replica: Replica | None = None, events: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """``events`` are filled in instead of the replica's own."""
         super().__init__(*args, row=replica, **kwargs)
+        self.initial.update({f"kv_events-{name}": value or "" for name, value in (events or {}).items()})
         if replica is None or replica.api_key_set_at is None:
             del self.fields["without_api_key"]
         if replica is not None:

@@ -14,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
 from controlplane.models import Pool, Project, Replica, ReplicaState, Router, TaskGroup
+from controlplane.services.fleet.kv_event_sources import proposed_events
 from controlplane.services.fleet.pools import create_pool, remove_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.services.fleet.served_models import unnamed_model_warning
@@ -164,14 +165,16 @@ def replica_new(request: HttpRequest, pool_id: int) -> HttpResponse:
 def replica_edit(request: HttpRequest, replica_id: int) -> HttpResponse:
     """Change a replica."""
     replica = get_object_or_404(Replica.objects.select_related("pool__project"), pk=replica_id)
-    form = ReplicaForm(request.POST or None, replica=replica)
+    proposed = proposed_events(replica) if request.GET.get("kv_events") == "reported" else None
+    form = ReplicaForm(request.POST or None, replica=replica, events=proposed)
     if form.is_valid():
         with form.service_errors():
             update_replica(replica, **form.cleaned_data, by=current_user(request))
             messages.success(request, f"Replica {replica.name} was changed. Routers receive the change within seconds.")
             return redirect(FLEET)
     title = f"Replica {replica.name}"
-    return form_page(request, form, title=title, action="Save", back=FLEET, back_label="Fleet", replica=replica)
+    context = {"replica": replica, "proposed_events": proposed_events(replica), "is_filled_in": proposed is not None}
+    return form_page(request, form, title=title, action="Save", back=FLEET, back_label="Fleet", **context)
 
 
 @require_http_methods(["GET", "POST"])

@@ -14,6 +14,7 @@ from controlplane.models import Pool, Replica, TaskGroup
 from controlplane.web.base import render_live, requested_sort
 from telemetry.services.figures.engine import last_day_of, reconcile
 from telemetry.services.figures.groups import active_revisions, group_tiles, has_requests, replica_shares
+from telemetry.services.figures.kv_streams import kv_streams_of
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
@@ -167,4 +168,5 @@ def _replica(state: PageState, replica: Replica) -> dict[str, Any]:
         "scrape_gap": scrape_gap(scraping.read_at) if state.range.live and replica.state != "disabled" else "",
         "ranks": rank_rows(replica, state.range.table),
         "strip": heat_strips([replica], state.range.window)[replica.name],
+        "kv_streams": kv_streams_of(replica),
     }

@@ -10,6 +10,7 @@ from controlplane.errors import InvalidError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, IdempotencyRecord, Replica, Role
 from controlplane.push.snapshot import build_config
 from controlplane.services.access.people import set_role
+from controlplane.services.fleet.kv_event_sources import record_event_sources
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
@@ -54,7 +55,10 @@ GROUP_SETTINGS = [
     ("concurrency", {"max_running": 8, "max_waiting": 0}, None),
     ("caps", {"max_tokens": 100}, None),
 ]
-REPLICA_SETTINGS = [("weight", 2.5, 1.0), ("data_parallel_size", 4, 1), ("adapters", [], None)]
+KV_EVENTS = {"endpoint": "tcp://gpu-1:5557", "replay_endpoint": "tcp://10.0.0.1:5657", "topic": "kv@"}
+REPLICA_SETTINGS = [
+    ("weight", 2.5, 1.0), ("data_parallel_size", 4, 1), ("adapters", [], None), ("kv_events", KV_EVENTS, None),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -157,6 +161,21 @@ def test_unset_settings_leave_the_configuration_unchanged(pool, replica, setting
         ("replicas/r1", {"labels": {"a b": "c"}}, "#/labels"),
         ("replicas/r1", {"labels": {f"k{n}": "v" for n in range(40)}}, "#/labels"),
         ("replicas/r1", {"api_key": "with a blank"}, "#/api_key"),
+        ("replicas/r1", {"kv_events": {}}, "#/kv_events"),
+        ("replicas/r1", {"kv_events": {"endpoint": "tcp://*:5557"}}, "#/kv_events/endpoint"),
+        ("replicas/r1", {"kv_events": {"endpoint": "tcp://gpu-1:0"}}, "#/kv_events/endpoint"),
+        ("replicas/r1", {"kv_events": {"endpoint": "tcp://a:1", "topic": "x" * 257}}, "#/kv_events/topic"),
+        ("replicas/r1", {"kv_events": {"endpoint": "tcp://a:1", "port": 1}}, "#/kv_events"),
+        (
+            "replicas/r1",
+            {"kv_events": {"endpoint": "tcp://a:1", "replay_endpoint": "tcp://8.8.8.8:1"}},
+            "#/kv_events/replay_endpoint",
+        ),
+        (
+            "replicas/r1",
+            {"kv_events": {"endpoint": "tcp://a:65535"}, "data_parallel_size": 2},
+            "#/kv_events/endpoint",
+        ),
         ("task-groups/GROUP", {"match": {"tier1_hashes": ["xyz"]}}, "#/match/tier1_hashes/0"),
         ("task-groups/GROUP", {"priority": 10}, "#/priority"),
         ("task-groups/GROUP", {"tier1": {"boundary": "marker"}}, "#/tier1"),
@@ -174,6 +193,34 @@ def test_invalid_settings_are_rejected_with_a_pointer(api, group, path, body, po
     response = api.patch(f"/api/v1/{path.replace('GROUP', str(group.pk))}", body, format="json")
     assert (response.status_code, [fault["pointer"] for fault in response.data["errors"]]) == (422, [pointer])
     assert newest_snapshot().number == before
+
+
+def test_a_wrong_endpoint_of_kv_events_says_what_was_expected(api, replica):
+    for endpoint, expected in (
+        ("tcp://*:5557", "expected tcp://host:port with the host that routers connect to, such as tcp://gpu-1:5557"),
+        ("tcp://169.254.169.254:80", "WARMPATH_FLEET_NETWORKS lists the networks that replicas may be in"),
+    ):
+        response = api.patch("/api/v1/replicas/r1", {"kv_events": {"endpoint": endpoint}}, format="json")
+        assert expected in response.data["errors"][0]["detail"]
+
+
+def test_a_change_of_kv_events_is_shown_before_and_recorded(api, replica):
+    plan = api.patch("/api/v1/replicas/r1?dry_run=true", {"kv_events": KV_EVENTS}, format="json").data
+    assert plan["changes"][0] == {"pointer": "#/kv_events", "before": None, "after": KV_EVENTS}
+    assert newest_snapshot().number == plan["effect"]["configuration"]["before"]
+
+    api.patch("/api/v1/replicas/r1", {"kv_events": KV_EVENTS}, format="json")
+    assert Event.objects.first().detail["after"]["kv_events"] == KV_EVENTS
+    assert running().replicas[0].kv_events == schema.KvEvents(**KV_EVENTS)
+
+
+def test_what_an_engine_says_of_its_kv_events_is_shown_and_is_no_change(api, replica):
+    record_event_sources(replica.pk, {"kv_events": KV_EVENTS, "problem": "Something."})
+    response = api.get("/api/v1/replicas/r1")
+    assert response.data["reported_kv_events"] == {"kv_events": KV_EVENTS, "problem": "Something."}
+    assert "reported_kv_events" not in api.get("/api/v1/config").json()["pools"][0]["replicas"][0]
+    refused = api.patch("/api/v1/replicas/r1", {"reported_kv_events": None}, format="json")
+    assert refused.status_code == 422
 
 
 def test_names_in_use_cannot_be_removed(api, pool, replica):

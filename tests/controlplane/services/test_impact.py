@@ -185,6 +185,27 @@ def test_a_replica_change_is_described_with_its_impact(changes, impact, text):
     assert effect.impact is impact
 
 
+def test_kv_events_are_described_by_what_routers_know_then():
+    def following(events, settings=None):
+        before = fleet(settings, replicas=1)
+        pool = before.pools[0]
+        return replace(before, pools=(replace(pool, replicas=(replace(pool.replicas[0], kv_events=events),)),))
+
+    events = schema.KvEvents("tcp://gpu-1:5557")
+    moved = replace(events, endpoint="tcp://gpu-2:5557")
+    start = only_effect(following(None), following(events))
+    assert start.text.startswith(
+        "Routers follow the KV events of replica r0 at tcp://gpu-1:5557: what it has cached is"
+    )
+    assert (start.kind, start.impact, start.moved_ratio) == ("replica_kv_events", STEER, 0.0)
+    assert "at tcp://gpu-2:5557" in only_effect(following(events), following(moved)).text
+    end = only_effect(following(events), following(None))
+    assert end.text == "Routers no longer follow the KV events of replica r0: what it has cached is estimated."
+    unused = only_effect(following(None, PREFIX()), following(events, PREFIX()))
+    assert unused.impact is QUIET
+    assert unused.text.startswith("No policy of pool chat compares cached prefixes")
+
+
 def test_access_is_described_without_the_secret():
     def with_keys(*names, digest="1"):
         keys = tuple(schema.ApiKey(name, digest * 63 + str(number)) for number, name in enumerate(names))

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from controlplane.models import ConfigSnapshot, Event
+from controlplane.services.fleet.kv_event_sources import record_event_sources
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.replicas import add_replica, update_replica
 from controlplane.services.fleet.task_groups import create_task_group, update_task_group
@@ -13,6 +14,7 @@ from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from routing import schema
 
 CANARY = "sk-canary-77aa"
+KV_EVENTS = {"endpoint": "tcp://10.0.0.1:5557", "replay_endpoint": "tcp://10.0.0.1:5657", "topic": "kv@"}
 FULL_POOL = {
     "models": ["llama", "qwen"],
     "aliases": [{"name": "gpt", "model": "llama"}],
@@ -77,7 +79,13 @@ def furnished(pool, replica, group):
     """Everything that can be said is said."""
     update_pool(pool, **FULL_POOL)
     update_replica(
-        replica, labels={"zone": "a", "spare": ""}, adapters=[], data_parallel_size=2, weight=1.5, api_key=CANARY
+        replica,
+        labels={"zone": "a", "spare": ""},
+        adapters=[],
+        data_parallel_size=2,
+        weight=1.5,
+        api_key=CANARY,
+        kv_events=KV_EVENTS,
     )
     update_task_group(group, **FULL_GROUP)
 
@@ -145,6 +153,9 @@ def test_every_error_stands_at_its_field_and_its_section_open(visitor, pool, pat
         ("replica", {"adapters": "law"}, "adapters"),
         ("replica", {"labels": "a b=c"}, "labels"),
         ("replica", {"api_key": "with blanks"}, "api_key"),
+        ("replica", {"kv_events-endpoint": "tcp://*:5557"}, "kv_events-endpoint"),
+        ("replica", {"kv_events-endpoint": "tcp://8.8.8.8:5557"}, "kv_events-endpoint"),
+        ("replica", {"kv_events-replay_endpoint": "tcp://gpu-1:5657"}, "kv_events-endpoint"),
         ("group", {"match-tier1_hashes": "0123456789abcdef\nxyz"}, "match-tier1_hashes"),
         ("group", {"match-api_keys": "nobody"}, "match-api_keys"),
         ("group", {"auto_replicas-reserved": "3"}, "auto_replicas-reserved"),
@@ -175,6 +186,34 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
     visitor.post(paths["replica"], filled(page) | {"without_api_key": "on"})
     replica.refresh_from_db()
     assert replica.api_key_encrypted is None
+
+
+def test_kv_events_are_entered_filled_in_from_the_engine_and_taken_back(visitor, replica, paths):
+    page = visitor.get(paths["replica"]).text
+    assert "off: routers estimate what it has cached" in page
+    assert "proposed-events" not in page
+    record_event_sources(replica.pk, {"kv_events": KV_EVENTS, "problem": "Left out."})
+    page = visitor.get(paths["replica"]).text
+    assert "publishes KV events at <code>tcp://10.0.0.1:5557</code>" in page
+    assert "a part is not used. Left out." in page
+    assert 'value="tcp://10.0.0.1:5557"' not in page
+
+    filled_in = visitor.get(paths["replica"] + "?kv_events=reported").text
+    assert "filled in from what the engine reports" in filled_in
+    assert visitor.post(paths["replica"], filled(filled_in)).status_code == 302
+    replica.refresh_from_db()
+    assert replica.kv_events == KV_EVENTS
+
+    page = visitor.get(paths["replica"]).text
+    assert "proposed-events" not in page
+    visitor.post(paths["replica"], filled(page) | {"kv_events-unset": "on"})
+    replica.refresh_from_db()
+    assert replica.kv_events is None
+
+
+def test_a_wrong_endpoint_says_what_was_expected(visitor, paths):
+    sent = filled(visitor.get(paths["replica"]).text) | {"kv_events-endpoint": "ipc:///tmp/events"}
+    assert "such as tcp://gpu-1:5557." in visitor.post(paths["replica"], sent).text
 
 
 def test_lists_show_the_stored_settings(visitor, furnished):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -130,12 +131,14 @@ async def test_a_gap_without_a_replay_endpoint_leaves_a_part() -> None:
     async with following(replays=False) as (router, publisher, row):
         publisher.publish(stored([1], [1] * 4))
         await until(lambda: row()["state"] == "following", "the first message")
+        followed_since_s = row()["since_s"]
         router.believe()
         publisher.publish(CLEARED, is_lost=True)
         publisher.publish(stored([3], [3] * 4))
         await until(lambda: row()["state"] == "partial", "the gap")
 
         assert (row()["blocks"], row()["gaps"], row()["lost"]) == (1, 1, 1)
+        assert followed_since_s < row()["since_s"] <= time.time()
         assert router.believed == 3  # by estimate
         entry = router.residency.replica(TARGET)
         assert entry is not None
@@ -240,6 +243,7 @@ async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> Non
         configuration = config(publisher, PrefixHashSettings())
         router.subscriptions.configure(configuration)
         assert router.row(configuration) == {"state": "unused"}
+        assert '{pool="chat",replica="a",rank="0",state="unused"} 1' in "\n".join(router.subscriptions.lines())
     finally:
         router.subscriptions.close()
         publisher.close()
@@ -256,6 +260,7 @@ async def test_without_pyzmq_replicas_are_estimated_and_that_is_shown(
         router.subscriptions.configure(configuration)
 
     assert router.row(configuration) == {"state": "unavailable"}
+    assert '{pool="chat",replica="a",rank="0",state="unavailable"} 1' in "\n".join(router.subscriptions.lines())
     assert caplog.text.count("kv_events_unavailable") == 1
     router.subscriptions.close()
 
@@ -366,9 +371,11 @@ async def test_metrics_show_every_stream() -> None:
     async with following() as (router, publisher, row):
         publisher.publish(stored([1], [1] * 4))
         await until(lambda: row()["blocks"] == 1, "the block")
-        text = "\n".join(router.subscriptions.lines())
+        text, since_s = "\n".join(router.subscriptions.lines()), row()["since_s"]
 
     labels = '{pool="chat",replica="a",rank="0"}'
+    assert '_state{pool="chat",replica="a",rank="0",state="following"} 1' in text
+    assert f"warmpath_router_kv_events_state_timestamp_seconds{labels} {since_s:.10g}" in text
     assert f"warmpath_router_kv_events_followed{labels} 1" in text
     assert f"warmpath_router_kv_events_received_total{labels} 1" in text
     assert f"warmpath_router_kv_events_blocks{labels} 1" in text

@@ -1,5 +1,6 @@
 """What scraping detects about a replica: health, restarts, cache size, LoRA adapters, version and engine."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from controlplane.models import Replica, ReplicaState
 from controlplane.services.snapshots import newest_snapshot
 from telemetry.models import Reading, ScrapeState
 from telemetry.scraping.fetch import RECHECK_AFTER, check_versions
-from tests.fakes.fake_metrics_server import refusing, status, text
+from tests.fakes.fake_metrics_server import hang, refusing, status, text
 from tests.telemetry.conftest import T0
 from tests.telemetry.expositions import replica_text
 from tests.telemetry.metrics.pages import TENSORRT_LLM
@@ -125,6 +126,27 @@ def test_an_invalid_version_is_unknown(pool, metrics_server, response):
 
     assert check_versions(T0) == 0
     assert ScrapeState.objects.get().version == ""
+
+
+def test_where_an_engine_publishes_kv_events_is_read_with_its_version(pool, metrics_server):
+    source = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv@"}
+    published, version = json.dumps({"0": source}), text('{"version": "0.33.0"}', JSON)
+    metrics_server.script("/r1/version", *[version] * 4)
+    metrics_server.script("/r1/kv_event_sources", text(published, JSON), status(404), text(published, JSON), hang())
+    r1 = scrape(pool, metrics_server, replica_text(9, 3))
+    before = newest_snapshot().number
+
+    reported = []
+    for hours in range(4):
+        check_versions(T0 + hours * (RECHECK_AFTER + timedelta(seconds=1)))
+        r1.refresh_from_db()
+        reported.append(r1.reported_kv_events)
+
+    events = {"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": None, "topic": "kv@"}
+    known = {"kv_events": events, "problem": ""}
+    assert reported == [known, None, known, known]  # without a response it stays as it was
+    assert ScrapeState.objects.get().version == "0.33.0"
+    assert newest_snapshot().number == before
 
 
 def test_tensorrt_llm_is_scraped_at_its_own_path(pool, metrics_server):

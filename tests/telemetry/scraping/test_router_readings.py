@@ -2,9 +2,10 @@
 
 import pytest
 
-from telemetry.models import RouterReading
+from telemetry.models import RouterReading, ScrapeState
+from tests.fakes.fake_metrics_server import status, text
 from tests.telemetry.expositions import router_text
-from tests.telemetry.scraping.cycles import scrape_router
+from tests.telemetry.scraping.cycles import run_cycle, scrape_router
 
 pytestmark = pytest.mark.django_db
 
@@ -64,6 +65,24 @@ def test_requests_of_a_label_set(pool, metrics_server, before, after, reason, ex
 
     reading = RouterReading.objects.get(pool="chat")
     assert (reading.state, reading.requests, reading.spilled_requests) == expected
+
+
+def test_kv_event_streams_are_kept_as_of_the_last_scrape(pool, metrics_server):
+    def exposition(*lines):
+        return router_text() + "".join(f"warmpath_router_kv_events_{line}\n" for line in lines)
+
+    rank = '{pool="chat",replica="r1",rank="1"}'
+    state = 'state{pool="chat",replica="r1",rank="1",state="partial"} 2'
+    figures = (f"lag_seconds{rank} 0.25", f"lost_total{rank} 3", f"gaps_total{rank} NaN", f"blocks{rank} 7")
+    scrape_router(metrics_server, exposition(state, *figures))
+    stored = ScrapeState.objects.get(router__isnull=False)
+    assert stored.kv_streams == {"r1": {"1": {"states": {"partial": 2}, "lag_s": 0.25, "lost": 3.0}}}
+
+    metrics_server.script("/router/metrics", status(503), text(exposition()))
+    for number, expected in ((1, None), (2, {})):
+        run_cycle(number)
+        stored.refresh_from_db()
+        assert stored.kv_streams == expected
 
 
 def test_requests_without_a_pool_are_stored_with_the_router_itself(pool, metrics_server):

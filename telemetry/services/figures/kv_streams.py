@@ -1,0 +1,179 @@
+"""The KV event streams of a replica, as each router reports them at its last scrape, with advice for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F, Func, JSONField, Value
+from django.utils import timezone
+
+from controlplane.models import Replica, ReplicaState, Router
+from telemetry.services.figures.overview import SILENT_INTERVALS
+
+MAX_TIME_S = 4e9
+UNKNOWN = "unknown"
+BY_SEVERITY = ("unavailable", "estimated", "unused", "replaying", "partial", "following")
+TONES = {"following": "good", "partial": "", "replaying": "warn", "estimated": "bad", "unavailable": "bad"}
+FIGURES = ("lag_s", "received", "gaps", "lost", "malformed", "restarts")
+NOT_REPORTED = (
+    "The router does not report this stream. It has not got this configuration yet, or its release does not report "
+    "streams: see Routers."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """The stream of one rank at one router. Counts are since the router's start; None: not reported."""
+
+    router: str
+    rank: int
+    state: str  # of BY_SEVERITY, the worst of the router's processes; or UNKNOWN
+    is_partly: bool = False  # whether other processes of the router have another state
+    since: datetime | None = None
+    lag_s: float | None = None  # of the newest message, with the difference of both clocks
+    received: float | None = None
+    gaps: float | None = None
+    lost: float | None = None  # gaps that could not be replayed
+    malformed: float | None = None
+    restarts: float | None = None
+    reason: str = ""  # why it is unknown
+
+    @property
+    def tone(self) -> str:
+        return TONES.get(self.state, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What one state means, and what to do ("": nothing); code is between backticks."""
+
+    state: str
+    meaning: str
+    action: str
+
+    @property
+    def tone(self) -> str:
+        return TONES.get(self.state, "")
+
+
+@dataclass(frozen=True, slots=True)
+class KvStreams:
+    """All streams of a replica."""
+
+    rows: list[StreamRow]
+    advice: list[Advice]  # on the states of the rows, the worst first
+
+
+def kv_streams_of(replica: Replica) -> KvStreams | None:
+    """The streams at the connected routers; None if the replica has no KV events, or is disabled. One query."""
+    if replica.kv_events is None or replica.state == ReplicaState.DISABLED:
+        return None
+    streams = Func(
+        F("scrape_state__kv_streams"), Value(replica.name), function="jsonb_extract_path", output_field=JSONField()
+    )
+    state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
+    routers = Router.objects.filter(lost_at=None).order_by("name").values("name", streams=streams, **state)
+    rows = [row for router in routers for row in _rows(router, replica.data_parallel_size)]
+    return KvStreams(rows, [*_unknown(rows), *_advice(rows, replica.kv_events)])
+
+
+def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
+    reason = _scrape_problem(router, timezone.now())
+    streams = {} if reason else router["streams"] or {}
+    for rank in range(ranks):
+        stream = streams.get(str(rank))
+        if stream is None and rank and not streams:
+            return  # one row says it of all ranks
+        yield _row(router["name"], rank, stream, reason or NOT_REPORTED)
+
+
+def _scrape_problem(router: Mapping[str, Any], now: datetime) -> str:
+    """Why the router's last scrape says nothing of now; "" if it does."""
+    if (
+        router["at"] is not None
+        and (now - router["at"]).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S
+    ):
+        return "The router was not scraped recently: see the notices above."
+    if router["failures"]:
+        return f"The router cannot be scraped: {router['reason']}."
+    return "The router has not been scraped yet." if router["ok_at"] is None else ""
+
+
+def _row(router: str, rank: int, stream: Mapping[str, Any] | None, reason: str) -> StreamRow:
+    states = [name for name, processes in (stream or {}).get("states", {}).items() if processes]
+    state = next((name for name in BY_SEVERITY if name in states), None)
+    if stream is None or state is None:
+        return StreamRow(router, rank, UNKNOWN, reason=reason)
+    since_s = stream.get("since_s")
+    figures: dict[str, Any] = {name: stream.get(name) for name in FIGURES}
+    return StreamRow(
+        router,
+        rank,
+        state,
+        is_partly=len(states) > 1,
+        since=None if since_s is None or since_s > MAX_TIME_S else datetime.fromtimestamp(since_s, UTC),
+        **figures,
+    )
+
+
+def _unknown(rows: Sequence[StreamRow]) -> Iterator[Advice]:
+    """Why streams are unknown, once for each reason."""
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+        routers = dict.fromkeys(row.router for row in rows if row.reason == reason)
+        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}", "")
+
+
+def _advice(rows: Sequence[StreamRow], events: Mapping[str, Any]) -> Iterator[Advice]:
+    first = {row.state: row.rank for row in reversed(rows)}  # the rank whose ports the commands test, by state
+    for state in BY_SEVERITY:
+        if state in first:
+            yield Advice(state, *_texts(events, first[state])[state])
+
+
+def _texts(events: Mapping[str, Any], rank: int) -> dict[str, tuple[str, str]]:
+    """The meaning of each state, and what to do."""
+    probe, replay = _probe(events["endpoint"], rank), events["replay_endpoint"]
+    probe_replay = _probe(replay, rank) if replay else probe
+    return {
+        "unavailable": (
+            "pyzmq is not installed on the router's host, so the router estimates what is cached.",
+            "Install the extra there, `pip install 'warmpath[events]'`, and restart the router.",
+        ),
+        "estimated": (
+            "There is no connection to the engine's events. Requests are served, and placed by an estimate of what is "
+            "cached: expect more wrong predictions.",
+            f"On the router's host, try `{probe}`. If it fails: start the engine with "
+            "`--kv-events-config` and an endpoint that binds, such as `tcp://*:5557`, and open the port. If it "
+            "succeeds, look for `kv_events_not_opened` in the router's log.",
+        ),
+        "unused": (
+            "No policy of the pool compares cached prefixes, so the router does not connect.",
+            "Nothing, or, to use events, publish `lowest_cost`, `least_ttft` or `cache_aware`.",
+        ),
+        "replaying": (
+            "Messages were lost and requested again; until they arrive, at most a second, the router estimates.",
+            f"If it stays so, try `{probe_replay}` on the router's host.",
+        ),
+        "partial": (
+            "The router follows all events since the time shown, and estimates what was cached before: it connected "
+            "late, or messages were lost.",
+            "Nothing is wrong unless gaps keep growing. Then let fewer routers or workers follow this engine, or look "
+            "at the network. "
+            + (
+                f"`{probe_replay}` tests the replay endpoint, from which lost messages are requested again."
+                if replay
+                else "Set a replay endpoint, so that routers can request lost messages again."
+            ),
+        ),
+        "following": ("The router knows every block that the engine has cached.", ""),
+    }
+
+
+def _probe(endpoint: str, rank: int) -> str:
+    """A command that tests whether the port of a rank can be reached."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return f"nc -vz {host.strip('[]')} {int(port) + rank}"
