@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test check bench bench-soak compile lock
+.PHONY: run test check bench bench-soak compile clients lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -20,6 +20,9 @@ bench-soak: ## long benchmarks, compared with their limits; python -m tests.benc
 
 compile: ## the router as native code: a wheel in dist/, and the same in .compiled/ (needs a C compiler)
 	@$(PYTHON) deploy/bootstrap.py compile
+
+clients: ## the OpenAI, Anthropic and LiteLLM clients and AIPerf against a router (needs 1 GB for them in .clients/)
+	@$(PYTHON) deploy/bootstrap.py clients
 
 lock:   ## rewrite requirements/*.txt from pyproject.toml
 	@$(PYTHON) deploy/bootstrap.py lock

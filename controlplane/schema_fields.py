@@ -178,6 +178,8 @@ POOL = kinds_of(
     "share_half_life",
     "stream_usage",
     "warm_up",
+    "session_keys",
+    "paths",
 )
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events")

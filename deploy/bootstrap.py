@@ -3,7 +3,7 @@
 
 The files of this folder use only the standard library: they run before anything is installed, as root or not.
 
-    python3 deploy/bootstrap.py run | test | check | bench | compile | lock | sync
+    python3 deploy/bootstrap.py run | test | check | bench | compile | clients | lock | sync
 
 Theory of operation. There are three installations, each skipped if its stamp file is current:
 
@@ -13,7 +13,8 @@ Theory of operation. There are three installations, each skipped if its stamp fi
 3. a browser    for ``test`` only: one on PATH, else Debian's package (installed as root, otherwise unpacked
                 below ``.programs``), else Playwright's own download.
 
-``compile`` builds ``.compiled``, the router as native code; see ``compiled.py``.
+``compile`` builds ``.compiled``, the router as native code; see ``compiled.py``. ``clients`` has an environment of its
+own, ``.clients``, with other people's clients; see ``tests/clients``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 from collections.abc import Sequence
 
 from compiled import CannotCompileError, compile_router
-from environment import PYTHON, ROOT, UV, install, install_uv
+from environment import CLIENTS, PYTHON, ROOT, UV, install, install_uv
 from programs import browser, with_programs
 
 MIN_PYTHON = (3, 11)
@@ -44,7 +45,7 @@ LOCK_OPTIONS = ["--universal", "--python-version", "3.11", "--generate-hashes", 
 def main(arguments: Sequence[str]) -> int:
     """Run the named command and return its exit status."""
     commands = {"run": run, "test": test, "check": check, "bench": bench}
-    commands |= {"compile": compile_, "lock": lock, "sync": sync}
+    commands |= {"compile": compile_, "clients": clients, "lock": lock, "sync": sync}
     if not arguments or arguments[0] not in commands:
         print(f"usage: bootstrap.py {' | '.join(commands)}", file=sys.stderr)
         return 2
@@ -114,6 +115,13 @@ def compile_(_arguments: list[str]) -> int:
     return 0
 
 
+def clients(arguments: list[str]) -> int:
+    """Run the tests of other people's clients; arguments go to pytest."""
+    install("clients", CLIENTS)
+    pytest = [CLIENTS / "bin" / "python", "-m", "pytest", "-c", "tests/clients/pytest.ini"]
+    return subprocess.call([*pytest, *(arguments or ["tests/clients"])])
+
+
 def sync(arguments: list[str]) -> int:
     """Only install the packages."""
     install(arguments[0] if arguments else "dev")
@@ -128,6 +136,7 @@ def lock(_arguments: list[str]) -> int:
     compile_lock("router", "-c", "requirements/base.txt")
     compile_lock("dev", *all_extras, "--group", "dev", "-c", "requirements/base.txt")
     compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
+    compile_lock("clients", "--group", "clients", "-c", "requirements/router.txt")
     return 0
 
 

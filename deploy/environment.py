@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+CLIENTS = ROOT / ".clients"
 UV_HOME = ROOT / ".uv"
 UV = UV_HOME / "bin" / "uv"
 LOCKS = ROOT / "requirements"

@@ -93,6 +93,8 @@ class Pool(Model):
         max_length=8, null=True, blank=True, choices=[(usage.value, usage.value) for usage in StreamUsage]
     )
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
+    session_keys = JSONField(null=True, blank=True)  # routing.schema.SessionKey; None: DEFAULT_SESSION_KEYS
+    paths = JSONField(null=True, blank=True)  # routing.schema.DataPath; None: all
     kv_cache = JSONField(null=True, blank=True)  # controlplane.kv_cache.KvCache; None: unknown
     costs = JSONField(null=True, blank=True)  # controlplane.kv_cache.Costs; None: unknown
     # services.policies.publish_checks.PredictionPolicy, not sent to routers; None: its defaults.

@@ -352,6 +352,7 @@ def _client_request(explained: ExplainRequest, active: ActiveConfiguration) -> R
     headers = {name.lower(): value for name, value in explained.headers.items()}
     head = RequestHead(b"POST", explained.path.encode(), http11=True)
     names = [name.decode() for name in SESSION_HEADERS]
+    head.lines = b"".join(f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in headers.items())
     head.session_id = next((headers[name] for name in names if headers.get(name)), None)
     head.task_group = headers.get("x-task-group") or None
     request = Request(head, bytes(explained.body), headers.get("x-request-id", ""))

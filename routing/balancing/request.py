@@ -40,8 +40,9 @@ from routing.prompt.bodies import (
 )
 from routing.prompt.canonical import CanonicalPrompt, canonical_prompt
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
-from routing.prompt.parsing import Layout, omits_usage, parse_body, session_key
+from routing.prompt.parsing import Layout, omits_usage, parse_body, session_key, session_key_in
 from routing.schema import (
+    SESSION_FIELDS,
     Caps,
     GroupMatch,
     PolicyConfig,
@@ -211,6 +212,7 @@ _NUMBER_FIELDS: Final = (
 _MAX_URL_CHARS: Final = 8192  # a longer URL is rejected wherever media hosts are limited
 _DENIED_URL: Final = ""  # no media host matches it
 _NOT_A_NUMBER: Final = "odd"
+_MAX_KEY_CHARS: Final = 1024  # of a session key in a reduced body
 
 
 class BodyReading:
@@ -258,6 +260,7 @@ def _previous_id(body: ResponsesBody) -> str | None:
 def reduce_body(body: ParsedBody) -> ParsedBody:
     """A small body of the same endpoint that the caps accept or reject alike; a few hundred bytes without media."""
     reduced = type(body)(model=body.model, **{name: _reduce_number(getattr(body, name)) for name in _NUMBER_FIELDS})
+    _keep_session(body, reduced)
     for field in PROMPT_FIELDS.get(type(body), ()):
         if count := count_prompts(getattr(body, field)):
             setattr(reduced, field, [""] * count)
@@ -265,6 +268,22 @@ def reduce_body(body: ParsedBody) -> ParsedBody:
         field = next(name for name in _REDUCED_MEDIA_FIELDS if hasattr(reduced, name))
         setattr(reduced, field, [{"url": url} for url in urls])
     return reduced
+
+
+def _keep_session(body: ParsedBody, reduced: ParsedBody) -> None:
+    """Keep the fields that may name the session, as far as they do; a key ends after ``_MAX_KEY_CHARS``."""
+    keys = {field: session_key_in(body, field) for field in SESSION_FIELDS}
+    short = {field: key[:_MAX_KEY_CHARS] for field, key in keys.items() if key is not None}
+    reduced.prompt_cache_key = short.get("prompt_cache_key")
+    reduced.session_id = short.get("session_id")
+    reduced.user = short.get("user")
+    if isinstance(reduced, ResponsesBody):
+        reduced.conversation = short.get("conversation")
+    metadata = {"session_id": short.get("metadata.session_id")}
+    if (session := short.get("metadata.user_id")) is not None:
+        metadata["user_id"] = f"_session_{session}"
+    if any(metadata.values()):
+        reduced.metadata = metadata
 
 
 def _reduce_number(value: Any) -> Any:

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from routing.http.response import HOP_BY_HOP, Header, RejectedRequestError, template_of, without_named
-from routing.schema import Limits
+from routing.schema import DEFAULT_SESSION_KEYS, Limits
 
 if TYPE_CHECKING:
     from routing.http.auth import AccessControl, Grant
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _REPLACED: Final = frozenset({b"host", b"content-length", b"expect", b"x-request-id"})  # the router sends its own
 _TRUSTED_HOPS_ONLY: Final = frozenset({b"forwarded", b"x-real-ip"})  # headers that a client must not set
 _TRUSTED_HOPS_ONLY_PREFIXES: Final = (b"x-forwarded-", b"x-user-", b"x-warmpath-")
-SESSION_HEADERS: Final = (  # the first of them that a request has is its session key
-    *(b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id", b"x-session-affinity"),
+SESSION_HEADERS: Final = tuple(  # the first of them that a request has is its session key
+    [key.removeprefix("header:").encode() for key in DEFAULT_SESSION_KEYS if key.startswith("header:")]
 )
 _READ_AND_FORWARDED: Final = frozenset(
     {b"authorization", b"content-encoding", b"content-type", b"x-api-key", b"x-priority", b"x-task-group"}
@@ -47,6 +47,7 @@ class RequestHead:
     __slots__ = (
         "_anonymous",
         "_anonymous_template",
+        "_forwarded",
         "_varying",
         "authenticated_by",
         "authorization",
@@ -89,7 +90,22 @@ class RequestHead:
         self.request_id_index: int | None = None  # among the varying values; None: all requests have the same id
         self._anonymous: bytes | None = None
         self._anonymous_template: bytes | None = None
+        self._forwarded: dict[bytes, bytes] | None = None
         self._varying: list[Header] = []
+
+    def header(self, name: bytes) -> str | None:
+        """The first value of a forwarded header that is not empty.
+
+        ``name``: in lower case, and none of ``PER_REQUEST_HEADERS``, whose values differ between requests of one head.
+        """
+        if self._forwarded is None:
+            self._forwarded = {}
+            for line in self.lines.split(b"\r\n"):
+                key, _, value = line.partition(b": ")
+                if value:
+                    self._forwarded.setdefault(key.lower(), value)
+        value = self._forwarded.get(name, b"")
+        return value.decode("latin-1") or None
 
     def lines_with(self, values: Sequence[bytes] | None, *, anonymous: bool) -> bytes:
         """Header lines for the replica. ``values``: of the varying headers; None: those of the parsed request.

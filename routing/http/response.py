@@ -26,6 +26,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from routing.schema import PER_REQUEST_HEADERS, TRACE_HEADERS
+
 Header = tuple[bytes, bytes]
 
 HOP_BY_HOP: Final = frozenset(
@@ -71,13 +73,14 @@ MAX_VALUES: Final = 16  # varying values in one head
 _PRINTABLE: Final = bytes(range(0x20, 0x7F))
 _LENGTH: Final = b"content-length"
 _GAP: Final = b"\0"  # stands for a varying value in a key; the parser accepts no head with this byte
-_TRACE: Final = (
-    *("traceparent", "tracestate", "baggage", "b3", "x-b3-traceid", "x-b3-spanid", "x-b3-parentspanid"),
-    *("x-amzn-trace-id", "x-cloud-trace-context", "x-datadog-trace-id", "x-datadog-parent-id", "x-datadog-tags"),
-    *("uber-trace-id", "sentry-trace", "elastic-apm-traceparent", "newrelic"),
+VARYING_REQUEST_HEADERS: Final = PER_REQUEST_HEADERS
+VARYING_RESPONSE_HEADERS: Final = (
+    *TRACE_HEADERS,
+    "date",
+    "x-request-id",
+    "x-correlation-id",
+    "x-envoy-upstream-service-time",
 )
-VARYING_REQUEST_HEADERS: Final = (*_TRACE, "x-request-id", "x-client-request-id", "x-correlation-id", "idempotency-key")
-VARYING_RESPONSE_HEADERS: Final = (*_TRACE, "date", "x-request-id", "x-correlation-id", "x-envoy-upstream-service-time")
 
 H = TypeVar("H")
 

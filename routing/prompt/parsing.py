@@ -170,6 +170,18 @@ def session_key(body: ParsedBody) -> str | None:
     return _session_in_metadata(body.metadata) if type(body.metadata) is dict else None
 
 
+def session_key_in(body: ParsedBody, field: str) -> str | None:
+    """The session key in one of the schema's ``SESSION_FIELDS``."""
+    if field == "conversation":
+        return _conversation_id(body.conversation) if isinstance(body, ResponsesBody) else None
+    owner, _, member = field.partition(".")
+    value: object = getattr(body, owner)
+    if member:
+        metadata = value if isinstance(value, dict) else {}
+        return _session_in_metadata({member: metadata.get(member)})
+    return value if isinstance(value, str) and value else None
+
+
 def _conversation_id(conversation: object) -> str | None:
     value = conversation.get("id") if isinstance(conversation, dict) else conversation
     return value if isinstance(value, str) and value else None

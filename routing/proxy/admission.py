@@ -24,21 +24,44 @@ from routing.http.response import LocalResponse, RejectedRequestError
 from routing.prompt.bodies import BODIES, ParsedBody
 from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.forms import read_form
-from routing.prompt.parsing import with_member, with_members
-from routing.proxy.resources import StoredResponses, not_found, response_named_by
+from routing.prompt.parsing import session_key_in, with_member, with_members
+from routing.proxy.resources import StoredResponse, StoredResponses, not_found, response_named_by
 from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from routing.http.auth import Grant
-    from routing.http.request import Request
+    from routing.http.request import Request, RequestHead
 
 
 PROMPT_PATHS: Final = {path.encode(): path for path in BODIES}
+RESPONSES: Final = b"/v1/responses"
 FORM_PATHS: Final = frozenset({b"/v1/audio/transcriptions", b"/v1/audio/translations"})
 NO_PROMPT: Final = CanonicalPrompt(b"", 0, 0, [])
 RETRY_AFTER_S: Final = 1  # sent to clients when the router cannot serve a request now
 _DEFAULT: Final = Caps()
+
+
+class SessionKeys:
+    """Where the requests of a pool name their session, if the pool says so."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        parts = [key.partition(":") for key in keys]
+        self._parts = [(kind == "header", name.lower().encode(), name) for kind, _, name in parts]
+
+    def find(self, head: RequestHead, body: ParsedBody | None) -> str | None:
+        """The session key of a request; None if it has none."""
+        for is_header, header, field in self._parts:
+            key: str | None = None
+            if is_header:
+                key = head.header(header)
+            elif body is not None:
+                key = session_key_in(body, field)
+            if key is not None:
+                return key
+        return None
 
 
 class Admission:
@@ -55,10 +78,42 @@ class Admission:
             for pool in config.pools
             for group in (None, *pool.groups)
         }
+        self._session_keys = {
+            pool.name: SessionKeys(pool.session_keys) for pool in config.pools if pool.session_keys is not None
+        }
+        self._paths = {
+            pool.name: frozenset(path.encode() for path in pool.paths)
+            for pool in config.pools
+            if pool.paths is not None
+        }
         has_aliases = any(pool.aliases for pool in config.pools)
         self.is_trivial = (
             config.access is None and not has_aliases and all(caps == _DEFAULT for caps in self._caps.values())
         )
+
+    def session_key(
+        self, head: RequestHead, body: ParsedBody | None, model: str | None, default: str | None
+    ) -> str | None:
+        """The session key as the pool of a model sets it; ``default`` if the pool does not."""
+        pool = self._pool_of(model) if self._session_keys else None
+        keys = None if pool is None else self._session_keys.get(pool)
+        return default if keys is None else keys.find(head, body)
+
+    def check_path(self, path: bytes, model: str | None) -> None:
+        """RejectedRequestError if the pool of a model does not serve this path."""
+        if not self._paths:
+            return
+        pool = self._pool_of(model)
+        paths = None if pool is None else self._paths.get(pool)
+        if paths is not None and path not in paths:
+            raise RejectedRequestError(404, f"pool {pool!r} does not serve {path.decode('latin-1')}")
+
+    def _pool_of(self, model: str | None) -> str | None:
+        """The pool that serves a model; None if none does, which placement reports."""
+        try:
+            return self._models.resolve(model).pool.name
+        except UnknownModelError:
+            return None
 
     def apply(self, request: Request, parsed: ParsedBody | None, placement: PlacementRequest) -> PlacementRequest:
         """Check a request, and change its body if a rule requires that; RejectedRequestError or BodyError.
@@ -152,13 +207,12 @@ def admit_request(
         reading = read_body(path, request.body)
     parsed = reading.body
     request.omits_usage, request.layout = reading.omits_usage, reading.layout
-    session_key = head.session_id or reading.session_key
+    session_key = admission.session_key(head, parsed, parsed.model, head.session_id or reading.session_key)
     placement = PlacementRequest(parsed.model, head.task_group, session_key, reading.prompt, is_plain=reading.is_plain)
-    if reading.previous_id is not None and (response := stored.find(reading.previous_id, request.grant)) is not None:
-        placement.pinned = response.target
-    if admission.is_trivial and not may_exceed_defaults(parsed):
-        return placement
-    return admission.apply(request, parsed, placement)
+    if reading.previous_id is not None:
+        response = _find_stored(request, stored, reading.previous_id)
+        placement.pinned = None if response is None else response.target
+    return _apply(admission, request, parsed, placement)
 
 
 def _admit_form(request: Request, admission: Admission) -> PlacementRequest:
@@ -167,24 +221,42 @@ def _admit_form(request: Request, admission: Admission) -> PlacementRequest:
     request.model_span = form.model_span
     parsed = form.body
     is_plain = parsed.stream is not True
-    placement = PlacementRequest(parsed.model, head.task_group, head.session_id, NO_PROMPT, is_plain=is_plain)
-    if admission.is_trivial and not may_exceed_defaults(parsed):
-        return placement
-    return admission.apply(request, parsed, placement)
+    session_key = admission.session_key(head, None, parsed.model, head.session_id)
+    placement = PlacementRequest(parsed.model, head.task_group, session_key, NO_PROMPT, is_plain=is_plain)
+    return _apply(admission, request, parsed, placement)
+
+
+def _apply(admission: Admission, request: Request, parsed: ParsedBody, placement: PlacementRequest) -> PlacementRequest:
+    """Apply the rules of the configuration; whether the pool serves the path comes last, after the key's scope."""
+    if not admission.is_trivial or may_exceed_defaults(parsed):
+        placement = admission.apply(request, parsed, placement)
+    admission.check_path(request.head.path, placement.model)
+    return placement
 
 
 def _admit_bare(request: Request, admission: Admission, stored: StoredResponses) -> PlacementRequest:
     """Admit a request without a body: for the list of models, a model, or a stored response."""
-    head, grant, response_id = request.head, request.grant, response_named_by(request.head.path)
+    head, response_id = request.head, response_named_by(request.head.path)
     placement = PlacementRequest(None, head.task_group, head.session_id, NO_PROMPT, is_plain=True)
     if response_id is not None:
-        response = stored.find(response_id, grant)
+        response = _find_stored(request, stored, response_id)
         if response is not None:
             placement.model, placement.pinned = response.model, response.target
-        elif grant is not None and (grant.tenant is not None or grant.models is not None):
-            raise not_found(response_id)
-        request.is_lookup = response is None
-    return placement if admission.is_trivial else admission.apply(request, None, placement)
+    if not admission.is_trivial:
+        placement = admission.apply(request, None, placement)
+    if response_id is not None:
+        admission.check_path(RESPONSES, placement.model)
+    return placement
+
+
+def _find_stored(request: Request, stored: StoredResponses, response_id: str) -> StoredResponse | None:
+    """Where a response is stored; None if that is unknown, and other replicas may be asked for it."""
+    grant = request.grant
+    response = stored.find(response_id, grant)
+    if response is None and grant is not None and (grant.tenant is not None or grant.models is not None):
+        raise not_found(response_id)
+    request.is_lookup = response is None
+    return response
 
 
 def rejection_of(error: RoutingError) -> RejectedRequestError:

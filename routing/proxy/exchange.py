@@ -21,8 +21,8 @@ from routing.log import defect
 from routing.observability.decision_log import Record, structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
-from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
-from routing.proxy.resources import StoredResponse
+from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
+from routing.proxy.resources import StoredResponse, response_named_by
 from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 
 # Streams of these paths begin with events before the first token.
-RESPONSES: Final = b"/v1/responses"
 PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
+GET: Final = b"GET"
 NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
@@ -447,7 +447,7 @@ class Exchange:
         self._relay = relay = ResponseRelay(
             self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
-        if request.head.path == RESPONSES and head.status < 300:
+        if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
             self._store_response(data)
         del self._placement_request, self._decision
         request.body = b""
@@ -462,11 +462,15 @@ class Exchange:
                 self._upstream.pause()
 
     def _store_response(self, data: bytes) -> None:
-        """Remember which replica stores the response that begins with ``data``."""
+        """Remember which replica stores the response that begins with ``data``, or that was looked for."""
         grant = self._request.grant
         tenant = None if grant is None else grant.tenant
         response = StoredResponse(self._decision.target.id, self._placement_request.model, tenant)
-        self._services.stored_responses.add(data, response)
+        head, stored = self._request.head, self._services.stored_responses
+        if head.path == RESPONSES:
+            stored.add(data, response)
+        elif head.method == GET and (response_id := response_named_by(head.path)) is not None:
+            stored.remember(response_id, response)
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""

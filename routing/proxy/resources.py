@@ -2,8 +2,9 @@
 
 A response of ``/v1/responses`` is stored in the memory of the replica that generated it. A request that names it, by
 path or as ``previous_response_id``, goes to that replica while it is eligible. Ids that this process has not
-seen, such as those of another worker or from before a restart, are looked for at one replica after the other, as
-retries allow; but not for keys that are limited to a tenant or to some models, because the response may be another's.
+seen, such as those of another worker or from before a restart, are looked for at one replica after the other, within
+the retry budget; but not for keys that are limited to a tenant or to some models, because the response may be
+another's.
 """
 
 from __future__ import annotations
@@ -77,9 +78,12 @@ class StoredResponses:
     def add(self, data: bytes, response: StoredResponse) -> None:
         """Keep the id in the first bytes of a response, plain or streamed; nothing if there is none."""
         match = _response_id(data, 0, _SEARCHED_BYTES)
-        if match is None:
-            return
-        self._responses[match[1].decode()] = response
+        if match is not None:
+            self.remember(match[1].decode(), response)
+
+    def remember(self, response_id: str, response: StoredResponse) -> None:
+        """Keep where the response with this id is stored."""
+        self._responses[response_id] = response
         if len(self._responses) > self._max_responses:
             self._responses.popitem(last=False)
 

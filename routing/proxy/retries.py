@@ -56,6 +56,9 @@ def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     return RejectedRequestError(502, f"replica {replica!r} closed the connection before its response was complete")
 
 
+MAX_LOOKUPS: Final = 32  # further replicas that are asked for a stored response of unknown origin
+
+
 class RetryState:
     """The failed attempts of one request. ``record`` names the replica that has the request now."""
 
@@ -118,11 +121,13 @@ class RetryState:
     def _next(self, cause: str, *, is_lookup: bool = False) -> Decision | None:
         """The decision for a replica that has not failed; None if there is none, or no retry is allowed.
 
-        ``is_lookup``: nothing has failed, so the retry policy does not apply, only its limits.
+        ``is_lookup``: nothing has failed, so only the retry budget applies, and a limit of its own.
         """
         services, record, limits = self._services, self._record, self._configuration.limits
         self._failed.add(ReplicaId(record.replica))
-        if not (is_lookup or cause in limits.retry_on) or record.retries >= limits.retries:
+        if not (is_lookup or cause in limits.retry_on):
+            return None
+        if record.retries >= (MAX_LOOKUPS if is_lookup else limits.retries):
             return None
         try:
             decision = self._decide()

@@ -48,6 +48,7 @@ from routing.schema.limits import (
     Limits,
     WarmUp,
 )
+from routing.schema.requests import DataPath, SessionKey, check_paths, check_session_keys
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import PolicyConfig, Tier1
 
@@ -245,6 +246,23 @@ class PoolConfig(Frozen, frozen=True):
         ),
     ] = StreamUsage.REQUEST
     warm_up: WarmUp | None = None  # of joining replicas; None: they take traffic with an empty cache
+    session_keys: (
+        Annotated[
+            tuple[SessionKey, ...],
+            Meta(
+                description="Where requests name their session, in order: header:NAME, or a field such as body:user. "
+                "The first that a request has is its session key; conversations with another key move once."
+            ),
+        ]
+        | None
+    ) = None  # None: DEFAULT_SESSION_KEYS; (): requests have no session
+    paths: (
+        Annotated[
+            tuple[DataPath, ...],
+            Meta(description="The paths that the pool serves. Requests for other paths get 404."),
+        ]
+        | None
+    ) = None  # None: all
 
     @property
     def names(self) -> ModelNames:
@@ -341,6 +359,9 @@ def check_config(config: RouterConfig) -> None:
         _check_pool_replicas(pool, f"{path}.replicas")
         _check_unique((group.name for group in pool.groups), f"{path}.groups", "task group")
         check_groups(pool, keys, f"{path}.groups")
+        check_session_keys(pool.session_keys or (), f"{path}.session_keys")
+        if pool.paths is not None:
+            check_paths(pool.paths, f"{path}.paths")
         check_canary(pool.policy, f"{path}.policy", {group.name for group in pool.groups if group.policy is None})
         for at, group in enumerate(pool.groups):
             if group.policy is not None:

@@ -11,12 +11,14 @@ from routing.prompt.bodies import Message, MessagesBody
 from routing.standin.errors import ApiError, invalid
 from routing.standin.replica import Choice, Generation
 from routing.standin.requests import read_messages
-from routing.standin.responses import CRASHED, Api
+from routing.standin.responses import CRASHED, Api, finish_reason_of
+from routing.standin.tools import ToolCall, call_id
 
 PATH: Final = "/v1/messages"
 FRAMEWORK_ERROR: Final = "Bad Request"  # errors of the framework keep its own format, also on this path
-_STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn"}  # null for an aborted generation
-_TOOL_CHOICES: Final = {"any": "required", "tool": "required", "none": "none"}
+# null for an aborted generation
+_STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+_TOOL_CHOICES: Final = {"any": "required", "none": "none"}
 _encode: Final = msgspec.json.encode
 
 
@@ -55,6 +57,8 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
         for tool in body["tools"]
     ]
     tools = [{"type": "function", "function": function} for function in functions]
+    if choice.get("type") == "tool":
+        return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": choice.get("name")}}}
     return {"tools": tools, "tool_choice": _TOOL_CHOICES.get(str(choice.get("type")), "auto")}
 
 
@@ -71,9 +75,11 @@ def usage(generation: Generation) -> dict[str, int]:
 
 def whole_message(generation: Generation, response_id: str) -> bytes:
     """The body of a response that is not streamed; null members are left out."""
-    (choice,) = generation.choices
-    reasons = {name: value for name, value in _stop(choice).items() if value is not None}
-    content = [{"type": "text", "text": choice.text}]
+    (choice,), call = generation.choices, generation.request.call
+    reasons = {name: value for name, value in _stop(choice, call).items() if value is not None}
+    content: list[dict[str, Any]] = [{"type": "text", "text": choice.text}]
+    if call is not None:
+        content = [_tool_use(call, response_id) | {"input": {call.argument: choice.text}}]
     return _encode(_message(generation, response_id) | {"content": content} | reasons | {"usage": usage(generation)})
 
 
@@ -82,8 +88,13 @@ def _message(generation: Generation, response_id: str) -> dict[str, Any]:
     return {"id": response_id, "type": "message", "role": "assistant", "content": [], "model": model}
 
 
-def _stop(choice: Choice) -> dict[str, str | None]:
-    reason = "stop_sequence" if choice.stop_reason is not None else _STOP_REASONS.get(choice.finish_reason or "")
+def _tool_use(call: ToolCall, response_id: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id(response_id, 0), "name": call.name, "input": {}}
+
+
+def _stop(choice: Choice, call: ToolCall | None) -> dict[str, str | None]:
+    reason = _STOP_REASONS.get(finish_reason_of(choice, call) or "")
+    reason = "stop_sequence" if choice.stop_reason is not None else reason
     return {"stop_reason": reason, "stop_sequence": choice.stop_reason}
 
 
@@ -92,6 +103,7 @@ class MessageFormat:
 
     def __init__(self, generation: Generation, response_id: str) -> None:
         self._generation = generation
+        self._call = generation.request.call
         self._id = response_id
 
     def created(self) -> list[bytes]:
@@ -102,27 +114,33 @@ class MessageFormat:
         """The message, and its only block."""
         message = _message(self._generation, self._id) | {"stop_reason": None, "stop_sequence": None}
         tokens = {"input_tokens": self._generation.prompt_tokens, "output_tokens": 0}
-        block = {"type": "text", "text": ""}
-        return [
-            _event("message_start", message=message | {"usage": tokens}),
-            _event("content_block_start", content_block=block, index=0),
-        ]
+        started = _event("message_start", message=message | {"usage": tokens})
+        if self._call is None:
+            return [started, _event("content_block_start", content_block={"type": "text", "text": ""}, index=0)]
+        block = _tool_use(self._call, self._id)
+        return [started, _event("content_block_start", content_block=block, index=0), self._delta(self._call.opening)]
 
     def token(self, choice: Choice, number: int) -> bytes:
         """The text of one token."""
-        return _event("content_block_delta", delta={"type": "text_delta", "text": choice.pieces[number]}, index=0)
+        return self._delta(choice.pieces[number])
 
     def last(self, choice: Choice, text: str) -> bytes:
         """The last text, if any."""
         del choice
-        return _event("content_block_delta", delta={"type": "text_delta", "text": text}, index=0) if text else b""
+        text += "" if self._call is None else self._call.closing
+        return self._delta(text) if text else b""
+
+    def _delta(self, text: str) -> bytes:
+        text_delta = {"type": "text_delta", "text": text}
+        delta = text_delta if self._call is None else {"type": "input_json_delta", "partial_json": text}
+        return _event("content_block_delta", delta=delta, index=0)
 
     def close(self) -> list[bytes]:
         """The end of the block, the stop reason with the usage, and the end of the message."""
         (choice,) = self._generation.choices
         return [
             _event("content_block_stop", index=0),
-            _event("message_delta", delta=_stop(choice), usage=usage(self._generation)),
+            _event("message_delta", delta=_stop(choice, self._call), usage=usage(self._generation)),
             _event("message_stop"),
         ]
 

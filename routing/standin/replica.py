@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--kv-cache-metrics-sample", type=float, default=0.01, help="share of the blocks (default %(default)s)")
     add("--kv-events-config", help="JSON, as of vLLM: publish KV events (needs pyzmq)")
     add("--api-key", help="require this bearer token under /v1")
-    add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto; tools are never called")
+    add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto, and generate text")
     add("--task", choices=[str(task) for task in Task], default="generate", help="endpoints (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
     return parser

@@ -25,6 +25,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from routing.standin.errors import ApiError, bad_request, invalid, prompt_too_long, total_too_long, unknown_model
+from routing.standin.tools import ToolCall, call_tokens, read_call
 
 TOKEN_BYTES = 4  # of an id, and of a token's text at most
 VOCABULARY = 1 << 32
@@ -142,13 +143,15 @@ class GenerationRequest:
     min_tokens: int
     logprobs: bool
     return_token_ids: bool
+    call: ToolCall | None = None  # the tool that the output calls; None: the output is text
 
     def output_length(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
-        """Tokens of the output, and its finish reason. The model ends by itself after 256 to 767 tokens."""
+        """Tokens of the output, and its finish reason. The model ends a text by itself after 256 to 767 tokens."""
         limit = max_model_len - count_tokens(prompt)
         if self.max_tokens is not None:
             limit = min(limit, self.max_tokens)
-        natural = max(self.min_tokens, 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512)
+        natural = 256 + xxh3_64_intdigest(prompt, variant ^ 0x5EED) % 512 if self.call is None else call_tokens(prompt)
+        natural = max(self.min_tokens, natural)
         return (natural, "stop") if natural <= limit and not self.ignore_eos else (limit, "length")
 
 
@@ -197,6 +200,7 @@ def read_chat(body: dict[str, Any], model: str, max_model_len: int, auto_tools: 
     for message in messages:
         _check_content(message, model)
     request.prompts = [encode(render_chat(messages, body.get("tools")))]
+    request.call = read_call(body, request.prompts[0])
     check_length(request, max_model_len)
     return request
 

@@ -17,6 +17,7 @@ import msgspec
 from routing.standin.errors import CrashAfterChunks, error_body
 from routing.standin.replica import Choice, Generation
 from routing.standin.requests import encode, token_ids
+from routing.standin.tools import ToolCall, call_id
 
 VERSION = "0.32.0"
 FINGERPRINT = f"vllm-{VERSION}-standin"
@@ -52,7 +53,7 @@ def whole_response(generation: Generation, response_id: str) -> bytes:
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
         "model": generation.request.model,
-        "choices": [_choice(choice, generation) for choice in generation.choices],
+        "choices": [_choice(choice, generation, response_id) for choice in generation.choices],
         "service_tier": None,
         "system_fingerprint": FINGERPRINT,
         "usage": usage(generation),
@@ -63,17 +64,25 @@ def whole_response(generation: Generation, response_id: str) -> bytes:
     return _encode(body)
 
 
-def _choice(choice: Choice, generation: Generation) -> dict[str, Any]:
-    request = generation.request
-    message = {
+def finish_reason_of(choice: Choice, call: ToolCall | None) -> str | None:
+    """The finish reason that a client gets."""
+    return "tool_calls" if call is not None and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def _choice(choice: Choice, generation: Generation, response_id: str) -> dict[str, Any]:
+    request, call = generation.request, generation.request.call
+    message: dict[str, Any] = {
         "role": "assistant",
-        "content": choice.text,
+        "content": choice.text if call is None else "",
         "refusal": None,
         "annotations": None,
         "audio": None,
         "function_call": None,
         "reasoning": None,
     }
+    if call is not None:
+        function = {"name": call.name, "arguments": call.arguments(choice.text)}
+        message["tool_calls"] = [{"id": call_id(response_id, choice.index), "type": "function", "function": function}]
     with_logprobs = request.is_chat and request.logprobs
     prompt = {
         "prompt_logprobs": None,
@@ -83,7 +92,7 @@ def _choice(choice: Choice, generation: Generation) -> dict[str, Any]:
         "index": choice.index,
         **({"message": message} if request.is_chat else {"text": choice.text}),
         "logprobs": {"content": [_logprob(piece) for piece in choice.pieces]} if with_logprobs else None,
-        "finish_reason": choice.finish_reason,
+        "finish_reason": finish_reason_of(choice, call),
         "stop_reason": choice.stop_reason,
         "token_ids": token_ids(encode(choice.text.encode())) if request.return_token_ids else None,
         **({} if request.is_chat else prompt),
@@ -139,6 +148,8 @@ class CompletionFormat:
     def __init__(self, generation: Generation, response_id: str) -> None:
         request = generation.request
         self._generation = generation
+        self._call = request.call
+        self._response_id = response_id
         self._is_chat = request.is_chat
         kind = "chat.completion.chunk" if request.is_chat else "text_completion"
         model = _encode(request.model).decode()
@@ -147,6 +158,9 @@ class CompletionFormat:
         self._head = f'data: {{"id":{quoted_id},"object":"{kind}","created":{created},"model":{model},"choices":['
         self._before = '"delta":{"content":' if request.is_chat else '"text":'
         self._after = '},"logprobs":null' if request.is_chat else ',"logprobs":null'
+        if request.call is not None:
+            self._before = '"delta":{"tool_calls":[{"index":0,"function":{"arguments":'
+            self._after = '}}]},"logprobs":null'
         null_stop = "" if request.is_chat else ',"stop_reason":null,"prompt_token_ids":null'
         self._middle = f'{self._after},"finish_reason":null{null_stop},"token_ids":null}}]'
 
@@ -155,8 +169,17 @@ class CompletionFormat:
         return []
 
     def start(self) -> list[bytes]:
-        """Chat's first event of each choice."""
-        return [self._role(index) for index in range(len(self._generation.choices))] if self._is_chat else []
+        """Chat's first event of each choice, and the beginning of its call."""
+        indexes = range(len(self._generation.choices))
+        events = [self._role(index) for index in indexes] if self._is_chat else []
+        return events if self._call is None else events + [self._opening(self._call, index) for index in indexes]
+
+    def _opening(self, call: ToolCall, index: int) -> bytes:
+        function = {"name": call.name, "arguments": call.opening}
+        started = {"id": call_id(self._response_id, index), "type": "function", "index": 0, "function": function}
+        delta = _encode({"tool_calls": [started]}).decode()
+        end = ',"logprobs":null,"finish_reason":null,"token_ids":null}]'
+        return f'{self._head}{{"index":{index},"delta":{delta}{end}{self._running_usage(0)}}}\n\n'.encode()
 
     def close(self) -> list[bytes]:
         """The usage, if the request includes it, and [DONE]."""
@@ -179,9 +202,11 @@ class CompletionFormat:
         """The event that ends a choice, with its last text (empty after an abort)."""
         stop = _encode(choice.stop_reason).decode()
         ids = "" if self._is_chat else ',"prompt_token_ids":null'
-        end = f'{self._after},"finish_reason":"{choice.finish_reason}","stop_reason":{stop}{ids},"token_ids":null}}]'
+        reason = finish_reason_of(choice, self._call)
+        end = f'{self._after},"finish_reason":"{reason}","stop_reason":{stop}{ids},"token_ids":null}}]'
         mark = "" if self._generation.request.include_usage else f',"system_fingerprint":"{FINGERPRINT}"'
-        body = f'{self._head}{{"index":{choice.index},{self._before}"{text}"{end}'
+        quoted = f'"{text}"' if self._call is None else _encode(text + self._call.closing).decode()
+        body = f'{self._head}{{"index":{choice.index},{self._before}{quoted}{end}'
         return f"{body}{self._running_usage(choice.generated)}{mark}}}\n\n".encode()
 
     def _usage(self) -> bytes:

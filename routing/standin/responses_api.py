@@ -12,6 +12,7 @@ import msgspec
 from routing.standin.errors import ApiError, bad_request, invalid
 from routing.standin.replica import Choice, Generation
 from routing.standin.responses import CRASHED, Api
+from routing.standin.tools import ToolCall
 
 PATH: Final = "/v1/responses"
 MAX_STORED: Final = 1000
@@ -72,7 +73,9 @@ def chat_body(body: dict[str, Any], store: ResponseStore) -> dict[str, Any]:
         "temperature": body.get("temperature"),
         "cache_salt": body.get("cache_salt"),
     }
-    return chat | {"tools": body["tools"]} if body.get("tools") else chat
+    if not body.get("tools"):
+        return chat
+    return chat | {"tools": body["tools"], "tool_choice": body.get("tool_choice", "auto")}
 
 
 def _messages(items: Any) -> list[dict[str, Any]]:
@@ -108,6 +111,7 @@ class ResponseFormat:
         self, generation: Generation, body: dict[str, Any], messages: list[dict[str, Any]], store: ResponseStore
     ) -> None:
         self._generation = generation
+        self._call = generation.request.call
         self._body = body
         self._messages = messages
         self._store = store
@@ -120,8 +124,8 @@ class ResponseFormat:
         """The complete response, which is stored unless the request says otherwise."""
         document = self._document()
         if self._body.get("store") is not False:
-            output = {"role": "assistant", "content": self._generation.choices[0].text}
-            self._store.add(StoredResponse(document, [*self._messages, output]))
+            (item,) = document["output"]
+            self._store.add(StoredResponse(document, [*self._messages, _message(item)]))
         return document
 
     def _document(self, *, is_complete: bool = True) -> dict[str, Any]:
@@ -139,7 +143,7 @@ class ResponseFormat:
             "output": [self._item("completed", choice.text)] if is_complete else [],
             "parallel_tool_calls": True,
             "temperature": 1.0,
-            "tool_choice": "none",
+            "tool_choice": body.get("tool_choice") or "none",
             "tools": body.get("tools") or [],
             "top_p": 1.0,
             "background": False,
@@ -176,9 +180,16 @@ class ResponseFormat:
         }
 
     def _item(self, status: str, text: str | None) -> dict[str, Any]:
+        if self._call is not None:
+            return self._call_item(self._call, status, text)
         content = [] if text is None else [_text_part(text)]
         message = {"id": self._item_id, "content": content, "role": "assistant", "status": status}
         return message | {"type": "message", "phase": None}
+
+    def _call_item(self, call: ToolCall, status: str, text: str | None) -> dict[str, Any]:
+        arguments = "" if text is None else call.arguments(text)
+        item = {"arguments": arguments, "call_id": f"call_{self._id[5:]}", "name": call.name, "type": "function_call"}
+        return item | {"id": self._item_id, "status": status}
 
     # --- events ---
 
@@ -188,29 +199,44 @@ class ResponseFormat:
         return [self._event("created", response=response), self._event("in_progress", response=response)]
 
     def start(self) -> list[bytes]:
-        """The output, and its only part."""
-        return [
-            self._event("output_item.added", item=self._item("in_progress", None), output_index=0),
-            self._of_part("content_part.added", part=_text_part("")),
-        ]
+        """The output, and its only part or the beginning of its call."""
+        added = self._event("output_item.added", item=self._item("in_progress", None), output_index=0)
+        if self._call is not None:
+            return [added, self._delta(self._call.opening)]
+        return [added, self._of_part("content_part.added", part=_text_part(""))]
 
     def token(self, choice: Choice, number: int) -> bytes:
         """The text of one token."""
-        return self._of_part("output_text.delta", delta=choice.pieces[number], logprobs=[])
+        return self._delta(choice.pieces[number])
 
     def last(self, choice: Choice, text: str) -> bytes:
         """The last text, if any."""
         del choice
-        return self._of_part("output_text.delta", delta=text, logprobs=[]) if text else b""
+        text += "" if self._call is None else self._call.closing
+        return self._delta(text) if text else b""
+
+    def _delta(self, text: str) -> bytes:
+        if self._call is None:
+            return self._of_part("output_text.delta", delta=text, logprobs=[])
+        return self._event("function_call_arguments.delta", delta=text, item_id=self._item_id, output_index=0)
 
     def close(self) -> list[bytes]:
         """The whole text, and the whole response."""
-        text = self._generation.choices[0].text
+        item = self._item("completed", self._generation.choices[0].text)
         return [
-            self._of_part("output_text.done", logprobs=[], text=text),
-            self._of_part("content_part.done", part=_text_part(text)),
-            self._event("output_item.done", item=self._item("completed", text), output_index=0),
+            *self._done(item),
+            self._event("output_item.done", item=item, output_index=0),
             self._event("completed", response=self.complete()),
+        ]
+
+    def _done(self, item: dict[str, Any]) -> list[bytes]:
+        if self._call is not None:
+            fields = {"arguments": item["arguments"], "name": item["name"], "item_id": self._item_id}
+            return [self._event("function_call_arguments.done", output_index=0, **fields)]
+        (part,) = item["content"]
+        return [
+            self._of_part("output_text.done", logprobs=[], text=part["text"]),
+            self._of_part("content_part.done", part=part),
         ]
 
     def failure(self) -> list[bytes]:

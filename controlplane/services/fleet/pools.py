@@ -10,7 +10,7 @@ from django.db import transaction
 
 from controlplane import schema_fields
 from controlplane.access.actor import roles_of
-from controlplane.errors import InUseError, NameTakenError, RoleNeededError
+from controlplane.errors import InUseError, InvalidError, NameTakenError, RoleNeededError
 from controlplane.kv_cache import Costs, KvCache, kept_config, kv_bytes
 from controlplane.models import EventKind, FleetSettings, Pool, Project, Role
 from controlplane.models.fleet import SHORT_NAME
@@ -21,8 +21,9 @@ from controlplane.services.fleet.served_models import name_conflicting_model
 from controlplane.services.policies.lifecycle import create_first_policy
 from controlplane.services.policies.publish_checks import PredictionPolicy
 from controlplane.services.snapshots import freeze_snapshot
+from routing import schema
 
-_LISTS = ("models", "aliases", "adapters")
+_LISTS = ("models", "aliases", "adapters", "session_keys", "paths")
 POOL_SETTINGS: Mapping[str, Any] = {  # types by column
     **schema_fields.POOL,
     "kv_cache": KvCache | None,  # this and the following are not sent to routers
@@ -91,6 +92,8 @@ class PoolSettings(TypedDict, total=False):
     share_half_life: int | None
     stream_usage: str | None  # a routing.schema.StreamUsage
     warm_up: Mapping[str, Any] | None
+    session_keys: Iterable[str] | None  # None: routing.schema.DEFAULT_SESSION_KEYS; empty: no sessions
+    paths: Iterable[str] | None  # routing.schema.DataPath; None: all
     kv_cache: Mapping[str, Any] | None  # controlplane.kv_cache.KvCache; None: unknown
     costs: Mapping[str, Any] | None  # controlplane.kv_cache.Costs; None: unknown
     what_if: Mapping[str, Any] | None  # PredictionPolicy; not sent to routers
@@ -174,12 +177,24 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
         if kv_cache["model_config"] is not None:
             kv_cache["model_config"] = kept_config(kv_cache["model_config"])
         kv_bytes(kv_cache)  # InvalidError if no size follows from it
+    _check_requests(values)
     if "models" in values:
         values["models"] = sorted(set(values["models"]))
     for name in ("aliases", "adapters"):
         if name in values:
             values[name] = sorted(values[name], key=lambda entry: (entry["name"], entry["model"]))
     return values
+
+
+def _check_requests(values: dict[str, Any]) -> None:
+    """Check session keys and paths, and sort the paths; InvalidError."""
+    try:
+        schema.check_session_keys(values.get("session_keys") or (), "$.session_keys")
+        if values.get("paths") is not None:
+            schema.check_paths(values["paths"], "$.paths")
+            values["paths"] = sorted(set(values["paths"]))
+    except schema.ConfigError as error:
+        raise InvalidError(error.path, error.reason) from None
 
 
 class FleetWideSettings(TypedDict, total=False):

@@ -184,7 +184,9 @@ def _access_effects(
 # --- fields without a rule ------------------------------------------------------------------------------
 
 # Fields and branches that decide which requests are accepted.
-_ACCEPTANCE = frozenset({"access", "adapters", "aliases", "api_key", "caps", "concurrency", "models"})
+_ACCEPTANCE = frozenset({"access", "adapters", "aliases", "api_key", "caps", "concurrency", "models", "paths"})
+_SESSIONS = frozenset({"match", "session_keys"})  # what decides the task group or the session of a request
+_UNSET = {"paths": "all", "session_keys": "the default"}  # what null means, where that is not "none"
 _OBJECTS = {"pools": "pool", "groups": "task group", "replicas": "replica", "keys": "API key"}
 
 
@@ -196,17 +198,21 @@ def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
         field = f"{', '.join(path[field_start:-1])} {path[-1]}".replace("_", " ").strip()
         unit, description = _schema_text(path)
         subject = " of ".join(reversed(objects)) or "every router"
-        old, new = (format_value(_hide(value, path), path[-1]) for value in (before, after))
+        old, new = (_UNSET.get(path[-1], "none") if value is None else _text(value, path) for value in (before, after))
         text = f"{subject[0].upper()}{subject[1:]}: {field} is {new} instead of {old}{' ' if unit else ''}{unit}."
         if path[-1] == "url":
             description = "The replica keeps its ring position; its cache may be cold."
         is_limit = path[0] == "limits" and path[-1].startswith("max_")
-        impact = Impact.MOVE if "match" in path else Impact.STEER
+        impact = Impact.MOVE if _SESSIONS & set(path) else Impact.STEER
         if is_limit or _ACCEPTANCE & set(path):
             impact = Impact.REFUSE
         sides = _hide(before, path), _hide(after, path)
         affected = (objects or ["every request"])[-1]
         yield Effect("field", impact, (affected,), f"{text} {description}".strip(), *sides, None, (path,))
+
+
+def _text(value: Any, path: Path) -> str:
+    return format_value(_hide(value, path), path[-1])
 
 
 def _hide(value: Any, path: Path) -> Any:

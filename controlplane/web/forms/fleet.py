@@ -17,6 +17,11 @@ from routing import schema
 
 MODELS = "Served model names, one per line. Empty: the pool accepts any model."
 NO_LIMIT = "no limit"
+SESSION_KEYS = (
+    "Where requests name their session, in order, one per line: header:NAME, or a field such as body:user. The first "
+    "that a request has is its session key. Empty: the headers and fields of known clients; none: no sessions."
+)
+PATHS = "The paths that the pool serves, one per line. Requests for others get 404. Empty: all."
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
 
 
@@ -186,6 +191,8 @@ class PoolSettingsForm(SectionedForm):
         ),
         Single("share_half_life", schema.PoolConfig, "Half-life of traffic shares"),
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
+        Single("session_keys", schema.PoolConfig, "Session keys", SESSION_KEYS),
+        Single("paths", schema.PoolConfig, "Paths", PATHS),
     )
 
     description = forms.CharField(required=False, max_length=1000, help_text="Purpose and contact.")

@@ -13,6 +13,7 @@ EXECUTED_BY: dict[str, str] = {
     "python -m tests.benchmarks literature": "tests/benchmarks/test_literature.py",
     "python -m tests.benchmarks literature --write": "tests/benchmarks/test_literature.py",
     "make compile": "tests/compiled/test_wheel.py",
+    "make clients": "tests/contracts/test_clients_target.py",
     "python -m pip install --require-hashes -r requirements/router.txt": "tests/compiled/test_wheel.py",
     "python -m pip install --no-deps dist/warmpath-*.whl": "tests/compiled/test_wheel.py",
     ".venv/bin/python -m tests.compiled tests/routing/balancing -n 2": "tests/compiled/test_routing.py",

@@ -46,6 +46,9 @@ POOL_SETTINGS = [
     ("share_half_life", 2000, None),
     ("stream_usage", "as_sent", None),
     ("warm_up", {"max_tokens": 50_000, "priority": None}, None),
+    ("session_keys", ["header:X-Conversation", "body:user"], None),
+    ("session_keys", [], None),
+    ("paths", ["/v1/chat/completions", "/v1/messages"], None),
 ]
 GROUP_SETTINGS = [
     ("match", {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["llama"]}, None),
@@ -154,6 +157,11 @@ def test_unset_settings_leave_the_configuration_unchanged(pool, replica, setting
         ("pools/default", {"aliases": [{"name": "a"}]}, "#/aliases/0"),
         ("pools/default", {"concurrency": {}}, "#/concurrency"),
         ("pools/default", {"share_half_life": 1}, "#/share_half_life"),
+        ("pools/default", {"session_keys": ["body:user", "header:X-Request-ID"]}, "#/session_keys/1"),
+        ("pools/default", {"session_keys": ["header:Authorization"]}, "#/session_keys/0"),
+        ("pools/default", {"session_keys": ["X-Session-ID"]}, "#/session_keys/0"),
+        ("pools/default", {"paths": []}, "#/paths"),
+        ("pools/default", {"paths": ["/v1/models"]}, "#/paths/0"),
         ("pools/default", {"models": ["m"], "aliases": [{"name": "a", "model": "x"}]}, "#/aliases/0/model"),
         ("pools/default", {"aliases": [{"name": "a", "model": "x"}] * 2}, "#/aliases/1/name"),
         ("replicas/r1", {"adapters": ["none"]}, "#/adapters/0"),

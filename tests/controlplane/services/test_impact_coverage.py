@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from controlplane.services.impact.compare import compare_configs, field_effects
-from controlplane.services.impact.effect import find_differences, is_explained, leaves_of
+from controlplane.services.impact.effect import Impact, find_differences, is_explained, leaves_of
 from routing import schema
 from routing.schema import SECRET_FIELDS
 
@@ -26,6 +26,7 @@ VALUES_BY_FIELD = {  # fields whose patterns random text would never match
     "replay_endpoint": st.none() | st.sampled_from(["tcp://10.0.0.1:5558", "tcp://10.0.0.2:5558"]),
     "tier1_hashes": st.lists(st.sampled_from(["0" * 16, "1" * 16]), max_size=2, unique=True).map(tuple),
     "retry_on": st.lists(st.sampled_from(schema.RETRY_CAUSES), min_size=1, max_size=2, unique=True).map(tuple),
+    "session_keys": st.none() | st.lists(st.sampled_from(schema.DEFAULT_SESSION_KEYS), max_size=2).map(tuple),
     "media_hosts": st.none() | st.lists(st.sampled_from(NAMES), max_size=2, unique=True).map(tuple),
 }
 
@@ -150,6 +151,23 @@ def test_a_field_without_a_rule_is_described_with_the_schemas_text():
     assert effect.text == (
         "Every router: limits max in flight is 10 instead of 8,192 requests. "
         "Requests in this router at once; more are rejected with 503."
+    )
+
+
+def test_other_session_keys_move_conversations_and_other_paths_reject_requests():
+    pool = schema.PoolConfig("chat", schema.PolicyConfig("chat", 1, schema.LowestCostSettings()))
+    keys, paths = ("header:X-Conversation",), (schema.DataPath.CHAT_COMPLETIONS,)
+    before = schema.RouterConfig("0" * 32, (pool,))
+    after = schema.RouterConfig("0" * 32, (msgspec.structs.replace(pool, session_keys=keys, paths=paths),))
+    sessions, served = compare_configs(before, after)
+
+    assert (sessions.impact, served.impact) == (Impact.MOVE, Impact.REFUSE)
+    assert sessions.text.startswith(
+        "Pool chat: session keys is header:X-Conversation instead of the default. Where requests name their session"
+    )
+    assert served.text == (
+        "Pool chat: paths is /v1/chat/completions instead of all. The paths that the pool serves. "
+        "Requests for other paths get 404."
     )
 
 

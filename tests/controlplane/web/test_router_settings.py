@@ -28,6 +28,8 @@ FULL_POOL = {
     "share_half_life": 2000,
     "stream_usage": "as_sent",
     "warm_up": {"time_limit_s": 60.5, "priority": None},
+    "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
+    "paths": ["/v1/chat/completions", "/v1/responses"],
 }
 FULL_GROUP = {
     "owner": "agents",

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from routing.proxy.resources import StoredResponse, StoredResponses
-from routing.schema import Access, Alias, ApiKey, Caps, LowestCostSettings, RouterConfig
+from routing.schema import Access, Alias, ApiKey, Caps, Limits, LowestCostSettings, RouterConfig
 from routing.types import TargetId
-from tests.fakes.replica import Call, FakeReplica, answering, plain_answer, streaming
+from tests.fakes.replica import Call, FakeReplica, answering, fake_replicas, plain_answer, streaming
 from tests.routing.proxy.harness import (
     KEY,
     OTHER,
@@ -38,7 +38,8 @@ def storing(replica: FakeReplica, response_id: str = "") -> None:
     body = json.dumps({"id": name, "object": "response", "usage": usage}).encode()
 
     async def script(call: Call) -> None:
-        is_known = call.line.startswith(b"POST /v1/responses HTTP") or name.encode() in call.line
+        is_new = call.line.startswith(b"POST /v1/responses HTTP") and b"previous_response_id" not in call.body
+        is_known = is_new or name.encode() in call.line + call.body
         await call.send(plain_answer(body if is_known else NOT_FOUND, status=200 if is_known else 404))
 
     replica.script = script
@@ -111,6 +112,33 @@ async def test_a_response_of_unknown_origin_is_looked_for(three: list[FakeReplic
     assert (missing.status, missing.body) == (404, NOT_FOUND)
 
 
+async def test_every_replica_is_asked_for_a_response_of_unknown_origin_and_the_place_is_remembered() -> None:
+    async with fake_replicas(6) as six:
+        for replica in six:
+            storing(replica)
+        async with routed(config(six, limits=Limits(retries=0))) as harness:
+            for replica in six:
+                path = b"/v1/responses/resp_" + replica.name.replace("-", "").encode()
+                found = await send(harness, get(path))
+                asked = sum(len(other.calls) for other in six)
+                again = await send(harness, get(path))
+                assert [found.status, again.status] == [200, 200]
+                assert found.replica == again.replica == replica.name
+                assert sum(len(other.calls) for other in six) == asked + 1
+
+
+async def test_a_turn_after_a_response_of_unknown_origin_finds_its_replica(three: list[FakeReplica]) -> None:
+    """As behind several routers: another one has placed the turn before."""
+    for replica in three:
+        storing(replica)
+    for replica in three:
+        previous = "resp_" + replica.name.replace("-", "")
+        turn = json.dumps({"model": "tiny", "input": "And then?", "previous_response_id": previous}).encode()
+        async with routed(config(three)) as harness:
+            response = await send(harness, post(RESPONSES, turn))
+            assert (response.status, response.replica) == (200, replica.name)
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -174,6 +202,8 @@ async def test_a_tenant_reaches_no_response_of_another(replica: FakeReplica) -> 
             assert (response.status, response.error["param"]) == (404, "response_id")
         turn = json.dumps({"model": "tiny", "input": "a", "previous_response_id": path[14:].decode()}).encode()
         assert (await send(harness, post(RESPONSES, turn, [bearer(OTHER)]))).status == 404
+        unknown = turn.replace(b"resp_", b"resp_of_another_worker_")
+        assert (await send(harness, post(RESPONSES, unknown, [bearer(OTHER)]))).status == 404
         assert (await send(harness, get(path))).status == 401
 
     assert len(replica.calls) == calls
