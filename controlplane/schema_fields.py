@@ -180,9 +180,10 @@ POOL = kinds_of(
     "warm_up",
     "session_keys",
     "paths",
+    "disaggregation",
 )
 GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
-REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events")
+REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events", "role")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")
 FLEET = kinds_of(RouterConfig, "limits")
 API_KEY = kinds_of(ReplicaConfig, "api_key")["api_key"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from controlplane.discovery.targets import (
+    ROLE_LABELS,
     PollError,
     PollLimits,
     PollResult,
@@ -118,10 +119,17 @@ class SlicePort(Struct):
     port: int | None = None
 
 
+class SliceMetadata(Struct):
+    """Kubernetes copies the labels of the service to its slices."""
+
+    labels: dict[str, str] | None = None
+
+
 class Slice(Struct, rename="camel"):
     """Endpoints of one address family."""
 
     address_type: str
+    metadata: SliceMetadata | None = None
     endpoints: list[Endpoint] | None = None
     ports: list[SlicePort] | None = None
 
@@ -150,14 +158,15 @@ def targets(slices: Sequence[Slice], settings: KubernetesSettings) -> Iterator[T
         if entry.address_type == family:
             port = _port(entry.ports or [], settings)
             for endpoint in entry.endpoints or []:
-                yield _target(endpoint, port, settings)
+                yield _target(endpoint, port, settings, (entry.metadata and entry.metadata.labels) or {})
 
 
-def _target(endpoint: Endpoint, port: int, settings: KubernetesSettings) -> Target:
+def _target(endpoint: Endpoint, port: int, settings: KubernetesSettings, service_labels: Mapping[str, str]) -> Target:
     address = endpoint.addresses[0] if endpoint.addresses else ""
     pod = endpoint.target_ref
     name = (pod.name if pod and pod.kind == "Pod" else "") or endpoint.hostname
     labels = {"node": endpoint.node_name, "zone": endpoint.zone}
+    labels |= {name: service_labels[name] for name in ROLE_LABELS if name in service_labels}
     return Target(
         key=name or f"{address}:{port}",
         url=base_url(settings.scheme, address, port),

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from controlplane.egress import Rules, literal_addresses
 from controlplane.models import TargetCondition
-from routing.schema import ConfigError, check_base_url
+from routing.schema import ConfigError, ReplicaRole, check_base_url
 
 Port = Annotated[int, Meta(ge=1, le=65_535, description="Port of every engine.")]
 
@@ -74,6 +74,15 @@ class PollResult:
     targets: tuple[Target, ...]
     rejections: tuple[str, ...] = ()  # "target: reason.", at most 20
     rejected_keys: frozenset[str] = frozenset()
+
+
+ROLE_LABELS = ("role", "llm-d.ai/role")
+
+
+def role_of(labels: Mapping[str, str]) -> ReplicaRole:
+    """The role of an engine by its labels, in the words of llm-d too; ``both`` without one, or for an unknown word."""
+    word = next((labels[name] for name in ROLE_LABELS if name in labels), "")
+    return ReplicaRole(word) if word in {role.value for role in ReplicaRole} else ReplicaRole.BOTH
 
 
 def base_url(scheme: str, host: str, port: int) -> str:

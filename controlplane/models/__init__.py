@@ -23,6 +23,7 @@ from controlplane.models.fleet import FleetSettings as FleetSettings
 from controlplane.models.fleet import Pool as Pool
 from controlplane.models.fleet import Project as Project
 from controlplane.models.fleet import Replica as Replica
+from controlplane.models.fleet import ReplicaRole as ReplicaRole
 from controlplane.models.fleet import ReplicaState as ReplicaState
 from controlplane.models.fleet import TaskGroup as TaskGroup
 from controlplane.models.policy import OPEN_ROLLOUTS as OPEN_ROLLOUTS

@@ -31,6 +31,7 @@ from django.utils import timezone
 
 from controlplane.kv_cache import KvBytes, kv_bytes
 from routing.schema import LEAST_URGENT, StreamUsage
+from routing.schema import ReplicaRole as WireRole
 from routing.schema import ReplicaState as WireState
 
 # A policy's name is its pool's, or ``pool.group``: pools and groups hold no dot, and both fit in 63 characters.
@@ -95,6 +96,7 @@ class Pool(Model):
     warm_up = JSONField(null=True, blank=True)  # routing.schema.WarmUp; None: no warm-up
     session_keys = JSONField(null=True, blank=True)  # routing.schema.SessionKey; None: DEFAULT_SESSION_KEYS
     paths = JSONField(null=True, blank=True)  # routing.schema.DataPath; None: all
+    disaggregation = JSONField(null=True, blank=True)  # routing.schema.Disaggregation; None: its defaults
     kv_cache = JSONField(null=True, blank=True)  # controlplane.kv_cache.KvCache; None: unknown
     costs = JSONField(null=True, blank=True)  # controlplane.kv_cache.Costs; None: unknown
     # services.policies.publish_checks.PredictionPolicy, not sent to routers; None: its defaults.
@@ -134,6 +136,14 @@ class ReplicaState(models.TextChoices):
     DISABLED = WireState.DISABLED, "Disabled"  # no health checks
 
 
+class ReplicaRole(models.TextChoices):
+    """Which phase of a request a replica computes."""
+
+    BOTH = WireRole.BOTH, "Prefill and decode"
+    PREFILL = WireRole.PREFILL, "Prefill"
+    DECODE = WireRole.DECODE, "Decode"
+
+
 class Replica(models.Model):
     """One vLLM engine behind a base URL. Its name is its identity on every hash ring; the URL may change."""
 
@@ -150,6 +160,9 @@ class Replica(models.Model):
     kv_events = models.JSONField(null=True, blank=True)  # routing.schema.KvEvents; None: its cache is estimated
     # What the engine says of its KV events: {"kv_events", "problem"}; not sent to routers. None: nothing known.
     reported_kv_events = models.JSONField(null=True, blank=True)
+    role = models.CharField(
+        max_length=8, choices=ReplicaRole, default=ReplicaRole.BOTH, db_default=ReplicaRole.BOTH.value
+    )
     api_key_encrypted = models.BinaryField(null=True, blank=True)  # the API key that the engine requires
     api_key_set_at = models.DateTimeField(null=True, blank=True)  # None: no API key
     created_at = models.DateTimeField(auto_now_add=True)
@@ -161,6 +174,7 @@ class Replica(models.Model):
             # Deferrable, because discovered replicas may swap addresses.
             UniqueConstraint(fields=["url"], name="replica_url_unique", deferrable=Deferrable.IMMEDIATE),
             CheckConstraint(condition=Q(state__in=ReplicaState.values), name="replica_state_known"),
+            CheckConstraint(condition=Q(role__in=ReplicaRole.values), name="replica_role_known"),
             CheckConstraint(condition=Q(weight__gt=0, weight__lte=1000), name="replica_weight_range"),
             CheckConstraint(condition=Q(data_parallel_size__range=(1, 1024)), name="replica_data_parallel_size_range"),
             CheckConstraint(

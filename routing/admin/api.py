@@ -27,7 +27,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from routing.balancing.placement import Decision
-from routing.balancing.replicas import targets_of
+from routing.balancing.replicas import HealthRegistry, targets_of
 from routing.health import circuit_breaker
 from routing.health.circuit_breaker import State
 from routing.http.request import SESSION_HEADERS, Request, RequestHead
@@ -38,6 +38,7 @@ from routing.observability.decision_log import Record, format_hash
 from routing.observability.metrics import PREFIX, header, labels, process_lines
 from routing.proxy.admission import PROMPT_PATHS, admit_request, rejection_of
 from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLaterError, Source
+from routing.proxy.prefill_leg import check_parameters, plan_prefill
 from routing.proxy.router import Router
 from routing.proxy.services import ActiveConfiguration
 from routing.schema import ReplicaConfig, is_loopback, without_secrets
@@ -327,6 +328,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     request = _client_request(explained, active)
     placement_request = admit_request(request, active.admission, router.services.stored_responses)
     decision = active.placement.decide(placement_request, router.balancer.health)
+    prefill = _prefill(decision, request, active, router.balancer.health)
     hashes = active.placement.tier1_hashes(decision, placement_request)
     return Record.from_decision(decision, request.request_id).as_json() | {
         "model": decision.served.model,
@@ -341,9 +343,28 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
             "hash_by_group": {group: format_hash(tier1) for group, tier1 in hashes.items()},
         },
         "group_replicas": _group_replicas(decision),
+        "prefill": prefill,
         "refused": decision.choice.skipped,
         "bound": decision.choice.bound,
         "candidates": decision.candidate_costs().as_json(),
+    }
+
+
+def _prefill(
+    decision: Decision, request: Request, active: ActiveConfiguration, health: HealthRegistry
+) -> dict[str, Any] | None:
+    """The replica that would prefill the prompt first, or why none would; None if no replica has a role."""
+    route = decision.route.prefill
+    if route is None:
+        return None
+    check_parameters(request)
+    plan = plan_prefill(request, decision, active.placement, health)
+    return {
+        "replica": None if plan.target is None else plan.target.replica,
+        "skipped": plan.skipped,
+        "uncached_tokens": plan.uncached_tokens,
+        "min_uncached_tokens": route.min_uncached_tokens,
+        "hit_tokens": None if plan.target is None else plan.target.choice.hit_tokens,
     }
 
 
@@ -435,6 +456,7 @@ class RouterView:
                     "name": replica.name,
                     "url": replica.url,
                     "state": replica.state,
+                    "role": replica.role,
                     "health": status.health,
                     "breaker": router.balancer.breakers.state(name),
                     "reason": status.reason or (breaker.reason if breaker else None),

@@ -294,6 +294,19 @@ class Ticket:
         if self._residency_record is not None:
             self._residency_record.confirm(prompt_tokens, cached_tokens, generated_tokens)
 
+    def record_prefilled_response(self, prompt_tokens: int | None, generated_tokens: int | None) -> None:
+        """Learn from a complete response whose prompt another replica prefilled; None: not reported.
+
+        Its cached tokens and its time to the first token tell nothing about this replica.
+        """
+        self._is_prefilled = True
+        if prompt_tokens is None:
+            return
+        if self._ratio is not None:
+            self._ratio.learn(self._sample_bytes, prompt_tokens)
+        if self._residency_record is not None:
+            self._residency_record.set_tail(prompt_tokens, generated_tokens)
+
     def end(self) -> None:
         """Subtract the request from the load: it is complete, failed or cancelled."""
         if self.running:
@@ -384,6 +397,13 @@ class LoadTracker:
         load.recent += self.request_weight
         self.record_change(load)
         return ticket
+
+    def reserve(self, target: TargetId) -> Ticket:
+        """Count a request that will be sent to a replica, and has nothing to prefill there yet."""
+        load = self.load(target)
+        load.running += 1
+        self.record_change(load)
+        return Ticket(self, load, None, 0.0)
 
     def update_oldest(self, load: Load, now_s: float) -> None:
         """Determine a replica's oldest waiting request again; if it is plain, schedule the end of its prefill."""

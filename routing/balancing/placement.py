@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from routing.balancing.allocation import GroupShares
 from routing.balancing.candidates import Candidates, Choice
+from routing.balancing.disaggregation import PrefillTarget
 from routing.balancing.load_tracker import Load, LoadTracker, Ticket, TokenRatio, TokenRatios, models_of
 from routing.balancing.replicas import HealthRegistry, Target, targets_of
 from routing.balancing.request import MatchedGroup, Models, PlacementRequest, ServedModel, TaskGroupMatcher
@@ -343,6 +344,8 @@ class Placement:
     def prepare(self, health: HealthRegistry) -> Iterator[None]:
         """Compute what the first requests would otherwise wait for, 3 ms for a thousand replicas; yields in between."""
         shared = {id(route.replicas): route.replicas for route in self._routes()}  # canaries use the same replicas
+        prefill = [route.prefill.replicas for route in self._routes() if route.prefill is not None]
+        shared |= {id(replicas): replicas for replicas in prefill}
         for replicas in shared.values():
             yield from replicas.prepare(health)
 
@@ -426,10 +429,13 @@ class Placement:
         if pool in self._residency_pools:
             self._residency.insert(target, prompt.blocks, self._loads.clock(), prompt.tokens)
 
-    def dispatch(self, decision: Decision, *, is_retry: bool = False, is_plain: bool = False) -> Ticket:
+    def dispatch(
+        self, decision: Decision, *, is_retry: bool = False, is_plain: bool = False, is_prefilled: bool = False
+    ) -> Ticket:
         """Record a decision as sent: its load, its traffic, and its blocks in the residency if the pool uses it.
 
         A request counts as traffic once, however often it is retried. ``is_plain``: its response is not streamed.
+        ``is_prefilled``: another replica has prefilled the prompt, so none of it is left to compute.
         """
         route = decision.route
         if not is_retry:
@@ -440,13 +446,44 @@ class Placement:
         residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None:
             residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
-        ticket = record_dispatch(decision.choice, decision.keys, self._loads, residency, is_plain=is_plain)
+        ticket = record_dispatch(
+            decision.choice, decision.keys, self._loads, residency, is_plain=is_plain, is_prefilled=is_prefilled
+        )
         ticket.set_ratio_sample(decision.keys.ratio, decision.keys.sample_bytes)
         return ticket
 
+    # --- prefill by another replica ---
+
+    def choose_prefill(
+        self, decision: Decision, health: HealthRegistry, excluded: Collection[ReplicaId] = ()
+    ) -> PrefillTarget | None:
+        """The replica that prefills a request's prompt first; None if none is available."""
+        route = decision.route.prefill
+        return None if route is None else route.choose(decision.keys, decision.served.adapter, health, excluded)
+
+    def dispatch_prefill(self, decision: Decision, prefill: PrefillTarget) -> Ticket:
+        """Record that a prompt is sent to the replica that prefills it."""
+        keys = decision.keys
+        self._residency.resize(prefill.choice.target, keys.ratio.block_tokens)
+        return record_dispatch(prefill.choice, keys, self._loads, self._residency)
+
+    def reserve(self, decision: Decision) -> Ticket:
+        """Count a request at the replica that will decode it, while another one prefills its prompt."""
+        return self._loads.reserve(decision.choice.target)
+
+    def is_eligible(self, decision: Decision, health: HealthRegistry) -> bool:
+        """Whether the replica of an earlier decision is still eligible."""
+        return decision.choice.target in decision.route.replicas.candidates(health, decision.served.adapter)
+
 
 def record_dispatch(
-    choice: Choice, keys: Keys, loads: LoadTracker, residency: Residency | None, *, is_plain: bool = False
+    choice: Choice,
+    keys: Keys,
+    loads: LoadTracker,
+    residency: Residency | None,
+    *,
+    is_plain: bool = False,
+    is_prefilled: bool = False,
 ) -> Ticket:
     """Record a choice's load, and its blocks in the residency; None if no policy uses the residency."""
     tokens = keys.prompt_tokens
@@ -455,7 +492,7 @@ def record_dispatch(
     record = residency.insert(
         choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens, at_home=choice.at_home
     )
-    cached_tokens = (choice.hit_tokens or 0) + choice.home_tokens
+    cached_tokens = tokens if is_prefilled else (choice.hit_tokens or 0) + choice.home_tokens
     return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)
 
 

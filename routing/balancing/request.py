@@ -212,7 +212,7 @@ _NUMBER_FIELDS: Final = (
 _MAX_URL_CHARS: Final = 8192  # a longer URL is rejected wherever media hosts are limited
 _DENIED_URL: Final = ""  # no media host matches it
 _NOT_A_NUMBER: Final = "odd"
-_MAX_KEY_CHARS: Final = 1024  # of a session key in a reduced body
+_MAX_KEY_CHARS: Final = 256  # of a session key in a reduced body
 
 
 class BodyReading:

@@ -257,8 +257,16 @@ class RequestResidency:
         margin = MARGIN_TOKENS if recorded else 0
         self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._at_home)
 
+    def set_tail(self, prompt_tokens: int, generated_tokens: int | None) -> None:
+        """Set the length of the prompt's own tail, from a response that tells nothing about cached tokens."""
+        if self._prompt_tokens > 0 and prompt_tokens > 0:
+            self._learn_tails(prompt_tokens / self._prompt_tokens, 0, generated_tokens)
+
     def _learn_tails(self, scale: float, cached_tokens: int, generated_tokens: int | None) -> None:
-        """Set the length of the prompt's own tail, and learn whether the previous tail was cached."""
+        """Set the length of the prompt's own tail, and learn whether the previous tail was cached.
+
+        The latter only if all of the prefix before it was cached.
+        """
         replica, tail = self._replica, self._tail
         if generated_tokens is not None:
             replica.uses_tails = True

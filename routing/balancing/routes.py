@@ -23,6 +23,7 @@ from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from routing.balancing.allocation import GroupShares
+from routing.balancing.disaggregation import PrefillRoute
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.replicas import GroupReplicas
 from routing.balancing.request import PlacementRequest, ServedModel, configured_tier1, policy_of, tier1_rule
@@ -31,7 +32,7 @@ from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import Strategy
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
-from routing.schema import Canary, PolicyConfig, PoolConfig, ResidencySettings, TaskGroupConfig, Tier1
+from routing.schema import Canary, PolicyConfig, PoolConfig, ReplicaConfig, ResidencySettings, TaskGroupConfig, Tier1
 
 _PREFIX_SPACE: Final = 1 << 64
 _pack_word: Final = struct.Struct("<Q").pack
@@ -146,6 +147,7 @@ class Route:
     arm: Arm | None = None  # None: the policy has no canary
     canary_rule: CanaryRule | None = None  # of the policy, on the active route
     canary_route: CanaryRoute | None = None  # None: there is no canary here
+    prefill: PrefillRoute | None = None  # None: no replica of the pool has a role
 
 
 class CanaryRoute(NamedTuple):
@@ -172,7 +174,11 @@ class RouteBuilder:
         seed: int,
         router: str,
     ) -> None:
-        self._pool = pool
+        self._prefill_replicas = [replica for replica in pool.replicas if not replica.can_decode]
+        self._has_roles = pool.has_roles
+        if self._prefill_replicas:
+            pool = structs.replace(pool, replicas=tuple(replica for replica in pool.replicas if replica.can_decode))
+        self._pool = pool  # with the replicas that serve requests
         self._hasher = hasher
         self._loads = loads
         self._residency = residency
@@ -209,12 +215,21 @@ class RouteBuilder:
             tier1_rule(self._pool, group, policy.settings),
             self.shares,
             follows_traffic=self.shares is not None and (group is None or group.auto_replicas is not None),
+            prefill=self._prefill_route(group) if self._has_roles else None,
         )
 
+    def _prefill_route(self, group: TaskGroupConfig | None) -> PrefillRoute:
+        replicas = self._group_replicas(self._prefill_replicas, group)
+        return PrefillRoute(self._pool, replicas, self._seed_of("prefill", group.name if group else ""))
+
     def _replicas_of(self, group: TaskGroupConfig | None) -> GroupReplicas:
-        """The replicas of a group or of the whole pool; groups with the same replicas share the ring and the sums."""
+        """The replicas that serve a group or the whole pool."""
+        return self._group_replicas(self._pool.replicas, group)
+
+    def _group_replicas(self, replicas: Iterable[ReplicaConfig], group: TaskGroupConfig | None) -> GroupReplicas:
+        """Those that a group may use; groups with the same replicas share the ring and the sums."""
         allowed = None if group is None or group.replicas is None else frozenset(group.replicas)
-        configs = [replica for replica in self._pool.replicas if allowed is None or replica.name in allowed]
+        configs = [replica for replica in replicas if allowed is None or replica.name in allowed]
         names = frozenset(replica.name for replica in configs)
         if names not in self._replicas:
             seed = self._seed_of("replicas", *sorted(names))
@@ -229,8 +244,11 @@ class RouteBuilder:
 def uses_residency(pool: PoolConfig) -> bool:
     """Whether any policy of the pool uses the residency; then the requests of all its groups are recorded.
 
-    A canary counts on every router, so that routers have the data when the canary is extended to them.
+    A canary counts on every router, so that routers have the data when the canary is extended to them. Where replicas
+    have roles, the residency tells how much of a prompt is to be prefilled.
     """
+    if pool.has_roles:
+        return True
     policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
     settings = [policy.settings for policy in policies]
     settings += [policy.trial.settings for policy in policies if policy.trial]

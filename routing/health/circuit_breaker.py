@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from routing.balancing.replicas import HealthRegistry
-from routing.schema import BreakerConfig, PoolConfig, ReplicaState
+from routing.schema import BreakerConfig, PoolConfig, ReplicaConfig, ReplicaState
 from routing.types import ReplicaId
 
 
@@ -63,7 +63,8 @@ class CircuitBreaker:
 class _Pool:
     name: str
     settings: BreakerConfig
-    active: tuple[ReplicaId, ...]
+    active: tuple[ReplicaId, ...]  # that do the same work
+    max_out_ratio: float  # of them
 
 
 class CircuitBreakers:
@@ -83,11 +84,8 @@ class CircuitBreakers:
         """Apply these settings; breakers of replicas that stay keep their state."""
         self._pools = {}
         for config in pools:
-            names = tuple(
-                ReplicaId(replica.name) for replica in config.replicas if replica.state is ReplicaState.ACTIVE
-            )
-            pool = _Pool(config.name, config.breaker, names)
-            self._pools |= {ReplicaId(replica.name): pool for replica in config.replicas}
+            self._configure_replicas(config, [replica for replica in config.replicas if replica.can_decode])
+            self._configure_replicas(config, [replica for replica in config.replicas if not replica.can_decode], 1.0)
         self.ejections = {key: count for key, count in self.ejections.items() if key[1] in self._pools}
         for replica, breaker in list(self.not_closed.items()):
             if replica in self._pools:
@@ -95,6 +93,15 @@ class CircuitBreakers:
                 breaker.pool, breaker.settings = pool.name, pool.settings
             else:
                 self._close(replica)
+
+    def _configure_replicas(
+        self, config: PoolConfig, replicas: list[ReplicaConfig], max_out_ratio: float | None = None
+    ) -> None:
+        """Apply a pool's settings to some of its replicas. All prefill replicas may be out: decode replicas do it."""
+        names = tuple(ReplicaId(replica.name) for replica in replicas if replica.state is ReplicaState.ACTIVE)
+        ratio = config.breaker.max_out_ratio if max_out_ratio is None else max_out_ratio
+        pool = _Pool(config.name, config.breaker, names, ratio)
+        self._pools |= {ReplicaId(replica.name): pool for replica in replicas}
 
     def settings(self, replica: ReplicaId) -> BreakerConfig:
         """A replica's settings; the defaults if it is not configured."""
@@ -205,7 +212,7 @@ class CircuitBreakers:
             for name in pool.active
             if name != replica
         )
-        return unavailable + 1 <= pool.settings.max_out_ratio * len(pool.active) and self._open(replica, breaker, cause)
+        return unavailable + 1 <= pool.max_out_ratio * len(pool.active) and self._open(replica, breaker, cause)
 
     def _open(self, replica: ReplicaId, breaker: CircuitBreaker, cause: Cause) -> bool:
         breaker.state, breaker.cause = State.OPEN, cause

@@ -59,7 +59,7 @@ class StallDetector:
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
         self._typical: dict[str, TypicalSilence] = {}  # by pool
-        self._slowness: dict[str, Slowness] = {}  # by pool
+        self._slowness: dict[tuple[str, bool], Slowness] = {}  # by pool, and whether the replicas can decode
         self._silences: dict[str, Silence] = {}  # by replica, while a stream waits there
         self._checks: dict[str, EngineCheck] = {}  # by replica
 
@@ -67,7 +67,8 @@ class StallDetector:
         """Examine all replicas with requests; ``now`` is loop time."""
         pools = fleet.config.pools
         self._typical = {pool.name: self._typical.get(pool.name) or TypicalSilence() for pool in pools}
-        self._slowness = {pool.name: self._slowness.get(pool.name) or Slowness() for pool in pools}
+        kinds = [(pool.name, can_decode) for pool in pools for can_decode in (True, False)]
+        self._slowness = {kind: self._slowness.get(kind) or Slowness() for kind in kinds}
         self._silences = {name: silence for name, silence in self._silences.items() if name in fleet.connection_pools}
         self._configure_checks(fleet)
         for pool in pools:
@@ -77,7 +78,8 @@ class StallDetector:
                 else:
                     self._silences.pop(replica.name, None)
             if pool.breaker.stall_s is not None:
-                self._check_slowness(pool, fleet.connection_pools, pool.breaker.stall_s, now)
+                for can_decode in (True, False):  # replicas that only prefill have another pace
+                    self._check_slowness(pool, can_decode, fleet.connection_pools, pool.breaker.stall_s, now)
 
     def record_failed_response(self, replica: str, failure: Failure, *, was_probe: bool) -> None:
         """Count a response that will not complete. A timeout counts only if the engine shows no progress."""
@@ -184,13 +186,18 @@ class StallDetector:
             self._typical[pool.name].record(standstill_s, now)
 
     def _check_slowness(
-        self, pool: PoolConfig, connection_pools: dict[str, ConnectionPool], stall_s: float, now: float
+        self,
+        pool: PoolConfig,
+        can_decode: bool,
+        connection_pools: dict[str, ConnectionPool],
+        stall_s: float,
+        now: float,
     ) -> None:
-        """Compare the replicas of a pool with each other."""
+        """Compare the replicas of a pool that do the same work with each other."""
         weights = {
             ReplicaId(replica.name): replica.capacity
             for replica in pool.replicas
-            if replica.state is ReplicaState.ACTIVE
+            if replica.state is ReplicaState.ACTIVE and replica.can_decode is can_decode
         }
         if len(weights) < 2:
             return
@@ -199,7 +206,7 @@ class StallDetector:
             for name in weights
             if (observed := self._observe(name, connection_pools[name], stall_s, now)) is not None
         }
-        slow = self._slowness[pool.name].evaluate(
+        slow = self._slowness[pool.name, can_decode].evaluate(
             observations,
             stall_s,
             now,

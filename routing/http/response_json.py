@@ -49,3 +49,9 @@ class ParsedResponse(msgspec.Struct, gc=False):
     choices: list[Choice] = []
     type: Any = None  # "message" in the messages API
     stop_reason: Any = None  # of the messages API
+
+
+class PrefillResponse(ParsedResponse, gc=False):
+    """The response of a prefill replica."""
+
+    kv_transfer_params: dict[str, msgspec.Raw] | None = None  # where the KV blocks are

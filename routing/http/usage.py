@@ -54,6 +54,11 @@ def has_abort(body: bytes) -> bool:
     return (b'"abort"' in body or b'"message_delta"' in body) and _abort(body) is not None
 
 
+def begins_with_error(events: bytes) -> bool:
+    """Whether events include an error, as an engine sends it in a stream with status 200."""
+    return b'"error"' in events and _stream_error(events) is not None
+
+
 def has_token_event(events: bytes) -> bool:
     """Whether events of the responses API or the messages API include one that follows the first token."""
     return _token_event(events) is not None

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,6 +58,45 @@ def with_block_sample(row: dict[str, Any], ratio: float) -> dict[str, Any]:
     return row | sampled_blocks((int(block, 16) for block in row["blocks"]), ratio)
 
 
+class LegOutcome(StrEnum):
+    """What came of the prefill by another replica."""
+
+    USED = "used"  # the decode replica got the parameters of the transfer
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # the client disconnected
+
+
+class PrefillRecord:
+    """Whether another replica prefilled a request's prompt, in a pool whose replicas have roles."""
+
+    __slots__ = ("cached_tokens", "cause", "duration_s", "hit_tokens", "outcome", "replica", "uncached_tokens")
+
+    def __init__(self, uncached_tokens: int) -> None:
+        self.outcome = LegOutcome.SKIPPED
+        self.replica: str | None = None  # the last one that got the prompt
+        self.cause: str | None = None  # why it was skipped or failed
+        self.uncached_tokens = uncached_tokens  # estimated, at the decode replica
+        self.hit_tokens: int | None = None  # predicted cached tokens at the prefill replica
+        self.cached_tokens: int | None = None  # as it reports
+        self.duration_s: float | None = None  # of all attempts
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the decode replica got the KV blocks."""
+        return self.outcome is LegOutcome.USED
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values for the admin port."""
+        return {
+            "outcome": self.outcome,
+            "replica": self.replica,
+            "cause": self.cause,
+            "uncached_tokens": self.uncached_tokens,
+            "duration_s": self.duration_s,
+        }
+
+
 class Record:
     """One decision. Tokens and seconds; None is unknown."""
 
@@ -77,6 +117,7 @@ class Record:
         "matched_by",
         "policy",
         "pool",
+        "prefill",
         "prefix",
         "prompt_tokens",
         "prompt_tokens_estimate",
@@ -145,6 +186,7 @@ class Record:
         self.lacks_details = False  # the engine reported usage, but not how many tokens were cached
         self.rank = rank  # data-parallel rank of the replica; None: it has only one
         self.arm = arm  # whether the active or the canary revision placed the request; None: there is no canary
+        self.prefill: PrefillRecord | None = None  # None: no replica of the pool has a role
         self.structure: bytes | None = None  # JSON of a ``PromptStructure``, of a few requests (decision_log.py)
 
     @classmethod
@@ -223,6 +265,7 @@ class Record:
             "hash_tokens": self.hash_tokens,
             "candidates": self.candidates.as_json(),
             "hit_tokens": self.hit_tokens,
+            "prefill": None if self.prefill is None else self.prefill.as_json(),
             "retries": self.retries,
             "status": self.status,
             "streamed": self.is_streamed,

@@ -273,6 +273,7 @@ class Metrics:
         text = "Request's last byte to the last byte of a successful response."
         self._latency = HistogramFamily("latency_seconds", text, (*by_replica, "response"))
         self._retries: dict[tuple[str, str, str], int] = {}  # by pool, replica and cause
+        self._prefills: dict[tuple[str, str, str, str], int] = {}  # by pool, replica, outcome and cause
         self._left_at: dict[object, float] = {}  # when a series was first seen to have left the configuration
 
     # --- counting ---
@@ -333,6 +334,11 @@ class Metrics:
         key = (record.pool, record.replica, cause)
         self._retries[key] = self._retries.get(key, 0) + 1
 
+    def count_prefill(self, pool: str, replica: str, outcome: str, cause: str) -> None:
+        """Count a prefill leg, or a request that has none (``replica`` is "")."""
+        key = (pool, replica, outcome, cause)
+        self._prefills[key] = self._prefills.get(key, 0) + 1
+
     def _series_of(self, key: SeriesKey) -> Series:
         series = self._series.get(key)
         if series is None:
@@ -352,6 +358,7 @@ class Metrics:
             matches = configured.has_canary if family.name.startswith("policy_") else configured.contains
             self._drop_expired(family.series, family.series_key, matches, now)
         self._drop_expired(self._retries, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
+        self._drop_expired(self._prefills, lambda key: (key[0], "", key[1], "", 0), configured.contains, now)
 
     def _drop_expired(
         self,
@@ -381,6 +388,11 @@ class Metrics:
         yield from header("retries_total", "counter", "Retries on another replica before the first byte, by cause.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
+        if self._prefills:
+            yield from header("prefill_legs_total", "counter", "Prompts sent to a prefill replica, or not, by outcome.")
+        for (pool, replica, outcome, cause), count in list(self._prefills.items()):
+            pairs = labels(pool=pool, replica=replica, outcome=outcome, cause=cause)
+            yield f"{PREFIX}prefill_legs_total{{{pairs}}} {count}"
 
     def _token_lines(self) -> Iterator[str]:
         reported = [(_series_labels(key), series.tokens) for key, series in self._series.items() if series.tokens]

@@ -222,8 +222,13 @@ def not_json_error(error: Exception) -> BodyError:
 
 Value = str | int | msgspec.Raw
 REPLACEABLE: Final = frozenset(
-    {"cache_salt", "max_completion_tokens", "max_output_tokens", "max_tokens", "model", "stream_options"}
+    {
+        *("cache_salt", "kv_transfer_params", "max_completion_tokens", "max_output_tokens", "max_tokens", "min_tokens"),
+        *("model", "stream", "stream_options"),
+    }
 )
+# Members that are only read, to find out whether another replica may prefill the prompt (``proxy/prefill_leg.py``).
+LOCATED: Final = frozenset({"best_of", "echo", "n", "prompt", "prompt_logprobs", "use_beam_search"})
 _BLANKS: Final = b" \t\n\r"
 _OPENING_BRACE: Final = ord("{")
 _member_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -233,7 +238,7 @@ _match_blanks: Final = re.compile(rb"[ \t\n\r]*").match
 
 
 class Layout:
-    """Byte offsets of the replaceable members in a JSON object."""
+    """Byte offsets of the ``REPLACEABLE`` and ``LOCATED`` members in a JSON object."""
 
     __slots__ = ("end", "spans")
 
@@ -272,7 +277,7 @@ def layout_of(body: bytes) -> Layout:
         if match is None or not body.startswith(data, match.end()):
             break
         end = match.end() + len(data)
-        if name in REPLACEABLE:
+        if name in REPLACEABLE or name in LOCATED:
             spans[name] = (match.end(), end)
         at = _after_blanks(body, end)
     rest = body[_after_blanks(body, end) :]

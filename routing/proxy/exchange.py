@@ -2,8 +2,9 @@
 
 Theory of operation. An exchange is in one state at a time; ``TRANSITIONS`` lists what may follow. Before STREAMING a
 failure leads to the next replica, while one is eligible and the limit allows; from then on the relay shows the client
-that the response is incomplete. A programming error is logged and ends the exchange too, so that no client waits and no
-load remains.
+that the response is incomplete. Where replicas have roles, another replica may prefill the prompt before the request is
+sent (``prefill_leg.py``). A programming error is logged and ends the exchange too, so that no client waits and no load
+remains.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import logging
 from enum import IntEnum
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from routing.http.loop import log_exceptions
 from routing.http.response import RejectedRequestError, ResponseHead
-from routing.http.usage import has_abort, has_token_event, is_aborted, parse_response
+from routing.http.usage import begins_with_error, has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import Record, structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
+from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
 from routing.proxy.resources import StoredResponse, response_named_by
 from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
-from routing.proxy.retries import TOO_MANY, RetryState, failure_error
+from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import Failure, UpstreamConnection
 
@@ -44,6 +46,7 @@ PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
 GET: Final = b"GET"
 NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
+SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
 
 logger = logging.getLogger(__name__)
@@ -55,16 +58,18 @@ class State(IntEnum):
     READING = 0  # another process reads the large body
     PLACING = 1  # a replica is being chosen; synchronous
     QUEUED = 2  # the pool or task group is at its concurrency limit
-    CONNECTING = 3  # no idle connection was available
-    AWAITING = 4  # sent; the head may have arrived, but is held until the first byte of the body
-    CLASSIFYING = 5  # an error response is being buffered, because another replica may do better
-    STREAMING = 6  # bytes of the response have been sent to the client: no retry from here on
-    DONE = 7  # reached exactly once; the load is always released
+    PREFILLING = 3  # another replica prefills the prompt
+    CONNECTING = 4  # no idle connection was available
+    AWAITING = 5  # sent; the head may have arrived, but is held until the first byte of the body
+    CLASSIFYING = 6  # an error response is being buffered, because another replica may do better
+    STREAMING = 7  # bytes of the response have been sent to the client: no retry from here on
+    DONE = 8  # reached exactly once; the load is always released
 
 
 READING: Final = State.READING  # attributes of an enum are slow to look up
 PLACING: Final = State.PLACING
 QUEUED: Final = State.QUEUED
+PREFILLING: Final = State.PREFILLING
 CONNECTING: Final = State.CONNECTING
 AWAITING: Final = State.AWAITING
 CLASSIFYING: Final = State.CLASSIFYING
@@ -73,14 +78,20 @@ DONE: Final = State.DONE
 
 TRANSITIONS: Final = {
     READING: {PLACING, DONE},
-    PLACING: {READING, QUEUED, CONNECTING, AWAITING, DONE},
+    PLACING: {READING, QUEUED, PREFILLING, CONNECTING, AWAITING, DONE},
     QUEUED: {PLACING, DONE},
+    PREFILLING: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},
     AWAITING: {PLACING, CONNECTING, CLASSIFYING, STREAMING, DONE},
     CLASSIFYING: {PLACING, CONNECTING, STREAMING, DONE},
     STREAMING: {DONE},
     DONE: set[State](),
 }
+
+
+def _is_failed_stream(head: ResponseHead, data: bytes) -> bool:
+    """Whether a response is a stream that begins with an error."""
+    return head.is_stream and begins_with_error(data)
 
 
 class Exchange:
@@ -99,6 +110,7 @@ class Exchange:
         "_permit",
         "_placement_request",
         "_pool",
+        "_prefill",
         "_record",
         "_relay",
         "_removes_usage",
@@ -134,6 +146,7 @@ class Exchange:
         self._has_probe_result = False  # the breaker counts no success of this probe any more
         self._pending_body: PendingBody | None = None  # a large one
         self._permit: QueuePermit | None = None  # None: no admission queues
+        self._prefill: PrefillLeg | None = None  # until the first byte; None: no replica of the pool has a role
         self._pool = self._group = ""  # set where no replica was available
         self._upstream: UpstreamConnection | None = None
         self._retry_state: RetryState | None = None  # since the first failure
@@ -231,7 +244,40 @@ class Exchange:
 
     # --- to a replica ---
 
+    def _begin_prefill(self, decision: Decision) -> bool:
+        """Let another replica prefill the prompt first, if that is worth it; False if the request is not sent now."""
+        leg = self._prefill
+        if leg is None:
+            self._pool, self._group = decision.pool, decision.group
+            try:
+                check_parameters(self._request)
+            except RejectedRequestError as rejection:
+                self._reject(rejection)
+                return False
+            leg = self._prefill = PrefillLeg(self._services, self._configuration, self, self._request)
+        if self._is_placed or not leg.begin(decision):
+            return True
+        self._enter(PREFILLING)
+        return False
+
+    @log_exceptions
+    def on_prefill_ended(self) -> None:
+        """Called when the prefill leg is over: send the request to the chosen replica, or to another if it is down."""
+        self._enter(PLACING)
+        decision = cast("PrefillLeg", self._prefill).decision
+        if self._configuration.placement.is_eligible(decision, self._services.health):
+            self._dispatch(decision)
+        else:
+            self._place()
+
+    def _record_prefill(self, leg: PrefillLeg) -> None:
+        self._record.prefill = leg.record
+        if leg.has_parameters:
+            self._record.hit_tokens = leg.record.hit_tokens
+
     def _dispatch(self, decision: Decision) -> None:
+        if decision.route.prefill is not None and not self._begin_prefill(decision):
+            return
         self._decision, is_described = decision, False
         self._sends_unmodified = False
         if self._is_placed:
@@ -244,9 +290,13 @@ class Exchange:
                 request.grant.charge_prompt(decision.keys.prompt_tokens)
             if self._services.warm_ups is not None:
                 self._services.warm_ups.record_request(decision, request, prompt)
-        is_retry, is_plain = self._is_placed, self._is_plain
-        self._ticket = self._configuration.placement.dispatch(decision, is_retry=is_retry, is_plain=is_plain)
+        is_retry, is_plain, leg = self._is_placed, self._is_plain, self._prefill
+        self._ticket = self._configuration.placement.dispatch(
+            decision, is_retry=is_retry, is_plain=is_plain, is_prefilled=leg is not None and leg.has_parameters
+        )
         self._is_placed = True
+        if leg is not None:
+            self._record_prefill(leg)
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(ReplicaId(decision.replica.name))
         upstream = self._configuration.connection_pools[decision.target.replica.name].take_idle()
@@ -283,11 +333,14 @@ class Exchange:
         body = with_usage_requested(request.body, request.layout) if self._removes_usage else request.body
         # A plain response is generated to its end before its first byte.
         is_generated_first = self._is_plain and request.head.method == POST
+        first_byte_s = limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s
+        if self._prefill is not None:
+            first_byte_s = max(0.001, first_byte_s - self._prefill.duration_s)
         upstream.send(
             self,
             upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body)),
             body,
-            first_byte_s=limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s,
+            first_byte_s=first_byte_s,
             idle_s=limits.idle_timeout_s,
             bodyless=request.head.method == b"HEAD",
         )
@@ -316,6 +369,8 @@ class Exchange:
                 self._complete()
             elif head.status >= TOO_MANY or (head.status >= 400 and self._may_retry_client_error(head.status)):
                 self._on_error_response(head, data, last)
+            elif self._prefill is not None and self._prefill.has_parameters and _is_failed_stream(head, data):
+                self._send_without_parameters()
             elif last:
                 self._on_whole_response(head, data)
             else:
@@ -361,9 +416,22 @@ class Exchange:
             if b"stream_options" in retries.body or b"include_usage" in retries.body:
                 self._send_unmodified(retries)
                 return
+        elif self._may_have_rejected_parameters(head, retries.body):
+            self._send_without_parameters()
+            return
         elif self._retry_on_other_replica(retries.on_error_response(head, was_probe=self._is_probe)):
             return
         self._start_response(head, retries.body, last=last)
+
+    def _may_have_rejected_parameters(self, head: ResponseHead, body: bytes) -> bool:
+        """Whether an error may mean that the replica could not fetch the KV blocks."""
+        leg = self._prefill
+        return (
+            leg is not None
+            and leg.has_parameters
+            and head.status == SERVER_ERROR
+            and retry_cause(head, body) is None  # else the engine stops
+        )
 
     def _may_retry_client_error(self, status: int) -> bool:
         """Whether an error below 429 may be the router's own doing: of its usage request, or of a lookup."""
@@ -377,6 +445,19 @@ class Exchange:
             self._upstream.abort()
             self._upstream = None
         self._connect()
+
+    def _send_without_parameters(self) -> None:
+        """Send the client's own request to the same replica, which could not fetch the KV blocks.
+
+        vLLM fails such a request, unless ``kv_load_failure_policy`` is ``recompute``. Nothing was generated, so this
+        needs no retry budget.
+        """
+        cast("PrefillLeg", self._prefill).drop_parameters(REJECTED)
+        if self._retry_state is not None:
+            self._retry_state.body = b""
+        self._release_replica()
+        self._enter(PLACING)
+        self._dispatch(self._decision)
 
     # --- called by the stall detector ---
 
@@ -416,6 +497,8 @@ class Exchange:
         """Send the request to another replica; False if there is no decision for one."""
         if decision is None:
             return False
+        if self._prefill is not None and self._state is not CONNECTING:
+            self._prefill.drop_parameters(RETRIED)  # the replica may have used them
         self._release_replica()
         self._enter(PLACING)
         self._dispatch(decision)
@@ -450,6 +533,7 @@ class Exchange:
         if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
             self._store_response(data)
         del self._placement_request, self._decision
+        self._prefill = None
         request.body = b""
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
@@ -543,6 +627,8 @@ class Exchange:
                 self._permit.release()
             if self._is_placed:
                 self._release_replica()
+            elif self._prefill is not None:
+                self._prefill.cancel()
 
     def _account(self, outcome: Outcome) -> None:
         """Count the request in metrics and the decision log, exactly once."""

@@ -153,6 +153,8 @@ class ResponseRelay:
         )
         if record.arm is not None:
             lines += b"X-Warmpath-Revision: %d\r\n" % record.revision
+        if record.prefill is not None and record.prefill.is_used:
+            lines += b"X-Warmpath-Prefill-Replica: %b\r\n" % str(record.prefill.replica).encode()
         if self._parsed is None:
             self._tail = ResponseTail()
             self._tail.add(data)
@@ -248,7 +250,12 @@ def record_completion(
     if record.status is not None and record.status < 400:
         ttft_s = None if record.retries else record.ttft_s
         generated = None if usage is None else generated_tokens(usage)
-        ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated)
+        if record.prefill is not None and record.prefill.is_used:
+            # Transferred tokens are not cached ones: those were found, or not, by the replica that prefilled.
+            record.cached_tokens = record.prefill.cached_tokens
+            ticket.record_prefilled_response(record.prompt_tokens, generated)
+        else:
+            ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated)
     outcome = relay.outcome()
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:

@@ -47,6 +47,17 @@ def retry_cause(head: ResponseHead, body: bytes) -> str | None:
     return f"status_{status}" if status in RETRIED_STATUSES else None
 
 
+def record_error_response(
+    services: Services, replica: str, head: ResponseHead, cause: str | None, *, was_probe: bool
+) -> None:
+    """Count an error response of 429 or more against the replica, if it is the replica's fault."""
+    status = head.status
+    if status == GATEWAY_TIMEOUT:
+        services.stall_detector.record_failed_response(replica, Failure.TIMEOUT, was_probe=was_probe)
+    elif status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED and cause != BUSY:
+        services.balancer.record_failure(replica, cause or f"status_{status}", was_probe=was_probe)
+
+
 def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     """The error for the client if a response failed."""
     if failure is Failure.TIMEOUT:
@@ -109,11 +120,7 @@ class RetryState:
     def on_error_response(self, head: ResponseHead, *, was_probe: bool) -> Decision | None:
         """Called when an error response of 429 or more is buffered."""
         status, cause = head.status, retry_cause(head, self.body)
-        replica, services = self._record.replica, self._services
-        if status == GATEWAY_TIMEOUT:
-            services.stall_detector.record_failed_response(replica, Failure.TIMEOUT, was_probe=was_probe)
-        elif status >= 500 and status != HTTPStatus.NOT_IMPLEMENTED and cause != BUSY:
-            services.balancer.record_failure(replica, cause or f"status_{status}", was_probe=was_probe)
+        record_error_response(self._services, self._record.replica, head, cause, was_probe=was_probe)
         if status == TOO_MANY:  # only the first one is retried
             cause, self._retried_429 = (None if self._retried_429 else cause), True
         return None if cause is None else self._next(cause)

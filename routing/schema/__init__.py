@@ -32,12 +32,14 @@ from routing.schema.fleet import SCHEMA_VERSION as SCHEMA_VERSION
 from routing.schema.fleet import Adapter as Adapter
 from routing.schema.fleet import Alias as Alias
 from routing.schema.fleet import AutoReplicas as AutoReplicas
+from routing.schema.fleet import Disaggregation as Disaggregation
 from routing.schema.fleet import GroupMatch as GroupMatch
 from routing.schema.fleet import KvEvents as KvEvents
 from routing.schema.fleet import LoadedSnapshot as LoadedSnapshot
 from routing.schema.fleet import ModelNames as ModelNames
 from routing.schema.fleet import PoolConfig as PoolConfig
 from routing.schema.fleet import ReplicaConfig as ReplicaConfig
+from routing.schema.fleet import ReplicaRole as ReplicaRole
 from routing.schema.fleet import ReplicaState as ReplicaState
 from routing.schema.fleet import RouterConfig as RouterConfig
 from routing.schema.fleet import Signature as Signature

@@ -17,7 +17,7 @@ digest, and itself without ``value``. This module contains no cryptography; call
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -150,6 +150,30 @@ class ReplicaState(StrEnum):
     DISABLED = "disabled"  # not even health-checked
 
 
+class ReplicaRole(StrEnum):
+    """Which phase of a request a replica computes, where prefill and decode are separated."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # prompts of requests that a replica of another role continues
+    DECODE = "decode"  # as ``both``; by its name, prompts are expected to come from a prefill replica
+
+
+class Disaggregation(Frozen, frozen=True):
+    """When a prompt is prefilled by a replica with the role ``prefill``."""
+
+    # A transfer costs a second request and moves the KV blocks of the whole prompt. 2048 tokens are one chunk of vLLM's
+    # chunked prefill, so shorter prompts delay the running streams by one step. NVIDIA Dynamo has the same default.
+    min_uncached_tokens: Annotated[
+        int,
+        number(
+            "tokens",
+            0,
+            10_000_000,
+            "Prompts with at least this many tokens that the decode replica has not cached go to a prefill replica.",
+        ),
+    ] = 2048
+
+
 class StreamUsage(StrEnum):
     """Whether a router asks engines for the token usage of streamed responses whose clients did not ask."""
 
@@ -207,6 +231,18 @@ class ReplicaConfig(Frozen, frozen=True):
     adapters: tuple[Model, ...] | None = None  # adapters that it has loaded; None: those that its /v1/models lists
     data_parallel_size: Annotated[int, Meta(ge=1, le=1024)] = 1  # ranks behind the URL, each with its own cache
     kv_events: KvEvents | None = None  # None: what it has cached is estimated
+    role: Annotated[
+        ReplicaRole,
+        Meta(
+            description="prefill: computes long prompts for the pool's other replicas, and gets no other requests. Any "
+            "other role: serves requests, and fetches KV blocks from prefill replicas if the pool has some."
+        ),
+    ] = ReplicaRole.BOTH
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether it serves requests of clients."""
+        return self.role is not ReplicaRole.PREFILL
 
     @property
     def capacity(self) -> float:
@@ -263,6 +299,12 @@ class PoolConfig(Frozen, frozen=True):
         ]
         | None
     ) = None  # None: all
+    disaggregation: Disaggregation | None = None  # None: its defaults; only used if a replica has a role
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether any replica has a role, so that prompts may be prefilled apart."""
+        return any(replica.role is not ReplicaRole.BOTH for replica in self.replicas)
 
     @property
     def names(self) -> ModelNames:
@@ -309,7 +351,8 @@ def check_model_names(pools: Iterable[PoolConfig]) -> None:
 
 def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
     """Check references to replicas, models and API ``keys``, unique claims and reserved replicas; ConfigError."""
-    replicas = {replica.name for replica in pool.replicas}
+    replicas = {replica.name: replica for replica in pool.replicas}
+    can_decode = sum(replica.can_decode for replica in pool.replicas)
     models = {name for name, _ in pool.names} if pool.models else None
     claims: dict[tuple[str, str], str] = {}
     reserved = 0
@@ -317,8 +360,8 @@ def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
         where = f"{path}[{index}]"
         _check_replicas(group, replicas, pool.name, where)
         reserved += group.auto_replicas.reserved if group.auto_replicas else 0
-        if reserved > max(1, len(replicas)):
-            reason = f"up to here {reserved} replicas are reserved, and pool {pool.name!r} has {len(replicas)}"
+        if reserved > max(1, can_decode):
+            reason = f"up to here {reserved} replicas are reserved, and pool {pool.name!r} has {can_decode}"
             raise ConfigError(f"{where}.auto_replicas.reserved", reason)
         for field in group.match.__struct_fields__:
             for at, value in enumerate(getattr(group.match, field)):
@@ -334,14 +377,17 @@ def check_groups(pool: PoolConfig, keys: Collection[str], path: str) -> None:
                 raise ConfigError(f"{where}.match.{field}[{at}]", reason)
 
 
-def _check_replicas(group: TaskGroupConfig, names: Collection[str], pool: str, path: str) -> None:
+def _check_replicas(group: TaskGroupConfig, replicas: Mapping[str, ReplicaConfig], pool: str, path: str) -> None:
     for position, name in enumerate(group.replicas or ()):
-        if name not in names:
+        if name not in replicas:
             raise ConfigError(f"{path}.replicas[{position}]", f"pool {pool!r} has no replica {name!r}")
     if group.replicas is not None and group.auto_replicas is not None:
         raise ConfigError(f"{path}.auto_replicas", f"task group {group.name!r} also has replicas; set only one")
     if group.replicas == ():
         raise ConfigError(f"{path}.replicas", "a group without replicas serves nothing; use null for all")
+    if group.replicas is not None and not any(replicas[name].can_decode for name in group.replicas):
+        reason = f"all replicas of task group {group.name!r} have the role prefill; add one that can decode"
+        raise ConfigError(f"{path}.replicas", reason)
 
 
 def check_config(config: RouterConfig) -> None:
@@ -381,6 +427,9 @@ def _check_pool_replicas(pool: PoolConfig, path: str) -> None:
         for position, name in enumerate(replica.adapters or ()):
             if name not in adapters:
                 raise ConfigError(f"{path}[{index}].adapters[{position}]", f"the pool has no adapter {name!r}")
+    if pool.replicas and not any(replica.can_decode for replica in pool.replicas):
+        reason = f"all replicas of pool {pool.name!r} have the role prefill; give one the role decode or both"
+        raise ConfigError(path, reason)
     ranks = sum(replica.data_parallel_size for replica in pool.replicas)
     if ranks > MAX_ON_RING:
         raise ConfigError(path, f"{ranks} replicas and ranks, where a pool has at most {MAX_ON_RING}")
@@ -523,7 +572,10 @@ def encode_config(config: RouterConfig) -> bytes:
     tree = msgspec.to_builtins(config)
     _omit_default([tree], "replica_networks")
     _omit_default(tree["pools"], "warm_up")
-    _omit_default((replica for pool in tree["pools"] for replica in pool["replicas"]), "kv_events")
+    _omit_default(tree["pools"], "disaggregation")
+    replicas = [replica for pool in tree["pools"] for replica in pool["replicas"]]
+    _omit_default(replicas, "kv_events")
+    _omit_default(replicas, "role", ReplicaRole.BOTH.value)
     _omit_default([tree["limits"]], "response_timeout_s", _DEFAULT_LIMITS.response_timeout_s)
     _omit_default([tree["limits"]], "retry_on", _DEFAULT_LIMITS.retry_on)
     if tree["access"] is not None:

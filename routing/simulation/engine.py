@@ -91,6 +91,7 @@ class Sequence:
     max_tokens: int | None = None  # of the request
     data: bytes = b""  # tokens of prompt and output, for ``Engine.changes`` only
     salt: str = ""
+    external_tokens: int = 0  # of the prompt, whose KV blocks came from another engine
     siblings: Siblings = field(default_factory=Siblings)
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
@@ -98,7 +99,8 @@ class Sequence:
     computed_tokens: int = 0  # of them, those that are in the KV cache
     keyed_blocks: int = 0  # full blocks whose key is cached
     generated_tokens: int = 0
-    cached_tokens: int | None = None  # hits at first admission, fetched tokens included; None before
+    cached_tokens: int | None = None  # hits at first admission, fetched and external tokens included; None before
+    external_hit_tokens: int = 0  # of them, external ones
     fetched_blocks: dict[str, int] = field(default_factory=dict)  # by cache tier
     admitted_s: float | None = None  # first admission
     first_token_s: float | None = None
@@ -362,6 +364,7 @@ class Engine:
             hit_tokens = sequence.computed_tokens
             waits = self._tiers is not None and self._fetch(sequence, self._tiers, now_s)
             if sequence.admitted_s is None:
+                self._receive(sequence)
                 sequence.admitted_s = max(now_s, sequence.arrived_s)
                 sequence.cached_tokens = sequence.computed_tokens
                 self.statistics.queries += sequence.prompt_tokens
@@ -386,6 +389,17 @@ class Engine:
         sequence.keyed_blocks = len(hits)
         sequence.computed_tokens = len(hits) * self.config.block_tokens
         return True
+
+    def _receive(self, sequence: Sequence) -> None:
+        """Take a prompt's external blocks, beyond those that are cached here. The last token is always computed."""
+        if not sequence.external_tokens:
+            return
+        hit_tokens = sequence.computed_tokens
+        sequence.computed_tokens = max(hit_tokens, min(sequence.external_tokens, sequence.prompt_tokens - 1))
+        sequence.external_hit_tokens = sequence.computed_tokens - hit_tokens
+        self.statistics.external_queries += sequence.prompt_tokens - hit_tokens
+        self.statistics.external_hits += sequence.external_hit_tokens
+        self._cache_full_blocks(sequence, sequence.computed_tokens)
 
     def _fetch(self, sequence: Sequence, tiers: LowerTiers, now_s: float) -> bool:
         """Fetch further leading blocks of an admitted sequence; True if it must wait for them or another's fetch."""
@@ -435,6 +449,7 @@ class Engine:
             computed = sequence.prompt_tokens - cached
             statistics.prompt_tokens += sequence.prompt_tokens
             statistics.prompt_cached += cached
+            statistics.prompt_external += sequence.external_hit_tokens
             statistics.time_to_first_token.observe(max(0.0, now_s - sequence.arrived_s))
         else:
             statistics.inter_token.observe(now_s - sequence.last_token_s)

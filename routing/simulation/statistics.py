@@ -66,9 +66,12 @@ class Statistics:
         # At first admission.
         self.queries = 0
         self.hits = 0
+        self.external_queries = 0  # of prompts whose KV blocks came from another engine: tokens not cached here
+        self.external_hits = 0
         # At the first token.
         self.prompt_tokens = 0
-        self.prompt_cached = 0
+        self.prompt_cached = 0  # external ones included
+        self.prompt_external = 0
         self.time_to_first_token = Histogram(TIME_TO_FIRST_TOKEN_S)
         # At each step.
         self.generation_tokens = 0

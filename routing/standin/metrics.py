@@ -169,7 +169,7 @@ class EngineMetrics:
         external = "External prefix cache {} from KV connector cross-instance cache sharing"
         caches: tuple[tuple[str, str, str, ReadValue, ReadValue], ...] = (
             ("", "Prefix cache {}", "tokens", lambda: statistics.queries, lambda: statistics.hits),
-            ("external_", external, "tokens", _zero, _zero),
+            ("external_", external, "tokens", lambda: statistics.external_queries, lambda: statistics.external_hits),
             ("mm_", "Multi-modal cache {}", "items", _zero, _zero),
         )
         for prefix, subject, unit, queries, hits in caches:
@@ -183,8 +183,8 @@ class EngineMetrics:
         self._counter("prompt_tokens", "Number of prefill tokens processed.", lambda: statistics.prompt_tokens)
         sources: dict[str, ReadValue] = {
             "local_compute": lambda: statistics.prompt_tokens - statistics.prompt_cached,
-            "local_cache_hit": lambda: statistics.prompt_cached,
-            "external_kv_transfer": _zero,
+            "local_cache_hit": lambda: statistics.prompt_cached - statistics.prompt_external,
+            "external_kv_transfer": lambda: statistics.prompt_external,
         }
         by_source = "Number of prompt tokens by source."
         self._labelled("prompt_tokens_by_source_total", "counter", by_source, "source", sources)
@@ -192,6 +192,7 @@ class EngineMetrics:
         self._counter("prompt_tokens_cached", cached, lambda: statistics.prompt_cached)
         tiers: dict[str, ReadValue] = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), _zero)
         tiers["device"] = lambda: statistics.hits
+        tiers["p2p"] = lambda: statistics.external_hits
         self._labelled("prompt_tokens_cached_by_source_total", "counter", _CACHED_BY_SOURCE, "source", tiers)
         generated = "Number of generation tokens processed."
         self._counter("generation_tokens", generated, lambda: statistics.generation_tokens)

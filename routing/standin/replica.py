@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from routing.standin.errors import ApiError, CrashAfterChunks, Fault, Hang, NoFa
 from routing.standin.metrics import EngineMetrics, render
 from routing.standin.process_metrics import HttpMetrics, process_families
 from routing.standin.requests import GenerationRequest, PseudoWords, block_keys, count_tokens
+from routing.standin.transfers import LoadFailurePolicy, Role, Transfers
 
 if TYPE_CHECKING:
     from routing.standin.kv_events import KvEventPublisher
@@ -62,6 +63,9 @@ class ReplicaSettings:
     auto_tools: bool
     task: Task = Task.GENERATE
     kv_events: KvEventsConfig | None = None  # None: no events are published
+    role: Role | None = None  # None: no KV connector
+    kv_transfer_rate: float = 200_000.0  # tokens/s
+    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.RECOMPUTE
 
 
 def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
@@ -70,7 +74,7 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
     arguments = parser.parse_args(argv)
     capacity = (arguments.blocks - 1) * arguments.block_tokens
     max_model_len = min(MAX_MODEL_LEN, capacity) if arguments.max_model_len is None else arguments.max_model_len
-    for name in ("prefill_rate", "block_tokens", "chunk", "max_running"):
+    for name in ("prefill_rate", "block_tokens", "chunk", "max_running", "kv_transfer_rate"):
         if getattr(arguments, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be above 0")
     if arguments.step_s < 0 or arguments.decode_s < 0:
@@ -102,6 +106,9 @@ def parse_settings(argv: Sequence[str]) -> ReplicaSettings:
         kv_events=_kv_events(parser, arguments.kv_events_config),
         auto_tools=arguments.enable_auto_tool_choice,
         task=Task(arguments.task),
+        role=None if arguments.role is None else Role(arguments.role),
+        kv_transfer_rate=arguments.kv_transfer_rate,
+        kv_load_failure_policy=LoadFailurePolicy(arguments.kv_load_failure_policy),
     )
 
 
@@ -139,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-key", help="require this bearer token under /v1")
     add("--enable-auto-tool-choice", action="store_true", help="accept tool_choice auto, and generate text")
     add("--task", choices=[str(task) for task in Task], default="generate", help="endpoints (default %(default)s)")
+    add("--role", choices=[str(role) for role in Role], help="transfer KV blocks as vLLM with NixlConnector")
+    add("--kv-transfer-rate", type=float, default=200_000.0, help="tokens/s (default %(default)s)")
+    policies = [str(policy) for policy in LoadFailurePolicy]
+    add("--kv-load-failure-policy", choices=policies, default="recompute", help="as of vLLM (default %(default)s)")
     add("--seed", type=int, default=0, help="seed of the generated pseudo-words (default %(default)s)")
     return parser
 
@@ -174,6 +185,7 @@ class Generation:
             siblings = Siblings(request.n)
             for variant in range(request.n):
                 self.choices.append(self._choice(prompt, variant, siblings))
+        self.transfer_params: dict[str, Any] | None = None  # of the response
         self._unfinished = len(self.choices)
         self._ended = asyncio.Event()
 
@@ -196,6 +208,7 @@ class Generation:
             siblings=siblings,
             data=prompt + generated if self._runtime.engine.changes is not None else b"",
             salt=self.request.salt,
+            external_tokens=self.request.external_tokens,
         )
         return Choice(len(self.choices), pieces, stop, sequence)
 
@@ -282,6 +295,9 @@ class Replica:
         self.engine = Engine(settings.engine)
         self.runtime = RealTimeEngine(self.engine, asyncio.get_running_loop())
         self.kv_events = None if settings.kv_events is None else self._publisher(settings.kv_events)
+        self.transfers = (
+            None if settings.role is None else Transfers(settings.kv_transfer_rate, settings.kv_load_failure_policy)
+        )
         self.http = HttpMetrics()
         self.in_flight = 0  # HTTP requests for a generation
         self.is_asleep = False

@@ -17,7 +17,7 @@ import random
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -144,6 +144,8 @@ class GenerationRequest:
     logprobs: bool
     return_token_ids: bool
     call: ToolCall | None = None  # the tool that the output calls; None: the output is text
+    transfer: dict[str, Any] = field(default_factory=dict)  # ``kv_transfer_params``
+    external_tokens: int = 0  # of the prompt, fetched from another replica
 
     def output_length(self, prompt: bytes, variant: int, max_model_len: int) -> tuple[int, str]:
         """Tokens of the output, and its finish reason. The model ends a text by itself after 256 to 767 tokens."""
@@ -269,6 +271,7 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Generati
         min_tokens=_integer(body, "min_tokens") or 0,
         logprobs=bool(body.get("logprobs")),
         return_token_ids=bool(body.get("return_token_ids")),
+        transfer=_dictionary(body.get("kv_transfer_params") or {}, "body.kv_transfer_params"),
     )
 
 

@@ -60,7 +60,7 @@ def whole_response(generation: Generation, response_id: str) -> bytes:
     }
     if is_chat:
         body |= {"prompt_logprobs": None, "prompt_token_ids": _prompt_ids(generation, 0), "prompt_text": None}
-    body |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+    body |= {"kv_transfer_params": generation.transfer_params, "ec_transfer_params": None, "metrics": None}
     return _encode(body)
 
 

@@ -21,12 +21,13 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from routing.standin import anthropic, pooling_routes, responses_api
+from routing.standin import anthropic, pooling_routes, responses_api, transfers
 from routing.standin.errors import ApiError, bad_request, error_body, read_fault
 from routing.standin.exchange import json_response, ok, read_json, replica_key
 from routing.standin.metrics import CONTENT_TYPE
 from routing.standin.replica import Generation, Replica, ReplicaSettings, Task, parse_settings
 from routing.standin.requests import (
+    GenerationRequest,
     check_model,
     count_tokens,
     decode,
@@ -38,8 +39,9 @@ from routing.standin.requests import (
     render_chat,
     token_ids,
 )
-from routing.standin.responses import CHAT, COMPLETION, VERSION, Api, EventStream, StreamFormat
+from routing.standin.responses import CHAT, COMPLETION, DONE, VERSION, Api, EventStream, StreamFormat
 from routing.standin.responses_api import ResponseStore
+from routing.standin.transfers import RemoteBlocks
 
 store_key: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
 
@@ -111,7 +113,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
     replica = request.app[replica_key]
     settings = replica.settings
     checked = read_chat(await read_json(request), settings.model, settings.engine.max_model_len, settings.auto_tools)
-    return await _generate(request, replica.generate(checked), CHAT)
+    return await _transfer_and_generate(request, checked, CHAT)
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
@@ -119,7 +121,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     replica = request.app[replica_key]
     settings = replica.settings
     checked = read_completion(await read_json(request), settings.model, settings.engine.max_model_len)
-    return await _generate(request, replica.generate(checked), COMPLETION)
+    return await _transfer_and_generate(request, checked, COMPLETION)
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -160,6 +162,33 @@ async def cancel_response(request: web.Request) -> web.Response:
     return web.Response()
 
 
+async def _transfer_and_generate(request: web.Request, checked: GenerationRequest, api: Api) -> web.StreamResponse:
+    """Fetch the prompt's KV blocks if another replica has prefilled it, then generate."""
+    replica = request.app[replica_key]
+    connector = replica.transfers
+    if connector is None or not checked.transfer:
+        return await _generate(request, replica.generate(checked), api)
+    try:
+        checked.external_tokens = await connector.fetch(checked.transfer, count_tokens(checked.prompts[0]))
+    except ApiError as error:
+        if not checked.stream:
+            raise
+        events = b"data: " + error.body() + b"\n\n" + DONE  # vLLM has sent the headers before
+        return web.Response(body=events, headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    return await _generate(request, replica.generate(checked), api)
+
+
+def _keep_blocks(request: web.Request, generation: Generation) -> None:
+    """Keep the blocks of a prompt that another replica will continue, if its generation ended by its length."""
+    replica, checked, (first, *others) = request.app[replica_key], generation.request, generation.choices
+    connector, is_asked = replica.transfers, checked.transfer.get("do_remote_decode") is True
+    if connector is None or not is_asked or others or first.finish_reason != "length" or request.transport is None:
+        return
+    host, port = request.transport.get_extra_info("sockname")[:2]
+    tokens, block_tokens = count_tokens(checked.prompts[0]), replica.settings.engine.block_tokens
+    generation.transfer_params = connector.keep(tokens, block_tokens, (host, port))
+
+
 async def _generate(request: web.Request, generation: Generation, api: Api) -> web.StreamResponse:
     replica = request.app[replica_key]
     response_id = f"{api.id_prefix}-{request.headers.get('X-Request-Id') or secrets.token_hex(8)}"
@@ -171,6 +200,7 @@ async def _generate(request: web.Request, generation: Generation, api: Api) -> w
         await generation.run()
         if crash is not None and request.transport is not None:
             request.transport.abort()
+        _keep_blocks(request, generation)
         return json_response(api.whole(generation, response_id))
     finally:
         generation.drop()
@@ -278,6 +308,18 @@ async def detokenize(request: web.Request) -> web.Response:
     return ok({"prompt": b"".join(decode(prompt_of_ids(tokens))).decode(errors="replace")})
 
 
+async def release_blocks(request: web.Request) -> web.Response:
+    """``POST /standin/kv_transfer``: another replica fetches kept KV blocks (not in vLLM)."""
+    connector = request.app[replica_key].transfers
+    if connector is None:
+        raise ApiError(404, "NotFoundError", "This replica has no role.")
+    try:
+        blocks = msgspec.json.decode(await request.read(), type=RemoteBlocks)
+    except msgspec.MsgspecError as error:
+        raise bad_request(str(error)) from None
+    return ok(connector.release(blocks))
+
+
 async def reset_prefix_cache(request: web.Request) -> web.Response:
     """``POST /reset_prefix_cache``: empty the cache, unless requests are running."""
     return ok({"success": request.app[replica_key].engine.clear_cache()})
@@ -354,6 +396,7 @@ def make_app(settings: ReplicaSettings) -> web.Application:
     posts = {
         **(generation if settings.task is Task.GENERATE else {}), "/tokenize": tokenize, "/detokenize": detokenize,
         "/reset_prefix_cache": reset_prefix_cache, "/sleep": sleep, "/wake_up": wake_up, "/standin/fault": set_fault,
+        transfers.PATH: release_blocks,
     }  # fmt: skip
     app.add_routes([web.get(path, handler, allow_head=False) for path, handler in gets.items()])
     app.add_routes([web.post(path, handler) for path, handler in posts.items()])

@@ -162,6 +162,7 @@ class ConnectionPool:
         self._open: set[UpstreamConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._usage_rejected_at: float | None = None  # in loop time
+        self.lacks_kv_transfer = False  # the engine has prefilled a prompt for another one, without a transfer
 
     @property
     def connections(self) -> int:

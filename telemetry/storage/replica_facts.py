@@ -1,8 +1,8 @@
 """Facts about replicas that decide which readings count: cold caches after restarts (H18) and decode replicas (H19).
 
 A decode replica gets its KV cache by transfer, so its own hit rate is near 1 whatever was reused, and a pool's rate
-comes from its other replicas. The replica's label ``role`` (or Kubernetes' ``llm-d.ai/role``) says which half of a
-split it is, else its metrics do: SGLang's have a label for it, vLLM's have not.
+comes from its other replicas. The replica's role says which half of a split it is, else its label ``role`` (or
+Kubernetes' ``llm-d.ai/role``), else its metrics: SGLang's have a label for it, vLLM's have not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 
-from controlplane.models import Event, EventKind, Replica
+from controlplane.models import Event, EventKind, Replica, ReplicaRole
 from telemetry.metrics.windows import Window
 from telemetry.models import ScrapeState
 
@@ -55,7 +55,9 @@ def cold_bands(replica_ids: Sequence[int], window: Window, *, warm_up_s: float =
 
 
 def is_decode(replica: Replica, reported_role: str = "") -> bool:
-    """Whether a replica decodes only, by its labels or else by the role that its metrics report."""
+    """Whether a replica decodes only, by its role, its labels, or else by the role that its metrics report."""
+    if replica.role != ReplicaRole.BOTH:
+        return replica.role == ReplicaRole.DECODE
     return next((replica.labels[name] for name in LABELS if name in replica.labels), reported_role) == DECODE
 
 

@@ -38,7 +38,11 @@ def pod(
 
 
 def endpoint_slice(
-    *endpoints: dict[str, Any], family: str = "IPv4", ports: Any = None, name: str = "vllm-x7k2p"
+    *endpoints: dict[str, Any],
+    family: str = "IPv4",
+    ports: Any = None,
+    name: str = "vllm-x7k2p",
+    labels: dict[str, str] | None = None,
 ) -> dict:
     """An EndpointSlice as the controller writes it."""
     return {
@@ -54,6 +58,7 @@ def endpoint_slice(
                 "app": "vllm",
                 "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
                 "kubernetes.io/service-name": "vllm",
+                **(labels or {}),
             },
             "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "2026-11-21T09:00:00Z"},
         },

@@ -19,6 +19,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.discovery import PollResult
+from controlplane.discovery.targets import role_of
 from controlplane.errors import ConflictError, NameTakenError, NotUsableError
 from controlplane.models import DiscoveredReplica, DiscoveredState, EventKind, Replica, ReplicaSource, TargetCondition
 from controlplane.services.checks import lock_row
@@ -174,7 +175,7 @@ def adopt(discovered: DiscoveredReplica, *, name: str = "", by: User | None = No
     adopted = source.discovered.filter(state=DiscoveredState.ADOPTED).exclude(replica=None).count()
     if adopted >= source.max_targets:
         raise ConflictError(f"Source {source.name} already has {adopted} replicas, the maximum (max_targets).")
-    replica = add_replica(source.pool, name=name or _free_name(row), url=row.url, by=by)
+    replica = add_replica(source.pool, name=name or _free_name(row), url=row.url, role=role_of(row.labels), by=by)
     row.state, row.replica, row.name, row.problem = DiscoveredState.ADOPTED, replica, replica.name, ""
     row.drained_at, row.drained_here = None, False
     row.save()

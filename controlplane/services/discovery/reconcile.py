@@ -12,7 +12,7 @@ not matter which earlier step was lost, or whether two workers run at once. Each
 | is missing for ``remove_after_s``, and drained for the time between | is removed |
 | is ready | is activated again, if the source drained it |
 
-A pool's last active replica is never drained, and changes by users are not undone.
+A pool's last active replica is never drained, unless its role is ``prefill``, and changes by users are not undone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from controlplane.models import (
     DiscoveredState,
     EventKind,
     Replica,
+    ReplicaRole,
     ReplicaSource,
     ReplicaState,
     TargetCondition,
@@ -44,6 +45,7 @@ from controlplane.services.fleet.replicas import may_move, move_replica, remove_
 from controlplane.services.snapshots import single_snapshot
 
 BATCH = 50  # steps in one transaction, which blocks other changes of the fleet
+SERVES_REQUESTS = Q(state=ReplicaState.ACTIVE) & ~Q(role=ReplicaRole.PREFILL)
 LAST_REPLICA = "The pool's last active replica is missing or terminating; it stays active."
 DISMISSED_RETENTION = timedelta(days=7)  # since the last poll that reported the engine
 
@@ -139,7 +141,7 @@ def _remove_missing(source_id: int) -> None:
 
 def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now: datetime) -> _Removals:
     counts = Replica.objects.filter(pool=source.pool_id).aggregate(
-        total=Count("pk"), active=Count("pk", filter=Q(state=ReplicaState.ACTIVE))
+        total=Count("pk"), active=Count("pk", filter=SERVES_REQUESTS)
     )
     adopted = [row for row in rows if row.replica is not None]
     terminating = [
@@ -154,9 +156,9 @@ def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now
     allowed = due[: max(0, limit - draining)]
     drain, active = list[DiscoveredReplica](), counts["active"]
     for row in (*terminating, *allowed):
-        if active > 1 or not _is_active(row):
+        if active > 1 or not _serves_requests(row):
             drain.append(row)
-            active -= _is_active(row)
+            active -= _serves_requests(row)
     held = ""
     if len(allowed) < len(due):
         held = (
@@ -180,6 +182,10 @@ def _is_active(row: DiscoveredReplica) -> bool:
     return row.replica is not None and row.replica.state == ReplicaState.ACTIVE
 
 
+def _serves_requests(row: DiscoveredReplica) -> bool:
+    return _is_active(row) and row.replica is not None and row.replica.role != ReplicaRole.PREFILL
+
+
 def _age_s(since: datetime | None, now: datetime) -> float:
     return (now - since).total_seconds() if since else 0.0
 
@@ -193,7 +199,8 @@ def _drain(discovered: DiscoveredReplica) -> None:
     DiscoveredReplica.objects.filter(pk=row.pk).update(drained_at=timezone.now(), drained_here=active)
     if active:
         drained = set_replica_state(row.replica, ReplicaState.DRAINING)
-        if not Replica.objects.filter(pool=drained.pool_id, state=ReplicaState.ACTIVE).exists():
+        is_prefill = drained.role == ReplicaRole.PREFILL
+        if not is_prefill and not Replica.objects.filter(SERVES_REQUESTS, pool=drained.pool_id).exists():
             raise InUseError(LAST_REPLICA)  # another source drained the other replica meanwhile
 
 

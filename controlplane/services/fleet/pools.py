@@ -94,6 +94,7 @@ class PoolSettings(TypedDict, total=False):
     warm_up: Mapping[str, Any] | None
     session_keys: Iterable[str] | None  # None: routing.schema.DEFAULT_SESSION_KEYS; empty: no sessions
     paths: Iterable[str] | None  # routing.schema.DataPath; None: all
+    disaggregation: Mapping[str, Any] | None
     kv_cache: Mapping[str, Any] | None  # controlplane.kv_cache.KvCache; None: unknown
     costs: Mapping[str, Any] | None  # controlplane.kv_cache.Costs; None: unknown
     what_if: Mapping[str, Any] | None  # PredictionPolicy; not sent to routers

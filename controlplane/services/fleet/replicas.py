@@ -42,6 +42,7 @@ class ReplicaSettings(TypedDict, total=False):
     adapters: Iterable[str] | None  # None: those in its /v1/models
     data_parallel_size: int
     kv_events: Mapping[str, Any] | None  # routing.schema.KvEvents; None: what it has cached is estimated
+    role: str  # a routing.schema.ReplicaRole
     api_key: str | None  # the API key that the engine requires, a secret; None: none
 
 

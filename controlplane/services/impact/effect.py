@@ -217,10 +217,10 @@ class Route:
 
     @cached_property
     def replicas(self) -> tuple[schema.ReplicaConfig, ...]:
-        """The active replicas that the route may use."""
+        """The active replicas that may get requests of the route; not those with the role prefill."""
         names = self.group.replicas if self.group else None
         active = (replica for replica in self.pool.replicas if replica.state is schema.ReplicaState.ACTIVE)
-        return tuple(replica for replica in active if names is None or replica.name in names)
+        return tuple(replica for replica in active if replica.can_decode and (names is None or replica.name in names))
 
     @cached_property
     def points(self) -> dict[str, int]:

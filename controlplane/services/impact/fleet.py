@@ -106,6 +106,9 @@ def _membership_effect(
     if str(ACTIVE) not in {old, new}:
         verb = "added" if is_added else "removed"
         share, impact, text = 0.0, Impact.QUIET, f"Inactive replica {name} is {verb}: nothing moves."
+    elif not all(side.can_decode for side in (added, removed) if side):
+        verb = "joins: it prefills" if is_added else "leaves: it no longer prefills"
+        share, impact, text = 0.0, Impact.STEER, f"Prefill replica {name} {verb} long prompts of the pool."
     elif is_added:
         text = f"Replica {name} joins the ring: {change.describe_share(share)} move to it and are cold there at first."
     else:
@@ -117,6 +120,8 @@ def _membership_effect(
 def _change_effects(
     before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path
 ) -> Iterator[Effect]:
+    if (*path, "role") in change.differences:
+        yield _role_effect(before, after, change, (*path, "role"))
     if (*path, "state") in change.differences:
         yield _state_effect(before, after, change, (*path, "state"))
     for field, label in (("weight", "weight"), ("data_parallel_size", "number of data-parallel ranks")):
@@ -148,6 +153,21 @@ def _events_effect(
     return Effect("replica_kv_events", impact, affected, text, before_json, after_json, 0.0, (path,))
 
 
+def _role_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path) -> Effect:
+    name, old, new = after.name, str(before.role), str(after.role)
+    share = abs(change.share(name, afterwards=True) - change.share(name, afterwards=False))
+    if before.can_decode and not after.can_decode:
+        outcome = f"it only prefills long prompts, and {change.describe_share(share)} move to other replicas"
+    elif not before.can_decode and after.can_decode:
+        outcome = f"it prefills no prompts for other replicas, and {change.describe_share(share)} move to it"
+    else:
+        outcome = "it gets the same requests as before"
+    text = f"Replica {name} has the role {new} instead of {old}: {outcome}."
+    affected = change.routes_to(name, afterwards=after.can_decode)
+    impact = Impact.MOVE if share else Impact.STEER
+    return Effect("replica_role", impact, affected, text, old, new, share, (path,))
+
+
 def _state_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path) -> Effect:
     name, active = after.name, after.state is ACTIVE
     effect = partial(Effect, "replica_state", before=str(before.state), after=str(after.state), paths=(path,))
@@ -155,6 +175,10 @@ def _state_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, cha
         text = f"Replica {name} is {after.state}, previously {before.state}: it gets no new requests either way."
         return effect(Impact.QUIET, (f"pool {change.pool}",), text, moved_ratio=0.0)
     share = change.share(name, afterwards=active)
+    if not after.can_decode:
+        outcome = "prefills" if active else "no longer prefills"
+        text = f"Prefill replica {name} is {after.state}: it {outcome} long prompts of the pool."
+        return effect(Impact.STEER, (f"pool {change.pool}",), text, moved_ratio=0.0)
     if active:
         text = f"Replica {name} is active again: {change.describe_share(share)} return to it."
     else:

@@ -151,6 +151,13 @@ class PoolSettingsForm(SectionedForm):
             "as each policy sets it",
         ),
         Section(
+            "disaggregation",
+            schema.Disaggregation,
+            "Prefill apart from decode",
+            "Which prompts the pool's replicas with the role prefill compute. Without such replicas it has no effect.",
+            ROUTER_DEFAULTS,
+        ),
+        Section(
             "kv_cache",
             KvCache,
             "KV cache of the model",
@@ -223,6 +230,14 @@ class ReplicaForm(SectionedForm):
             "Data-parallel ranks",
             "Ranks behind the URL; each has its own cache.",
             empty=1,
+        ),
+        Single(
+            "role",
+            schema.ReplicaConfig,
+            "Role",
+            "prefill: computes long prompts for the pool's other replicas, and gets no other requests. decode: fetches "
+            "their KV blocks. The engines need vLLM's NixlConnector.",
+            empty=schema.ReplicaRole.BOTH.value,
         ),
         Single(
             "adapters",

@@ -10,7 +10,7 @@ import pytest
 from msgspec.inspect import FloatType, IntType, Metadata, NoneType, StrType, UnionType, VarTupleType
 
 import routing.schema
-from routing.schema import BreakerConfig, ConcurrencyConfig, Frozen, HealthCheck, Limits, WarmUp
+from routing.schema import BreakerConfig, ConcurrencyConfig, Disaggregation, Frozen, HealthCheck, Limits, WarmUp
 
 TEXT = (Path(routing.schema.__file__).parent / "limits.md").read_text()
 SECTIONS = {
@@ -19,6 +19,7 @@ SECTIONS = {
     "health": HealthCheck,
     "concurrency": ConcurrencyConfig,
     "warm_up": WarmUp,
+    "disaggregation": Disaggregation,
 }
 
 

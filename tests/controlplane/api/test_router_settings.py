@@ -49,6 +49,7 @@ POOL_SETTINGS = [
     ("session_keys", ["header:X-Conversation", "body:user"], None),
     ("session_keys", [], None),
     ("paths", ["/v1/chat/completions", "/v1/messages"], None),
+    ("disaggregation", {"min_uncached_tokens": 512}, None),
 ]
 GROUP_SETTINGS = [
     ("match", {"session_prefixes": ["agent-"], "tier1_hashes": ["0123456789abcdef"], "models": ["llama"]}, None),
@@ -60,8 +61,12 @@ GROUP_SETTINGS = [
 ]
 KV_EVENTS = {"endpoint": "tcp://gpu-1:5557", "replay_endpoint": "tcp://10.0.0.1:5657", "topic": "kv@"}
 REPLICA_SETTINGS = [
-    ("weight", 2.5, 1.0), ("data_parallel_size", 4, 1), ("adapters", [], None), ("kv_events", KV_EVENTS, None),
-]  # fmt: skip
+    ("weight", 2.5, 1.0),
+    ("data_parallel_size", 4, 1),
+    ("adapters", [], None),
+    ("kv_events", KV_EVENTS, None),
+    ("role", "decode", "both"),
+]
 
 
 @pytest.fixture

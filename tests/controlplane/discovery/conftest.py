@@ -22,10 +22,10 @@ class Cluster:
     row: ReplicaSource
     travel: object
 
-    def report(self, *pods, mode="answer", after_s=30.0):
+    def report(self, *pods, mode="answer", after_s=30.0, labels=None):
         """Advance the clock and poll while these pods exist: ``name``, ``(name, address)`` or an endpoint."""
         self.api.mode = mode
-        self.api.slices = [endpoint_slice(*[self.endpoint(named) for named in pods])]
+        self.api.slices = [endpoint_slice(*[self.endpoint(named) for named in pods], labels=labels)]
         self.travel.shift(timedelta(seconds=after_s))
         ReplicaSource.objects.update(next_look_at=timezone.now())
         poll_sources()

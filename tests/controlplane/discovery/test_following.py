@@ -2,11 +2,11 @@
 
 import pytest
 
-from controlplane.errors import ConflictError
+from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import ConfigSnapshot, Event, Replica, ReplicaSource, ReplicaState
 from controlplane.services.discovery.adoption import adopt, dismiss
 from controlplane.services.discovery.sources import request_poll, update_source
-from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state
+from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.tasks import poll_sources
 from tests.fakes.fake_kubernetes import pod
@@ -51,6 +51,23 @@ def test_many_new_engines_become_replicas_in_two_configurations(cluster):
     cluster.report(*[(f"vllm-{n}", f"10.3.0.{n}") for n in range(1, 61)])
     assert Replica.objects.get(name="vllm-60").url == "http://10.3.0.60:8000"
     assert ConfigSnapshot.objects.count() == before + 4  # the moved replicas, and vllm-7, whose address is free now
+
+
+def test_prefill_replicas_follow_their_service_once_a_replica_can_decode(cluster):
+    prefill = {"role": "prefill"}
+    cluster.report("vllm-1", "vllm-2", labels=prefill)
+    assert cluster.replicas == {}
+    assert all("have the role prefill" in row.problem for row in cluster.row.discovered.all())
+    decode = add_replica(cluster.row.pool, name="decode", url="http://10.0.0.9:8000", role="decode")
+    cluster.report("vllm-1", "vllm-2", labels=prefill)
+    assert cluster.replicas == {"decode": "active", "vllm-1": "active", "vllm-2": "active"}
+    assert set(Replica.objects.exclude(pk=decode.pk).values_list("role", flat=True)) == {"prefill"}
+
+    cluster.report(pod("vllm-1", "10.0.0.1", serving=True, ready=False, terminating=True), "vllm-2", labels=prefill)
+    assert cluster.replicas["vllm-1"] == "draining"  # the last replica that can decode stays, whatever else there is
+    update_replica(decode, role="both")
+    with pytest.raises(InvalidError, match="have the role prefill"):
+        remove_replica(decode)
 
 
 def test_a_user_decides_about_each_proposed_engine(cluster, operator):

@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.discovery import kubernetes
 from controlplane.discovery.kubernetes import KubernetesKind, KubernetesSettings
-from controlplane.discovery.targets import PollError, PollLimits
+from controlplane.discovery.targets import PollError, PollLimits, role_of
 from controlplane.egress import fleet_rules
 from tests.fakes.certificates import Authority
 from tests.fakes.fake_kubernetes import TOKEN, endpoint_slice, pod, serving_kubernetes
@@ -39,6 +39,29 @@ def test_a_pods_name_is_the_identity(server):
     assert path == "/apis/discovery.k8s.io/v1/namespaces/prod/endpointslices"
     assert query["labelSelector"] == "kubernetes.io/service-name=vllm"
     assert authorization == f"Bearer {TOKEN}"
+
+
+def test_a_role_is_read_from_the_services_labels(server):
+    server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"), labels={"llm-d.ai/role": "prefill", "team": "search"})]
+    assert poll(server).targets[0].labels == {
+        "node": "gpu-node-1", "zone": "eu-central-1a", "llm-d.ai/role": "prefill"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "role"),
+    [
+        ({"role": "prefill"}, "prefill"),
+        ({"llm-d.ai/role": "decode"}, "decode"),
+        ({"role": "decode", "llm-d.ai/role": "prefill"}, "decode"),
+        ({"role": "both"}, "both"),
+        ({"llm-d.ai/role": "prefill-decode"}, "both"),
+        ({"role": "gpu"}, "both"),
+        ({}, "both"),
+    ],
+)
+def test_the_role_of_an_engine_follows_its_labels(labels, role):
+    assert role_of(labels) == role
 
 
 @pytest.mark.parametrize(

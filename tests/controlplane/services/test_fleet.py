@@ -32,6 +32,16 @@ def test_a_change_is_one_snapshot_and_one_event_and_no_change_is_neither(replica
     assert (ConfigSnapshot.objects.count(), Event.objects.count()) == before
 
 
+def test_a_pool_keeps_a_replica_that_can_decode(pool, replica):
+    with pytest.raises(InvalidError, match="have the role prefill"):
+        update_replica(replica, role="prefill")
+    add_replica(pool, name="r9", url="http://10.0.0.9:8000", role="prefill")
+    assert {row["role"] for row in ConfigSnapshot.objects.first().document["pools"][0]["replicas"]} == {
+        "both",
+        "prefill",
+    }
+
+
 def test_the_reported_cache_size_is_stored_once(replica, django_assert_num_queries):
     before = ConfigSnapshot.objects.count()
     assert record_engine_facts(replica, block_tokens=16, capacity_blocks=2048)

@@ -15,6 +15,7 @@ PREFIX, LOWEST, LEAST_TTFT = schema.PrefixHashSettings, schema.LowestCostSetting
 TIERED, AFFINITY, ROUND = schema.TieredSettings, schema.AffinityGroupsSettings, schema.RoundRobinSettings
 BYTES, MESSAGES, MARKER = schema.Boundary.BYTES, schema.Boundary.MESSAGES, schema.Boundary.MARKER
 RESET, MOVE, REFUSE, STEER, QUIET = Impact
+BOTH, PREFILL, DECODE = schema.ReplicaRole
 
 
 def fleet(settings=None, *, revision=1, replicas=8, states=(), weights=(), groups=(), blocks=None, **pool_settings):
@@ -172,6 +173,12 @@ def test_replicas_that_join_and_leave_move_their_share():
         ({"capacity_blocks": 1000}, STEER, "Replica r0 of pool chat: capacity blocks is 1,000 instead of none"),
         ({"api_key": "secret-of-gpu"}, REFUSE, "Replica r0 of pool chat: api key is *** instead of none"),
         ({"data_parallel_size": 2}, MOVE, "ranks of replica r0 is 2 instead of 1"),
+        ({"role": PREFILL}, MOVE, "it only prefills long prompts, and 25 % of prefixes move to other replicas."),
+        (
+            {"role": DECODE},
+            STEER,
+            "Replica r0 has the role decode instead of both: it gets the same requests as before.",
+        ),
     ],
 )
 def test_a_replica_change_is_described_with_its_impact(changes, impact, text):
@@ -204,6 +211,36 @@ def test_kv_events_are_described_by_what_routers_know_then():
     unused = only_effect(following(None, PREFIX()), following(events, PREFIX()))
     assert unused.impact is QUIET
     assert unused.text.startswith("No policy of pool chat compares cached prefixes")
+
+
+def with_roles(*roles, **options):
+    """Pool chat with replicas of these roles."""
+    whole = fleet(PREFIX(), replicas=len(roles), **options)
+    (pool,) = whole.pools
+    members = tuple(replace(replica, role=role) for replica, role in zip(pool.replicas, roles, strict=True))
+    return replace(whole, pools=(replace(pool, replicas=members),))
+
+
+def test_changes_of_prefill_replicas_move_no_prefixes():
+    two = with_roles(DECODE, PREFILL)
+    assert texts(with_roles(DECODE), two) == ["Prefill replica r1 joins: it prefills long prompts of the pool."]
+    assert texts(two, with_roles(DECODE)) == [
+        "Prefill replica r1 leaves: it no longer prefills long prompts of the pool."
+    ]
+    drained = only_effect(two, with_roles(DECODE, PREFILL, states=(ACTIVE, DRAINING)))
+    assert drained.text == "Prefill replica r1 is draining: it no longer prefills long prompts of the pool."
+    assert (drained.impact, drained.moved_ratio) == (STEER, 0.0)
+    returned = only_effect(two, with_roles(DECODE, BOTH))
+    assert returned.text == (
+        "Replica r1 has the role both instead of prefill: it prefills no prompts for other replicas, and 50 % of "
+        "prefixes move to it."
+    )
+    assert returned.impact is MOVE
+
+
+def test_a_pool_whose_active_replicas_only_prefill_serves_nothing():
+    config = with_roles(DECODE, PREFILL, states=(DRAINING, ACTIVE))
+    assert "none-active" in warning_ids(config)
 
 
 def test_access_is_described_without_the_secret():

@@ -17,6 +17,13 @@ def test_the_fleet_costs_the_same_whatever_its_size(visitor, pool, django_assert
     assert "http://10.0.0.11:8000" in text
 
 
+def test_roles_are_listed_where_they_matter(visitor, pool):
+    add_replica(pool, name="r0", url="http://10.0.0.1:8000")
+    assert ">Prefill<" not in visitor.get("/fleet/").text
+    add_replica(pool, name="r1", url="http://10.0.0.2:8000", role="prefill")
+    assert visitor.get("/fleet/").text.count(">Prefill<") == 1
+
+
 def told(name, **warming):
     """A router's heartbeat that tells of replicas that it warms up: openings and tokens, done and in all."""
     words = ("prefixes_done", "prefixes", "tokens_done", "tokens")

@@ -30,6 +30,7 @@ FULL_POOL = {
     "warm_up": {"time_limit_s": 60.5, "priority": None},
     "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
     "paths": ["/v1/chat/completions", "/v1/responses"],
+    "disaggregation": {"min_uncached_tokens": 512},
 }
 FULL_GROUP = {
     "owner": "agents",
@@ -88,6 +89,7 @@ def furnished(pool, replica, group):
         weight=1.5,
         api_key=CANARY,
         kv_events=KV_EVENTS,
+        role="decode",
     )
     update_task_group(group, **FULL_GROUP)
 

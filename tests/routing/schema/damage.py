@@ -39,6 +39,7 @@ CONFIG: dict[str, Any] = {
                     "capacity_blocks": None,
                     "data_parallel_size": 2,
                     "kv_events": {"endpoint": "tcp://b:5557", "replay_endpoint": "tcp://[::1]:5657", "topic": "kv@"},
+                    "role": "decode",
                 },
             ],
             "groups": [
@@ -66,6 +67,7 @@ CONFIG: dict[str, Any] = {
             "concurrency": {"max_running": 8, "max_waiting": 0, "max_wait_s": 0.5},
             "breaker": {"failures": 2, "stall_s": None},
             "warm_up": {"max_tokens": 50_000},
+            "disaggregation": {"min_uncached_tokens": 100},
             "health": {"path": "/health", "interval_s": 1.0, "failures": 3},
         },
         {

@@ -39,19 +39,21 @@ def replicas(pool):
 
 
 @pytest.mark.parametrize(
-    ("labels", "reported", "rate"),
+    ("labels", "reported", "role", "rate"),
     [
-        pytest.param({"role": "decode"}, "", 0.4, id="its label"),
-        pytest.param({"llm-d.ai/role": "decode"}, "", 0.4, id="its label in Kubernetes"),
-        pytest.param({}, "decode", 0.4, id="its metrics"),
-        pytest.param({"role": "prefill"}, "decode", 0.7, id="the label takes precedence"),
-        pytest.param({}, "", 0.7, id="neither"),
+        pytest.param({}, "", "decode", 0.4, id="its role"),
+        pytest.param({"role": "decode"}, "decode", "prefill", 0.7, id="the role takes precedence"),
+        pytest.param({"role": "decode"}, "", "both", 0.4, id="its label"),
+        pytest.param({"llm-d.ai/role": "decode"}, "", "both", 0.4, id="its label in Kubernetes"),
+        pytest.param({}, "decode", "both", 0.4, id="its metrics"),
+        pytest.param({"role": "prefill"}, "decode", "both", 0.7, id="the label takes precedence"),
+        pytest.param({}, "", "both", 0.7, id="neither"),
     ],
 )
-def test_a_pool_s_rate_excludes_decode_replicas_with_a_note(pool, replicas, labels, reported, rate):
+def test_a_pool_s_rate_excludes_decode_replicas_with_a_note(pool, replicas, labels, reported, role, rate):
     """H19"""
     prefill, decode, _ = replicas
-    decode.labels = labels
+    decode.labels, decode.role = labels, role
     decode.save()
     scraped(prefill, AT)
     scraped(decode, AT, role=reported)

@@ -1,0 +1,469 @@
+"""The prefill leg of a request: another replica computes its prompt, before the chosen replica generates the response.
+
+Theory of operation. The contract is that of vLLM's NixlConnector. The prefill replica gets the client's request with a
+length of one token and ``do_remote_decode``. Its response names the KV blocks that it keeps (``kv_transfer_params``).
+The decode replica gets the client's request with these parameters, and fetches the blocks, which is possible once.
+
+A leg never fails a request. After a failure one other prefill replica gets the prompt, as far as the retry policy and
+the retry budget allow; otherwise the decode replica gets the client's own request and prefills it itself. All attempts
+together may take ``LEG_RATIO`` of the time to the first byte, so that time is left for that, and what they take is
+subtracted from the decode replica's deadline. The request counts at the decode replica while the leg runs.
+
+An engine connects to the host that the parameters name. So a client may not set them where replicas have roles.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
+
+from routing.balancing.disaggregation import PrefillTarget, SkipCause
+from routing.http.loop import log_exceptions
+from routing.http.response import RejectedRequestError, ResponseHead
+from routing.http.response_json import PrefillResponse
+from routing.http.usage import is_aborted, prompt_and_cached
+from routing.observability.decision_log import LegOutcome, PrefillRecord
+from routing.prompt.parsing import Layout, layout_of, may_have_member, with_members
+from routing.proxy.retries import TOO_MANY, record_error_response, retry_cause
+from routing.types import BodyError, ReplicaId
+from routing.upstream.connection import Failure, UpstreamConnection
+
+if TYPE_CHECKING:
+    from routing.balancing.load_tracker import Ticket
+    from routing.balancing.placement import Decision, Placement
+    from routing.balancing.replicas import HealthRegistry
+    from routing.http.request import Request
+    from routing.prompt.parsing import Value
+    from routing.proxy.services import ActiveConfiguration, Services
+
+
+logger = logging.getLogger(__name__)
+
+MEMBER: Final = "kv_transfer_params"
+LEG_RATIO: Final = 0.5  # of ``first_byte_timeout_s``
+MAX_ATTEMPTS: Final = 2  # prefill replicas
+MAX_RESPONSE_BYTES: Final = 4 << 20  # a prompt of a million tokens has 62,500 blocks of 16 tokens
+NO_PARAMETERS: Final = "no_parameters"  # the engine has no KV connector, or the generation did not end by its length
+REJECTED: Final = "rejected"  # the decode replica could not fetch the blocks
+RETRIED: Final = "retried"  # the decode replica failed, and another one got the request
+CHAT: Final = b"/v1/chat/completions"
+PATHS: Final = frozenset({CHAT, b"/v1/completions"})
+NULL: Final = msgspec.Raw(b"null")
+REMOTE_DECODE: Final = msgspec.Raw(
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}'
+)
+# Values with which a request has one output, and none about its prompt.
+_UNSET: Final[dict[str, tuple[bytes, ...]]] = {
+    "best_of": (b"null", b"1"),
+    "echo": (b"null", b"false"),
+    "n": (b"null", b"1"),
+    "prompt_logprobs": (b"null",),
+    "use_beam_search": (b"null", b"false"),
+}
+_decode_response: Final = msgspec.json.Decoder(PrefillResponse).decode
+
+
+class Owner(Protocol):
+    """The exchange that a leg belongs to."""
+
+    def on_prefill_ended(self) -> None:
+        """The leg is over, whether it succeeded."""
+
+    def abort_on_error(self, error: Exception) -> None: ...
+
+
+class PrefillPlan(NamedTuple):
+    """Whether a request has a prefill leg."""
+
+    uncached_tokens: int  # estimated, at the decode replica
+    skipped: SkipCause | None
+    target: PrefillTarget | None = None  # None if it is skipped
+    layout: Layout | None = None  # of the request's body; None if it is skipped
+
+
+def plan_prefill(request: Request, decision: Decision, placement: Placement, health: HealthRegistry) -> PrefillPlan:
+    """Whether another replica prefills a request first. Changes nothing. Its pool must have roles."""
+    route = decision.route.prefill
+    if route is None or request.head.path not in PATHS:
+        return PrefillPlan(0, SkipCause.ENDPOINT)
+    tokens = route.uncached_tokens(decision.choice, decision.candidates, decision.keys)
+    if tokens < route.min_uncached_tokens:
+        return PrefillPlan(tokens, SkipCause.SHORT)
+    layout = _layout_for_transfer(request)
+    if layout is None:
+        return PrefillPlan(tokens, SkipCause.PARAMETERS)
+    target = placement.choose_prefill(decision, health)
+    if target is None:
+        return PrefillPlan(tokens, SkipCause.NO_REPLICA)
+    return PrefillPlan(tokens, None, target, layout)
+
+
+def _layout_for_transfer(request: Request) -> Layout | None:
+    """The layout of a body with one prompt and one output; None for any other."""
+    body = request.body
+    try:
+        layout = layout_of(body) if request.layout is None else request.layout
+    except BodyError:
+        return None
+    for name, allowed in _UNSET.items():
+        if name in layout.spans and _value(body, layout, name) not in allowed:
+            return None
+    prompt = _value(body, layout, "prompt") if "prompt" in layout.spans else b""
+    is_batch = prompt.startswith(b"[") and prompt[1:].lstrip().startswith((b'"', b"["))
+    return None if is_batch else layout
+
+
+def _value(body: bytes, layout: Layout, name: str) -> bytes:
+    """The JSON text of a member that the body has."""
+    start, end = layout.spans[name]
+    return body[start:end]
+
+
+def check_parameters(request: Request) -> None:
+    """Reject a client that sets ``kv_transfer_params``; RejectedRequestError."""
+    body = request.body
+    if not may_have_member(body, MEMBER):
+        return
+    try:
+        layout = layout_of(body) if request.layout is None else request.layout
+    except BodyError as error:
+        raise RejectedRequestError(400, str(error), param=error.param) from None
+    if MEMBER in layout.spans and _value(body, layout, MEMBER) != b"null":
+        raise RejectedRequestError(400, f"{MEMBER}: set by the router, not by clients of this model", param=MEMBER)
+
+
+def prefill_body(request: Request, layout: Layout) -> bytes:
+    """The body for the prefill replica. With ``min_tokens`` its token cannot be the end of the text.
+
+    The engine would not keep the blocks of a generation that ended by itself.
+    """
+    members: dict[str, Value] = {"stream": False, "max_tokens": 1, "min_tokens": 1, MEMBER: REMOTE_DECODE}
+    if request.head.path == CHAT:
+        members["max_completion_tokens"] = 1
+    if "stream_options" in layout.spans:
+        members["stream_options"] = NULL
+    return with_members(request.body, members, layout)[0]
+
+
+class PrefillLeg:
+    """The prefill leg of one request, or the decision that it needs none."""
+
+    __slots__ = (
+        "_attempts",
+        "_began_at",
+        "_body",
+        "_buffer",
+        "_configuration",
+        "_failed",
+        "_has_reconnected",
+        "_is_over",
+        "_is_probe",
+        "_layout",
+        "_original",
+        "_owner",
+        "_request",
+        "_reserved",
+        "_sent_at",
+        "_services",
+        "_target",
+        "_ticket",
+        "_upstream",
+        "decision",
+        "duration_s",
+        "has_parameters",
+        "record",
+    )
+
+    decision: Decision  # once begun, as the record
+    record: PrefillRecord
+    _target: PrefillTarget  # once sent
+    _layout: Layout
+
+    def __init__(self, services: Services, configuration: ActiveConfiguration, owner: Owner, request: Request) -> None:
+        self._services = services
+        self._configuration = configuration
+        self._owner = owner
+        self._request = request
+        self._attempts = 0
+        self._began_at = self._sent_at = 0.0  # seconds of a monotonic clock
+        self._body = b""  # for the prefill replica
+        self._buffer = b""  # of its response
+        self._failed: set[ReplicaId] = set()
+        self._has_reconnected = False  # the current replica got the prompt again, on a new connection
+        self._is_over = False
+        self._is_probe = False  # the replica is ejected
+        self._original: tuple[bytes, Layout | None] | None = None  # the client's body, while it has parameters
+        self._reserved: Ticket | None = None  # at the decode replica
+        self._ticket: Ticket | None = None  # at the prefill replica
+        self._upstream: UpstreamConnection | None = None
+        self.duration_s = 0.0  # of all attempts; 0 until the leg is over
+        self.has_parameters = False  # the body has them, and no decode replica has used them
+
+    # --- called by the exchange ---
+
+    def begin(self, decision: Decision) -> bool:
+        """Send the prompt to a prefill replica; False if there is no need, or if that was done before."""
+        if self._is_over:
+            return False
+        placement, services = self._configuration.placement, self._services
+        plan = plan_prefill(self._request, decision, placement, services.health)
+        self.decision = decision
+        self.record = PrefillRecord(plan.uncached_tokens)
+        if plan.target is None or plan.layout is None:
+            self._is_over = True
+            self.record.cause = plan.skipped
+            services.metrics.count_prefill(decision.pool, "", LegOutcome.SKIPPED, plan.skipped or "")
+            return False
+        self._began_at = monotonic()
+        self._layout = plan.layout
+        self._body = prefill_body(self._request, plan.layout)
+        self._reserved = placement.reserve(decision)
+        self._send_to(plan.target)
+        return True
+
+    def cancel(self) -> None:
+        """The request has ended: stop the replica's work at once."""
+        if self._ticket is not None:
+            self._count(LegOutcome.CANCELLED, "")
+        self._release()
+        self._end()
+
+    def drop_parameters(self, cause: str) -> None:
+        """Restore the client's body, if it has parameters: an engine may have fetched the blocks, or could not."""
+        if self._original is None:
+            return
+        self._request.body, self._request.layout = self._original
+        self._original = None
+        self.has_parameters = False
+        self.record.outcome, self.record.cause = LegOutcome.FAILED, cause
+        self._count(LegOutcome.FAILED, cause)
+
+    # --- to a replica ---
+
+    def _send_to(self, target: PrefillTarget) -> None:
+        self._target = target
+        self._attempts += 1
+        self._has_reconnected = False
+        self._ticket = self._configuration.placement.dispatch_prefill(self.decision, target)
+        if self._services.breakers.not_closed:
+            self._is_probe = self._services.breakers.on_request_sent(target.replica)
+        upstream = self._configuration.connection_pools[target.replica].take_idle()
+        if upstream is None:
+            self._connect()
+        else:
+            self._send(upstream)
+
+    def _connect(self) -> None:
+        timeout_s = min(self._configuration.limits.connect_timeout_s, self._left_s())
+        self._configuration.connection_pools[self._target.replica].connect(self, timeout_s)
+
+    def _left_s(self) -> float:
+        """Seconds until the leg must be over, at least a millisecond."""
+        return max(0.001, self._began_at + LEG_RATIO * self._configuration.limits.first_byte_timeout_s - monotonic())
+
+    @log_exceptions
+    def on_connected(self, upstream: UpstreamConnection) -> None:
+        """Called with a new connection to the prefill replica."""
+        if self._is_over:
+            upstream.release()
+        else:
+            self._send(upstream)
+
+    def _send(self, upstream: UpstreamConnection) -> None:
+        self._upstream = upstream
+        self._buffer = b""
+        self._sent_at = monotonic()
+        left_s, head = self._left_s(), upstream.pool.address.head
+        upstream.send(
+            self,
+            head(self._request, self._target.target.rank, body_bytes=len(self._body)),
+            self._body,
+            first_byte_s=left_s,
+            idle_s=left_s,
+            bodyless=False,
+        )
+
+    @log_exceptions
+    def on_connect_failed(self, reason: str, *, is_local: bool) -> None:
+        """Called when no connection was made. ``is_local``: the router lacks a resource."""
+        if self._is_over:
+            return
+        if not is_local:
+            replica, services = self._target.replica, self._services
+            services.checks.on_connect_failed(replica)
+            services.breakers.record_connect_failure(replica, reason, was_probe=self._is_probe)
+        self._fail(Failure.CONNECT)
+
+    # --- from a replica ---
+
+    @log_exceptions
+    def on_response(self, head: ResponseHead, data: bytes, last: bool) -> None:
+        """Called with body bytes."""
+        self._buffer += data
+        if last:
+            self._upstream = None  # it has returned to its pool
+        elif len(self._buffer) <= MAX_RESPONSE_BYTES:
+            return
+        if not last:
+            self._fail(Failure.BAD_RESPONSE)
+        elif head.status == 200:
+            self._on_whole_response()
+        else:
+            self._on_error_response(head)
+
+    def _on_error_response(self, head: ResponseHead) -> None:
+        """Classify an error as for any request. A request that is invalid is the decode replica's to reject."""
+        cause = retry_cause(head, self._buffer)
+        if head.status >= TOO_MANY:
+            record_error_response(self._services, self._target.replica, head, cause, was_probe=self._is_probe)
+        self._fail(cause or f"status_{head.status}", may_retry=cause is not None)
+
+    def _on_whole_response(self) -> None:
+        try:
+            response: PrefillResponse = _decode_response(self._buffer)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._fail(Failure.BAD_RESPONSE)
+            return
+        if is_aborted(response):
+            self._services.checks.request_check(self._target.replica)
+            self._fail("aborted")
+            return
+        self._record_success(response)
+        parameters = response.kv_transfer_params
+        if parameters is None:
+            self._on_no_parameters()
+        else:
+            self._add_parameters(msgspec.json.encode(parameters))
+
+    def _on_no_parameters(self) -> None:
+        """Log once that an engine prefills in vain: it has no KV connector, or another contract."""
+        replica = self._target.replica
+        pool = self._configuration.connection_pools[replica]
+        if not pool.lacks_kv_transfer:
+            pool.lacks_kv_transfer = True
+            logger.warning("prefill_without_kv_transfer", extra={"replica": replica})
+        self._fail(NO_PARAMETERS)
+
+    def _record_success(self, response: PrefillResponse) -> None:
+        """Learn from the response. It has one token, so its time is that to the first token."""
+        usage, replica, breakers = response.usage, self._target.replica, self._services.breakers
+        prompt_tokens, cached_tokens = (None, None) if usage is None else prompt_and_cached(usage)
+        self.record.cached_tokens = cached_tokens
+        if self._ticket is not None:
+            self._ticket.record_response(monotonic() - self._sent_at, prompt_tokens, cached_tokens)
+        if breakers.not_closed:
+            has_result = self._is_probe and breakers.record_first_byte(replica)
+            breakers.record_success(replica, was_probe=self._is_probe and not has_result)
+            self._is_probe = False
+
+    def _add_parameters(self, parameters: bytes) -> None:
+        request = self._request
+        self._original = (request.body, request.layout)
+        body, layout = with_members(request.body, {MEMBER: msgspec.Raw(parameters)}, self._layout)
+        request.body = body
+        if request.layout is not None:
+            request.layout = layout
+        self.has_parameters = True
+        self.record.outcome, self.record.cause, self.record.replica = LegOutcome.USED, None, self._target.replica
+        self.record.hit_tokens = self._target.choice.hit_tokens
+        self._count(LegOutcome.USED, "")
+        self._release()
+        self._end_and_continue()
+
+    @log_exceptions
+    def on_upstream_failed(self, failure: Failure, *, is_stale: bool) -> None:
+        """Called when the response failed before its end."""
+        self._upstream = None
+        if is_stale and not self._has_reconnected:
+            self._has_reconnected = True
+            self._connect()
+            return
+        replica, services = self._target.replica, self._services
+        services.checks.request_check(replica)
+        services.stall_detector.record_failed_response(replica, failure, was_probe=self._is_probe)
+        self._fail(failure)
+
+    # --- called by the stall detector ---
+
+    def is_stream(self) -> bool:
+        """Whether the first byte arrives with the first token, which is the only one."""
+        return True
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Estimated tokens of the prompt that the replica has to prefill before the first byte."""
+        return 0 if self._ticket is None else self._ticket.waiting_tokens
+
+    @property
+    def queued_tokens(self) -> float:
+        """``waiting_tokens``, and the tokens that the replica had to prefill before them."""
+        return 0 if self._ticket is None else self._ticket.queued_tokens + self._ticket.waiting_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated length of the prompt, in tokens."""
+        return self.decision.keys.prompt_tokens
+
+    @log_exceptions
+    def on_stalled(self) -> None:
+        """Called when the replica is stalled."""
+        if not self._is_over:
+            self._fail("stalled")
+
+    # --- the end ---
+
+    def _fail(self, cause: str, *, may_retry: bool = True) -> None:
+        """Send the prompt to another prefill replica if that is allowed, or leave it to the decode replica."""
+        self.record.outcome, self.record.cause, self.record.replica = LegOutcome.FAILED, cause, self._target.replica
+        self._count(LegOutcome.FAILED, cause)
+        self._release()
+        self._failed.add(self._target.replica)
+        target = self._retry_target(cause) if may_retry else None
+        if target is None:
+            self._end_and_continue()
+        else:
+            self._send_to(target)
+
+    def _retry_target(self, cause: str) -> PrefillTarget | None:
+        limits, services = self._configuration.limits, self._services
+        is_allowed = self._attempts < MAX_ATTEMPTS and limits.retries > 0 and cause in limits.retry_on
+        if not is_allowed or self._left_s() <= 0.001:
+            return None
+        target = self._configuration.placement.choose_prefill(self.decision, services.health, self._failed)
+        return target if target is not None and services.retry_budget.spend() else None
+
+    def _count(self, outcome: LegOutcome, cause: str) -> None:
+        self._services.metrics.count_prefill(self.decision.pool, self._target.replica, outcome, cause)
+
+    def _release(self) -> None:
+        """Release the connection and the load; a probe without a result lets another request probe."""
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.end()
+        if self._is_probe:
+            self._services.breakers.record_cancelled(self._target.replica)
+            self._is_probe = False
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._body = self._buffer = b""
+        self.duration_s = monotonic() - self._began_at if self._began_at else 0.0
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None:
+            reserved.end()
+
+    def _end_and_continue(self) -> None:
+        self._end()
+        self.record.duration_s = self.duration_s
+        self._owner.on_prefill_ended()
+
+    def abort_on_error(self, error: Exception) -> None:
+        """Called after a programming error."""
+        self._owner.abort_on_error(error)

@@ -1,0 +1,451 @@
+"""Failures of prefill and decode legs: no client sees one that another replica can make up for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from routing.schema import RETRY_CAUSES, BreakerConfig, HealthCheck, Limits
+from tests.fakes.replica import (
+    LAST_CHUNK,
+    STREAM_HEAD,
+    Call,
+    FakeReplica,
+    Script,
+    answering,
+    chunk,
+    fake_replicas,
+    hanging,
+    raw,
+    resetting,
+    sse,
+    streaming,
+)
+from tests.routing.proxy.disaggregated import (
+    DECODE,
+    GIVEN,
+    MEMBER,
+    PREFILL,
+    PREFILLED,
+    decoded,
+    has_parameters,
+    last_prefill,
+    legs,
+    prefilling,
+    prompt,
+    roles,
+)
+from tests.routing.proxy.harness import Harness, routed
+
+NEVER_DOWN = HealthCheck(failures=100, interval_s=60)
+SHORT = Limits(first_byte_timeout_s=1.0, response_timeout_s=1.0, connect_timeout_s=0.5)
+OVERSIZED = b'{"filler":"%b"}' % (b"x" * (5 << 20))
+FAILURES: dict[str, tuple[Script, str, bool]] = {  # script, cause, and whether another prefill replica gets the prompt
+    "reset": (resetting, "reset", True),
+    "closed inside the body": (raw(b"HTTP/1.1 200 O\r\nContent-Length: 9\r\n\r\nabc", then_close=True), "reset", True),
+    "503": (answering(b"{}", status=503), "status_503", True),
+    "aborted": (prefilling(choices=[{"finish_reason": "abort"}]), "aborted", True),
+    "500": (answering(b"{}", status=500), "status_500", False),
+    "400": (answering(b"{}", status=400), "status_400", False),
+    "429": (answering(b"{}", status=429), "status_429", False),
+    "429 for a while": (answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"), "status_429", True),
+    "not JSON": (answering(b"Hello."), "bad_answer", False),
+    "parameters of another type": (prefilling(**{MEMBER: "x"}), "bad_answer", False),
+    "without parameters": (prefilling(**{MEMBER: None}), "no_parameters", False),
+    "too long": (answering(OVERSIZED), "bad_answer", False),
+    "not HTTP": (raw(b"SSH-2.0\r\n\r\n"), "bad_answer", False),
+    "hanging": (hanging, "timeout", False),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_decode_replica_prefills_the_prompt_itself_if_the_leg_fails(name: str, two: list[FakeReplica]) -> None:
+    script, cause, _ = FAILURES[name]
+    whole = roles(two, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
+    two[0].script = script
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt())
+        await harness.at_rest()
+        found, record = await legs(harness), await last_prefill(harness)
+
+    assert (response.status, response.replica) == (200, "replica-1")
+    assert "x-warmpath-prefill-replica" not in response.headers
+    (decode,) = two[1].calls
+    assert decode.body == prompt()
+    assert (len(two[0].calls), found) == (1, {("replica-0", "failed", cause): 1})
+    assert (record["outcome"], record["replica"], record["cause"]) == ("failed", "replica-0", cause)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_one_other_prefill_replica_gets_the_prompt_if_the_failure_may_be_retried(
+    name: str, three: list[FakeReplica]
+) -> None:
+    script, cause, is_retried = FAILURES[name]
+    whole = roles(three, PREFILL, PREFILL, DECODE, limits=SHORT, health=NEVER_DOWN)
+
+    async def first_fails(call: Call) -> None:
+        others = len(three[0].calls) + len(three[1].calls) > 1
+        await (prefilling() if others else script)(call)
+
+    three[0].script = three[1].script = first_fails
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt())
+        await harness.at_rest()
+        found, record = await legs(harness), await last_prefill(harness)
+
+    assert response.status == 200
+    assert record["cause"] == (None if is_retried else cause)
+    assert sorted(len(replica.calls) for replica in three[:2]) == ([1, 1] if is_retried else [0, 1])
+    assert ("x-warmpath-prefill-replica" in response.headers) == has_parameters(three[2].calls[0])
+    assert sum(found.values()) == 1 + has_parameters(three[2].calls[0])
+
+
+async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(three: list[FakeReplica]) -> None:
+    whole = roles(three, PREFILL, PREFILL, DECODE, health=HealthCheck(failures=2, interval_s=0.05))
+    three[0].kill()
+    async with routed(whole) as harness:
+        for number in range(6):
+            assert (await harness.chat(prompt(str(number)))).status == 200
+        await harness.until(lambda: not harness.router.balancer.health.is_up("replica-0"), "the health check")
+        assert (await harness.chat(prompt("last"))).headers["x-warmpath-prefill-replica"] == "replica-1"
+        await harness.at_rest()
+
+    assert all(json.loads(call.body)[MEMBER] == GIVEN for call in three[2].calls)
+
+
+async def test_an_engine_without_a_kv_connector_is_logged_once(
+    two: list[FakeReplica], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    two[0].script = prefilling(**{MEMBER: None})
+    async with routed(whole) as harness:
+        for number in range(3):
+            assert (await harness.chat(prompt(str(number)))).status == 200
+
+    assert [record.message for record in caplog.records].count("prefill_without_kv_transfer") == 1
+
+
+async def test_replicas_are_compared_with_those_that_do_the_same_work() -> None:
+    """All decode replicas are slow alike, and prefill replicas respond at once: none is ejected for that."""
+
+    async def trickling(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for number in range(4):
+            await call.send(chunk(sse({"n": number})))
+            await asyncio.sleep(1.2)
+        await call.send(LAST_CHUNK)
+
+    async with fake_replicas(4) as four:
+        whole = roles(four, PREFILL, PREFILL, DECODE, DECODE, breaker=BreakerConfig(stall_s=0.5))
+        four[2].script = four[3].script = trickling
+        async with routed(whole) as harness:
+            bodies = [prompt(f"{number} ", stream=True) for number in range(10)]
+            responses = asyncio.gather(*(harness.chat(body) for body in bodies))
+            for number in range(8):  # legs go on while the streams trickle
+                later = asyncio.create_task(harness.chat(prompt(f"later {number} ", stream=True)))
+                await asyncio.sleep(0.4)
+                later.cancel()
+            await responses
+            assert harness.router.balancer.breakers.ejections == {}
+
+
+async def test_the_retry_budget_limits_further_legs(three: list[FakeReplica]) -> None:
+    limits = Limits(retry_ratio=0, retry_floor_per_s=0)
+    whole = roles(three, PREFILL, PREFILL, DECODE, limits=limits, health=NEVER_DOWN)
+    three[0].script = three[1].script = resetting
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt())
+        found = await legs(harness)
+
+    assert response.status == 200
+    assert sum(found.values()) == 1
+
+
+async def test_failing_legs_eject_their_replica_and_a_probe_readmits_it(two: list[FakeReplica]) -> None:
+    breaker = BreakerConfig(failures=2, open_s=0.05, successes=1)
+    whole = roles(two, PREFILL, DECODE, breaker=breaker, health=NEVER_DOWN)
+    two[0].script = answering(b"{}", status=500)
+    async with routed(whole) as harness:
+        await harness.chat(prompt("a"))
+        await harness.chat(prompt("b"))
+        await harness.until(lambda: harness.router.balancer.breakers.not_closed, "the ejection")
+        two[0].script = prefilling()
+        number = 0
+        while harness.router.balancer.breakers.not_closed:
+            number += 1
+            assert (await harness.chat(prompt(f"c{number}"))).status == 200
+        assert (await harness.chat(prompt("d"))).headers["x-warmpath-prefill-replica"] == "replica-0"
+        await harness.at_rest()
+
+
+async def test_all_prefill_replicas_may_be_ejected_but_only_half_of_the_others() -> None:
+    async with fake_replicas(4) as four:
+        breaker = BreakerConfig(failures=2, open_s=60)
+        whole = roles(four, PREFILL, PREFILL, DECODE, DECODE, breaker=breaker, health=NEVER_DOWN)
+        for replica in four:
+            replica.script = answering(b"{}", status=500)
+        async with routed(whole) as harness:
+            for number in range(20):
+                assert (await harness.chat(prompt(f"{number} "))).status == 500
+            ejected = {replica for _, replica, _ in harness.router.balancer.breakers.ejections}
+            await harness.at_rest()
+
+    assert ejected - {"replica-2", "replica-3"} == {"replica-0", "replica-1"}
+    assert len(ejected) == 3
+
+
+async def test_a_prefill_replica_that_dies_in_the_middle_costs_only_time(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE, health=NEVER_DOWN)
+    two[0].script = hanging
+    two[1].script = streaming(sse({"n": 1}))
+    async with routed(whole) as harness:
+        request = asyncio.create_task(harness.chat(prompt(stream=True)))
+        await two[0].wait_calls(1)
+        two[0].kill()
+        response = await request
+        await harness.at_rest()
+
+    assert (response.status, response.body) == (200, sse({"n": 1}))
+    assert [has_parameters(call) for call in two[1].calls] == [False]
+
+
+async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) -> None:
+    """Both legs together may take as long as a request to one replica."""
+    limits = Limits(first_byte_timeout_s=0.6, response_timeout_s=0.6, retry_on=RETRY_CAUSES)
+    whole = roles(two, PREFILL, DECODE, limits=limits, health=NEVER_DOWN)
+    two[0].script = two[1].script = hanging
+    async with routed(whole) as harness:
+        started_at = asyncio.get_running_loop().time()
+        response = await harness.chat(prompt(stream=True))
+        took_s = asyncio.get_running_loop().time() - started_at
+        found = await legs(harness)
+        await harness.at_rest()
+
+    assert (response.status, len(two[1].calls)) == (504, 1)
+    assert found == {("replica-0", "failed", "timeout"): 1}
+    assert 0.5 < took_s < 0.9
+
+
+async def test_the_time_to_the_first_token_includes_the_leg(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    answer = prefilling()
+
+    async def late(call: Call) -> None:
+        await asyncio.sleep(0.2)
+        await answer(call)
+
+    two[0].script, two[1].script = late, streaming(sse({"n": 1}))
+    async with routed(whole) as harness:
+        await harness.chat(prompt(stream=True))
+        await harness.at_rest()
+        _, page = await harness.admin("GET", "/admin/decisions")
+
+    assert page["decisions"][0]["ttft_s"] > page["decisions"][0]["prefill"]["duration_s"] > 0.2
+
+
+# --- the decode leg ---------------------------------------------------------------------------------
+
+
+DECODE_FAILURES: dict[str, Script] = {
+    "reset": resetting,
+    "503": answering(b"{}", status=503),
+    "closed after the head": raw(STREAM_HEAD, then_close=True),
+}
+
+
+@pytest.mark.parametrize("name", DECODE_FAILURES)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_another_decode_replica_gets_the_request_without_the_used_parameters(
+    is_streamed: bool, name: str, three: list[FakeReplica]
+) -> None:
+    whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
+    good = streaming(sse({"n": 1})) if is_streamed else decoded(16)
+
+    async def first_fails(call: Call) -> None:
+        await (DECODE_FAILURES[name] if has_parameters(call) else good)(call)
+
+    three[1].script = three[2].script = first_fails
+    body = prompt(stream=is_streamed)
+    async with routed(whole) as harness:
+        response = await harness.chat(body)
+        await harness.at_rest()
+        found, record = await legs(harness), await last_prefill(harness)
+        _, page = await harness.admin("GET", "/admin/decisions")
+
+    assert response.status == 200
+    assert "x-warmpath-prefill-replica" not in response.headers
+    (last,) = [call for call in [*three[1].calls, *three[2].calls] if not has_parameters(call)]
+    assert json.loads(last.body)["messages"] == json.loads(body)["messages"]
+    assert (len(three[0].calls), len(three[1].calls), len(three[2].calls)) == (1, 1, 1)
+    assert found == {("replica-0", "used", ""): 1, ("replica-0", "failed", "retried"): 1}
+    assert (record["outcome"], record["cause"]) == ("failed", "retried")
+    assert page["decisions"][-1]["retries"] == 1
+    assert is_streamed or page["decisions"][-1]["cached_tokens"] == 16
+    assert not is_streamed or response.body == sse({"n": 1})
+
+
+async def test_parameters_that_no_replica_has_received_are_kept(three: list[FakeReplica]) -> None:
+    whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
+    three[1].kill()
+    async with routed(whole) as harness:
+        for number in range(4):
+            response = await harness.chat(prompt(str(number)))
+            assert (response.status, response.replica) == (200, "replica-2")
+            assert response.headers["x-warmpath-prefill-replica"] == "replica-0"
+        await harness.at_rest()
+
+    assert all(json.loads(call.body)[MEMBER] == GIVEN for call in three[2].calls)
+    assert len(three[0].calls) == 4
+
+
+FAILED_LOAD = {"error": {"message": "Failed to load KV blocks.", "type": "InternalServerError", "code": 500}}
+REJECTIONS: dict[str, Script] = {
+    "a 500": answering(json.dumps(FAILED_LOAD).encode(), status=500),
+    "an error event": streaming(sse(FAILED_LOAD), sse("[DONE]")),
+    "an error event and nothing else": raw(STREAM_HEAD + chunk(sse(FAILED_LOAD)), LAST_CHUNK),
+}
+
+
+@pytest.mark.parametrize("name", REJECTIONS)
+async def test_a_decode_replica_that_cannot_fetch_the_blocks_gets_the_request_without_them(
+    name: str, two: list[FakeReplica]
+) -> None:
+    whole = roles(two, PREFILL, DECODE, limits=Limits(retry_ratio=0, retry_floor_per_s=0))
+
+    async def without_blocks(call: Call) -> None:
+        await (REJECTIONS[name] if has_parameters(call) else streaming(sse({"n": 1})))(call)
+
+    two[1].script = without_blocks
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt(stream=True))
+        await harness.at_rest()
+        found, record = await legs(harness), await last_prefill(harness)
+        breakers = dict(harness.router.balancer.breakers.not_closed)
+
+    assert (response.status, response.body) == (200, sse({"n": 1}))
+    assert [has_parameters(call) for call in two[1].calls] == [True, False]
+    assert found == {("replica-0", "used", ""): 1, ("replica-0", "failed", "rejected"): 1}
+    assert (record["outcome"], record["cause"], breakers) == ("failed", "rejected", {})
+
+
+async def test_a_500_without_parameters_is_the_clients(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    two[1].script = answering(b'{"error":"broken"}', status=500)
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt())
+        await harness.at_rest()
+
+    assert (response.status, response.body) == (500, b'{"error":"broken"}')
+    assert [has_parameters(call) for call in two[1].calls] == [True, False]
+
+
+async def test_a_stream_that_breaks_is_never_sent_again(three: list[FakeReplica]) -> None:
+    whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN)
+    three[1].script = three[2].script = raw(STREAM_HEAD, chunk(sse({"n": 1})), then_close=True)
+    async with routed(whole) as harness:
+        response = await harness.chat(prompt(stream=True))
+        await harness.at_rest()
+
+    assert response.body.count(sse({"n": 1})) == 1
+    assert b'"error"' in response.body
+    assert len(three[1].calls) + len(three[2].calls) == 1
+
+
+# --- the client disconnects ---------------------------------------------------------------------------
+
+
+async def disconnected(harness: Harness, waiting: FakeReplica) -> Call:
+    """Send a request, disconnect while a replica works on it, and wait until its connection is closed."""
+    async with harness.connect() as client:
+        await client.send(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: %d\r\n\r\n" % len(prompt()),
+            prompt(),
+        )
+        call = await waiting.wait_calls(1)
+    await asyncio.wait_for(call.gone.wait(), 5)
+    await harness.at_rest()
+    return call
+
+
+async def test_a_client_that_disconnects_ends_the_prefill_leg(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    two[0].script = hanging
+    async with routed(whole) as harness:
+        await disconnected(harness, two[0])
+        found = await legs(harness)
+
+    assert two[1].calls == []
+    assert found == {("replica-0", "cancelled", ""): 1}
+
+
+async def test_a_client_that_disconnects_ends_the_decode_leg(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    two[1].script = hanging
+    async with routed(whole) as harness:
+        await disconnected(harness, two[1])
+
+    assert len(two[0].calls) == 1
+
+
+async def test_a_client_that_disconnects_while_the_leg_connects_leaves_nothing_behind(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+    async with routed(whole) as harness:
+        for number in range(20):
+            async with harness.connect() as client:
+                body = prompt(str(number))
+                await client.send(
+                    b"POST /v1/chat/completions HTTP/1.1\r\nHost: router\r\nContent-Length: %d\r\n\r\n" % len(body),
+                    body,
+                )
+                await harness.until(lambda seen=number: harness.router.requests > seen, "the request")
+        await harness.at_rest()
+        assert (await harness.chat(prompt("last"))).status == 200
+        await harness.at_rest()
+
+
+async def test_a_stale_connection_to_a_prefill_replica_is_replaced(two: list[FakeReplica]) -> None:
+    whole = roles(two, PREFILL, DECODE)
+
+    async def then_close(call: Call) -> None:
+        await prefilling()(call)
+        call.close()
+
+    two[0].script = then_close
+    async with routed(whole) as harness:
+        for number in range(5):
+            response = await harness.chat(prompt(str(number)))
+            assert response.headers["x-warmpath-prefill-replica"] == "replica-0"
+        found = await legs(harness)
+        await harness.at_rest()
+
+    assert found == {("replica-0", "used", ""): 5}
+
+
+async def test_mixed_failures_under_load_neither_lose_nor_repeat_a_request(three: list[FakeReplica]) -> None:
+    whole = roles(three, PREFILL, DECODE, DECODE, health=NEVER_DOWN, breaker=BreakerConfig(failures=1000))
+    served: list[str] = []
+    scripts = [prefilling(), resetting, answering(b"{}", status=503), prefilling(**{MEMBER: None}), answering(b"x")]
+
+    async def prefill(call: Call) -> None:
+        await scripts[len(three[0].calls) % len(scripts)](call)
+
+    async def decode(call: Call) -> None:
+        body = json.loads(call.body)
+        if MEMBER in body and len(three[1].calls) % 3 == 0:
+            call.reset()
+            return
+        served.append(body["user"])
+        await streaming(sse({"user": body["user"]}))(call)
+
+    three[0].script, three[1].script, three[2].script = prefill, decode, decode
+    async with routed(whole) as harness:
+        bodies = [prompt(f"{number} ", stream=True, user=f"u{number}") for number in range(60)]
+        responses = await asyncio.gather(*(harness.chat(body) for body in bodies))
+        await harness.at_rest()
+
+    assert [response.status for response in responses] == [200] * 60
+    assert [response.body for response in responses] == [sse({"user": f"u{number}"}) for number in range(60)]
+    assert sorted(served) == sorted(f"u{number}" for number in range(60))
+    assert PREFILLED[MEMBER] == GIVEN
