@@ -1,9 +1,9 @@
 """The Celery application, ``wake``, and how tasks, beat and connections survive an unavailable broker or database.
 
 The database, not the broker, records which work is due, so a lost wake-up costs at most the time until the next beat
-tick. Stock Celery waits up to 30 s between two connection attempts, beat logs a traceback for every tick that it cannot
-send, and a worker whose connection breaks during a task fails when it acknowledges the message. The classes below
-reconnect within seconds and log an outage once.
+tick. Without the classes below, Celery waits up to 30 s between two connection attempts, and beat logs a traceback for
+every tick that it cannot send. A worker whose connection breaks during a task fails when it acknowledges the message.
+The classes below reconnect within seconds and log an outage once.
 """
 
 from __future__ import annotations

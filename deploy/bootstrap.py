@@ -14,7 +14,7 @@ Theory of operation. There are three installations, each skipped if its stamp fi
                 below ``.programs``), else Playwright's own download.
 
 ``compile`` builds ``.compiled``, the router as native code; see ``compiled.py``. ``clients`` has an environment of its
-own, ``.clients``, with other people's clients; see ``tests/clients``.
+own, ``.clients``, with the official clients; see ``tests/clients``.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class DiscoveredState(models.TextChoices):
 
 
 class TargetCondition(models.TextChoices):
-    """As the source last reported it."""
+    """State of an engine, as its source last reported it."""
 
     READY = "ready", "Ready"
     NOT_READY = "not_ready", "Not ready"

@@ -283,7 +283,7 @@ class ClientKey(Model):
 
     @property
     def full_name(self) -> str:
-        """Its name in router configurations and metrics."""
+        """The key's name in router configurations and metrics."""
         return f"{self.project.name}.{self.name}"
 
 

@@ -205,7 +205,7 @@ def public_key() -> str:
 
 
 def signing_key_id() -> str:
-    """Id of the current key in documents."""
+    """Id of the current signing key, as signed documents name it."""
     return key_id(public_key())
 
 

@@ -1,8 +1,8 @@
 """Builds the configuration of routers from database rows. Equal rows give equal bytes: everything is sorted by name.
 
 A client key belongs to one project. It permits only that project's models, its tenant is prefixed with the project, and
-routers know the key as ``project.name``. Models and task groups that a key names and that no longer exist are left out,
-and a key that would permit nothing is left out whole, so a key can never make the configuration invalid.
+routers know the key as ``project.name``. A key's models and task groups that no longer exist are left out, and so is a
+key that would permit nothing. So a key can never make the configuration invalid.
 """
 
 from __future__ import annotations

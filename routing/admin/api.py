@@ -1,8 +1,8 @@
 """The HTTP API of the admin port: configuration in; state, metrics and decisions out. It uses aiohttp.
 
 With a token set, every path but ``/healthz``, ``/readyz`` and ``/metrics`` requires it. Without one the port is bound
-to the loopback and accepts only requests whose Host is a loopback address, so that no web page can use a host name of
-its own that resolves there (DNS rebinding).
+to the loopback address and accepts only requests whose Host is a loopback address. This prevents DNS rebinding, where a
+web page uses a host name of its own that resolves to the loopback address.
 
 ``RouterView`` is one router process as the admin port shows it. Long outputs are produced in slices, so that requests
 continue in between.

@@ -4,11 +4,12 @@
 is computed on first use.
 
 Recent shares. Waiting work balances a busy fleet. Where caches keep a fleet idle, no request waits, and the replica
-with the most popular prefix cached would get all requests for it until traffic grows. So a replica that had more than
-``FAIR_RATIO`` times its fair share of recent requests, and ``MIN_EXCESS`` requests more, yields a request to a replica
-that had no more than its own share, that has no more work (no request waits for balance's sake), and that would have to
-prefill at most ``EXCESS_TOKENS`` more for each request in excess. Popular prefixes thus spread to as many replicas as
-their share of the traffic needs, at the cost of one prefill each, and a prefix that is longer spreads later.
+with the most popular prefix cached would get all requests for it until traffic grows. So a replica yields a request if
+it had more than ``FAIR_RATIO`` times its fair share of recent requests, and ``MIN_EXCESS`` requests more. The request
+goes to a replica that had no more than its fair share and has no more work, so that no request waits for balance's
+sake. That replica may have to prefill at most ``EXCESS_TOKENS`` more for each request in excess. Popular prefixes thus
+spread to as many replicas as their share of the traffic needs, at the cost of one prefill each. A longer prefix spreads
+later.
 
 Order by load. Loads change with every request, so sums and order follow the load tracker's journal: an update costs the
 changes since the last query, at most O(replicas), and nothing is computed without a query. The least loaded replica is

@@ -1,9 +1,9 @@
-"""Prefill apart from decode: whether another replica prefills a prompt first, and which one.
+"""Disaggregated prefill: whether another replica prefills a prompt first, and which one.
 
-A pool may have replicas with the role ``prefill``. They get no requests of clients. A request is placed as in any pool,
+A pool may have replicas with the role ``prefill``, which get no client requests. A request is placed as in any pool,
 among the replicas that can decode. If the chosen replica has not cached enough of the prompt, a replica with the role
-``prefill`` computes it first, and the chosen one fetches the KV blocks from there. That replica is chosen by
-``lowest_cost``, whatever the pool's policy: by queued tokens, and by the prefix that it has cached.
+``prefill`` computes the prompt first, and the chosen replica fetches the KV blocks from there. The prefill replica is
+chosen by ``lowest_cost``, whatever the pool's policy: by queued tokens, and by the prefix that it has cached.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PrefillRoute:
         self._strategy = build_strategy(LowestCostSettings(), replicas, seed)
 
     def uncached_tokens(self, choice: Choice, candidates: Candidates, keys: Keys) -> int:
-        """Estimated tokens of a prompt that the replica which was chosen to decode has to prefill."""
+        """Estimated tokens of a prompt that the chosen decode replica would have to prefill."""
         cached_tokens = choice.hit_tokens
-        if cached_tokens is None:  # the strategy predicts none
+        if cached_tokens is None:  # the strategy makes no prediction
             match = self.replicas.residency.match(keys.chain, keys.block_tokens)
             cached_tokens = match.tokens(candidates.bits[choice.target], keys.prompt_tokens)
         return max(0, keys.prompt_tokens - cached_tokens - choice.home_tokens)

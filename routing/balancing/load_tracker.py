@@ -24,9 +24,9 @@ Where several processes share a port, each counts its own requests and regularly
 Prefill rate. A request that found ``queued`` tokens at a replica and had ``uncached`` tokens of its own got its first
 token after ``ttft_s``, so the replica prefilled ``queued + uncached`` tokens in that time. The rate is the tokens of
 recent responses divided by their seconds, so that long work counts more than short work, whose time is mostly fixed
-cost. Older responses fade: a sample counts half after ``HALF_LIFE`` more. A sample that is off by more than ``CLIP``
-times counts as if it were off by ``CLIP`` times, so a stall or a lucky hit moves little, while a change of hardware is
-followed. A replica with few samples is assumed to be as fast as the fleet: a fixed guess would starve or flood it.
+cost. Older responses fade: a sample counts half after ``HALF_LIFE`` more. The deviation of a sample is limited to a
+factor of ``CLIP``, so a single stall or lucky hit changes the rate little, while a change of hardware does. A replica
+with few samples is assumed to be as fast as the fleet: a fixed guess would starve or flood it.
 
 Token ratio. The router sees bytes, but engines have capacity, work and limits in tokens. Each response reports the
 tokens of its prompt (``usage.prompt_tokens``). The sum of tokens divided by the sum of bytes is the ratio of a
@@ -399,7 +399,7 @@ class LoadTracker:
         return ticket
 
     def reserve(self, target: TargetId) -> Ticket:
-        """Count a request that will be sent to a replica, and has nothing to prefill there yet."""
+        """Count a request as running at a replica that will decode it; it adds no queued tokens there."""
         load = self.load(target)
         load.running += 1
         self.record_change(load)

@@ -9,8 +9,8 @@ Health: which replicas may get requests, which adapters they have, and how much 
 circuit breakers, slow start and warm-ups write this state; placement reads it.
 
 Slow start. A replica that joins or returns has an empty cache, so its share of the traffic grows from a quarter to all
-of it, in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates again.
-Ring orders do not change: only the load that the replica accepts grows.
+of it. It grows in ``STEPS`` equal steps, because each step is a new epoch for which every group computes its candidates
+again. Ring orders do not change: only the load that the replica accepts grows.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class GroupReplicas:
         yield from self.candidates(health).prepare()
 
     def targets_of_replica(self, replica: ReplicaId) -> list[TargetId]:
-        """The targets of one of its replicas; empty for any other."""
+        """The targets of a replica; empty if the group does not have the replica."""
         targets = self._by_replica
         if targets is None:
             targets = self._by_replica = {}

@@ -1,13 +1,13 @@
 """A snapshot of the residency index, from which a router that restarts learns what replicas probably have cached.
 
-Theory of operation. Of each prompt that a replica has cached, the snapshot has the blocks that no later prompt there
-used, the hash of the block before them, and the time of use; of many prompts with one beginning it has the beginning
-once. The latest prompts come first. So the block before always belongs to a prompt that comes earlier, and a snapshot
-may be cut anywhere. Prompts are restored by ``Residency.restore``, the oldest first, which rebuilds the LRU order.
-Several snapshots of one replica, such as those of several workers, are restored in the common order of their times.
+Theory of operation. A snapshot has one record for each prompt that a replica has cached, the latest prompt first. A
+record has the prompt's last blocks, the hash of the block before them (the *parent*), and the time of use. It leaves
+out blocks that a later prompt used too, so a beginning that many prompts share is stored once. The parent is always in
+an earlier record, so a snapshot may end after any record. ``Residency.restore`` restores the prompts, the oldest first,
+which rebuilds the LRU order. Several snapshots of one replica, such as those of several workers, are merged by time.
 
-A record is a header (time of use in seconds since 1970, tokens of the tail, number of blocks, hash of the block before
-or 0) and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot tells nothing of a prompt's text.
+A record is a header (time of use in seconds since 1970, tokens of the tail, number of blocks, hash of the parent or 0)
+and 64-bit hashes, in this machine's byte order. Hashes are keyed, so a snapshot reveals nothing of a prompt's text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from routing.types import TargetId
 
 _HEADER: Final = Struct("=dIIQ")
 HASH_BYTES: Final = 8
-NO_HASH: Final = 0  # there is no block before
+NO_HASH: Final = 0  # the parent of a prompt's first block
 
 
 class SavedUse:
@@ -35,32 +35,32 @@ class SavedUse:
     def __init__(self, used_at: float, tail_tokens: int, parent: int, blocks: array[int]) -> None:
         self.used_at = used_at  # seconds since 1970
         self.tail_tokens = tail_tokens
-        self.parent = parent  # hash of the block before ``blocks``, or NO_HASH
+        self.parent = parent  # hash of the block before the first of ``blocks``, or NO_HASH
         self.blocks = blocks
 
 
 class SavedUses:
     """The prompts of one replica in one snapshot, the latest first."""
 
-    __slots__ = ("_places", "uses")
+    __slots__ = ("_positions", "uses")
 
     def __init__(self, uses: list[SavedUse]) -> None:
         self.uses = uses
-        wanted = {use.parent for use in uses}
-        self._places: dict[int, tuple[int, int]] = {}  # hash -> (index of its use, blocks up to it)
+        parents = {use.parent for use in uses}
+        self._positions: dict[int, tuple[int, int]] = {}  # hash -> (index of its use, blocks up to it)
         for index, use in enumerate(uses):
-            for hash_ in wanted.intersection(use.blocks):
-                self._places.setdefault(hash_, (index, use.blocks.index(hash_) + 1))
+            for hash_ in parents.intersection(use.blocks):
+                self._positions.setdefault(hash_, (index, use.blocks.index(hash_) + 1))
 
     def chain(self, index: int) -> array[int] | None:
         """All blocks of a prompt; None if the snapshot lacks its beginning."""
         parts: list[array[int]] = [self.uses[index].blocks]
         parent = self.uses[index].parent
         while parent != NO_HASH:
-            place = self._places.get(parent)
-            if place is None or place[0] >= index:
+            position = self._positions.get(parent)
+            if position is None or position[0] >= index:
                 return None
-            index, blocks = place
+            index, blocks = position
             parts.append(self.uses[index].blocks[:blocks])
             parent = self.uses[index].parent
         chain = array("Q")
@@ -70,10 +70,10 @@ class SavedUses:
 
 
 def encode_uses(replica: ReplicaBlocks, now_s: float, now_at: float, max_bytes: int) -> Iterator[bytes]:
-    """The records of a replica's latest prompts, of at most ``max_bytes`` together.
+    """The records of a replica's latest prompts, of at most ``max_bytes`` in total.
 
-    ``now_s`` is the present by the residency's clock, ``now_at`` in seconds since 1970. The replica may change between
-    two records.
+    ``now_s`` is the current time by the residency's clock, ``now_at`` in seconds since 1970. Requests may change the
+    replica's blocks between two records.
     """
     for use in reversed(list(replica.uses)):
         if use not in replica.uses:
@@ -122,7 +122,7 @@ def restore_uses(
     now_at: float,
     max_age_s: float,
 ) -> Iterator[int]:
-    """Restore the prompts of a replica that are at most ``max_age_s`` old; yields the blocks of each one."""
+    """Restore the prompts of a replica that are at most ``max_age_s`` old; yields the number of blocks of each."""
     oldest_first = [
         [(use.used_at, index, snapshot) for index, use in reversed(list(enumerate(snapshot.uses)))]
         for snapshot in snapshots

@@ -227,7 +227,7 @@ class RouteBuilder:
         return self._group_replicas(self._pool.replicas, group)
 
     def _group_replicas(self, replicas: Iterable[ReplicaConfig], group: TaskGroupConfig | None) -> GroupReplicas:
-        """Those that a group may use; groups with the same replicas share the ring and the sums."""
+        """The replicas that a group may use; groups with the same replicas share the ring and the sums."""
         allowed = None if group is None or group.replicas is None else frozenset(group.replicas)
         configs = [replica for replica in replicas if allowed is None or replica.name in allowed]
         names = frozenset(replica.name for replica in configs)

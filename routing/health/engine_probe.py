@@ -7,14 +7,20 @@ engine show that it takes no steps. Only values reported by the engine are read;
 without it. Names are those of vLLM 0.10 to 0.33.
 
 ``stall_detection.py`` calls ``check`` while requests wait at a replica that sends no byte. All times are fractions of
-the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, and again after a third while they
-move or a sixth while they stand still, one read at a time. If they stand still, or no response comes for a third of
-``stall_s``, a probe asks the engine for one streamed token. Its response is progress like any other.
+the pool's ``stall_s`` (3 s). After a third of it in silence the counters are read, one read at a time. They are read
+again after a third of it while they move, or a sixth while they stand still. If they stand still, or no response comes
+for a third of ``stall_s``, a probe requests one streamed token from the engine. Its response is progress like any
+other.
 
-The engine hangs if the silence exceeds the limit of ``slowness.py`` and the probe's token has not come for half of
-``stall_s``, while the counters stand still or no response with them came for all of ``stall_s`` (an overloaded API
-server may be late with them). An engine that rejects the probe (it requires a client's key, or generates no text)
-hangs if its counters stood still as long and report requests.
+The engine hangs if all of this holds:
+
+- the silence exceeds the limit of ``slowness.py``;
+- the probe's token has not come for half of ``stall_s``;
+- the counters stand still, or no response with counters came for all of ``stall_s``, because an overloaded API server
+  may send them late.
+
+An engine that rejects the probe (it requires a client's key, or generates no text) hangs if its counters stood still
+for half of ``stall_s`` and report requests.
 
 One probe is sent at a time. After each successful one the pause before the next doubles, up to ``MAX_PAUSE_S``, until
 clients get bytes or the counters move by themselves.
@@ -170,7 +176,10 @@ class EngineCheck:
         return self._was_rejected and has_requests and self._standstill_s >= self.stall_s / 2
 
     def take_ended_standstill_s(self) -> float | None:
-        """Minimum seconds for which the engine stood still before it continued by itself. Once, then None."""
+        """Seconds, at least, that the engine made no progress before it continued by itself.
+
+        Each such period is returned once; None if there is no new one.
+        """
         ended_s, self._ended_standstill_s = self._ended_standstill_s, None
         return ended_s
 

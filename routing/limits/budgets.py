@@ -7,7 +7,7 @@ full (the generic cell rate algorithm, ITU-T I.371). That is one number, so proc
 lock. If two of them spend within the same microsecond, one of the two amounts may be lost; it is never counted twice.
 
 Retry budget. In the last ``WINDOW_S`` seconds there may be ``ratio`` retries for each request, so that retries do not
-overload a pool that already fails, and a floor for each second, so that a router with little traffic can retry at all.
+overload a pool that already fails. A minimum for each second lets a router with little traffic retry at all.
 Counts are kept by whole seconds: the router reports its number of requests periodically, and a request costs nothing.
 The rule is that of Finagle's retry budgets.
 """

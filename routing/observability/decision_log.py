@@ -59,7 +59,7 @@ def with_block_sample(row: dict[str, Any], ratio: float) -> dict[str, Any]:
 
 
 class LegOutcome(StrEnum):
-    """What came of the prefill by another replica."""
+    """How the prefill by another replica ended."""
 
     USED = "used"  # the decode replica got the parameters of the transfer
     SKIPPED = "skipped"

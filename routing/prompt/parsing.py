@@ -14,9 +14,9 @@ of many deep and narrow values, are counted one by one. Brackets in texts that p
 levels; then the decoder's own limit applies, which is just below Python's recursion limit.
 
 Setting members. A member is set without encoding the rest of the body again. An engine should receive the bytes that
-its client sent. If a body does not have the member, the member is appended. If it does, however often and however
-spelled, the body is joined from the raw text of its members, each once, the last of several with the same name (RFC
-8259 leaves the choice open; engines take the last).
+its client sent. If a body does not have the member, the member is appended. If it does, the body is joined from the raw
+text of its members. Of several members with the same name, in whatever spelling, only the last is kept, which engines
+take too (RFC 8259 leaves the choice open).
 
 Looking for a member takes as long as decoding, which is too long for the event loop if the body is large. The process
 that parses large bodies therefore returns the positions of the members that may be replaced (``Layout``), so that

@@ -2,12 +2,12 @@
 
 Theory of operation. The prefix that a cache can share ends at the first byte in which two prompts differ, so one date
 in the first line of a system prompt prevents reuse of everything after it. To find such places later without storing
-text, the first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each with keyed hashes, and of
-the last ``TAIL_BYTES`` of a longer one the pieces:
+text, the first ``DESCRIBED_BYTES`` of the canonical prompt are described in three ways, each with keyed hashes. If the
+prompt is longer, the pieces in its last ``TAIL_BYTES`` are described too.
 
 - segments: tools and messages, each with a hash of its bytes and a hash of its letter counts;
-- pieces: parts of a segment that end at lines and sentences chosen by their content, so that the pieces of two prompts
-  are equal again after a difference of any length, which shows how much is stable after it;
+- pieces: parts of a segment that end at lines and sentences chosen by their content. After a difference of any length
+  the pieces of two prompts are equal again, which shows how much is stable after it;
 - volatile tokens: texts that look like a date, a time, an id or a number, by class.
 
 The client's tool list is also described as it was sent, because the canonical prompt sorts its keys and an engine does

@@ -45,7 +45,7 @@ _DEFAULT: Final = Caps()
 
 
 class SessionKeys:
-    """Where the requests of a pool name their session, if the pool says so."""
+    """A pool's ``session_keys``: the headers and body fields that name the session of a request."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         parts = [key.partition(":") for key in keys]
@@ -250,7 +250,7 @@ def _admit_bare(request: Request, admission: Admission, stored: StoredResponses)
 
 
 def _find_stored(request: Request, stored: StoredResponses, response_id: str) -> StoredResponse | None:
-    """Where a response is stored; None if that is unknown, and other replicas may be asked for it."""
+    """The stored response with an id; None if its replica is unknown, so that replicas are queried in turn."""
     grant = request.grant
     response = stored.find(response_id, grant)
     if response is None and grant is not None and (grant.tenant is not None or grant.models is not None):

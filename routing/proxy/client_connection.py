@@ -1,8 +1,8 @@
-"""One client connection: reads requests, and answers them in order.
+"""One client connection: reads requests, and sends responses in order.
 
 Theory of operation. Received bytes are parsed into a queue (``RequestReader``), whose requests and rejections are
-answered one at a time. Only a read that brought one whole request with a cached head, while nothing is queued, is
-answered without parsing. A connection has one deadline: for a head, for more of a body, for the next request, or for
+processed one at a time. Only a read that brought one whole request with a cached head, while nothing is queued, is
+processed without parsing. A connection has one deadline: for a head, for more of a body, for the next request, or for
 the client to read what was written. While a replica works, the upstream connection has the deadline. A client that ends
 its side of the connection has disconnected: its running request is cancelled.
 
@@ -77,7 +77,7 @@ class RequestReader:
     )
 
     def __init__(self, router: Router) -> None:
-        self.queue: deque[Request | RejectedRequestError] = deque()  # not answered yet
+        self.queue: deque[Request | RejectedRequestError] = deque()  # without a response yet
         self.head: RequestHead | None = None  # of the request whose body is being received
         self.wants_continue = False  # the client waits for 100 Continue
         self.in_message = False
@@ -251,7 +251,7 @@ logger = logging.getLogger(__name__)
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 LINGER_S: Final = 2.0  # how long a rejected client may go on sending before the connection is closed
-MAX_PIPELINED_BYTES: Final = 256 << 10  # received of later requests while one is being answered
+MAX_PIPELINED_BYTES: Final = 256 << 10  # received of later requests while a response is pending
 READ_BYTES: Final = 128 << 10  # after a larger read other connections are read first; uvloop would read 32 times
 RESPONSES_PER_ITERATION: Final = 64  # of the router's own to one client, before other connections continue
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -491,17 +491,19 @@ class ClientConnection(asyncio.Protocol):
     def _await_next(self) -> None:
         """Set the deadline for what the client has to do next."""
         limits, deadlines, reader = self._router.limits, self._router.deadlines, self._reader
-        is_answering = self._exchange is not None or bool(reader.queue)
+        has_pending_response = self._exchange is not None or bool(reader.queue)
         if self._reading_paused:
             self.deadline = NEVER
         elif (head := reader.head) is not None:
             deadlines.arm(self, reader.body_wait_s(head, deadlines.time()))
-        elif reader.in_message or (reader.received_bytes and not is_answering):  # empty lines begin a request too
+        elif reader.in_message or (
+            reader.received_bytes and not has_pending_response
+        ):  # empty lines begin a request too
             if self.deadline == NEVER or not self._awaits_head:
                 deadlines.arm(self, limits.header_timeout_s)
             self._awaits_head = True
             return
-        elif is_answering:
+        elif has_pending_response:
             self.deadline = NEVER
         else:
             deadlines.arm(self, limits.keep_alive_timeout_s)

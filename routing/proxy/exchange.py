@@ -434,7 +434,7 @@ class Exchange:
         )
 
     def _may_retry_client_error(self, status: int) -> bool:
-        """Whether an error below 429 may be the router's own doing: of its usage request, or of a lookup."""
+        """Whether an error below 429 may be caused by the router: by its usage request, or by a lookup."""
         return (self._removes_usage and status in INVALID_STATUSES) or (self._request.is_lookup and status == NOT_FOUND)
 
     def _send_unmodified(self, retries: RetryState) -> None:

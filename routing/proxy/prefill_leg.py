@@ -4,12 +4,13 @@ Theory of operation. The contract is that of vLLM's NixlConnector. The prefill r
 length of one token and ``do_remote_decode``. Its response names the KV blocks that it keeps (``kv_transfer_params``).
 The decode replica gets the client's request with these parameters, and fetches the blocks, which is possible once.
 
-A leg never fails a request. After a failure one other prefill replica gets the prompt, as far as the retry policy and
-the retry budget allow; otherwise the decode replica gets the client's own request and prefills it itself. All attempts
-together may take ``LEG_RATIO`` of the time to the first byte, so that time is left for that, and what they take is
-subtracted from the decode replica's deadline. The request counts at the decode replica while the leg runs.
+A leg never fails a request. After a failure one other prefill replica gets the prompt, if the retry policy and the
+retry budget allow it. Otherwise the decode replica gets the client's own request and prefills the prompt itself. All
+attempts together may take ``LEG_RATIO`` of ``first_byte_timeout_s``, so that the decode replica has time left to
+prefill. Their duration is subtracted from the decode replica's deadline. While the leg runs, the request counts among
+those running at the decode replica.
 
-An engine connects to the host that the parameters name. So a client may not set them where replicas have roles.
+An engine connects to the host that the parameters name. So clients may not set them in pools whose replicas have roles.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ REMOTE_DECODE: Final = msgspec.Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"remote_host":null,"remote_port":null}'
 )
-# Values with which a request has one output, and none about its prompt.
+# Members that must be absent or have one of these values, so that a request has one output, without results about its
+# prompt.
 _UNSET: Final[dict[str, tuple[bytes, ...]]] = {
     "best_of": (b"null", b"1"),
     "echo": (b"null", b"false"),
@@ -71,13 +73,13 @@ class Owner(Protocol):
     """The exchange that a leg belongs to."""
 
     def on_prefill_ended(self) -> None:
-        """The leg is over, whether it succeeded."""
+        """Called when the leg is over, whether or not it succeeded."""
 
     def abort_on_error(self, error: Exception) -> None: ...
 
 
 class PrefillPlan(NamedTuple):
-    """Whether a request has a prefill leg."""
+    """Whether a request needs a prefill leg, and where."""
 
     uncached_tokens: int  # estimated, at the decode replica
     skipped: SkipCause | None
@@ -86,7 +88,7 @@ class PrefillPlan(NamedTuple):
 
 
 def plan_prefill(request: Request, decision: Decision, placement: Placement, health: HealthRegistry) -> PrefillPlan:
-    """Whether another replica prefills a request first. Changes nothing. Its pool must have roles."""
+    """Decide whether another replica prefills a request first. No side effects. Its pool's replicas must have roles."""
     route = decision.route.prefill
     if route is None or request.head.path not in PATHS:
         return PrefillPlan(0, SkipCause.ENDPOINT)
@@ -124,7 +126,7 @@ def _value(body: bytes, layout: Layout, name: str) -> bytes:
 
 
 def check_parameters(request: Request) -> None:
-    """Reject a client that sets ``kv_transfer_params``; RejectedRequestError."""
+    """RejectedRequestError if a client sets ``kv_transfer_params``."""
     body = request.body
     if not may_have_member(body, MEMBER):
         return
@@ -137,9 +139,10 @@ def check_parameters(request: Request) -> None:
 
 
 def prefill_body(request: Request, layout: Layout) -> bytes:
-    """The body for the prefill replica. With ``min_tokens`` its token cannot be the end of the text.
+    """The body for the prefill replica.
 
-    The engine would not keep the blocks of a generation that ended by itself.
+    ``min_tokens`` prevents an end-of-sequence token: the engine does not keep the blocks of a generation that ended by
+    itself.
     """
     members: dict[str, Value] = {"stream": False, "max_tokens": 1, "min_tokens": 1, MEMBER: REMOTE_DECODE}
     if request.head.path == CHAT:
@@ -193,20 +196,20 @@ class PrefillLeg:
         self._body = b""  # for the prefill replica
         self._buffer = b""  # of its response
         self._failed: set[ReplicaId] = set()
-        self._has_reconnected = False  # the current replica got the prompt again, on a new connection
+        self._has_reconnected = False  # whether the prompt was sent again on a new connection, after a stale one
         self._is_over = False
-        self._is_probe = False  # the replica is ejected
+        self._is_probe = False  # whether the prompt is the probe of an ejected replica
         self._original: tuple[bytes, Layout | None] | None = None  # the client's body, while it has parameters
         self._reserved: Ticket | None = None  # at the decode replica
         self._ticket: Ticket | None = None  # at the prefill replica
         self._upstream: UpstreamConnection | None = None
         self.duration_s = 0.0  # of all attempts; 0 until the leg is over
-        self.has_parameters = False  # the body has them, and no decode replica has used them
+        self.has_parameters = False  # whether the body has ``kv_transfer_params`` that no decode replica has used
 
     # --- called by the exchange ---
 
     def begin(self, decision: Decision) -> bool:
-        """Send the prompt to a prefill replica; False if there is no need, or if that was done before."""
+        """Send the prompt to a prefill replica; False if the request needs no leg, or if its leg is over."""
         if self._is_over:
             return False
         placement, services = self._configuration.placement, self._services
@@ -226,14 +229,14 @@ class PrefillLeg:
         return True
 
     def cancel(self) -> None:
-        """The request has ended: stop the replica's work at once."""
+        """Stop the prefill replica's work at once, because the request has ended."""
         if self._ticket is not None:
             self._count(LegOutcome.CANCELLED, "")
         self._release()
         self._end()
 
     def drop_parameters(self, cause: str) -> None:
-        """Restore the client's body, if it has parameters: an engine may have fetched the blocks, or could not."""
+        """Restore the client's body if it has parameters. ``cause``: why they must not be used any more."""
         if self._original is None:
             return
         self._request.body, self._request.layout = self._original
@@ -316,7 +319,7 @@ class PrefillLeg:
             self._on_error_response(head)
 
     def _on_error_response(self, head: ResponseHead) -> None:
-        """Classify an error as for any request. A request that is invalid is the decode replica's to reject."""
+        """Classify an error as for any request. If the request is invalid, the decode replica rejects it later."""
         cause = retry_cause(head, self._buffer)
         if head.status >= TOO_MANY:
             record_error_response(self._services, self._target.replica, head, cause, was_probe=self._is_probe)
@@ -340,7 +343,7 @@ class PrefillLeg:
             self._add_parameters(msgspec.json.encode(parameters))
 
     def _on_no_parameters(self) -> None:
-        """Log once that an engine prefills in vain: it has no KV connector, or another contract."""
+        """Log once for each replica that its engine does not keep KV blocks for transfer, so a leg only costs time."""
         replica = self._target.replica
         pool = self._configuration.connection_pools[replica]
         if not pool.lacks_kv_transfer:
@@ -349,7 +352,7 @@ class PrefillLeg:
         self._fail(NO_PARAMETERS)
 
     def _record_success(self, response: PrefillResponse) -> None:
-        """Learn from the response. It has one token, so its time is that to the first token."""
+        """Record usage and TTFT. The response has one token, so its duration is the TTFT."""
         usage, replica, breakers = response.usage, self._target.replica, self._services.breakers
         prompt_tokens, cached_tokens = (None, None) if usage is None else prompt_and_cached(usage)
         self.record.cached_tokens = cached_tokens

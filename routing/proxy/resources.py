@@ -55,7 +55,7 @@ def model_named_by(path: bytes) -> str | None:
 
 
 class StoredResponse:
-    """Where a response is stored, and whose it is."""
+    """The replica that stores a response, and the model and tenant of its request."""
 
     __slots__ = ("model", "target", "tenant")
 
@@ -96,6 +96,6 @@ class StoredResponses:
 
 
 def not_found(response_id: str) -> RejectedRequestError:
-    """As vLLM rejects an unknown id."""
+    """The error for an unknown id, with vLLM's message."""
     message = f"Response with id '{response_id[:128]}' not found."
     return RejectedRequestError(404, message, param="response_id", kind="invalid_request_error")

@@ -69,11 +69,11 @@ class Downstream(Protocol):
 
     @property
     def awaits_request(self) -> bool:
-        """Whether a request is incomplete that a client may expect to be answered."""
+        """Whether an incomplete request is being received, to which the client may expect a response."""
         ...
 
     def drain(self, *, rejects_incomplete: bool = False) -> None:
-        """Close the connection when nothing is left to answer; ``rejects_incomplete``: reject an incomplete request."""
+        """Close the connection after its last response; ``rejects_incomplete``: reject an incomplete request."""
 
 
 def unframed(data: bytes, last: bool) -> bytes:  # noqa: ARG001 - same signature as chunked

@@ -67,7 +67,7 @@ def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     return RejectedRequestError(502, f"replica {replica!r} closed the connection before its response was complete")
 
 
-MAX_LOOKUPS: Final = 32  # further replicas that are asked for a stored response of unknown origin
+MAX_LOOKUPS: Final = 32  # further replicas that are queried for a stored response whose replica is unknown
 
 
 class RetryState:

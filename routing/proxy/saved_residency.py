@@ -2,13 +2,14 @@
 
 Theory of operation. Each process writes a snapshot of its residency index to a file of its own, every ``SAVE_S`` while
 it has requests, and when it has drained. A process that starts reads the files of all processes, before it accepts
-requests. A file is ignored if it is damaged, of another hash secret, or older than cached blocks are expected to live;
-a replica is, if its URL has changed.
+requests. It ignores a file that is damaged, belongs to another hash secret, or is older than cached blocks are expected
+to live. It also ignores the entries of a replica whose URL has changed.
 
 An engine may have restarted meanwhile, with an empty cache. Its ``/metrics`` has the time of its start, and the
-response's ``Date`` the present by the same clock, so the engine's age needs no synchronized clocks. What was used
-before its start is forgotten. A router that starts waits for this up to ``CHECK_S``, and repeats the request where no
-response came. Engines with several API servers report no start; what they lost is found by wrong predictions.
+``Date`` header has the current time by the same clock, so the engine's age needs no synchronized clocks. Blocks that
+were last used before the engine's start are removed. A router that starts waits up to ``CHECK_S`` for these responses,
+and repeats failed requests in the background. Engines with several API servers do not report their start; there, wrong
+predictions correct the index.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from routing.types import TargetId
 from routing.upstream.client import fetch_response
 from routing.upstream.pool import Address
 
-SAVE_S: Final = 30.0  # between two snapshots of a router that has requests
-MAX_BYTES: Final = 64 << 20  # of a file: more than the residency index has
-CHECK_S: Final = 1.0  # that a start waits for the engines' ages
+SAVE_S: Final = 30.0  # between two snapshots, while there are requests
+MAX_BYTES: Final = 64 << 20  # of a file; a full residency index needs less
+CHECK_S: Final = 1.0  # for which a starting router waits for the engines' ages
 CHECK_ATTEMPTS: Final = 10  # for the age of an engine
-CHECK_PAUSE_S: Final = 3.0  # between them
+CHECK_PAUSE_S: Final = 3.0  # between two attempts; also the timeout of one
 CONCURRENT_CHECKS: Final = 16
 MAX_METRICS_BYTES: Final = 4 << 20
 _MAGIC: Final = f"warmpath-residency-2-{sys.byteorder}".encode()
@@ -79,7 +80,7 @@ class SavedResidency:
         self._path = folder / f"residency-{number}"
         self._saving: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
-        self._restored_s = 0.0  # time of the restored snapshot's end, by the residency's clock
+        self._restored_s = 0.0  # when the index was restored, by the residency's clock
         self._saved_dispatches = 0  # number of dispatches at the latest snapshot
 
     # --- saving ---
@@ -91,7 +92,7 @@ class SavedResidency:
             self._saving = asyncio.get_running_loop().create_task(loop)
 
     async def save(self) -> None:
-        """Write a snapshot, unless there were no requests since the last one; logs a disk's failure."""
+        """Write a snapshot, unless there were no requests since the last one; logs a failed write."""
         fleet, dispatches = self._balancer.fleet, self._balancer.residency.dispatches
         if fleet is None or dispatches == self._saved_dispatches:
             return
@@ -126,7 +127,7 @@ class SavedResidency:
     # --- restoring ---
 
     async def restore(self) -> None:
-        """Restore what the files of all processes have of the active configuration's replicas."""
+        """Restore the cached blocks of the active configuration's replicas, from the files of all processes."""
         fleet = self._balancer.fleet
         if fleet is None:
             return
@@ -150,7 +151,7 @@ class SavedResidency:
                 yield from restore_uses(residency, target, uses, now_s, now_at, residency.ttl_s)
 
     async def _check_engines(self, fleet: ActiveFleet) -> None:
-        """Forget what engines had cached before they started; waits up to ``CHECK_S`` for their ages."""
+        """Remove blocks that were cached before their engine started; waits up to ``CHECK_S`` for the engines' ages."""
         limit, loop = asyncio.Semaphore(CONCURRENT_CHECKS), asyncio.get_running_loop()
         for pool in fleet.config.pools:
             for replica in pool.replicas:
@@ -198,7 +199,7 @@ async def engine_age_s(address: Address) -> tuple[bool, float | None]:
 
 
 def _by_target(fleet: ActiveFleet, snapshots: list[Snapshot]) -> dict[TargetId, list[SavedTarget]]:
-    """What the snapshots have of each configured target that has the same URL as when they were saved."""
+    """The saved entries of each configured target whose URL is the same as in the snapshot."""
     urls = {
         target.id: target.replica.url
         for pool in fleet.config.pools
@@ -219,7 +220,7 @@ def _digest(fleet: ActiveFleet) -> str:
 
 
 def _write(path: Path, snapshot: Snapshot) -> None:
-    """Replace a file at once, readable only by the router's account; OSError if the disk fails."""
+    """Replace a file atomically, readable only by the router's account; OSError if the disk fails."""
     content = msgspec.msgpack.encode(snapshot)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new_path = path.with_name(f"{path.name}.new")

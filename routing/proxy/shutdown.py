@@ -1,4 +1,4 @@
-"""Shutdown of a router: requests that have arrived or begun are answered, each as its connection's last.
+"""Graceful shutdown of a router: running requests complete, and each connection closes after its last response.
 
 Theory of operation. Idle connections close first. Then the router waits for incomplete requests while their bytes
 arrive: a new connection has ``FIRST_BYTE_S`` for its first byte, a body may pause for as long, and after ``UPLOADS_S``

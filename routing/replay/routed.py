@@ -199,7 +199,7 @@ class StrategyPlacer:
         return self._strategy.choose(self._keys.keys_of(request.index), self._candidates)
 
     def known_blocks(self, index: int) -> int:
-        """Blocks of a request's prompt that this router believes cached at some replica; 0 without a residency."""
+        """Blocks of a request's prompt that this router estimates as cached at some replica; 0 without a residency."""
         residency = self._residency
         return 0 if residency is None else residency.match(self._keys.keys_of(index).chain).blocks
 

@@ -101,6 +101,6 @@ class SeveralRouters:
 def router_placers(
     settings: Settings, columns: Columns, config: FastEngineConfig, replicas: int, routers: int
 ) -> list[StrategyPlacer]:
-    """This number of separate routers with one policy, before ``replicas`` equal engines; UnsupportedInTracesError."""
+    """``routers`` independent routers with one policy and ``replicas`` equal engines; UnsupportedInTracesError."""
     keys = KeyIndex(settings, columns)
     return [StrategyPlacer(settings, columns, config, replicas, number, keys) for number in range(routers)]

@@ -153,9 +153,9 @@ class ReplicaState(StrEnum):
 class ReplicaRole(StrEnum):
     """Which phase of a request a replica computes, where prefill and decode are separated."""
 
-    BOTH = "both"
+    BOTH = "both"  # requests of clients
     PREFILL = "prefill"  # prompts of requests that a replica of another role continues
-    DECODE = "decode"  # as ``both``; by its name, prompts are expected to come from a prefill replica
+    DECODE = "decode"  # the same requests as ``both``; its prompts usually come from a prefill replica
 
 
 class Disaggregation(Frozen, frozen=True):
@@ -303,7 +303,7 @@ class PoolConfig(Frozen, frozen=True):
 
     @property
     def has_roles(self) -> bool:
-        """Whether any replica has a role, so that prompts may be prefilled apart."""
+        """Whether any replica has the role prefill or decode, so that another replica may prefill a prompt."""
         return any(replica.role is not ReplicaRole.BOTH for replica in self.replicas)
 
     @property

@@ -43,7 +43,7 @@ class KvEventPublisher:
             self._replay.setsockopt(zmq.SNDHWM, 0)
             self._replay.bind(config.replay_endpoint)
             replay_endpoint = _bound(self._replay)
-            asyncio.get_running_loop().add_reader(self._replay.FD, self._answer_replays)
+            asyncio.get_running_loop().add_reader(self._replay.FD, self._send_replays)
         self.config = msgspec.structs.replace(config, endpoint=endpoint, replay_endpoint=replay_endpoint)
 
     def publish(self, changes: Sequence[CacheChange]) -> None:
@@ -97,7 +97,7 @@ class KvEventPublisher:
             "kv_cache_spec_kind": "full_attention",
         }
 
-    def _answer_replays(self) -> None:
+    def _send_replays(self) -> None:
         """Send the messages from a requested number on, and the end mark."""
         replay = self._replay
         while replay is not None:

@@ -261,7 +261,7 @@ def _text_part(text: str) -> dict[str, Any]:
 
 
 def api_of(body: dict[str, Any], messages: list[dict[str, Any]], store: ResponseStore) -> Api:
-    """How the response to one request is written; ids are the API's own, whatever the request's id is."""
+    """The ``Api`` that writes the response to one request. The response gets an id of its own, not the request's."""
 
     def whole(generation: Generation, _: str) -> bytes:
         return _encode(ResponseFormat(generation, body, messages, store).complete())

@@ -179,10 +179,10 @@ async def _transfer_and_generate(request: web.Request, checked: GenerationReques
 
 
 def _keep_blocks(request: web.Request, generation: Generation) -> None:
-    """Keep the blocks of a prompt that another replica will continue, if its generation ended by its length."""
+    """Keep the blocks of a prompt that another replica will continue, if its generation reached its length limit."""
     replica, checked, (first, *others) = request.app[replica_key], generation.request, generation.choices
-    connector, is_asked = replica.transfers, checked.transfer.get("do_remote_decode") is True
-    if connector is None or not is_asked or others or first.finish_reason != "length" or request.transport is None:
+    connector, is_requested = replica.transfers, checked.transfer.get("do_remote_decode") is True
+    if connector is None or not is_requested or others or first.finish_reason != "length" or request.transport is None:
         return
     host, port = request.transport.get_extra_info("sockname")[:2]
     tokens, block_tokens = count_tokens(checked.prompts[0]), replica.settings.engine.block_tokens

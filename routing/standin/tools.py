@@ -1,6 +1,6 @@
-"""Calls of tools: a request that requires one gets a call whose only argument is the generated text.
+"""Tool calls: a request that requires one gets a call whose only argument is the generated text.
 
-With ``tool_choice: auto`` the stand-in generates text, because a test could not know in advance which it gets.
+With ``tool_choice: auto`` the stand-in always generates text, so that tests know which of the two they get.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _DEFAULT_ARGUMENT = "input"
 
 
 class ToolCall(NamedTuple):
-    """The tool that a request's output calls. The text of tokens needs no JSON escapes."""
+    """The tool that a request's output calls. Generated text needs no JSON escapes."""
 
     name: str
     argument: str
 
     @property
     def opening(self) -> str:
-        """The arguments before the generated text."""
+        """JSON before the generated text."""
         return f'{{{json.dumps(self.argument)}: "'
 
     @property
     def closing(self) -> str:
-        """The arguments after the generated text."""
+        """JSON after the generated text."""
         return '"}'
 
     def arguments(self, text: str) -> str:
@@ -38,7 +38,7 @@ class ToolCall(NamedTuple):
 
 
 def call_tokens(prompt: bytes) -> int:
-    """Tokens of the argument of a call."""
+    """Number of tokens of a call's argument; the same for the same prompt."""
     return MIN_CALL_TOKENS + xxh3_64_intdigest(prompt, MIN_CALL_TOKENS) % (MIN_CALL_TOKENS + 1)
 
 
@@ -48,7 +48,7 @@ def call_id(response_id: str, index: int) -> str:
 
 
 def read_call(body: dict[str, Any], prompt: bytes) -> ToolCall | None:
-    """The tool that the output must call: a named one, or one by the prompt; None if none is required."""
+    """The tool that the output must call: the named one, or one chosen by the prompt; None if none is required."""
     choice = body.get("tool_choice")
     if choice != "required" and not isinstance(choice, dict):
         return None
@@ -66,7 +66,7 @@ def read_call(body: dict[str, Any], prompt: bytes) -> ToolCall | None:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    """The function of a tool: of the chat API, or of the responses API."""
+    """The function of a tool, in the format of the chat API or of the responses API."""
     function = tool.get("function")
     return function if isinstance(function, dict) else tool
 

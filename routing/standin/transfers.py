@@ -1,9 +1,9 @@
-"""KV transfers between stand-in replicas, in the terms of vLLM's NixlConnector (``kv_transfer_params``).
+"""KV transfers between stand-in replicas, with the parameters of vLLM's NixlConnector (``kv_transfer_params``).
 
 A request with ``do_remote_decode`` makes a replica keep the KV blocks of its prompt, and the response names them. A
-request with ``do_remote_prefill`` fetches the named blocks from there, once: reused, expired and unknown names fail. A
-failed fetch has the effect of vLLM's ``kv_load_failure_policy``: the prompt is computed, or the request fails. Replicas
-without a role have no connector and ignore the parameters.
+request with ``do_remote_prefill`` fetches the named blocks from there, once: a second fetch fails, and so does one of
+expired or unknown blocks. After a failed fetch the prompt is computed, or the request fails, as vLLM's
+``kv_load_failure_policy`` says. Replicas without a role have no connector and ignore the parameters.
 
 The real connector reads the memory of the other engine. Here the replica asks the other one over HTTP
 (``POST /standin/kv_transfer``), and waits for as long as the copy would take. Kept blocks stay in the prefix cache of
@@ -65,11 +65,11 @@ class Transfers:
         self.engine_id = secrets.token_hex(16)
         self._tokens_per_s = tokens_per_s
         self._policy = policy
-        self._kept: dict[str, tuple[int, float]] = {}  # tokens and end of validity, by request id
+        self._kept: dict[str, tuple[int, float]] = {}  # (tokens, time of expiry), by request id
         self._next_block = 1
 
     def keep(self, tokens: int, block_tokens: int, address: tuple[str, int]) -> dict[str, Any]:
-        """Keep the blocks of a prompt; the parameters with which they can be fetched."""
+        """Keep the blocks of a prompt; returns the ``kv_transfer_params`` with which another replica can fetch them."""
         request_id = secrets.token_hex(8)
         self._kept[request_id] = (tokens, time.monotonic() + KEPT_S)
         blocks = -(-tokens // block_tokens)
@@ -86,18 +86,18 @@ class Transfers:
         }
 
     def release(self, blocks: RemoteBlocks) -> Kept:
-        """The kept tokens, which another replica has fetched; ApiError if there are none."""
-        tokens, until_s = self._kept.pop(blocks.remote_request_id, (0, 0.0))
-        if blocks.remote_engine_id != self.engine_id or time.monotonic() > until_s:
+        """Hand kept blocks over to another replica; returns the number of their tokens. ApiError if none are kept."""
+        tokens, expires_at = self._kept.pop(blocks.remote_request_id, (0, 0.0))
+        if blocks.remote_engine_id != self.engine_id or time.monotonic() > expires_at:
             raise ApiError(404, "NotFoundError", "These KV blocks are not kept, or were fetched before.")
         return Kept(tokens)
 
     async def fetch(self, params: dict[str, Any], prompt_tokens: int) -> int:
-        """Fetch the blocks of a prompt: its tokens that need not be computed. ApiError if the policy is to fail."""
+        """Fetch the blocks of a prompt; returns their tokens, 0 after a failure. ApiError if the policy is to fail."""
         if params.get("do_remote_prefill") is not True:
             return 0
         try:
-            tokens = min(prompt_tokens, await _ask(msgspec.convert(params, RemoteBlocks)))
+            tokens = min(prompt_tokens, await _request_blocks(msgspec.convert(params, RemoteBlocks)))
         except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError):
             if self._policy is LoadFailurePolicy.FAIL:
                 raise ApiError(500, "InternalServerError", "Failed to load KV blocks.") from None
@@ -106,7 +106,7 @@ class Transfers:
         return tokens
 
 
-async def _ask(blocks: RemoteBlocks) -> int:
+async def _request_blocks(blocks: RemoteBlocks) -> int:
     url = f"http://{blocks.remote_host}:{blocks.remote_port}{PATH}"
     timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
     async with (

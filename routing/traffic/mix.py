@@ -20,8 +20,8 @@ Requests of a trace become chat messages that share exactly the blocks whose ids
 the rendered ChatML prompt, as the stand-in replica counts them. Tokens of the template are subtracted from the block
 they are in, so block boundaries and prompt lengths are those of the trace. The text of a block depends only on its id,
 so prompts share whole leading blocks and nothing else. The first block is the system message, the rest the user
-message. A prompt that ends at a block boundary or a few tokens after it is up to 7 tokens longer than in the trace (12
-after the first block), because the template's end must not cut into a shared block.
+message. The template's end must not cut into a shared block. So a prompt that ends at a block boundary or a few tokens
+after it is up to 7 tokens longer than in the trace (12 after the first block).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One worker process as its parent sees it, and the polling of all workers.
 
-Theory of operation. Every worker is polled about once a second, and when somebody asks for metrics. A worker that
+Theory of operation. Every worker is polled about once a second, and for each request for metrics. A worker that
 misses one of the periodic polls is silent: another one then accepts from its sockets as well, so that no new client
 waits for a hung worker. When it responds again it has them to itself; after ``MAX_MISSED_POLLS`` in a row it is killed.
 Polls are counted instead of seconds, because after a suspension of the machine every worker would seem silent.

@@ -9,10 +9,15 @@ All terms are tokens of the same prompts:
     predicted   Q  cached tokens on the chosen replica
     delivered   E  cached tokens that engines reported
 
-Each term is at most the one above it: a replica's blocks were all used before (W), the chosen replica is one of those
-compared (B >= Q), some placement reaches what the split caches contain (R >= B), and one large cache can be used as if
-it were split (C >= R). R and C are replays of a heuristic and of LRU, so they are raised to the term below where they
-fall short. E is measured, not replayed, and may be above Q.
+Each term is at most the one above it:
+
+- W >= C: an unbounded cache contains all blocks that were used before.
+- C >= R: one large cache can be used as if it were split.
+- R >= B: some placement reaches what the split caches contain.
+- B >= Q: the chosen replica is one of those compared.
+
+R and C are replays of a heuristic and of LRU, so they are raised to the term below where they fall short. E is
+measured, not replayed, and may be above Q.
 """
 
 from __future__ import annotations

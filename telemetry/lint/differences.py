@@ -5,9 +5,9 @@ later pieces that both prompts contain are what it could have shared. The first 
 that piece that has the same kind in both prompts but another value names the cause. Otherwise the cause is reordered
 text, another tool list, or a truncated history.
 
-Each prompt is compared with the most similar of the ``MAX_COMPARED`` before it, because neighbours in time may belong
-to different prompts of the same task group, and of the latest before these that shares a long message with it, because
-consecutive turns of a conversation may be far apart.
+Each prompt is compared with the most similar of some earlier ones. These are the ``MAX_COMPARED`` before it, because
+neighbours in time may belong to different prompts of the same task group. The latest one before these that shares a
+long message with it is compared too, because consecutive turns of a conversation may be far apart.
 
 Truncated histories. Clients that keep a conversation within a limit drop its oldest messages, often behind a system
 prompt or a first message that they keep. The messages that both prompts contain then are at other positions.

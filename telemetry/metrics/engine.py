@@ -93,7 +93,7 @@ def _replica_sample(samples: Iterable[Sample], names: EngineNames, zeros: frozen
 
 
 def _declared_counters(text: str, names: EngineNames) -> frozenset[str]:
-    """Declared counters of an engine that writes no sample before the first count: they are 0 without one."""
+    """Declared counters of an engine that omits a counter until its first increment: a missing sample means 0."""
     if not names.lacks_zero_samples:
         return frozenset()
     return frozenset(
@@ -166,7 +166,7 @@ def checked_count(sample: Sample, scale: float = 1.0) -> float:
 
 
 def bucket_edge(sample: Sample) -> float:
-    """The ``le`` of a bucket's sample."""
+    """The upper bound (label ``le``) of a bucket; ExpositionError if it is not a number."""
     try:
         edge = float(sample.labels["le"])
     except (KeyError, ValueError):

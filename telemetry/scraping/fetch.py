@@ -149,19 +149,19 @@ def _is_connection_refused(error: BaseException | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine says of itself beside its metrics."""
+    """What an engine reports outside its metrics: its version and its KV event sources."""
 
     state_id: int
     replica_id: int
     version: str  # "" where it cannot be read
     event_sources: dict[str, Any] | None
-    has_sources: bool  # whether it responded to the question for its event sources
+    has_sources: bool  # whether it responded to ``GET /kv_event_sources``
 
 
 def check_versions(now: datetime) -> int:
     """Read ``/version`` and ``/kv_event_sources`` of vLLM replicas where they are unknown or may have changed.
 
-    The number that reported a version. The metrics do not contain it, and it decides how far the hit rate is reliable
+    Returns how many reported a version. The metrics lack the version, which decides how far the hit rate is reliable
     (H13). Neither request carries a credential.
     """
     outdated = Q(version_at=None) | Q(version_at__lt=F("restarted_at")) | Q(version_at__lt=now - RECHECK_AFTER)

@@ -98,7 +98,7 @@ def check_view(view: str) -> None:
         name = ""
     is_page = "GET" in (RULES[name].roles if name in RULES else ()) and name.startswith(("telemetry:", "controlplane:"))
     if not is_page:
-        raise InvalidError("$.view", "expected the address of one of these pages, beginning with /")
+        raise InvalidError("$.view", "expected the address of a Warmpath page, beginning with /")
 
 
 def _delete_old_links(now: datetime) -> None:

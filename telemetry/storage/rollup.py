@@ -1,9 +1,9 @@
 """Makes rollups: minutes from readings, 5 minutes from minutes, then hours and 6 hours; re-aggregates marked bins.
 
-Theory of operation. One worker at a time, by an advisory lock. A run closes the minutes that are over, rolls up what
-each resolution lacks, in chunks that are separate transactions, and then re-aggregates marked bins, which marks the
-bins of the next resolution that contain them. It stops when its time is over and continues in the next run: a worker
-that was away for days catches up, and one that is killed leaves no half-made bin.
+Theory of operation. One worker runs at a time, by an advisory lock. A run closes the minutes that are over, and rolls
+up what each resolution lacks, in chunks that are separate transactions. Then it re-aggregates marked bins, and marks
+the bins of the next resolution that contain them. A run stops when its time is over, and the next run continues: a
+worker that was stopped for days catches up, and one that is killed leaves no incomplete bin.
 
 Late readings mark their minute. A transaction that stores readings takes a shared lock until it ends, and then reads
 which minutes are closed. Closing takes the lock exclusively: it waits for all transactions that did not see the new

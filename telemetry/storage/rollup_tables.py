@@ -260,7 +260,10 @@ def readings_in(rollup: Rollup, window: Window, names: Sequence[str]) -> Source:
 
 
 def histograms_in(histogram: Histogram, window: Window, *, by_part: bool, whole: bool = False) -> Source:
-    """Rows of at, pool, part, reuse, layout_id, positions, counts. Without ``by_part`` some are of whole pools."""
+    """Rows of at, pool, part, reuse, layout_id, positions, counts.
+
+    Without ``by_part``, rows from rollups are sums over all parts of a pool; rows from readings are of one part each.
+    """
 
     def select(span: Span) -> str:
         if span.resolution_s is None:

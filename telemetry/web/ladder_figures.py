@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Its height."""
+        """Height of the bar."""
         return self.high - self.low
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.clients.servers")  # before its import: a comparison shows the difference
+pytest.register_assert_rewrite(
+    "tests.clients.servers"
+)  # before its import, so that a failed comparison shows the difference
 
 from tests.clients.servers import EMBEDDER, Servers, address, router_config, router_process  # noqa: E402 - see above
 from tests.routing.standin.replica_process import replica_process  # noqa: E402 - see above
@@ -19,12 +21,12 @@ if find_spec("openai") is None:  # `make test`
     collect_ignore_glob = ["test_*.py"]
 
 GENERATING = ("--step-s", "0.002", "--enable-auto-tool-choice")
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise importing it fetches a list of prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise the import downloads a price list
 
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two replicas that generate and one that embeds, behind a router, and one of each without it."""
+    """Two generating replicas and an embedding one behind a router, and one of each kind without a router."""
     folder: Path = tmp_path_factory.mktemp("router")
     with ExitStack() as stack:
         generating = [stack.enter_context(replica_process(*GENERATING)) for _ in range(3)]

@@ -32,17 +32,17 @@ MAX_BODY_BYTES = 1 << 20
 READY = " is ready: "
 Client = TypeVar("Client")
 Result = TypeVar("Result")
-# What differs between two results of the same call.
+# Fields that differ between two results of the same call.
 VARYING = frozenset(
     {"id", "created", "created_at", "item_id", "call_id", "tool_use_id", "previous_response_id"}
-    | {"cached_tokens", "created_cache_tokens"}  # the replicas differ in what they served before
+    | {"cached_tokens", "created_cache_tokens"}  # depend on the earlier requests of each replica
     | {"system_fingerprint"}  # a stream loses it with the usage event: routing/proxy/README.md
 )
 
 
 @dataclass(frozen=True)
 class Servers:
-    """The router, its replicas, and replicas with the same seeds that are no part of it."""
+    """The router, its replicas, and replicas with the same seeds outside the router."""
 
     router: str  # base URL
     replicas: list[ReplicaProcess]
@@ -50,16 +50,16 @@ class Servers:
     direct_embedder: str
 
     def running(self) -> float:
-        """Requests that the router's replicas run."""
+        """Number of requests that are running at the router's replicas."""
         return sum(replica.metric("vllm:num_requests_running") for replica in self.replicas)
 
     def wait_until_idle(self) -> None:
-        """Wait until a request that its client has left is no longer generated."""
+        """Wait until the replicas have aborted the request of a client that disconnected."""
         self.replicas[0].wait_for(lambda: self.running() == 0, "the replicas to be idle")
 
 
 def router_config(generating: list[ReplicaProcess], embedding: list[ReplicaProcess]) -> RouterConfig:
-    """One pool for each model; that of the model ``gone`` has no replica that takes requests."""
+    """One pool for each model. The pool of the model ``gone`` has no replica that accepts requests."""
     pools = (
         _pool(MODEL, generating),
         _pool(EMBEDDER, embedding),
@@ -89,7 +89,7 @@ def address(port: int) -> str:
 
 @contextmanager
 def router_process(folder: Path, config: RouterConfig) -> Iterator[str]:
-    """A router with this configuration; its base URL."""
+    """Run a router with this configuration; yields its base URL."""
     file = folder / "config.json"
     file.write_bytes(dump_snapshot(config, 1).document)
     ports = ["--host=127.0.0.1", "--port=0", "--admin-host=127.0.0.1", "--admin-port=0"]
@@ -111,13 +111,11 @@ def router_process(folder: Path, config: RouterConfig) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON values, without what differs between two results of the same call."""
+    """A result as JSON values, without the ``VARYING`` fields."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json", warnings=False)
     if isinstance(value, dict):
-        if (
-            value.get("cache_read_input_tokens") is not None
-        ):  # Anthropic's usage, in which cached tokens are not part of the input
+        if value.get("cache_read_input_tokens") is not None:  # Anthropic's ``input_tokens`` leave out cached tokens
             names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
             return plain({**value, **dict.fromkeys(names), "input_tokens": sum(value[name] or 0 for name in names)})
         return {name: plain(item) for name, item in value.items() if name not in VARYING}
@@ -125,20 +123,20 @@ def plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Both(Generic[Client]):
+class ClientPair(Generic[Client]):
     """A client of the router, and one of a stand-in with the same seed."""
 
     routed: Client
     direct: Client
 
-    def same(self, call: Callable[[Client], Result]) -> Result:
-        """The result of a call through the router, which equals that without it."""
+    def equal_result(self, call: Callable[[Client], Result]) -> Result:
+        """The result of a call through the router; fails unless the call without the router has an equal result."""
         result, expected = call(self.routed), call(self.direct)
         assert plain(result) == plain(expected)
         return result
 
-    async def same_async(self, call: Callable[[Client], Awaitable[Result]]) -> Result:
-        """As ``same``."""
+    async def equal_result_async(self, call: Callable[[Client], Awaitable[Result]]) -> Result:
+        """``equal_result`` for an asynchronous client."""
         result, expected = await call(self.routed), await call(self.direct)
         assert plain(result) == plain(expected)
         return result

@@ -19,7 +19,7 @@ TIMEOUT_S = 110
 
 
 def write_tokenizer(cache: Path) -> None:
-    """A byte-level tokenizer in the form of a Hugging Face cache, the only local form that all of AIPerf reads."""
+    """Write a byte-level tokenizer as a Hugging Face cache, the only local format that all parts of AIPerf read."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

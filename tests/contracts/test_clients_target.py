@@ -1,4 +1,4 @@
-"""``make clients`` cannot rot unnoticed: `make test` checks everything of it that needs none of its packages."""
+"""Checks ``make clients`` as part of ``make test``, as far as that is possible without the clients' packages."""
 
 import ast
 import re

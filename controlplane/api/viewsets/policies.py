@@ -221,7 +221,7 @@ class RolloutViewSet(ReadViewSet[Rollout]):
     @TRANSITION
     @action(detail=True, methods=["post"])
     def promote(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Promote to the next stage now, whatever the analysis of this one says."""
+        """Promote to the next stage now, regardless of the analysis of the current stage."""
         return self._transition(request, rollouts.promote_rollout)
 
     @TRANSITION

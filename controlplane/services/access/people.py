@@ -123,7 +123,7 @@ def end_session(session: PersonSession, *, by: User) -> None:
 
 @transaction.atomic
 def end_sessions(person: User, *, except_key: str = "", by: User | None = None) -> int:
-    """End all sessions of a user now except one; the number of ended sessions."""
+    """End all sessions of a user now, except the one with ``except_key``; returns how many ended."""
     ended = list(sessions_of(person).exclude(key=except_key))
     _delete_sessions(PersonSession.objects.filter(user=person).exclude(key=except_key))
     if ended:
@@ -214,7 +214,7 @@ def sync_group_roles(person: User, groups: Iterable[str]) -> None:
 
 
 def _assign(person: User, role: Role | None, project: Project | None, *, from_groups: bool) -> str | None:
-    """Store or delete an assignment; the former role."""
+    """Store a role assignment, or delete it if ``role`` is None; returns the previous role."""
     rows = RoleAssignment.objects.filter(user=person, project=project, from_groups=from_groups)
     before = rows.values_list("role", flat=True).first()
     if role is None:

@@ -1,6 +1,7 @@
-"""What an engine says of its KV events at ``GET /kv_event_sources`` (vLLM 0.31), as a proposal for ``kv_events``.
+"""Where an engine publishes KV events, as it reports at ``GET /kv_event_sources`` (vLLM 0.31 and later).
 
-The document is untrusted. Only the replica's own host is proposed: an engine cannot direct routers to another one.
+The report becomes a proposal for ``kv_events``. It is untrusted: only endpoints at the replica's own host are proposed,
+so an engine cannot direct routers to another host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LOST = "lost events cannot be requested again"
 
 
 class ReportedKvEvents(msgspec.Struct, frozen=True):
-    """What an engine says of its KV events, and what of it cannot be used."""
+    """The KV events that an engine reports, and why a part of the report is not used."""
 
     kv_events: Annotated[
         KvEvents | None, Meta(description="What kv_events of the replica may be set to; null: nothing usable.")
@@ -50,14 +51,14 @@ def read_event_sources(document: bytes, url: str, ranks: int) -> dict[str, Any] 
 
 
 def record_event_sources(replica_id: int, reported: Mapping[str, Any] | None) -> None:
-    """Store what an engine says. Routers learn of it once a user has set ``kv_events``."""
+    """Store an engine's report. It has no effect on routers until a user sets ``kv_events``."""
     rows = Replica.objects.filter(pk=replica_id)
     if rows.values_list("reported_kv_events", flat=True).first() != reported:
         rows.update(reported_kv_events=reported)
 
 
 def proposed_events(replica: Replica) -> dict[str, Any] | None:
-    """What its engine says, if ``kv_events`` is not set or has other ports or topics; else None."""
+    """The events that a replica's engine reports; None if there are none, or if ``kv_events`` agrees with them."""
     proposed: dict[str, Any] | None = (replica.reported_kv_events or {}).get("kv_events")
     if proposed is None or (replica.kv_events is not None and _agrees(replica.kv_events, proposed)):
         return None
@@ -65,7 +66,7 @@ def proposed_events(replica: Replica) -> dict[str, Any] | None:
 
 
 def _agrees(events: Mapping[str, Any], proposed: Mapping[str, Any]) -> bool:
-    """Whether events that a user has set fit to what the engine says. The user may know it under another host."""
+    """Whether ``kv_events`` has the reported ports and topic. The host may differ: routers may use another name."""
     replay = proposed["replay_endpoint"]
     return (
         _port(events["endpoint"]) == _port(proposed["endpoint"])
@@ -83,7 +84,7 @@ def _publishes(source: _Source) -> bool:
 
 
 def _propose(sources: Mapping[int, _Source], url: str, ranks: int) -> ReportedKvEvents:
-    """The endpoints of the first rank, if the others have the ports after it."""
+    """Propose the endpoints of the first rank, if the other ranks have the consecutive ports."""
     endpoint, problem = _endpoint(sources, "endpoint", url)
     if endpoint is None:
         return ReportedKvEvents(None, problem)
@@ -126,5 +127,5 @@ def _ranks(number: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """Untrusted text, for a message."""
+    """Untrusted text without unprintable characters, shortened for a message."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:80]) or "(none)"

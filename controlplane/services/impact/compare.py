@@ -149,7 +149,7 @@ def with_policy(
 def _access_effects(
     before: schema.RouterConfig | None, after: schema.RouterConfig, differences: Differences
 ) -> Iterator[Effect]:
-    """The hash secret, and which clients are accepted."""
+    """Effects of a new hash secret, and of added, removed and changed API keys."""
     if before is None:
         return
     if ("hash_secret",) in differences:

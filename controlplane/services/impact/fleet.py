@@ -134,7 +134,7 @@ def _change_effects(
 def _events_effect(
     before: schema.ReplicaConfig, after: schema.ReplicaConfig, change: _PoolChange, path: Path
 ) -> Effect:
-    """KV events are followed, at another endpoint, or no longer."""
+    """The effect of switching KV events on or off, or of another endpoint."""
     name, old, new = after.name, before.kv_events, after.kv_events
     impact = Impact.STEER if change.compares_prefixes else Impact.QUIET
     if not change.compares_prefixes:

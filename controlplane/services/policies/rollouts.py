@@ -152,7 +152,7 @@ def resume_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 
 @transaction.atomic
 def promote_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
-    """Enter the next stage now, whatever the analysis says."""
+    """Enter the next stage now, regardless of the analysis."""
     rollout = _lock_canary(rollout_id, "promote")
     enter_next_stage(rollout, "promote", by=by, reason=reason)
     return rollout

@@ -19,7 +19,8 @@ MODELS = "Served model names, one per line. Empty: the pool accepts any model."
 NO_LIMIT = "no limit"
 SESSION_KEYS = (
     "Where requests name their session, in order, one per line: header:NAME, or a field such as body:user. The first "
-    "that a request has is its session key. Empty: the headers and fields of known clients; none: no sessions."
+    "that a request has is its session key. Empty: the headers and fields of known clients. none: requests have "
+    "no session."
 )
 PATHS = "The paths that the pool serves, one per line. Requests for others get 404. Empty: all."
 _LINES = {"autocomplete": "off", "spellcheck": "false"}
@@ -153,8 +154,8 @@ class PoolSettingsForm(SectionedForm):
         Section(
             "disaggregation",
             schema.Disaggregation,
-            "Prefill apart from decode",
-            "Which prompts the pool's replicas with the role prefill compute. Without such replicas it has no effect.",
+            "Disaggregated prefill",
+            "Which prompts are computed by the pool's prefill replicas. No effect if no replica has the role prefill.",
             ROUTER_DEFAULTS,
         ),
         Section(
@@ -217,9 +218,9 @@ class ReplicaForm(SectionedForm):
             "kv_events",
             schema.KvEvents,
             "KV events",
-            "With these, routers know what this replica has cached instead of estimating it. vLLM publishes them with "
-            "--kv-events-config, at an endpoint that binds, such as tcp://*:5557. Routers need the extra "
-            "warmpath[events].",
+            "Routers follow these events to know what this replica has cached instead of estimating it. Start vLLM "
+            "with --kv-events-config and an endpoint to bind to, such as tcp://*:5557. On the routers' hosts, install "
+            "the extra warmpath[events].",
             "off: routers estimate what it has cached",
         ),
     )
@@ -235,16 +236,17 @@ class ReplicaForm(SectionedForm):
             "role",
             schema.ReplicaConfig,
             "Role",
-            "prefill: computes long prompts for the pool's other replicas, and gets no other requests. decode: fetches "
-            "their KV blocks. The engines need vLLM's NixlConnector.",
+            "both: serves requests. prefill: only computes long prompts for the pool's other replicas, which fetch the "
+            "KV blocks. decode: serves requests; its own hit rate is left out of figures. If any replica has the role "
+            "prefill, the engines need vLLM's NixlConnector.",
             empty=schema.ReplicaRole.BOTH.value,
         ),
         Single(
             "adapters",
             schema.ReplicaConfig,
             "Adapters",
-            "Adapters of the pool that this replica has loaded, one per line. Empty: routers query the replica; "
-            "none: it has none.",
+            "Adapters of the pool that this replica has loaded, one per line. Empty: routers query the replica. "
+            "none: it has loaded no adapter.",
         ),
     )
 
@@ -271,7 +273,7 @@ class ReplicaForm(SectionedForm):
     def __init__(
         self, *args: Any, replica: Replica | None = None, events: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """``events`` are filled in instead of the replica's own."""
+        """``events`` fill in the fields of KV events instead of the replica's own values."""
         super().__init__(*args, row=replica, **kwargs)
         self.initial.update({f"kv_events-{name}": value or "" for name, value in (events or {}).items()})
         if replica is None or replica.api_key_set_at is None:

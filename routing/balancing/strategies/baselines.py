@@ -34,7 +34,7 @@ class RoundRobin(Strategy):
         self._count = 0
 
     def choose(self, _keys: Keys, candidates: Candidates) -> Choice:
-        """The replica whose turn it is."""
+        """The next replica in turn."""
         if candidates is not self._candidates:
             self._set_candidates(candidates)
         turn, _, target = self._turns[0]

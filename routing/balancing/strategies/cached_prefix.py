@@ -12,12 +12,12 @@ and a busy or crowded one avoids copies. If there are other routers, the share o
 
 The cost always grows with the load and falls with the cached tokens, so the minimum is found among few candidates. If
 few replicas have the longest cached prefix, and one of them costs less than an idle replica without it would at any
-price, no other candidate is examined. Otherwise up to ``MAX_COMPARED`` candidates are all compared. Of more, the
-prompt's preferred replica and a shortlist are: the least loaded of all, and of the replicas with the longest and the
-next shorter cached prefix up to ``MAX_HOLDERS`` each with the least work. Work is kept in classes by powers of two,
-each a mask of replicas, so the holders with the least work are found by a few conjunctions. If a class has more of them
-than needed, consecutive bits are taken from a position that the key determines, so that each has the same chance and
-routers agree.
+price, no other candidate is examined. Otherwise up to ``MAX_COMPARED`` candidates are all compared. If there are more,
+only the prompt's preferred replica and a shortlist are compared: the least loaded of all, and of the replicas with the
+longest and the next shorter cached prefix up to ``MAX_HOLDERS`` each with the least work. Work is kept in classes by
+powers of two, each a mask of replicas, so the holders with the least work are found by a few conjunctions. If a class
+has more of them than needed, consecutive bits are taken from a position that the key determines, so that each has the
+same chance and routers agree.
 
 A candidate with the least cost that had more than its share of recent requests may yield the request
 (``RecentShares``).
@@ -26,8 +26,8 @@ Costs within ``TIE_S``, and within the error of measured rates, count as equal. 
 candidate, so do costs within a part of the prompt's own prefill: the requests that run there matter little beside it,
 and each router sees only part of them. Among equals a key decides, the first block that no replica has cached, so that
 every router prefers the same replica for a new prompt or a new branch of a known one. That is the nearest replica on
-the hash ring, so that a change of the fleet moves few keys, or, if it is not among the equals, the one whose name has
-the highest hash with the key.
+the hash ring, so that a change of the fleet moves few keys. If the nearest one is not among the equals, it is the one
+whose name has the highest hash with the key.
 
 If there are other routers (``UnrecordedHits``), the key is that of the prompt's home, and the preferred replica is
 the home: what others have usually sent there is expected to be cached, so prompts that this router has not recorded go

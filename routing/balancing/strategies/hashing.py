@@ -1,9 +1,9 @@
 """Strategies by consistent hashing with bounded load: on the prefix, on the session, or on both in two tiers.
 
-Two tiers: the tier-1 prefix selects the first ``replicas`` in its ring order, which together have it cached. Among
-these the conversation, the tier-2 key, has an order of its own, by the highest hash of key and name (Thaler and
-Ravishankar, "Using name-based mappings to increase hit rates", 1998), so that a replica that leaves moves only its own
-conversations. If all of them are full, the next replicas in the prefix's ring order follow.
+Two tiers: the tier-1 prefix selects the first ``replicas`` in its ring order, which together have it cached. Each
+conversation (the tier-2 key) has an order of its own among these replicas, by the highest hash of key and name (Thaler
+and Ravishankar, "Using name-based mappings to increase hit rates", 1998). So a replica that leaves moves only its own
+conversations. If all of these replicas are full, the next ones in the prefix's ring order follow.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What pages and the API show of readings, for whichever subject they ask."""
+"""Figures from readings for pages and the API, of a fleet, pool, task group or replica."""

@@ -20,8 +20,8 @@ BY_SEVERITY = ("unavailable", "estimated", "unused", "replaying", "partial", "fo
 TONES = {"following": "good", "partial": "", "replaying": "warn", "estimated": "bad", "unavailable": "bad"}
 FIGURES = ("lag_s", "received", "gaps", "lost", "malformed", "restarts")
 NOT_REPORTED = (
-    "The router does not report this stream. It has not got this configuration yet, or its release does not report "
-    "streams: see Routers."
+    "The router does not report this stream. It has not received this configuration yet, or its release does not "
+    "report streams: see Routers."
 )
 
 
@@ -32,7 +32,7 @@ class StreamRow:
     router: str
     rank: int
     state: str  # of BY_SEVERITY, the worst of the router's processes; or UNKNOWN
-    is_partly: bool = False  # whether other processes of the router have another state
+    is_partly: bool = False  # whether other processes of the router are in another state
     since: datetime | None = None
     lag_s: float | None = None  # of the newest message, with the difference of both clocks
     received: float | None = None
@@ -69,7 +69,7 @@ class KvStreams:
 
 
 def kv_streams_of(replica: Replica) -> KvStreams | None:
-    """The streams at the connected routers; None if the replica has no KV events, or is disabled. One query."""
+    """The replica's streams at each connected router; None if it has no KV events, or is disabled. One query."""
     if replica.kv_events is None or replica.state == ReplicaState.DISABLED:
         return None
     streams = Func(
@@ -87,12 +87,12 @@ def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
     for rank in range(ranks):
         stream = streams.get(str(rank))
         if stream is None and rank and not streams:
-            return  # one row says it of all ranks
+            return  # one row with the reason for all ranks
         yield _row(router["name"], rank, stream, reason or NOT_REPORTED)
 
 
 def _scrape_problem(router: Mapping[str, Any], now: datetime) -> str:
-    """Why the router's last scrape says nothing of now; "" if it does."""
+    """Why the router's last scrape does not show the current state; "" if it does."""
     if (
         router["at"] is not None
         and (now - router["at"]).total_seconds() > SILENT_INTERVALS * settings.SCRAPE_INTERVAL_S
@@ -156,7 +156,7 @@ def _texts(events: Mapping[str, Any], rank: int) -> dict[str, tuple[str, str]]:
         ),
         "replaying": (
             "Messages were lost and requested again; until they arrive, at most a second, the router estimates.",
-            f"If it stays so, try `{probe_replay}` on the router's host.",
+            f"If the state does not change within seconds, try `{probe_replay}` on the router's host.",
         ),
         "partial": (
             "The router follows all events since the time shown, and estimates what was cached before: it connected "

@@ -19,7 +19,7 @@ from telemetry.services.lab.sweeps import PoolSweep, newest_sweep
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is known; None: unknown."""
+    """Figures of a pool's capacity and cost; None: unknown."""
 
     kv_bytes: KvBytes | None
     rate: PrefillRate

@@ -53,7 +53,7 @@ def measured_outcome(model: WindowModel) -> Outcome:
 
 
 def _outcome(model: WindowModel, scenario: Mapping[str, Any], result: Mapping[str, Any]) -> Outcome:
-    """What a replay brought of the counted requests; TTFT of those for which it was measured."""
+    """The replayed outcome of the counted requests. Its TTFT covers the requests whose TTFT was measured."""
     rows, requests = model.counted, model.traffic.requests
     prompt_tokens = model.columns.prompt_tokens[rows]
     cached = _cached_tokens(

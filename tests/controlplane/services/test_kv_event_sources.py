@@ -76,7 +76,7 @@ def test_an_endpoint_is_at_the_replicas_own_host(endpoint: str, url: str, expect
         ("tcp://\n" + "x" * 200 + ":1", "is at another host than the replica, gpu-1."),
     ],
 )
-def test_another_endpoint_is_ignored_and_the_reason_is_said(endpoint: str, problem: str) -> None:
+def test_another_endpoint_is_ignored_with_a_reason(endpoint: str, problem: str) -> None:
     reported = read(source(endpoint))
     assert reported is not None
     assert reported["kv_events"] is None

@@ -192,18 +192,18 @@ def test_an_engines_key_is_set_kept_and_taken_away_and_never_shown(visitor, repl
     assert replica.api_key_encrypted is None
 
 
-def test_kv_events_are_entered_filled_in_from_the_engine_and_taken_back(visitor, replica, paths):
+def test_kv_events_are_entered_filled_in_from_the_engine_and_removed(visitor, replica, paths):
     page = visitor.get(paths["replica"]).text
     assert "off: routers estimate what it has cached" in page
     assert "proposed-events" not in page
     record_event_sources(replica.pk, {"kv_events": KV_EVENTS, "problem": "Left out."})
     page = visitor.get(paths["replica"]).text
     assert "publishes KV events at <code>tcp://10.0.0.1:5557</code>" in page
-    assert "a part is not used. Left out." in page
+    assert "report about its KV events is not used. Left out." in page
     assert 'value="tcp://10.0.0.1:5557"' not in page
 
     filled_in = visitor.get(paths["replica"] + "?kv_events=reported").text
-    assert "filled in from what the engine reports" in filled_in
+    assert "filled in from the engine's report" in filled_in
     assert visitor.post(paths["replica"], filled(filled_in)).status_code == 302
     replica.refresh_from_db()
     assert replica.kv_events == KV_EVENTS

@@ -16,7 +16,7 @@ from tests.routing.proxy.harness import CHAT, Harness, config, samples
 PREFILL, DECODE, BOTH = ReplicaRole.PREFILL, ReplicaRole.DECODE, ReplicaRole.BOTH
 WORDS = "word " * 2500  # 3,125 tokens
 MEMBER = "kv_transfer_params"
-ASKED = {
+PREFILL_PARAMETERS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -24,7 +24,7 @@ ASKED = {
     "remote_host": None,
     "remote_port": None,
 }
-GIVEN = {
+TRANSFER_PARAMETERS = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
     "remote_block_ids": [[1, 2, 3]],
@@ -35,7 +35,7 @@ GIVEN = {
 PREFILLED: dict[str, Any] = {
     "choices": [{"finish_reason": "length"}],
     "usage": {"prompt_tokens": 3000, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 48}},
-    MEMBER: GIVEN,
+    MEMBER: TRANSFER_PARAMETERS,
 }
 
 

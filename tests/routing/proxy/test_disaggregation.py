@@ -19,12 +19,12 @@ from routing.schema import (
 )
 from tests.fakes.replica import FakeReplica, answering, fake_replicas, sse, streaming
 from tests.routing.proxy.disaggregated import (
-    ASKED,
     BOTH,
     DECODE,
-    GIVEN,
     MEMBER,
     PREFILL,
+    PREFILL_PARAMETERS,
+    TRANSFER_PARAMETERS,
     Gate,
     decoded,
     explained,
@@ -53,9 +53,9 @@ async def test_a_long_prompt_is_prefilled_by_one_replica_and_decoded_by_another(
     assert (response.status, response.replica) == (200, "replica-1")
     assert response.headers["x-warmpath-prefill-replica"] == "replica-0"
     assert json.loads(prefill.body) == json.loads(body) | {
-        MEMBER: ASKED, "stream": False, "max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1,
+        MEMBER: PREFILL_PARAMETERS, "stream": False, "max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1,
     }  # fmt: skip
-    assert json.loads(decode.body) == json.loads(body) | {MEMBER: GIVEN}
+    assert json.loads(decode.body) == json.loads(body) | {MEMBER: TRANSFER_PARAMETERS}
     assert prefill.header(b"x-request-id") == decode.header(b"x-request-id") == [b"mine"]
     assert (page["replica"], page["retries"], page["prefill"]["outcome"]) == ("replica-1", 0, "used")
     assert page["prefill"]["replica"] == "replica-0"
@@ -76,7 +76,7 @@ async def test_a_stream_is_prefilled_without_streaming_and_passes_unchanged(two:
     sent = json.loads(two[0].calls[0].body)
     assert (sent["stream"], sent["stream_options"]) == (False, None)
     decode = json.loads(two[1].calls[0].body)
-    assert decode[MEMBER] == GIVEN
+    assert decode[MEMBER] == TRANSFER_PARAMETERS
     assert decode["stream_options"] == {"continuous_usage_stats": False, "include_usage": True}
     assert found == {("replica-0", "used", ""): 1}
 
@@ -88,7 +88,7 @@ async def test_a_completion_is_prefilled_too(two: list[FakeReplica]) -> None:
         assert (await client.read_response()).status == 200
 
     assert "max_completion_tokens" not in json.loads(two[0].calls[0].body)
-    assert json.loads(two[1].calls[0].body) == json.loads(body) | {MEMBER: GIVEN}
+    assert json.loads(two[1].calls[0].body) == json.loads(body) | {MEMBER: TRANSFER_PARAMETERS}
 
 
 SKIPPED: dict[str, tuple[bytes, bytes, str]] = {
@@ -217,11 +217,11 @@ async def test_a_leg_counts_at_both_replicas_and_its_tokens_at_the_one_that_pref
 
 
 BY_CLIENT: dict[str, bytes] = {
-    "an object": prompt(**{MEMBER: GIVEN}),
+    "an object": prompt(**{MEMBER: TRANSFER_PARAMETERS}),
     "of a short prompt": BODY[:-1] + b',"kv_transfer_params":{"do_remote_prefill":true}}',
     "with an escaped name": BODY[:-1] + b',"kv\\u005ftransfer_params":{}}',
     "twice": BODY[:-1] + b',"kv_transfer_params":{},"kv_transfer_params":null}',
-    "large": prompt("x" * 300_000, **{MEMBER: GIVEN}),
+    "large": prompt("x" * 300_000, **{MEMBER: TRANSFER_PARAMETERS}),
 }
 
 
@@ -247,12 +247,12 @@ async def test_null_parameters_and_texts_about_them_are_accepted(two: list[FakeR
         assert (await harness.chat(prompt('"kv_transfer_params": {}', **{MEMBER: None}))).status == 200
         assert (await harness.chat(BODY[:-1] + b',"kv_transfer_params": null}')).status == 200
 
-    assert json.loads(two[1].calls[0].body)[MEMBER] == GIVEN
+    assert json.loads(two[1].calls[0].body)[MEMBER] == TRANSFER_PARAMETERS
     assert json.loads(two[1].calls[1].body)[MEMBER] is None
 
 
 async def test_pools_without_roles_pass_the_parameters_of_clients(two: list[FakeReplica]) -> None:
-    body = prompt(**{MEMBER: GIVEN})
+    body = prompt(**{MEMBER: TRANSFER_PARAMETERS})
     async with routed(config(two)) as harness:
         response = await harness.chat(body)
         _, page = await harness.admin("GET", "/admin/decisions")
@@ -273,10 +273,10 @@ async def test_large_bodies_are_changed_by_their_layout(two: list[FakeReplica]) 
 
     prefill, decode = (json.loads(replica.calls[0].body) for replica in two)
     assert prefill == json.loads(body) | {
-        MEMBER: ASKED, "stream": False, "max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1,
+        MEMBER: PREFILL_PARAMETERS, "stream": False, "max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1,
         "stream_options": None,
     }  # fmt: skip
-    assert decode == json.loads(body) | {MEMBER: GIVEN}
+    assert decode == json.loads(body) | {MEMBER: TRANSFER_PARAMETERS}
 
 
 async def test_a_task_group_prefills_with_its_own_replicas(three: list[FakeReplica]) -> None:
@@ -332,7 +332,7 @@ async def test_the_replica_of_a_decode_leg_is_chosen_again_if_it_is_down_by_then
     assert response.status == 200
     assert response.replica != explanation["replica"]
     (decode,) = [*three[1].calls, *three[2].calls]
-    assert json.loads(decode.body)[MEMBER] == GIVEN
+    assert json.loads(decode.body)[MEMBER] == TRANSFER_PARAMETERS
 
 
 async def test_the_models_of_a_pool_do_not_depend_on_roles(two: list[FakeReplica]) -> None:

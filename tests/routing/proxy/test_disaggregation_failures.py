@@ -25,10 +25,10 @@ from tests.fakes.replica import (
 )
 from tests.routing.proxy.disaggregated import (
     DECODE,
-    GIVEN,
     MEMBER,
     PREFILL,
     PREFILLED,
+    TRANSFER_PARAMETERS,
     decoded,
     has_parameters,
     last_prefill,
@@ -112,7 +112,7 @@ async def test_a_prefill_replica_that_refuses_connections_is_found_to_be_down(th
         assert (await harness.chat(prompt("last"))).headers["x-warmpath-prefill-replica"] == "replica-1"
         await harness.at_rest()
 
-    assert all(json.loads(call.body)[MEMBER] == GIVEN for call in three[2].calls)
+    assert all(json.loads(call.body)[MEMBER] == TRANSFER_PARAMETERS for call in three[2].calls)
 
 
 async def test_an_engine_without_a_kv_connector_is_logged_once(
@@ -296,7 +296,7 @@ async def test_parameters_that_no_replica_has_received_are_kept(three: list[Fake
             assert response.headers["x-warmpath-prefill-replica"] == "replica-0"
         await harness.at_rest()
 
-    assert all(json.loads(call.body)[MEMBER] == GIVEN for call in three[2].calls)
+    assert all(json.loads(call.body)[MEMBER] == TRANSFER_PARAMETERS for call in three[2].calls)
     assert len(three[0].calls) == 4
 
 
@@ -448,4 +448,4 @@ async def test_mixed_failures_under_load_neither_lose_nor_repeat_a_request(three
     assert [response.status for response in responses] == [200] * 60
     assert [response.body for response in responses] == [sse({"user": f"u{number}"}) for number in range(60)]
     assert sorted(served) == sorted(f"u{number}" for number in range(60))
-    assert PREFILLED[MEMBER] == GIVEN
+    assert PREFILLED[MEMBER] == TRANSFER_PARAMETERS

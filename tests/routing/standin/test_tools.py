@@ -89,6 +89,6 @@ def test_without_a_required_call_the_output_is_text(replica: ReplicaProcess) -> 
     "fields",
     [{"tools": None}, {"tools": []}, {"tool_choice": {"type": "function", "function": {"name": "write"}}}],
 )
-def test_a_call_of_no_given_tool_is_a_bad_request(replica: ReplicaProcess, fields: dict[str, Any]) -> None:
+def test_a_call_of_an_unknown_tool_is_a_bad_request(replica: ReplicaProcess, fields: dict[str, Any]) -> None:
     response = replica.send("POST", "/v1/chat/completions", CHAT | fields)
     assert (response.status, response.json["error"]["param"]) == (400, "tool_choice")
