@@ -32,7 +32,16 @@ from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
 from routing.balancing.strategies.strategy import Strategy
 from routing.prompt.hashing import DEFAULT_TIER1, PrefixHasher
-from routing.schema import Canary, PolicyConfig, PoolConfig, ReplicaConfig, ResidencySettings, TaskGroupConfig, Tier1
+from routing.schema import (
+    Canary,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    ReplicaRole,
+    ResidencySettings,
+    TaskGroupConfig,
+    Tier1,
+)
 
 _PREFIX_SPACE: Final = 1 << 64
 _pack_word: Final = struct.Struct("<Q").pack
@@ -175,7 +184,7 @@ class RouteBuilder:
         router: str,
     ) -> None:
         self._prefill_replicas = [replica for replica in pool.replicas if not replica.can_decode]
-        self._has_roles = pool.has_roles
+        self._has_roles = has_roles(pool)
         if self._prefill_replicas:
             pool = structs.replace(pool, replicas=tuple(replica for replica in pool.replicas if replica.can_decode))
         self._pool = pool  # with the replicas that serve requests
@@ -241,13 +250,18 @@ class RouteBuilder:
         return xxh3_64_intdigest("\n".join((self._pool.name, *parts)).encode(), self._seed)
 
 
+def has_roles(pool: PoolConfig) -> bool:
+    """Whether any replica has the role prefill or decode, so that another replica may prefill a prompt."""
+    return any(replica.role is not ReplicaRole.BOTH for replica in pool.replicas)
+
+
 def uses_residency(pool: PoolConfig) -> bool:
     """Whether any policy of the pool uses the residency; then the requests of all its groups are recorded.
 
     A canary counts on every router, so that routers have the data when the canary is extended to them. Where replicas
     have roles, the residency tells how much of a prompt is to be prefilled.
     """
-    if pool.has_roles:
+    if has_roles(pool):
         return True
     policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
     settings = [policy.settings for policy in policies]

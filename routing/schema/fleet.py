@@ -302,11 +302,6 @@ class PoolConfig(Frozen, frozen=True):
     disaggregation: Disaggregation | None = None  # None: its defaults; only used if a replica has a role
 
     @property
-    def has_roles(self) -> bool:
-        """Whether any replica has the role prefill or decode, so that another replica may prefill a prompt."""
-        return any(replica.role is not ReplicaRole.BOTH for replica in self.replicas)
-
-    @property
     def names(self) -> ModelNames:
         """Every model, alias and adapter name that it serves."""
         return ModelNames(self.models, self.aliases, self.adapters)
@@ -405,7 +400,8 @@ def check_config(config: RouterConfig) -> None:
         _check_pool_replicas(pool, f"{path}.replicas")
         _check_unique((group.name for group in pool.groups), f"{path}.groups", "task group")
         check_groups(pool, keys, f"{path}.groups")
-        check_session_keys(pool.session_keys or (), f"{path}.session_keys")
+        if pool.session_keys is not None:
+            check_session_keys(pool.session_keys, f"{path}.session_keys")
         if pool.paths is not None:
             check_paths(pool.paths, f"{path}.paths")
         check_canary(pool.policy, f"{path}.policy", {group.name for group in pool.groups if group.policy is None})
