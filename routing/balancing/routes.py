@@ -183,10 +183,11 @@ class RouteBuilder:
         seed: int,
         router: str,
     ) -> None:
-        self._prefill_replicas = [replica for replica in pool.replicas if not replica.can_decode]
+        self._prefill_replicas = [replica for replica in pool.replicas if replica.role is ReplicaRole.PREFILL]
         self._has_roles = has_roles(pool)
         if self._prefill_replicas:
-            pool = structs.replace(pool, replicas=tuple(replica for replica in pool.replicas if replica.can_decode))
+            decoding = tuple(replica for replica in pool.replicas if replica.role is not ReplicaRole.PREFILL)
+            pool = structs.replace(pool, replicas=decoding)
         self._pool = pool  # with the replicas that serve requests
         self._hasher = hasher
         self._loads = loads

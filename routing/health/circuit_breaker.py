@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from routing.balancing.replicas import HealthRegistry
-from routing.schema import BreakerConfig, PoolConfig, ReplicaConfig, ReplicaState
+from routing.schema import BreakerConfig, PoolConfig, ReplicaConfig, ReplicaRole, ReplicaState
 from routing.types import ReplicaId
 
 
@@ -84,8 +84,12 @@ class CircuitBreakers:
         """Apply these settings; breakers of replicas that stay keep their state."""
         self._pools = {}
         for config in pools:
-            self._configure_replicas(config, [replica for replica in config.replicas if replica.can_decode])
-            self._configure_replicas(config, [replica for replica in config.replicas if not replica.can_decode], 1.0)
+            self._configure_replicas(
+                config, [replica for replica in config.replicas if replica.role is not ReplicaRole.PREFILL]
+            )
+            self._configure_replicas(
+                config, [replica for replica in config.replicas if replica.role is ReplicaRole.PREFILL], 1.0
+            )
         self.ejections = {key: count for key, count in self.ejections.items() if key[1] in self._pools}
         for replica, breaker in list(self.not_closed.items()):
             if replica in self._pools:
