@@ -102,6 +102,7 @@ def test_with_other_routers_the_capacity_does_not_grow() -> None:
     assert rig.replica.capacity_ratio == 1.0
 
 
+@pytest.mark.plain_python(reason="It sets a constant.")
 def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.balancing.residency.MAX_EVICTED", 30)
     rig = Rig(GPU_BLOCKS)
@@ -128,6 +129,7 @@ def test_a_fetch_costs_its_time_and_never_more_than_prefill() -> None:
     assert rig.residency.match([1, 2, 3]).fetch_tokens(rig.replica.bit, 8000.0) == 0
 
 
+@pytest.mark.plain_python(reason="It sets a constant.")
 def test_with_a_lower_tier_placement_is_better_for_having_learnt_it(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = synthetic_traces.chat(3000, 1)
     model = FastEngineConfig(800, tiers=(TierConfig("cpu", 6000, 0.010, 25e9),))
