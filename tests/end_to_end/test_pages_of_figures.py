@@ -202,6 +202,7 @@ def test_a_refresh_of_the_overview_is_light(site, full):
     assert min(refreshed() for _ in range(3)) <= MOST_REFRESH_CPU_S * cpu_slowness()
 
 
+@pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
 @pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
 def test_the_overview_is_usable_within_its_budget(site, operator, replicas, query):
     warm_fleet(timezone.now(), seconds=3600 if replicas == 8 else 300, replicas=replicas, by=operator)
