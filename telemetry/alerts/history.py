@@ -65,7 +65,7 @@ class HistoryQuery:
 
 def load_histories(pools: Sequence[Pool], query: HistoryQuery) -> dict[int, History]:
     """The history of each pool by its id. Three queries for the replicas, one for each source (first tokens: four)."""
-    fields = ("pk", "name", "pool_id", "state", "labels", "created_at")
+    fields = ("pk", "name", "pool_id", "state", "labels", "role", "created_at")
     replicas = list(Replica.objects.filter(pool__in=pools).order_by("name").only(*fields))
     loader = _Loader(query, pools, replicas)
     return {pool.pk: loader.history_of(pool) for pool in pools}
