@@ -199,7 +199,9 @@ def test_a_refresh_of_the_overview_is_light(site, full):
         return cpu_s(session) - before
 
     # The shortest: others use the core's caches, too.
-    assert min(refreshed() for _ in range(3)) <= MOST_REFRESH_CPU_S * cpu_slowness()
+    slowness = cpu_slowness()
+    shortest = min(refreshed() for _ in range(6))
+    assert shortest <= MOST_REFRESH_CPU_S * max(slowness, cpu_slowness())
 
 
 @pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
