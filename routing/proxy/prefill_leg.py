@@ -181,7 +181,7 @@ class PrefillLeg:
         "record",
     )
 
-    decision: Decision  # once begun, as the record
+    decision: Decision  # set by ``begin``, as is ``record``
     record: PrefillRecord
     _target: PrefillTarget  # once sent
     _layout: Layout

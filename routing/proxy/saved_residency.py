@@ -32,6 +32,7 @@ import msgspec
 from routing.balancing.replicas import targets_of
 from routing.balancing.residency_snapshot import decode_uses, encode_uses, restore_uses
 from routing.health.checks import ActiveFleet, Balancer
+from routing.health.engine_probe import MAX_METRICS_BYTES
 from routing.http.tasks import Background, run_in_slices, run_until_cancelled
 from routing.log import event
 from routing.types import TargetId
@@ -44,7 +45,6 @@ CHECK_S: Final = 1.0  # for which a starting router waits for the engines' ages
 CHECK_ATTEMPTS: Final = 10  # for the age of an engine
 CHECK_PAUSE_S: Final = 3.0  # between two attempts; also the timeout of one
 CONCURRENT_CHECKS: Final = 16
-MAX_METRICS_BYTES: Final = 4 << 20
 _MAGIC: Final = f"warmpath-residency-2-{sys.byteorder}".encode()
 _start_time = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)", re.MULTILINE).search
 
@@ -195,7 +195,10 @@ async def engine_age_s(address: Address) -> tuple[bool, float | None]:
     now_at = time.time()
     with suppress(KeyError, ValueError):
         now_at = parsedate_to_datetime(response.headers[b"date"].decode("latin-1")).timestamp()
-    return True, max(0.0, now_at - float(found[1]))
+    try:
+        return True, max(0.0, now_at - float(found[1]))
+    except ValueError:  # not a number
+        return True, None
 
 
 def _by_target(fleet: ActiveFleet, snapshots: list[Snapshot]) -> dict[TargetId, list[SavedTarget]]:

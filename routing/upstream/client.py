@@ -12,6 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from routing.upstream.pool import Address, permitted_hosts
 
 READ_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10  # of one response
 
 
 class ResponseError(ValueError):
@@ -32,10 +33,14 @@ class _Body:
     def __init__(self) -> None:
         self.data = bytearray()
         self.headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
         self.is_complete = False
         self.on_body = self.data.extend
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ResponseError(f"headers longer than {MAX_HEADER_BYTES} bytes")
         self.headers[name.lower()] = value
 
     def on_message_complete(self) -> None:

@@ -118,6 +118,24 @@ async def test_a_late_response_of_an_engine_counts_too(
         await harness.until(lambda: len(residency) == 0, "the engines' ages")
 
 
+@pytest.mark.parametrize(
+    ("text", "headers"),
+    [
+        (b"process_start_time_seconds 1.2.3\n", b""),
+        (b"process_start_time_seconds 1\n", b"X-Long: %b\r\n" % (b"x" * 70_000)),
+    ],
+)
+async def test_unusable_metrics_of_an_engine_forget_nothing(
+    three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, headers: bytes
+) -> None:
+    monkeypatch.setattr(saved_residency, "CHECK_S", 0.2)
+    await fill(snapshot_of(three), tmp_path)
+    for replica in three:
+        replica.metrics, replica.metrics_headers = lambda: text, headers
+
+    assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}
+
+
 @pytest.mark.parametrize("change", ["secret", "url", "damage", "cut", "age"])
 async def test_a_file_that_no_longer_applies_is_ignored(
     three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str

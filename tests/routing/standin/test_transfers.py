@@ -67,7 +67,7 @@ def test_a_prompt_is_computed_by_one_replica_and_continued_by_another(
     assert decode.metric("vllm:prefix_cache_hits_total") == 0
 
 
-def test_received_blocks_are_cached_like_computed_ones(prefill: ReplicaProcess, decode: ReplicaProcess) -> None:
+def test_transferred_blocks_are_cached_as_if_computed(prefill: ReplicaProcess, decode: ReplicaProcess) -> None:
     decode.chat(WORDS, kv_transfer_params=prefilled(prefill))
 
     assert cached(decode.chat(WORDS)) > 300
