@@ -21,7 +21,7 @@ from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_xdist_make_scheduler,
 )
 
-START_DEADLINE_S = 30
+START_DEADLINE_S = 90
 FLUSH_ATTEMPTS = 5
 
 # The duration of an example depends on the machine; pytest limits each test as a whole. On the compiled router a few

@@ -317,6 +317,7 @@ MAX_EVICTED: Final = 131_072  # evicted runs of all replicas together whose firs
 CAPACITY_SAMPLES: Final = 3.0  # after which a share of evicted blocks that were cached changes the capacity
 _CAPACITY_FADE: Final = 0.9  # of these samples, for each new one
 CAPACITY_STEP: Final = 4.0  # by which the capacity grows
+MIN_EVICTED_RATIO: Final = 0.25  # of the reported capacity, evicted after a block, for it to be such a sample
 MAX_CAPACITY_RATIO: Final = 64.0  # of the estimated to the reported capacity
 _UPDATE_RATIO: Final = 4  # how often the boundary of the GPU cache is computed while all its uses are replaced
 MAX_OLDER_USES: Final = 256  # that are looked through for blocks after an evicted one
@@ -332,7 +333,9 @@ class ReplicaBlocks:
         self.capacity = 0  # blocks, of all cache tiers together
         self.reported_blocks = 0  # capacity as the engine reports it: its GPU cache
         self.capacity_ratio = 1.0  # capacity / reported capacity, learnt from blocks that were found after an eviction
-        self.evicted: OrderedDict[int, None] = OrderedDict()  # first hashes of runs above the capacity, the latest last
+        # First hashes of runs above the capacity, the latest last, with ``evicted_blocks`` when they were evicted.
+        self.evicted: OrderedDict[int, int] = OrderedDict()
+        self.evicted_blocks = 0  # above the capacity, ever
         self.fast_since_s = -inf  # blocks used before this time are in a lower cache tier; -inf: there is none
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
         self._uses_until_update = 0
@@ -413,21 +416,30 @@ class ReplicaBlocks:
         while self.blocks > self.capacity:
             run = next(iter(self.uses)).path[-1]
             self.evict()
+            self.evicted_blocks += run.length
             if not isinstance(run, Tail):
-                evicted[run.hashes[0]] = None
+                evicted[run.hashes[0]] = self.evicted_blocks
         while len(evicted) > max_evicted:
             evicted.popitem(last=False)
         return max(0, excess)
 
-    def take_evicted(self, chain: Chain, hit_blocks: int) -> bool:
-        """Whether the first block that is not cached was evicted above the capacity; forgets that it was."""
-        if not self.evicted or hit_blocks >= len(chain) or chain[hit_blocks] not in self.evicted:
-            return False
-        del self.evicted[chain[hit_blocks]]
-        return True
+    def take_evicted(self, chain: Chain, hit_blocks: int) -> int | None:
+        """Blocks evicted above the capacity since the first block that is not cached was; None if it was not.
 
-    def learn_capacity(self, is_found: bool) -> None:
-        """Learn from a prompt with evicted blocks whether the engine still had them, as with a lower cache tier."""
+        Forgets that it was.
+        """
+        if not self.evicted or hit_blocks >= len(chain):
+            return None
+        evicted_at = self.evicted.pop(chain[hit_blocks], None)
+        return None if evicted_at is None else self.evicted_blocks - evicted_at
+
+    def learn_capacity(self, is_found: bool, evicted_blocks: int) -> None:
+        """Learn from a prompt with evicted blocks whether the engine still had them, as with a lower cache tier.
+
+        Ignored if few blocks were evicted since: an engine may have such blocks because it evicts in another order.
+        """
+        if evicted_blocks < MIN_EVICTED_RATIO * self.reported_blocks:
+            return
         self._sought = _CAPACITY_FADE * self._sought + 1.0
         self._found = _CAPACITY_FADE * self._found + (1.0 if is_found else 0.0)
         if 2.0 * self._found > CAPACITY_SAMPLES and 2.0 * self._found > self._sought:

@@ -30,7 +30,7 @@ have no age limit, and evictions by estimate only happen above the capacity that
 
 Cache tiers. Engines that offload KV blocks to the host's memory or to disks have more cached than their GPU cache has
 room for, which is all that they report. What was evicted here for lack of capacity is remembered for a while, and a
-response tells whether a prompt with such blocks found them. If prompts did, the capacity grows
+response tells whether a prompt with blocks that were evicted long ago found them. If prompts did, the capacity grows
 (``ReplicaBlocks.learn_capacity``); if predictions turn out wrong, it shrinks to what is left. The blocks that exceed
 the reported capacity, those used longest ago, are assumed in the lower tier, and in a cost they count as much as it
 takes to fetch them from the host's memory. With other routers the capacity does not grow, because then the blocks may
@@ -149,6 +149,7 @@ class RequestResidency:
         "_at_home",
         "_branches",
         "_chain",
+        "_evicted_blocks",
         "_hit_blocks",
         "_hit_tokens",
         "_prefix_used_s",
@@ -160,7 +161,6 @@ class RequestResidency:
         "_tails",
         "_unrecorded_hits",
         "_use",
-        "_was_evicted",
     )
 
     def __init__(
@@ -177,7 +177,7 @@ class RequestResidency:
         previous_tail: BlockRun | None,
         unrecorded_hits: UnrecordedHits,
         at_home: ShareByTokens | None,
-        was_evicted: bool,
+        evicted_blocks: int | None,
     ) -> None:
         self._replica = replica
         self._chain = chain
@@ -192,7 +192,7 @@ class RequestResidency:
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
         self._unrecorded_hits = unrecorded_hits
         self._at_home = at_home  # None: the replica is not the home of the prompt
-        self._was_evicted = was_evicted  # the first new block was evicted above the estimated capacity
+        self._evicted_blocks = evicted_blocks  # since the first new block was, above the capacity; None: it was not
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
         """Learn from a response. All arguments are counts by the engine's tokenizer."""
@@ -201,7 +201,7 @@ class RequestResidency:
         scale = prompt_tokens / self._prompt_tokens  # the engine's tokens for each estimated one
         if self._replica.on_response is not None:
             self._report(self._replica.on_response, scale, prompt_tokens, cached_tokens, generated_tokens)
-        if not (self._was_evicted and self._learn_capacity(cached_tokens / scale)):
+        if self._evicted_blocks is None or not self._learn_capacity(cached_tokens / scale, self._evicted_blocks):
             self._learn_unrecorded_hits(cached_tokens / scale)
         self._learn_tails(scale, cached_tokens, generated_tokens)
         predicted = min(1.0, self._hit_tokens / self._prompt_tokens) * prompt_tokens
@@ -240,12 +240,12 @@ class RequestResidency:
         """Estimated tokens of each block of the prompt."""
         return self._hit_tokens // self._hit_blocks if self._hit_blocks else self._replica.block_tokens
 
-    def _learn_capacity(self, cached_tokens: float) -> bool:
+    def _learn_capacity(self, cached_tokens: float, evicted_blocks: int) -> bool:
         """Learn whether the engine still had blocks that were evicted here; whether it had. Estimated tokens."""
         replica, unrecorded = self._replica, self._prompt_tokens - self._hit_tokens
         is_found = cached_tokens - self._hit_tokens > FOUND_RATIO * min(unrecorded, RUN_TOKENS)
         if replica.on_response is None and not self._unrecorded_hits.has_other_routers:
-            replica.learn_capacity(is_found)
+            replica.learn_capacity(is_found, evicted_blocks)
         return is_found
 
     def _learn_unrecorded_hits(self, cached_tokens: float) -> None:
@@ -507,7 +507,7 @@ class Residency:
                 new_runs += 1
         if replica.capacity_ratio > 1.0:
             self._replicas.has_tiers = True
-        was_evicted = new_runs > 0 and replica.take_evicted(chain, hit_blocks)
+        evicted_blocks = replica.take_evicted(chain, hit_blocks) if new_runs else None
         tail = previous_tail = None
         if path and replica.uses_tails:
             if 0 < hit_blocks < len(chain):
@@ -534,7 +534,7 @@ class Residency:
             previous_tail,
             self.unrecorded_hits,
             at_home,
-            was_evicted,
+            evicted_blocks,
         )
 
     def restore(self, target: TargetId, chain: Chain, used_s: float, tail_tokens: int) -> None:

@@ -3,15 +3,16 @@ URL``.
 
 Conversations that share a few system prompts grow turn by turn and together exceed the caches. A router of this
 checkout places them under ``lowest_cost``; its decisions have the prediction, and the replicas' usage the cached
-tokens. Texts are this repository's own (prose, code, JSON, other scripts), so tokens per byte vary. Start the
-replicas with small caches and with ``--enable-prompt-tokens-details``. The first ``--skip`` share of the requests
-fills the caches and is not counted.
+tokens. Texts are of several kinds (Python's reference manual, its standard library, JSON, other scripts), so tokens per
+byte vary. Start the replicas with small caches and with ``--enable-prompt-tokens-details``. The first ``--skip`` share
+of the requests fills the caches and is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import json
 import random
 import re
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import httpx
@@ -29,7 +31,6 @@ import httpx
 from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
 
 DEADLINE_S = 120.0  # of one request
-ROOT = Path(__file__).parents[2]
 KINDS = ("prose", "code", "json", "mixed")
 SYSTEM_BYTES = 2000
 TURN_BYTES = (200, 1000)
@@ -140,10 +141,10 @@ class Texts:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         letters = [chr(code) for code in (*range(0x3B1, 0x3C9), *range(0x430, 0x450))]
-        prose = "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.md")))
+        prose = "\n".join(text for _, text in sorted(topics.items()))
         self._sources = {
             "prose": prose,
-            "code": "\n".join(path.read_text() for path in sorted(ROOT.glob("routing/**/*.py"))),
+            "code": "\n".join(map(inspect.getsource, (argparse, inspect, json, tempfile))),
             "json": json.dumps([{"id": n, "load": self._random.random(), "up": n % 3 > 0} for n in range(4000)]),
             "mixed": " ".join(
                 self._foreign_word(letters) if n % 8 == 7 else word for n, word in enumerate(prose.split())

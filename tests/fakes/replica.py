@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 TOKEN_PROBE = b"POST /v1/completions HTTP/1.1"
 
 

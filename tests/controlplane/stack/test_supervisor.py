@@ -13,7 +13,7 @@ import pytest
 from controlplane.stack.paths import Child
 from controlplane.stack.supervisor import StartError, Supervisor
 
-DEADLINE_S = 20
+DEADLINE_S = 60.0
 
 
 def script(name: str, code: str, **options: object) -> Child:

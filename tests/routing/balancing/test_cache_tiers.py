@@ -81,6 +81,13 @@ def test_without_a_lower_tier_the_capacity_is_the_reported_one() -> None:
     assert rig.replica.capacity_ratio == 1.0
 
 
+def test_blocks_that_an_engine_keeps_a_little_longer_are_no_lower_tier() -> None:
+    rig = Rig(GPU_BLOCKS * 6 // 5)
+    rig.run(2000, 2 * GPU_BLOCKS // PROMPT)
+
+    assert rig.replica.capacity_ratio == 1.0
+
+
 def test_a_tier_that_is_lost_is_unlearnt() -> None:
     rig = Rig(8 * GPU_BLOCKS)
     rig.run(400, 8 * GPU_BLOCKS // PROMPT)

@@ -32,7 +32,7 @@ from tests.routing.building import config as config_of
 from tests.routing.building import pool
 from tests.side_by_side import alone
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 TARGET = TargetId("a")
 
 

@@ -51,7 +51,7 @@ from routing.settings import ServeSettings
 from routing.singleprocess import SingleProcess
 from tests.fakes.replica import FakeReplica
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 SOCKET_BYTES = 4096  # socket buffer of a narrow connection; the kernel doubles it
 SECRET = "ab" * 16
 CHAT = b"/v1/chat/completions"

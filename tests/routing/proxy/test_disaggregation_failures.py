@@ -364,7 +364,7 @@ async def disconnected(harness: Harness, waiting: FakeReplica) -> Call:
             prompt(),
         )
         call = await waiting.wait_calls(1)
-    await asyncio.wait_for(call.gone.wait(), 5)
+    await asyncio.wait_for(call.gone.wait(), 30)
     await harness.at_rest()
     return call
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass

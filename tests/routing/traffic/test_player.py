@@ -25,7 +25,7 @@ from routing.traffic.player import PlayConfig, Player
 from routing.traffic.trace import Job
 from tests.routing.standin.replica_process import replica_process
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(eq=False)

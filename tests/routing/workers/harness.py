@@ -18,7 +18,7 @@ import aiohttp
 from routing.schema import RouterConfig, dump_snapshot
 from tests.routing.proxy.harness import BODY, CHAT, RawClient, Response, connect, post
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 EXPLAIN = {"path": "/v1/completions", "body": {"prompt": "Say something."}}  # what /admin/explain is asked
 _ready = re.compile(r" is ready: https?://[\d.]+:(\d+) \(admin (http://[\d.:]+)")
 

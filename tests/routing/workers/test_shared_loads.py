@@ -56,7 +56,7 @@ async def test_the_exchange_of_loads_continues_after_an_error(monkeypatch: pytes
     for shared in pair.shared:
         shared.start()
     pair.routers[1].balancer.loads.dispatch(A, 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         while pair.seen(0)[0][0] != 1:
             await asyncio.sleep(0.001)
     for shared in pair.shared:

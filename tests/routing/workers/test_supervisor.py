@@ -35,7 +35,7 @@ from routing.workers.supervisor import Supervisor
 from tests.fakes.replica import FakeReplica
 from tests.routing.proxy.harness import CHAT, config, connect, post
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize("took_s", [0.0, 0.001, POLL_S * POLL_SHARE, 0.05, 0.09])
@@ -220,6 +220,7 @@ async def test_without_a_worker_a_configuration_is_to_be_retried_and_not_rejecte
             await view.apply_config(document)
         assert supervisor.store.last_nack is None
         monkeypatch.undo()
+        monkeypatch.setattr("routing.workers.multiprocess.WORKERS_TIMEOUT_S", DEADLINE_S)
         assert (await view.apply_config(document)).snapshot.revision == 1
 
 
