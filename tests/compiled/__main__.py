@@ -11,23 +11,22 @@ from collections.abc import Sequence
 
 from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
 
-PARTS = ("prompt", "limits", "balancing", "health", "proxy", "workers", "replay")
+PARTS = ("prompt", "limits", "balancing", "health", "proxy", "replay")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
-# Tests of modules that are not compiled: processes, sockets, files, certificates. They would take a third of the time,
-# most of it to start processes, which test_wheel.py does too.
+# Tests of modules that are not compiled (processes, sockets, files, certificates), and replays and processes that check
+# results rather than code. They would take more than half of the time; test_wheel.py starts compiled processes too.
 EXCLUDED = [
     f"tests/routing/{name}.py"
     for name in (
         "prompt/test_structure",
         "proxy/test_announcements",
+        "proxy/test_disaggregated_stand_ins",
+        "proxy/test_floods",
         "proxy/test_stored_configurations",
         "proxy/test_tls",
-        "workers/test_channel",
-        "workers/test_processes",
-        "workers/test_signals",
-        "workers/test_supervisor",
-        "workers/test_tls",
-        "workers/test_warm_ups",
+        "proxy/test_warm_up_reports",
+        "replay/test_routers",
+        "replay/test_run_cache",
     )
 ]
 
