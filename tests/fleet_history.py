@@ -37,6 +37,7 @@ from controlplane.services.policies.rollout_plans import make_plan
 from controlplane.services.policies.rollouts import Verdict as Judgement
 from controlplane.services.policies.rollouts import advance_rollouts, apply_verdict, pause_rollout
 from controlplane.services.routers import announce, record_ack
+from controlplane.services.snapshots import single_snapshot
 from telemetry.alerts.kinds import KINDS
 from telemetry.alerts.message import alert_labels, describe, scope_of
 from telemetry.alerts.notifications import notify_due
@@ -55,9 +56,12 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
     way through.
     """
     pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
-    fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)]
-    for replica in fleet:
-        record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)
+    with single_snapshot(reason="a fleet", by=by):
+        fleet = [
+            add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)
+        ]
+        for replica in fleet:
+            record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)
     for name in GROUPS:
         if name:
             create_task_group(pool, name, owner="platform", by=by)

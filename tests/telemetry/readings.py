@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 from controlplane.models import Replica, Router
 from telemetry.metrics.counters import Increase, ReadingState
@@ -12,9 +14,36 @@ from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
 from telemetry.metrics.router import RouteKey
 from telemetry.models import ScrapeState
 from telemetry.scraping.merge import FAILED_SCRAPE, ROUTER_ITSELF, SourceReading
-from telemetry.scraping.record import REPLICAS, ROUTERS, store_readings
+from telemetry.scraping.record import REPLICAS, ROUTERS, TargetKind, store_readings
+from telemetry.storage.store import layout_ids, store_rows
 
 EDGES = (0.1, 0.5, 1.0, 5.0)
+Stored = tuple[TargetKind, datetime, int, SourceReading[Any]]
+_batches: list[list[Stored]] = []  # of the open blocks of ``stored_together``
+
+
+@contextmanager
+def stored_together() -> Iterator[None]:
+    """Store the readings of a block at its end, all replicas' and all routers' by one statement each."""
+    _batches.append([])
+    try:
+        yield
+    finally:
+        stored = _batches.pop()
+    for kind in (REPLICAS, ROUTERS):
+        _store_rows(kind, [it for it in stored if it[0] is kind])
+
+
+def _store_rows(kind: TargetKind, stored: Sequence[Stored]) -> None:
+    layouts = layout_ids({buckets.edges for *_, it in stored for buckets in it.increase.histograms.values()})
+    store_rows(kind.table, [kind.row(target_id, at, reading, layouts) for _, at, target_id, reading in stored])
+
+
+def _store(kind: TargetKind, at: datetime, target_id: int, reading: SourceReading[Any]) -> None:
+    if _batches:
+        _batches[-1].append((kind, at, target_id, reading))
+    else:
+        store_readings(kind, at, [(target_id, reading)])
 
 
 def engine_reading(
@@ -36,12 +65,12 @@ def engine_reading(
         counters["first_tokens"] = sum(ttft.values())
     increase = Increase(state, interval_s, counters, histograms)
     reading = SourceReading(EngineKey("tiny", engine), increase, gauges or {}, frozenset(not_reported))
-    store_readings(REPLICAS, at, [(replica.pk, reading)])
+    _store(REPLICAS, at, replica.pk, reading)
 
 
 def gap(replica: Replica, at: datetime) -> None:
     """Store the reading of a failed scrape."""
-    store_readings(REPLICAS, at, [(replica.pk, SourceReading(FAILED_SCRAPE, Increase(ReadingState.STALE)))])
+    _store(REPLICAS, at, replica.pk, SourceReading(FAILED_SCRAPE, Increase(ReadingState.STALE)))
 
 
 def route_reading(
@@ -72,13 +101,13 @@ def route_reading(
     if reuse:
         key = RouteKey(pool, group, "", "", 0, reuse)
     reading = SourceReading(key, Increase(ReadingState.OK, 5.0, counters, histograms))
-    store_readings(ROUTERS, at, [(router.pk, reading)])
+    _store(ROUTERS, at, router.pk, reading)
 
 
 def router_scraped(router: Router, at: datetime, *, stale: bool = False) -> None:
     """Store the router's own reading: it was scraped, or that failed."""
     increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, 5.0)
-    store_readings(ROUTERS, at, [(router.pk, SourceReading(ROUTER_ITSELF, increase))])
+    _store(ROUTERS, at, router.pk, SourceReading(ROUTER_ITSELF, increase))
 
 
 def scraped(replica: Replica, at: datetime, **fields: object) -> ScrapeState:

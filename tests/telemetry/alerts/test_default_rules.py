@@ -9,6 +9,7 @@ from controlplane.models import ConfigSnapshot, EventKind, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.snapshots import single_snapshot
 from telemetry.alerts.kinds import KINDS
 from telemetry.metrics.histograms import ROUTER_EDGES
 from telemetry.models import STARTING_S, Alert, AlertRule, AlertState, RuleKind, ScrapeState
@@ -17,11 +18,11 @@ from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.alerts.rules import default_rules
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 STEP_S = 15  # between two evaluations and two readings
-QUIET_S = 900
+QUIET_S = 480  # longer than any rule takes to fire
 # Positions of the buckets that end at 0.2 s, 4 s and 10 s.
 EARLY, SLOW, LATE = (next(at for at, edge in enumerate(ROUTER_EDGES) if edge > limit_s) for limit_s in (0.2, 4.0, 10.0))
 
@@ -45,6 +46,7 @@ class Fleet:
     def now(self):
         return T0 + timedelta(seconds=self.second)
 
+    @stored_together()
     def read(self) -> None:
         """What scrapes of the last seconds store."""
         requests = 60
@@ -78,8 +80,9 @@ class Fleet:
 
 @pytest.fixture
 def fleet(pool):
-    for number in range(3):
-        add_replica(pool, name=f"gpu-{number}", url=f"http://127.0.0.1:91{number:02}")
+    with single_snapshot(reason="a fleet"):
+        for number in range(3):
+            add_replica(pool, name=f"gpu-{number}", url=f"http://127.0.0.1:91{number:02}")
     newest = ConfigSnapshot.objects.order_by("-number").first()
     router = Router.objects.create(
         name="router-1",

@@ -13,7 +13,7 @@ from telemetry.alerts import pipeline
 from telemetry.alerts.history import engine_hours
 from telemetry.models import Alert, AlertRule
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, route_reading, router_scraped
+from tests.telemetry.readings import engine_reading, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 STEP_S = 10
@@ -29,6 +29,7 @@ def at(seconds):
     return T0 + timedelta(seconds=seconds)
 
 
+@stored_together()
 def readings(replica, start_s, end_s, ratio, rng):
     """About 6 requests/s whose hit rate varies by 2 points from reading to reading."""
     for second in range(start_s + STEP_S, end_s + 1, STEP_S):
@@ -57,9 +58,10 @@ def test_a_drop_ten_minutes_after_an_improvement_fires_within_90_s(pool, r1, day
     A median of the last hour, or of this hour of the days before, still lies at 45 %.
     """
     rng = random.Random(16)
-    for day in range(1, days + 1):
-        for minute in range(-30, 31, 10):
-            engine_reading(r1, at(60 * minute) - timedelta(days=day), queries=600_000, hits=270_000, finished=600)
+    with stored_together():
+        for day in range(1, days + 1):
+            for minute in range(-30, 31, 10):
+                engine_reading(r1, at(60 * minute) - timedelta(days=day), queries=600_000, hits=270_000, finished=600)
     readings(r1, -3000, 0, 0.45, rng)
     readings(r1, 0, 600, 0.82, rng)
     assert fired_after(pool, 540, 600) is None
@@ -75,9 +77,10 @@ def test_a_drop_of_a_pool_whose_requests_have_no_task_group_fires(pool, r1):
     """Routers tell of the group "": it counts as any other."""
     router = announce(name="router-1", boot="b", admin_url="http://10.0.0.9:8081")
     rng = random.Random(17)
-    for second in range(10, 1000, 10):
-        ratio = rng.gauss(0.8 if second <= 900 else 0.5, 0.02)
-        routed(router, second, {"": (60, ratio)})
+    with stored_together():
+        for second in range(10, 1000, 10):
+            ratio = rng.gauss(0.8 if second <= 900 else 0.5, 0.02)
+            routed(router, second, {"": (60, ratio)})
 
     assert fired_after(pool, 900, 990) is not None
 
@@ -87,10 +90,11 @@ def test_a_change_of_the_traffic_mix_is_recorded_once_and_is_no_drop(pool, r1):
     for name in ("chat", "batch"):
         create_task_group(pool, name)
     rng = random.Random(18)
-    for second in range(10, 1201, 10):
-        chat, batch = (54, 6) if second <= 900 else (20, 40)
-        router_scraped(router, at(second))
-        routed(router, second, {"chat": (chat, rng.gauss(0.9, 0.02)), "batch": (batch, rng.gauss(0.2, 0.02))})
+    with stored_together():
+        for second in range(10, 1201, 10):
+            chat, batch = (54, 6) if second <= 900 else (20, 40)
+            router_scraped(router, at(second))
+            routed(router, second, {"chat": (chat, rng.gauss(0.9, 0.02)), "batch": (batch, rng.gauss(0.2, 0.02))})
 
     assert fired_after(pool, 800, 1200) is None
     event = Event.objects.get(kind="traffic_mix_changed")

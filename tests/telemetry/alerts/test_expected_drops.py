@@ -13,6 +13,7 @@ from controlplane.models import EventKind, Pool, Replica
 from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.snapshots import single_snapshot
 from telemetry.alerts.expected_drops import explained_ratio
 from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules
@@ -21,7 +22,7 @@ from telemetry.models import Alert, AlertRule, Decision
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.storage.partitions import ensure_days
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap, route_reading
+from tests.telemetry.readings import engine_reading, gap, route_reading, stored_together
 from tests.telemetry.stored_decisions import a_router, decision
 
 INTERVAL_S, TOKENS, RATE = 5, 10_000, 0.8
@@ -77,6 +78,7 @@ class World:
             self.record_event_of(EventKind.REPLICA_UP, name)
             self.record_event_of(EventKind.REPLICA_RESTARTED, name)
 
+    @stored_together()
     def tick(self) -> None:
         """Simulate one interval and store the readings of all replicas."""
         self.second += INTERVAL_S
@@ -128,8 +130,9 @@ def at(seconds: float) -> datetime:
 
 def make(pool: Pool, **settings: object) -> World:
     names = [f"r{number}" for number in range(1, 5)]
-    replicas = [add_replica(pool, name=it, url=f"http://127.0.0.1:91{it[1]}1") for it in names]
-    AlertRule.objects.filter(kind="no_data").update(enabled=False)
+    with single_snapshot(reason="a fleet"):
+        replicas = [add_replica(pool, name=it, url=f"http://127.0.0.1:91{it[1]}1") for it in names]
+    AlertRule.objects.exclude(kind__in=["hit_rate_drop", "replica_down", "replica_ejected"]).update(enabled=False)
     update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**DROP, **settings})
     return World(pool, replicas)
 

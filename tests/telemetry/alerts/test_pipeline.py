@@ -19,7 +19,7 @@ from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.notifications.channels import create_channel
 from telemetry.storage.locks import EVALUATE
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap
+from tests.telemetry.readings import engine_reading, gap, stored_together
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_waiting")]
 SETTINGS = {"baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 60}
@@ -46,6 +46,7 @@ def channel(db):
     return create_channel("ops", config={"url": "https://hooks.example/secret-path"})
 
 
+@stored_together()
 def traffic(replica, start_s, end_s, ratio, *, tokens=10_000, requests=20):
     """Readings every 5 s, as a busy replica would leave."""
     for second in range(start_s + 5, end_s + 1, 5):

@@ -24,7 +24,7 @@ from telemetry.services.notifications.channels import create_channel
 from telemetry.web.ladder_figures import draw
 from tests.telemetry.alerts.histories import past, window
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, route_reading, router_scraped
+from tests.telemetry.readings import engine_reading, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 SETTINGS = {"baseline_s": 600, "days": 0, "for_s": 10, "keep_firing_s": 120}
@@ -39,6 +39,7 @@ def r1(pool):
     return add_replica(pool, name="r1", url="http://127.0.0.1:9101")
 
 
+@stored_together()
 def minutes(replica, rates, *, start=0):
     """A reading every 20 s, with one hit rate for each minute."""
     for minute, rate in enumerate(rates):

@@ -11,7 +11,7 @@ from telemetry.models import AlertRule, ScrapeState
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import create_rule, update_rule
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, scraped
+from tests.telemetry.readings import engine_reading, scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 INTERVAL_S = 5
@@ -28,6 +28,7 @@ def three(pool):
     return [add_replica(pool, name=f"r{number}", url=f"http://127.0.0.1:910{number}") for number in (1, 2, 3)]
 
 
+@stored_together()
 def readings(replica, until_s, ratio, *, requests=20):
     """One every interval, the last of them remembered by the scraper."""
     for second in range(INTERVAL_S, until_s + 1, INTERVAL_S):

@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
+from routing.schema import RoundRobinSettings
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
-from tests.telemetry.services.lab.test_what_ifs import fleet  # noqa: F401 - a fixture
-from tests.telemetry.services.lab.what_if_world import publish_and_store, traffic
+from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, traffic
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/what-ifs"
 CANDIDATE = {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}}
 
 
-def test_a_prediction_is_queued_run_and_shown(api, fleet):  # noqa: F811
+def test_a_prediction_is_queued_run_and_shown(api, pool):
     start = datetime.now(UTC) - timedelta(hours=1)
-    publish_and_store(fleet, traffic(2, seconds=240), {"strategy": "round_robin"}, start)
+    publish_and_store(add_fleet(pool), traffic(2, seconds=240), RoundRobinSettings(), start)
     window = {"start": start.isoformat(), "end": (start + timedelta(minutes=4)).isoformat()}
 
     created = api.post(URL, {"pool": "chat", "candidates": [CANDIDATE], **window})

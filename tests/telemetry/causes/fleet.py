@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from controlplane.models import Pool, Replica, Router
-from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.routers import announce
 from routing.balancing.load_tracker import LoadTracker, Ticket
 from routing.balancing.placement import Placement
@@ -117,6 +117,8 @@ class Fleet:
 
     def _replica(self, name: str, blocks: int) -> Modelled:
         row = add_replica(self.pool, name=name, url=f"http://10.0.0.{name[1:]}:8000")
+        record_engine_facts(row, block_tokens=BLOCK, capacity_blocks=blocks)
+        row.refresh_from_db()  # so that scrapes report nothing new
         return Modelled(row, blocks)
 
     # --- what operators do ---

@@ -14,6 +14,7 @@ from tests.telemetry.causes.scenarios import LONG_S, SCENARIOS, Scenario, play
 from tests.telemetry.ladder_bins import PROMPT, ladder_bin
 
 pytestmark = pytest.mark.django_db
+SHORT_S = 200.0  # of usual traffic
 ONE_OF_EACH = {
     scenario.kind: scenario for scenario in SCENARIOS
 }  # where there is one: with something else that happens as well
@@ -26,7 +27,7 @@ def test_every_cause_has_a_scenario() -> None:
 @pytest.mark.parametrize("scenario", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
 def test_the_true_cause_is_named_first(scenario: Scenario, pool, settings, time_machine) -> None:
     settings.SCRAPE_INTERVAL_S = SCRAPE_S
-    when = play(scenario, 1, pool, lambda at: time_machine.move_to(at, tick=False))
+    when = play(scenario, 1, pool, lambda at: time_machine.move_to(at, tick=False), SHORT_S)
 
     causes = explain_drop(pool, **when.as_spans())
 

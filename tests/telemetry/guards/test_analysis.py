@@ -31,7 +31,7 @@ def busy_sides(seed: int, count: int) -> Measured:
 def test_a_harmless_canary_is_rarely_breached_in_repeated_analyses() -> None:
     looked = 0
     breached = 0
-    for seed in range(60):
+    for seed in range(30):
         trial, baseline = minutes(seed, 40), minutes(seed + 10_000, 40)
         looks = [verdicts(Measured(Side(trial[:n]), Side(baseline[:n])))[0] for n in range(4, 41)]
         breached += Verdict.BREACHED in looks
@@ -83,8 +83,8 @@ def test_a_canary_without_streams_is_inconclusive() -> None:
 
 
 def test_a_harmless_canary_passes_eventually() -> None:
-    passed = [verdicts(busy_sides(seed, 60))[0] for seed in range(20)]
-    assert passed.count(Verdict.PASSED) >= 19
+    passed = [verdicts(busy_sides(seed, 60))[0] for seed in range(10)]
+    assert passed.count(Verdict.PASSED) >= 9
     assert Verdict.BREACHED not in passed
 
 

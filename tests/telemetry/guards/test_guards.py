@@ -19,7 +19,7 @@ from controlplane.services.routers import announce, record_ack
 from telemetry.guards.measurement import analyze_rollouts, bin_length_s, measure
 from telemetry.storage.locks import GUARD, advisory_lock
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import route_reading
+from tests.telemetry.readings import route_reading, stored_together
 
 pytestmark = pytest.mark.django_db
 BEFORE = T0 - timedelta(minutes=30)  # when the trial's history begins
@@ -63,6 +63,7 @@ def by_share(pool, **guard):
     return make_plan(pool.policies.get(group=None), stages=stages, guard={**GUARD_LIMITS, **guard})
 
 
+@stored_together()
 def traffic(router, minute, revision, *, hit_rate=0.6, failed=0, ttft=None, plain=None, group="", replicas=(50, 50)):
     """A minute that ended so many minutes after T0: 100 requests, and how long they waited."""
     at = T0 + timedelta(minutes=minute)

@@ -106,7 +106,7 @@ def histories(draw: st.DrawFn) -> list[list[Request]]:
 
 
 @given(runs=histories(), capacities=st.lists(st.integers(1, 12), min_size=3, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_requests_have_the_hits_of_simple_caches_also_after_a_restart(runs, capacities):
     capacity = {f"r{number}": blocks for number, blocks in enumerate(capacities)}
     told = {name: HASH_TOKENS * blocks for name, blocks in capacity.items()}
@@ -144,13 +144,17 @@ def test_random_placement_loses_hits_that_placement_by_session_keeps():
     assert lost["workload"] == pytest.approx(kept["workload"], abs=0.1)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 0.125, 0.0625])
 @pytest.mark.parametrize("placed", ["session", "random"])
-def test_every_term_of_sampled_blocks_is_within_its_standard_error(ratio, placed):
+def test_every_term_of_sampled_blocks_is_within_its_standard_error(placed):
     requests = traffic(6000, placed=placed, sessions=600)
     capacities = {f"r{number}": 4000 for number in range(4)}
     whole = ladder_from(replayed(requests, capacities), sample_ratio=1.0)
-    part = ladder_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
+    for ratio in (0.5, 0.125, 0.0625):
+        part = ladder_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
+        check_terms(whole, part)
+
+
+def check_terms(whole: Ladder, part: Ladder) -> None:
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
     assert abs(part.predicted - whole.predicted) < 3 * part.standard_error_tokens < 0.15 * whole.prompt_tokens

@@ -79,7 +79,7 @@ def test_a_prompt_shorter_than_a_block_reuses_nothing_and_stops_nothing(rooms, r
 
 
 @given(st.lists(st.lists(requests(), max_size=3), max_size=4), st.one_of(st.none(), ROOMS), st.integers(1, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minutes):
     replay, tally = Replay(None), BinSums()
     for some in spans:
@@ -203,7 +203,7 @@ OPENINGS = st.fixed_dictionaries(
 
 
 @given(st.lists(OPENINGS, max_size=4), st.sampled_from((None, 0.0, 1.0)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_lint_takes_any_openings_that_a_router_may_send(documents, rate):
     openings = [opening for document in documents if (opening := PromptStructure.read(document)) is not None]
     assert isinstance(lint(openings, rate), list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,13 @@ def traffic(
     placed: str = "session",
 ) -> list[Request]:
     """Requests at 200 a second; ``placed`` is how: by ``session`` or at ``random``."""
+    return list(_traffic(count, seed, replicas, prompts, sessions, turn, longest, placed))
+
+
+@cache
+def _traffic(
+    count: int, seed: int, replicas: int, prompts: int, sessions: int, turn: tuple[int, int], longest: int, placed: str
+) -> list[Request]:
     chance = random.Random(seed)
     openings = [_blocks(chance, chance.randint(4, 24)) for _ in range(prompts)]
     open_: dict[int, list[int]] = {}

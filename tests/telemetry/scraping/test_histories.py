@@ -90,7 +90,7 @@ def play(history, count, *, has_start):
     return engines, readings
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(history=histories, count=st.integers(1, 3))
 def test_totals_are_exact_except_for_what_a_restart_loses(history, count):
     """R19, H4, H8, H9, H10, H12, H15: rejected and failed scrapes lose no token, and tiers add up to the hits."""
@@ -103,7 +103,7 @@ def test_totals_are_exact_except_for_what_a_restart_loses(history, count):
         assert all(counts["host_tokens"] == counts["external_hits"] for counts in counters if "external_hits" in counts)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(history=histories, count=st.integers(1, 3), has_start=st.booleans())
 def test_no_count_is_negative_and_no_rate_above_one(history, count, has_start):
     """R19, H3, H9, H14: also where restarts are hidden; hits under another name are unknown, not 0."""

@@ -23,7 +23,7 @@ from telemetry.storage.rollup_tables import BY_PART, RESOLUTIONS_S, SUMS, TABLES
 from tests.conftest import wait_until
 from tests.controlplane.threads import at_once, waiting
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped
+from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 KEPT_S = 3 * 86_400.0
@@ -50,6 +50,7 @@ def at(minute, second=0):
     return T0 + timedelta(minutes=minute, seconds=second)
 
 
+@stored_together()
 def some_hours(replicas, router, every_min=7):
     """Four hours with traffic, silence, failed scrapes, a restart, two engines, two layouts, and a router's counts."""
     r1, r2 = replicas
@@ -214,7 +215,7 @@ def test_a_bin_whose_readings_were_dropped_stays_as_it_is(replicas, router):
     drop_before((T0 + timedelta(days=1)).date())
     engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)
 
-    roll_up(T0 + timedelta(days=5), readings_kept_s=KEPT_S)
+    roll_up(T0 + timedelta(days=1), readings_kept_s=KEPT_S / 6)
 
     assert not RollupRepair.objects.exists()
     assert all_sums(replicas, HOURS) == before
@@ -232,14 +233,14 @@ def test_one_worker_at_a_time_rolls_up(replicas, router):
 
 def test_a_worker_that_was_away_catches_up_run_by_run(replicas):
     engine_reading(replicas[0], at(1), queries=10, hits=1)
-    engine_reading(replicas[0], at(60 * 30), queries=10, hits=1)
+    engine_reading(replicas[0], at(60 * 12), queries=10, hits=1)
     runs = 0
-    while (done := roll_up(at(60 * 31), readings_kept_s=KEPT_S, budget_s=0.05)).behind_s > 0:
+    while (done := roll_up(at(60 * 13), readings_kept_s=KEPT_S, budget_s=0.05)).behind_s > 0:
         assert done.bins > 0
         runs += 1
 
     assert runs > 1
-    (row,) = sums.engine_sums([replicas[0].pk], Window(T0, at(60 * 31), 3600), whole=True)
+    (row,) = sums.engine_sums([replicas[0].pk], Window(T0, at(60 * 13), 3600), whole=True)
     assert (row.queries, row.hits) == (20, 2)
 
 
@@ -280,7 +281,7 @@ def large_chunks():
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("large_chunks")
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(early=scrapes, late=scrapes, until_min=st.integers(30, 200))
 def test_the_order_of_readings_and_rollups_changes_no_sum(replicas, early, late, until_min):
     """Late and duplicate readings (R19), runs in between, and a window that ends anywhere."""
@@ -290,6 +291,7 @@ def test_the_order_of_readings_and_rollups_changes_no_sum(replicas, early, late,
     RollupState.objects.all().delete()
     RollupRepair.objects.all().delete()
 
+    @stored_together()
     def store(scrapes):
         for place, kind, which in scrapes:
             due = at(0, 5 * place + 5)

@@ -33,7 +33,14 @@ def visitor(client: Client, noon, operator) -> Client:
     return client
 
 
+@pytest.fixture(scope="module")
+def module_fleet(module_rows) -> int:
+    """The id of the pool of ``fleet``, stored once for a module."""
+    with time_machine.travel(NOW, tick=False):
+        return warm_fleet(NOW, seconds=600, replicas=4).pk
+
+
 @pytest.fixture
-def fleet(visitor, noon) -> Pool:
+def fleet(visitor, noon, module_fleet) -> Pool:
     """Four replicas, measured for ten minutes until noon; a policy went live five minutes ago."""
-    return warm_fleet(noon, seconds=600, replicas=4)
+    return Pool.objects.get(pk=module_fleet)

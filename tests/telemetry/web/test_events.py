@@ -128,8 +128,7 @@ def test_a_filter_value_that_the_database_cannot_store_is_rejected(visitor):
     assert 'role="alert"' in visitor.get("/events/?pool=a%00b").text
 
 
-@pytest.mark.parametrize("query", [{"router": "router-7"}, {"actor": "olga"}, {}])
-def test_a_page_of_events_is_read_from_an_index(visitor, operator, query):
+def test_a_page_of_events_is_read_from_an_index(operator):
     routers = [announce(name=f"router-{number}", boot="b", admin_url="http://10.0.1.1:8081") for number in range(20)]
     begun = timezone.now()
     Event.objects.bulk_create(
@@ -145,10 +144,11 @@ def test_a_page_of_events_is_read_from_an_index(visitor, operator, query):
     with connection.cursor() as cursor:
         cursor.execute("analyze controlplane_event")
 
-    plan = EventFilter(query, queryset=Event.objects.all()).qs.order_by("-at", "-pk")[:51].explain()
+    for query in ({"router": "router-7"}, {"actor": "olga"}, {}):
+        plan = EventFilter(query, queryset=Event.objects.all()).qs.order_by("-at", "-pk")[:51].explain()
 
-    assert "Index" in plan, plan
-    assert "Seq Scan on controlplane_event" not in plan, plan
+        assert "Index" in plan, plan
+        assert "Seq Scan on controlplane_event" not in plan, plan
 
 
 def test_an_alert_links_to_the_events_around_its_time(visitor, fleet, noon):

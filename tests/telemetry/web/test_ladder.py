@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import time_machine
 
 from controlplane.models import Replica
 from controlplane.services.fleet.pools import create_pool
@@ -12,19 +13,26 @@ from telemetry.models import DecisionCursor
 from telemetry.services.lab.replays import replay_pools, update_curve
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import traffic
+from tests.telemetry.services.lab.test_ladders import add_fleet
 from tests.telemetry.services.lab.test_ladders import fleet as room  # noqa: F401 - a fixture
+from tests.telemetry.web.conftest import NOW
 
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def module_replay(module_rows) -> None:
+    """Requests of three task groups within the quarter of an hour before noon, placed at random, in pool ``chat``."""
+    with time_machine.travel(NOW, tick=False):
+        pool, start = add_fleet(create_pool("chat")), NOW - timedelta(minutes=12)
+        requests = traffic(900, placed="random")
+        store([one._replace(at_s=start.timestamp() + number / 2) for number, one in enumerate(requests)])
+        replay_pools(NOW)
+        update_curve(pool, NOW)
+
+
 @pytest.fixture
-def replayed(visitor, noon, pool, room):  # noqa: F811
-    """Requests of three task groups within the quarter of an hour before noon, placed at random."""
-    start = noon - timedelta(minutes=12)
-    requests = traffic(900, placed="random")
-    store([one._replace(at_s=start.timestamp() + number / 2) for number, one in enumerate(requests)])
-    replay_pools(noon)
-    update_curve(room, noon)
+def replayed(module_replay, visitor):
     return visitor
 
 

@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from controlplane.models import Pool
+from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, save_draft
-from telemetry.models import WhatIf, WhatIfState
+from routing.schema import RoundRobinSettings
+from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.what_ifs import create_what_if, what_ifs_of_settings
-from tests.telemetry.services.lab.test_what_ifs import fleet as replicas  # noqa: F401 - a fixture
-from tests.telemetry.services.lab.what_if_world import publish_and_store, traffic
+from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, traffic
 
 pytestmark = pytest.mark.django_db
 FORM = {"pool": "chat", "window": "1800"}
@@ -26,23 +28,35 @@ def browser(client, django_user_model):
     return client
 
 
-@pytest.fixture
-def done(browser, replicas) -> WhatIf:  # noqa: F811
-    """A what-if that has run on four minutes of traffic."""
-    start = datetime.now(UTC) - timedelta(hours=1)
-    publish_and_store(replicas, traffic(2, seconds=240), {"strategy": "round_robin"}, start)
+@pytest.fixture(scope="module")
+def predicted(module_rows) -> int:
+    """The id of a what-if that has run on four minutes of traffic."""
+    pool, start = add_fleet(create_pool("chat")), datetime.now(UTC) - timedelta(minutes=10)
+    publish_and_store(pool, traffic(2, seconds=240), RoundRobinSettings(), start)
     candidates = [
         {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}},
         {"name": "tiny", "cache_tokens": 100},
     ]
-    created = create_what_if(replicas, candidates, start=start, end=start + timedelta(minutes=4))
+    created = create_what_if(pool, candidates, start=start, end=start + timedelta(minutes=4))
     what_if_runs.run_queued()
     created.refresh_from_db()
     assert created.state == WhatIfState.DONE, created.reason
-    return created
+    return created.pk
 
 
-def test_the_form_queues_a_candidate_for_each_choice(browser, replicas):  # noqa: F811
+@pytest.fixture
+def done(browser, predicted) -> WhatIf:
+    return WhatIf.objects.get(pk=predicted)
+
+
+@pytest.fixture
+def replicas(done) -> Pool:
+    """The fleet with its traffic, without a what-if."""
+    WhatIf.objects.all().delete()
+    return done.pool
+
+
+def test_the_form_queues_a_candidate_for_each_choice(browser, replicas):
     save_draft(replicas.policies.get(group=None), {"strategy": "tiered", "replicas": 3})
     response = browser.post(
         "/what-if/",
@@ -51,7 +65,7 @@ def test_the_form_queues_a_candidate_for_each_choice(browser, replicas):  # noqa
     created = WhatIf.objects.get()
     assert response["Location"] == f"/what-if/{created.pk}/"
     assert [candidate["name"] for candidate in created.candidates] == [
-        "draft, revision 2",
+        "draft, revision 3",
         "lowest_cost",
         "random",
         "3 replicas",
@@ -71,14 +85,14 @@ def test_the_form_queues_a_candidate_for_each_choice(browser, replicas):  # noqa
         ({"strategies": ["magic"]}, "magic"),
     ],
 )
-def test_an_invalid_form_says_what_is_expected(browser, replicas, values, text):  # noqa: F811
+def test_an_invalid_form_says_what_is_expected(browser, replicas, values, text):
     response = browser.post("/what-if/", {**FORM, **values})
     assert response.status_code == 422
     assert text in response.content.decode()
     assert not WhatIf.objects.exists()
 
 
-def test_a_running_what_if_shows_its_progress_and_can_be_cancelled(browser, replicas):  # noqa: F811
+def test_a_running_what_if_shows_its_progress_and_can_be_cancelled(browser, replicas):
     created = create_what_if(replicas, [{"name": "a", "replicas": 2}])
     WhatIf.objects.update(state=WhatIfState.RUNNING, progress_ratio=0.25)
     page = browser.get(f"/what-if/{created.pk}/").content.decode()
@@ -89,7 +103,8 @@ def test_a_running_what_if_shows_its_progress_and_can_be_cancelled(browser, repl
     assert WhatIf.objects.get().is_cancelled
 
 
-def test_a_failed_what_if_shows_the_reason(browser, replicas):  # noqa: F811
+def test_a_failed_what_if_shows_the_reason(browser, replicas):
+    Decision.objects.all().delete()
     created = create_what_if(replicas, [{"name": "a", "replicas": 2}])
     what_if_runs.run_queued()
     assert "No requests were captured" in browser.get(f"/what-if/{created.pk}/").content.decode()
@@ -120,9 +135,7 @@ def test_the_page_links_the_result_and_the_trace_which_a_browser_session_may_rea
     assert len(response.content.splitlines()) == done.result["replayed_requests"]
 
 
-def test_a_draft_is_predicted_on_its_page(browser, replicas):  # noqa: F811
-    start = datetime.now(UTC) - timedelta(minutes=10)
-    publish_and_store(replicas, traffic(2, seconds=240), {"strategy": "round_robin"}, start)
+def test_a_draft_is_predicted_on_its_page(browser, replicas):
     policy = replicas.policies.get(group=None)
     url = f"/what-if/drafts/{policy.pk}/"
     assert browser.get(url).status_code == 204  # no draft
@@ -141,7 +154,7 @@ def test_a_draft_is_predicted_on_its_page(browser, replicas):  # noqa: F811
     assert "Not predicted yet" in browser.get(url).content.decode()  # of other settings
 
 
-def test_a_draft_of_a_task_group_is_predicted_for_that_group(browser, replicas):  # noqa: F811
+def test_a_draft_of_a_task_group_is_predicted_for_that_group(browser, replicas):
     group = create_task_group(replicas, "g0")
     policy = create_policy(replicas, group)
     draft = save_draft(policy, {"strategy": "random"})

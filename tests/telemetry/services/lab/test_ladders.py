@@ -9,6 +9,7 @@ import pytest
 from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
+from controlplane.services.snapshots import single_snapshot
 from telemetry import tasks
 from telemetry.lab.ladder import BIN, ladder_from
 from telemetry.metrics.windows import Window
@@ -26,16 +27,22 @@ CAPACITY_BLOCKS = 600  # of the size that routers hash
 CAPACITIES = {f"r{number}": CAPACITY_BLOCKS for number in range(4)}
 
 
+def add_fleet(pool: Pool) -> Pool:
+    """Add four replicas of known cache size."""
+    with single_snapshot(reason="a fleet"):
+        for name in CAPACITIES:
+            record_engine_facts(
+                add_replica(pool, name=name, url=f"http://{name}"),
+                block_tokens=16,
+                capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16,
+            )
+    return pool
+
+
 @pytest.fixture
 def fleet(pool: Pool) -> Pool:
     """Four replicas of known cache size."""
-    for name in CAPACITIES:
-        record_engine_facts(
-            add_replica(pool, name=name, url=f"http://{name}"),
-            block_tokens=16,
-            capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16,
-        )
-    return pool
+    return add_fleet(pool)
 
 
 def spread(requests: list[Request], minutes: float = 12) -> list[Request]:
@@ -52,7 +59,7 @@ HOUR = Window(at(0), at(60), 300)
 
 
 def test_a_pools_ladder_is_computed_from_its_decisions(fleet):
-    requests = spread(traffic(2400, placed="random"))
+    requests = spread(traffic(1200, placed="random"))
     store(requests)
     store(spread(traffic(50, seed=9)), pool="other", boot="b2")
     store([], pool="chat")
@@ -61,20 +68,20 @@ def test_a_pools_ladder_is_computed_from_its_decisions(fleet):
 
     unsampled = replayed(requests, CAPACITIES)
     expected, ladder = ladder_from(unsampled, sample_ratio=1), ladder_of(fleet, HOUR)
-    assert ladder.requests == 2400
+    assert ladder.requests == 1200
     for (name, actual), (_, exact) in zip(ladder.terms, expected.terms, strict=True):
         assert actual == pytest.approx(exact, rel=0.02), name  # capacities are converted to blocks once per bin
     assert [row.group for row in ladders_by_group(fleet, HOUR)] != []
-    assert sum(row.ladder.requests for row in ladders_by_group(fleet, HOUR)) == 2400
+    assert sum(row.ladder.requests for row in ladders_by_group(fleet, HOUR)) == 1200
     assert sum(row.ladder.predicted for row in ladders_by_group(fleet, HOUR)) == pytest.approx(ladder.predicted)
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000, 400]
-    assert ladder_of(fleet, HOUR, "g1").requests + ladder_of(fleet, HOUR, "g0").requests < 2400
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500, 200]
+    assert ladder_of(fleet, HOUR, "g1").requests + ladder_of(fleet, HOUR, "g0").requests < 1200
     assert ladder_of(fleet, HOUR, "none such") is None
     assert ladder_of(fleet, Window(at(-60), at(-5), 300)) is None
 
 
 def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
-    requests = sampled(spread(traffic(2400, placed="random")), 0.5)
+    requests = sampled(spread(traffic(1200, placed="random")), 0.5)
     store(requests)
     replay_pools(at(30))
     at_once = {row.pk: (row.predicted, row.split, row.reachable, row.doubt) for row in LadderBin.objects.all()}
@@ -91,46 +98,46 @@ def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
 
 
 def test_a_complete_bin_is_replayed_again_only_after_many_late_decisions(fleet, monkeypatch):
-    requests = spread(traffic(2400))
-    store(requests[:600] + requests[1000:])
+    requests = spread(traffic(1200))
+    store(requests[:300] + requests[500:])
     replay_pools(at(14))
-    assert ladder_of(fleet, HOUR).requests == 2000
+    assert ladder_of(fleet, HOUR).requests == 1000
     assert replay_pools(at(15)) == 1  # the current bin
-    store(requests[600:603])
+    store(requests[300:303])
     assert replay_pools(at(15)) == 1  # too few late decisions for a restart
-    store(requests[603:1000])
+    store(requests[303:500])
 
     assert replay_pools(at(15)) > 2
 
-    assert ladder_of(fleet, HOUR).requests == 2400
+    assert ladder_of(fleet, HOUR).requests == 1200
     assert LadderBin.objects.filter(group="g0").count() == 3
 
 
 def test_a_complete_minute_is_not_read_again(fleet):
-    store(spread(traffic(2400)))
+    store(spread(traffic(1200)))
     replay_pools(at(9))
-    assert Decision.objects.filter(at__lt=at(7)).delete()[0] == 1400
+    assert Decision.objects.filter(at__lt=at(7)).delete()[0] == 700
     replay_pools(at(10))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000]
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500]
     replay_pools(at(14))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 1000, 400]
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500, 200]
 
 
 def test_many_late_decisions_of_a_complete_minute_restart_the_replay_at_its_bin(fleet):
-    requests = spread(traffic(2400))
-    store(requests[:1000] + requests[1100:])
+    requests = spread(traffic(1200))
+    store(requests[:500] + requests[550:])
     replay_pools(at(8))
-    store(requests[1000:1100])
-    assert ladder_of(fleet, HOUR).requests == 1500
+    store(requests[500:550])
+    assert ladder_of(fleet, HOUR).requests == 750
     replay_pools(at(9))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [1000, 800]
+    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 400]
     replay_pools(at(12))
-    assert ladder_of(fleet, HOUR).requests == 2400
+    assert ladder_of(fleet, HOUR).requests == 1200
 
 
 def test_a_bin_has_a_reason_if_cache_sizes_were_unknown_in_one_of_its_minutes(fleet):
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
-    store(spread(traffic(2400)))
+    store(spread(traffic(1200)))
     replay_pools(at(4))
     Replica.objects.filter(name="r2").update(capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16)
     replay_pools(at(12))

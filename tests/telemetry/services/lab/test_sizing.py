@@ -9,7 +9,6 @@ import pytest
 from controlplane.errors import ConflictError
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool, update_pool
-from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from routing.schema import LowestCostSettings
 from telemetry.lab.shared_cache import TIERS, Advice
 from telemetry.metrics.windows import Window
@@ -26,7 +25,7 @@ from tests.telemetry.lab.traces import traffic
 from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import route_reading, router_scraped
 from tests.telemetry.services.lab.test_ladders import CAPACITY_BLOCKS, fleet, spread  # noqa: F401 - a fixture
-from tests.telemetry.services.lab.what_if_world import publish_and_store, serve
+from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, serve
 from tests.telemetry.services.lab.what_if_world import traffic as served_traffic
 from tests.telemetry.stored_decisions import a_router
 from tests.telemetry.what_if_results import finished_sweep, finished_what_if
@@ -201,12 +200,9 @@ def test_a_pool_of_which_nothing_is_known_has_no_figures():
 
 def test_a_sweep_of_served_traffic_fits_the_engines_and_ranks_the_sizes(pool):
     start = datetime.now(UTC) - timedelta(hours=1)
-    for number in range(4):
-        replica = add_replica(pool, name=f"r{number}", url=f"http://r{number}")
-        record_engine_facts(replica, block_tokens=16, capacity_blocks=60_000 // 16)
-    pool = update_pool(pool, costs=COSTS, kv_cache={"bytes_per_token": 20_000})
+    pool = update_pool(add_fleet(pool), costs=COSTS, kv_cache={"bytes_per_token": 20_000})
     workload = served_traffic(2, seconds=240)
-    publish_and_store(pool, workload, {"strategy": "lowest_cost"}, start)
+    publish_and_store(pool, workload, LowestCostSettings(), start)
     created = create_sweep(pool, start=start, end=start + timedelta(minutes=4))
 
     what_if_runs.run_queued()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,13 +13,12 @@ from django.utils import timezone
 
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica
-from controlplane.services.fleet.replicas import add_replica, record_engine_facts
+from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from routing.replay.block_runs import Forest
 from routing.replay.routed import pooled_hit_rate
 from routing.schema import (
     CacheAwareSettings,
-    LeastLoadSettings,
     LowestCostSettings,
     PrefixHashSettings,
     RandomSettings,
@@ -31,21 +31,14 @@ from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
 from telemetry.services.lab.what_if_traces import trace_lines
 from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if
-from tests.telemetry.services.lab.what_if_world import Traffic, publish_and_store, serve, traffic
+from tests.telemetry.services.lab.what_if_world import Served, Traffic, add_fleet, publish_and_store, serve, traffic
 
 pytestmark = pytest.mark.django_db
-CACHE_TOKENS = 60_000
 START = datetime.now(UTC) - timedelta(hours=1)
 COUNTED_S = 160.0  # of the traffic's 480, which the replay uses to warm its caches
 
 
-@pytest.fixture
-def fleet(pool: Pool) -> Pool:
-    """Four replicas of 60,000 tokens."""
-    for number in range(4):
-        replica = add_replica(pool, name=f"r{number}", url=f"http://r{number}")
-        record_engine_facts(replica, block_tokens=16, capacity_blocks=CACHE_TOKENS // 16)
-    return pool
+WORSE_ROUTING, BETTER_ROUTING = RoundRobinSettings(), LowestCostSettings()
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +46,40 @@ def workload() -> Traffic:
     return traffic(1)
 
 
+@cache
+def served(workload: Traffic, encoded: bytes, **size: int) -> Served:
+    """The workload served under encoded settings, once."""
+    return serve(workload, msgspec.json.decode(encoded, type=Settings), **size)
+
+
+def serve_once(workload: Traffic, settings: Settings, **size: int) -> Served:
+    return served(workload, msgspec.json.encode(settings), **size)
+
+
 def play(pool: Pool, workload: Traffic, settings: Settings, **options: Any) -> None:
     """Publish the settings, serve the workload under them, and store the decisions."""
-    publish_and_store(pool, workload, msgspec.to_builtins(settings), START, **options)
+    publish_and_store(pool, workload, settings, START, served=serve_once(workload, settings), **options)
+
+
+@pytest.fixture(scope="module")
+def module_fleet(module_rows, workload) -> int:
+    """The id of a pool whose fleet served the workload by round robin, stored once."""
+    pool = add_fleet(create_pool("chat"))
+    play(pool, workload, WORSE_ROUTING)
+    return pool.pk
+
+
+@pytest.fixture
+def played(db, module_fleet) -> Pool:
+    """A fleet that served the workload by round robin."""
+    return Pool.objects.get(pk=module_fleet)
+
+
+@pytest.fixture
+def fleet(played) -> Pool:
+    """The fleet without traffic."""
+    Decision.objects.all().delete()
+    return played
 
 
 def predict(pool: Pool, *candidates: dict[str, Any]) -> WhatIf:
@@ -65,59 +89,68 @@ def predict(pool: Pool, *candidates: dict[str, Any]) -> WhatIf:
     return created
 
 
-SCENARIOS = [
-    (RoundRobinSettings(), LowestCostSettings(), {}, "better"),
-    (RandomSettings(), PrefixHashSettings(), {}, "better"),
-    (LeastLoadSettings(), CacheAwareSettings(), {}, "better"),
-    (RoundRobinSettings(), TieredSettings(), {}, "better"),
-    (LowestCostSettings(), RandomSettings(), {}, "worse"),
-    (PrefixHashSettings(), RoundRobinSettings(), {}, "worse"),
-    (LowestCostSettings(), None, {"replicas": 3}, "worse"),
-    (CacheAwareSettings(), None, {"cache_tokens": 15_000}, "worse"),
-]
+Change = tuple[Settings | None, dict[str, int], str]  # the candidate's settings and size, and the verdict
+BETTER: tuple[Change, ...] = (
+    (LowestCostSettings(), {}, "better"),
+    (PrefixHashSettings(), {}, "better"),
+    (CacheAwareSettings(), {}, "better"),
+    (TieredSettings(), {}, "better"),
+)
+WORSE: tuple[Change, ...] = (
+    (RandomSettings(), {}, "worse"),
+    (RoundRobinSettings(), {}, "worse"),
+    (None, {"replicas": 3}, "worse"),
+    (None, {"cache_tokens": 15_000}, "worse"),
+)
 
 
-@pytest.mark.parametrize(("active", "candidate", "size", "expected"), SCENARIOS)
-def test_a_prediction_comes_true(fleet, workload, active, candidate, size, expected):
-    play(fleet, workload, active)
-
-    settings = {} if candidate is None else {"settings": msgspec.to_builtins(candidate)}
-    what_if = predict(fleet, {"name": "candidate", **settings, **size})
+def check_predictions(pool: Pool, workload: Traffic, active: Settings, changes: tuple[Change, ...]) -> None:
+    """Predict all changes by one what-if, and compare each with what the fleet does after it."""
+    settings = [{} if change is None else {"settings": msgspec.to_builtins(change)} for change, _, _ in changes]
+    sizes = [size for _, size, _ in changes]
+    what_if = predict(pool, *({"name": f"c{n}", **settings[n], **sizes[n]} for n in range(len(changes))))
 
     assert what_if.state == WhatIfState.DONE, what_if.reason
-    result = what_if.result
-    assert result["calibration"]["problems"] == []
-    predicted, truth = result["candidates"][1]["figures"], serve(workload, candidate or active, **size)
-    assert predicted["hit_rate"] == pytest.approx(truth.hit_rate(COUNTED_S), abs=0.03)
-    assert predicted["ttft_p50_s"] == pytest.approx(truth.ttft_p50_s(COUNTED_S), rel=0.2)
-    assert result["candidates"][1]["verdict"] == expected
+    assert what_if.result["calibration"]["problems"] == []
+    for candidate, (change, size, expected) in zip(what_if.result["candidates"][1:], changes, strict=True):
+        predicted, truth = candidate["figures"], serve_once(workload, change or active, **size)
+        assert predicted["hit_rate"] == pytest.approx(truth.hit_rate(COUNTED_S), abs=0.03), (change, size)
+        assert predicted["ttft_p50_s"] == pytest.approx(truth.ttft_p50_s(COUNTED_S), rel=0.2), (change, size)
+        assert candidate["verdict"] == expected, (change, size)
+
+
+def test_predictions_of_better_policies_come_true(played, workload):
+    check_predictions(played, workload, WORSE_ROUTING, BETTER)
+
+
+def test_predictions_of_worse_policies_and_smaller_fleets_come_true(fleet, workload):
+    play(fleet, workload, BETTER_ROUTING)
+    check_predictions(fleet, workload, BETTER_ROUTING, WORSE)
 
 
 @pytest.mark.parametrize(("ratio", "error"), [(0.25, 0.04), (0.0625, 0.07)])
 def test_a_prediction_from_a_sample_of_hashes_is_close(fleet, workload, ratio, error):
     play(fleet, workload, RoundRobinSettings(), ratio=ratio)
     what_if = predict(fleet, {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}})
-    predicted = what_if.result["candidates"][1]["figures"]
-    assert predicted["hit_rate"] == pytest.approx(serve(workload, LowestCostSettings()).hit_rate(COUNTED_S), abs=error)
+    predicted, truth = what_if.result["candidates"][1]["figures"], serve_once(workload, LowestCostSettings())
+    assert predicted["hit_rate"] == pytest.approx(truth.hit_rate(COUNTED_S), abs=error)
     assert any("block hashes" in note for note in what_if.result["notes"])
 
 
-def test_the_baseline_is_the_policy_of_the_window_not_the_present_one(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
-    draft = save_draft(fleet.policies.get(group=None), {"strategy": "lowest_cost"})
+def test_the_baseline_is_the_policy_of_the_window_not_the_present_one(played):
+    draft = save_draft(played.policies.get(group=None), {"strategy": "lowest_cost"})
     publish_revision(draft.pk)
 
-    what_if = predict(fleet, {"name": "prefix_hash", "settings": {"strategy": "prefix_hash"}})
+    what_if = predict(played, {"name": "prefix_hash", "settings": {"strategy": "prefix_hash"}})
 
     assert what_if.result["calibration"]["is_calibrated"], what_if.result["calibration"]["problems"]
     assert what_if.result["candidates"][0]["strategy"] == "round_robin"
 
 
-def test_a_replay_that_does_not_match_what_was_measured_gives_no_verdict(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
+def test_a_replay_that_does_not_match_what_was_measured_gives_no_verdict(played):
     Decision.objects.update(cached_tokens=F("cached_tokens") / 4)
 
-    what_if = predict(fleet, {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}})
+    what_if = predict(played, {"name": "lowest_cost", "settings": {"strategy": "lowest_cost"}})
 
     calibration = what_if.result["calibration"]
     assert not calibration["is_calibrated"]
@@ -125,9 +158,8 @@ def test_a_replay_that_does_not_match_what_was_measured_gives_no_verdict(fleet, 
     assert what_if.result["candidates"][1]["verdict"] == "unknown"
 
 
-def test_several_candidates_are_compared_and_one_that_cannot_run_says_why(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
-    what_if = predict(fleet, {"name": "three", "replicas": 3}, {"name": "tiny", "cache_tokens": 1000})
+def test_several_candidates_are_compared_and_one_that_cannot_run_says_why(played):
+    what_if = predict(played, {"name": "three", "replicas": 3}, {"name": "tiny", "cache_tokens": 1000})
     active, three, tiny = what_if.result["candidates"]
     assert (active["replicas"], three["replicas"]) == (4, 3)
     assert three["verdict"] in {"worse", "mixed", "same"}
@@ -144,10 +176,9 @@ def test_several_candidates_are_compared_and_one_that_cannot_run_says_why(fleet,
         ({"replica": "unknown"}, None),
     ],
 )
-def test_traffic_without_the_needed_figures_fails_with_the_reason(fleet, workload, changes, reason):
-    play(fleet, workload, RoundRobinSettings())
+def test_traffic_without_the_needed_figures_fails_with_the_reason(played, changes, reason):
     Decision.objects.update(**changes)
-    what_if = predict(fleet, {"name": "three", "replicas": 3})
+    what_if = predict(played, {"name": "three", "replicas": 3})
     assert what_if.state == (WhatIfState.FAILED if reason else WhatIfState.DONE)
     assert (reason or "") in what_if.reason
 
@@ -157,10 +188,9 @@ def test_a_window_without_requests_fails_with_the_reason(fleet):
     assert (what_if.state, what_if.reason) == (WhatIfState.FAILED, "No requests were captured in this window.")
 
 
-def test_a_replica_with_unknown_cache_size_fails_with_its_name(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
+def test_a_replica_with_unknown_cache_size_fails_with_its_name(played):
     Replica.objects.filter(name="r1").update(capacity_blocks=None)
-    what_if = predict(fleet, {"name": "three", "replicas": 3})
+    what_if = predict(played, {"name": "three", "replicas": 3})
     assert what_if.state == WhatIfState.FAILED
     assert "r1" in what_if.reason
 
@@ -194,9 +224,8 @@ def test_a_window_has_a_minute_to_a_day(fleet, window):
         create_what_if(fleet, [{"name": "a", "replicas": 2}], start=end - window, end=end)
 
 
-def test_an_unknown_task_group_fails_with_its_name(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
-    what_if = predict(fleet, {"name": "a", "groups": {"unknown-group": {"strategy": "random"}}})
+def test_an_unknown_task_group_fails_with_its_name(played):
+    what_if = predict(played, {"name": "a", "groups": {"unknown-group": {"strategy": "random"}}})
     assert what_if.state == WhatIfState.FAILED
     assert "unknown-group" in what_if.reason
 
@@ -220,8 +249,7 @@ def test_a_queued_what_if_is_cancelled_at_once_and_an_ended_one_cannot_be(fleet)
         cancel_what_if(created.pk)
 
 
-def test_a_running_what_if_stops_when_it_is_cancelled(fleet, workload, monkeypatch):
-    play(fleet, workload, RoundRobinSettings())
+def test_a_running_what_if_stops_when_it_is_cancelled(played, monkeypatch):
     monkeypatch.setattr(what_if_runs, "REPORT_INTERVAL_S", 0.0)
     follow = what_if_runs._follow
 
@@ -230,12 +258,11 @@ def test_a_running_what_if_stops_when_it_is_cancelled(fleet, workload, monkeypat
         follow(process, ends_at, report)
 
     monkeypatch.setattr(what_if_runs, "_follow", cancel_first)
-    assert predict(fleet, {"name": "three", "replicas": 3}).state == WhatIfState.CANCELLED
+    assert predict(played, {"name": "three", "replicas": 3}).state == WhatIfState.CANCELLED
 
 
-def test_the_what_if_of_a_killed_worker_runs_again_and_gives_up_after_three_attempts(fleet, workload):
-    play(fleet, workload, RoundRobinSettings())
-    killed = create_what_if(fleet, [{"name": "three", "replicas": 3}], start=START, end=START + timedelta(minutes=8))
+def test_the_what_if_of_a_killed_worker_runs_again_and_gives_up_after_three_attempts(played):
+    killed = create_what_if(played, [{"name": "three", "replicas": 3}], start=START, end=START + timedelta(minutes=8))
     WhatIf.objects.update(state=WhatIfState.RUNNING, attempts=1, heartbeat_at=timezone.now())
     assert what_if_runs.run_queued() == 0  # its worker may be alive
     WhatIf.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=4))
@@ -250,18 +277,16 @@ def test_the_what_if_of_a_killed_worker_runs_again_and_gives_up_after_three_atte
     assert "killed" in killed.reason
 
 
-def test_a_replay_process_that_fails_is_a_reason_and_not_an_exception(fleet, workload, monkeypatch):
-    play(fleet, workload, RoundRobinSettings())
+def test_a_replay_process_that_fails_is_a_reason_and_not_an_exception(played, monkeypatch):
     monkeypatch.setattr(what_if_runs, "COMMAND", ("-c", "import sys; sys.exit('no memory')"))
-    what_if = predict(fleet, {"name": "three", "replicas": 3})
+    what_if = predict(played, {"name": "three", "replicas": 3})
     assert what_if.state == WhatIfState.FAILED
     assert "no memory" in what_if.reason
 
 
-def test_the_trace_of_a_window_can_be_simulated(fleet, workload, tmp_path):
-    play(fleet, workload, RoundRobinSettings())
+def test_the_trace_of_a_window_can_be_simulated(played, workload, tmp_path):
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(b"".join(trace_lines(fleet, START, START + timedelta(minutes=8))))
+    path.write_bytes(b"".join(trace_lines(played, START, START + timedelta(minutes=8))))
 
     columns = read_columns(path)
 

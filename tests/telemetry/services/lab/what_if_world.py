@@ -12,12 +12,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from statistics import quantiles
-from typing import Any
 
 import msgspec
 
 from controlplane.models import Pool, Router
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
+from controlplane.services.snapshots import single_snapshot
 from routing.replay.fast_engine import FastEngineConfig, ModelledRequest
 from routing.replay.routed import StrategyPlacer
 from routing.schema import Settings
@@ -29,11 +30,12 @@ from tests.routing.simulation.stepwise import TimedPrompt, replay
 from tests.telemetry.stored_decisions import a_router, decision
 
 ENGINE_BLOCK, HASH_BLOCK = 16, 64
+CACHE_TOKENS = 60_000  # of a replica
 PREFIX_BLOCKS = 4  # of a tier-1 prefix by the default boundary, 1 KiB
 SPREAD = 0x9E37_79B9_7F4A_7C15
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traffic:
     """Requests in order of time, as chains of 16-token block ids of prompt and response."""
 
@@ -55,6 +57,15 @@ class Served:
     def ttft_p50_s(self, since_s: float) -> float:
         counted = [row for row in self.sequences if row.arrived_s >= since_s]
         return quantiles([(row.first_token_s or 0) - row.arrived_s for row in counted], n=2)[0]
+
+
+def add_fleet(pool: Pool) -> Pool:
+    """Add four replicas of 60,000 tokens."""
+    with single_snapshot(reason="a fleet"):
+        for number in range(4):
+            replica = add_replica(pool, name=f"r{number}", url=f"http://r{number}")
+            record_engine_facts(replica, block_tokens=ENGINE_BLOCK, capacity_blocks=CACHE_TOKENS // ENGINE_BLOCK)
+    return pool
 
 
 def traffic(seed: int, *, seconds: float = 480, rate: float = 4.0, prompts: int = 24, turns: int = 4) -> Traffic:
@@ -86,7 +97,7 @@ def serve(
     settings: Settings,
     *,
     replicas: int = 4,
-    cache_tokens: int = 60_000,
+    cache_tokens: int = CACHE_TOKENS,
     prefill_rate: float = 8000.0,
 ) -> Served:
     """Serve the traffic by one router under a policy."""
@@ -180,14 +191,27 @@ def store(
 
 
 def publish_and_store(
-    pool: Pool, traffic_: Traffic, settings: dict[str, Any], start: datetime, *, ratio: float = 1.0
+    pool: Pool,
+    traffic_: Traffic,
+    settings: Settings,
+    start: datetime,
+    *,
+    served: Served | None = None,
+    ratio: float = 1.0,
 ) -> None:
     """Publish the settings, serve the traffic under them, and store the decisions from a time on."""
     policy = pool.policies.get(group=None)
-    draft = save_draft(policy, settings)
+    draft = save_draft(policy, msgspec.to_builtins(settings))
     publish_revision(draft.pk)
-    served = serve(traffic_, msgspec.convert(draft.settings, Settings))
-    store(traffic_, served, a_router(), start, policy=policy.name, revision=draft.number, ratio=ratio)
+    store(
+        traffic_,
+        served or serve(traffic_, settings),
+        a_router(),
+        start,
+        policy=policy.name,
+        revision=draft.number,
+        ratio=ratio,
+    )
 
 
 def _signed(value: int) -> int:
