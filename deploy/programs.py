@@ -11,7 +11,7 @@ from pathlib import Path
 from environment import PYTHON, ROOT, exclusive, run_quietly, step
 
 PROGRAMS = ROOT / ".programs"  # Debian packages, unpacked instead of installed
-DEBIAN_BUILDS = ("chromium", "chromium-headless-shell")  # programs and packages have the same names
+DEBIAN_BUILDS = ("chromium-headless-shell", "chromium")  # programs and packages have the same names; cheapest first
 
 
 def browser() -> dict[str, str]:

@@ -56,14 +56,12 @@ def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: Us
     way through.
     """
     pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
-    with single_snapshot(reason="a fleet", by=by):
-        fleet = [
-            add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in range(1, replicas + 1)
-        ]
+    with single_snapshot(reason="the fleet", by=by):  # one for each change takes most of the time
+        numbers = range(1, replicas + 1)
+        fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in numbers]
         for replica in fleet:
             record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)
-    for name in GROUPS:
-        if name:
+        for name in filter(None, GROUPS):
             create_task_group(pool, name, owner="platform", by=by)
     policy = pool.policies.get(group=None)
     publish_revision(save_draft(policy, {"strategy": "prefix_hash"}, by=by).pk, by=by, reason="Agents share a prompt")

@@ -13,7 +13,7 @@ def slowdown() -> float:
     load may have just ended.
     """
     started, cpu_started = time.perf_counter(), time.thread_time()
-    while time.thread_time() - cpu_started < 0.3:
+    while time.thread_time() - cpu_started < 0.1:
         pass
     current = (time.perf_counter() - started) / (time.thread_time() - cpu_started)
     return max(1.0, current, os.getloadavg()[0] / (os.cpu_count() or 1))

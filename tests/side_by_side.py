@@ -17,20 +17,24 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+# They share one stack, run in this order, and count as one file.
+LIVE = tuple(f"tests/end_to_end/test_{name}.py" for name in ("tour", "make_run", "killed_processes"))
 RELIABILITY = "tests/reliability/"
 COMPILED = "tests/compiled/"
-FIRST = ("tests/end_to_end/test_make_run.py", RELIABILITY, COMPILED, "tests/end_to_end/")
+FIRST = (*LIVE, RELIABILITY, COMPILED, "tests/end_to_end/")
 
 alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hands out files in collection order; two folders and all ``@alone`` tests count as one file each."""
+    """Hands out files in collection order; LIVE, two folders and all ``@alone`` tests count as one file each."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")
         if name.partition("[")[0] in _alone_in(path):
             return "alone"
+        if path in LIVE:
+            return LIVE[0]
         return next((folder for folder in (RELIABILITY, COMPILED) if nodeid.startswith(folder)), path)
 
 

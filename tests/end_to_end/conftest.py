@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 from django.test import Client
 from django.utils import timezone
-from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-PROGRAMS = ("chromium", "chromium-headless-shell", "google-chrome")
+from tests.end_to_end.live_stack import BROWSER_MS, FIRST_START_S, PASSWORD, LiveStack
+
+PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")  # the first takes half the CPU time of the others
 FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -74,6 +76,33 @@ def new_context(chromium: Browser) -> Iterator[Callable[..., BrowserContext]]:
     yield make
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """``make run`` with short intervals, for the files in ``side_by_side.LIVE``; the last test stops it."""
+    running = LiveStack(tmp_path_factory.mktemp("stack"), WARMPATH_SCRAPE_INTERVAL_S="2")
+    try:
+        running.start(within_s=FIRST_START_S)
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="module")
+def tab(stack: LiveStack, chromium: Browser) -> Iterator[Page]:
+    """A signed-in page of the stack."""
+    context = chromium.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(BROWSER_MS)
+    page.goto("/")
+    page.get_by_label("Username").fill("admin")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+    with stack.telling():
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible(timeout=BROWSER_MS)
+    yield page
+    context.close()
 
 
 @dataclass

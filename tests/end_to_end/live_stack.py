@@ -20,6 +20,9 @@ from tests.pace import slowdown  # noqa: F401 - who waits for a stack says how l
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "correct-horse-battery-staple"
 READY = "Warmpath is ready: "
+FIRST_START_S = 180
+BROWSER_MS = 60_000
+NOWHERE = "about:blank"  # for long waits: a page that refreshes itself costs browser and web process much
 
 
 class StackFailedError(AssertionError):
@@ -103,8 +106,8 @@ class LiveStack:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def until(self, condition: Callable[[], Any], within_s: float, what: str) -> Any:
-        """Wait for a truthy value and return it; StackFailedError on timeout."""
+    def until(self, condition: Callable[[], Any], within_s: float, what: str, *, every_s: float = 0.5) -> Any:
+        """Wait for a truthy value and return it; StackFailedError on timeout. A condition may cost a request."""
         deadline = time.monotonic() + within_s
         while True:
             with contextlib.suppress(httpx.TransportError):
@@ -114,7 +117,7 @@ class LiveStack:
             if ended or time.monotonic() > deadline:
                 why = "the stack ended" if ended else f"waited {within_s:g} s"
                 raise StackFailedError(f"{why}, for {what}\n" + "\n".join(self.lines[-60:]))
-            time.sleep(0.1)
+            time.sleep(every_s)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -148,9 +151,8 @@ class LiveStack:
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
         """A REST client with a new admin token."""
-        token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
-        assert token
-        headers = {"Authorization": f"Bearer {token.group()}", "If-Match": "*"}
+        with signed_in(self.web) as person:
+            headers = {"Authorization": f"Bearer {admin_token(person)}", "If-Match": "*"}
         with httpx.Client(base_url=f"{self.web}/api/v1/", headers=headers, timeout=20, trust_env=False) as client:
             yield client
 
@@ -163,6 +165,25 @@ class LiveStack:
 
     def _hear(self, line: str) -> None:
         self.timed_lines.append((time.monotonic(), line.rstrip("\n")))
+
+
+@contextlib.contextmanager
+def signed_in(url: str) -> Iterator[httpx.Client]:
+    """A browser session of the administrator of a running stack."""
+    with httpx.Client(base_url=url, timeout=60, trust_env=False, follow_redirects=True) as client:
+        client.get("/accounts/login/")
+        form = {"login": "admin", "password": PASSWORD, "csrfmiddlewaretoken": client.cookies["csrftoken"]}
+        assert client.post("/accounts/login/", data=form, headers={"Referer": url}).status_code == 200
+        yield client
+
+
+def admin_token(person: httpx.Client) -> str:
+    """A new token for the REST API, from the page: a process for the command takes ten times the CPU time."""
+    form = {"name": "tests", "scope": "admin", "csrfmiddlewaretoken": person.cookies["csrftoken"]}
+    page = person.post("/tokens/", data=form, headers={"Referer": str(person.base_url)})
+    shown = re.search(r"<code>(wp_[^<\s]+)</code>", page.text)
+    assert shown, page.text
+    return shown[1]
 
 
 def outside_pytest(more: dict[str, str]) -> dict[str, str]:

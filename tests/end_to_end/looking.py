@@ -1,14 +1,19 @@
 """Checks a page for axe violations and layout faults at each width and theme.
 
 A page is loaded once and resized, which costs a fraction of loading it for each combination. The next page is loaded
-at the last width used, so every other page is loaded narrow. axe checks all rules once, at the widest width in light,
-and for each other combination the rules whose result width or theme can change: axe takes most of the time.
+at the last width and theme used, so every other page is loaded narrow. axe checks all rules once, at the widest width,
+and at the other width the rules whose result it can change.
+
+The rules for colours take most of that, and their result follows from computed style alone: from the colours and the
+size of a text and from what its ancestors paint behind it. They check a text of each style once per theme, whichever
+page has it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -42,36 +47,79 @@ LAYOUT = {
 }
 # The rules that a theme can break, and those that a narrow page can; all others hold everywhere or nowhere.
 COLOURS = ["color-contrast", "link-in-text-block"]
+CHECKED_STYLES: dict[str, set[str]] = {theme: set() for theme in THEMES}
+# axe on texts whose style has not been checked, at most three of each: violations, and the styles with a result.
+CHECK_COLOURS = """async ([rules, checked]) => {
+    const known = new Set(checked), styles = new Map(), texts = new Map(), times = new Map();
+    const styleOf = (element) => {
+        if (!styles.has(element)) {
+            const style = getComputedStyle(element);
+            const own = [style.backgroundColor, style.backgroundImage, style.opacity, style.filter].join();
+            const behind = element.parentElement ? styleOf(element.parentElement).layers : "";
+            const paints = own !== "rgba(0, 0, 0, 0),none,1,none";
+            styles.set(element, { style, layers: paints ? own + "|" + behind : behind });
+        }
+        return styles.get(element);
+    };
+    for (const element of document.querySelectorAll("body, body *")) {
+        const hasText = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+        const box = hasText || element.matches("input, select, textarea") ? element.getBoundingClientRect() : null;
+        if (!box || box.width <= 1) continue;
+        if (!element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+        const { style, layers } = styleOf(element), parent = styleOf(element.parentElement ?? element).style;
+        const own = [style.color, style.fontSize, style.fontWeight, style.textShadow, style.textDecorationLine];
+        const around = [parent.color, parent.fontWeight, parent.display, layers];
+        const key = [element.tagName === "A", element.disabled, ...own, ...around].join(";");
+        times.set(key, (times.get(key) ?? 0) + 1);
+        if (!known.has(key) && times.get(key) <= 3) texts.set(element, key);
+    }
+    if (!texts.size) return [[], []];
+    const options = { ...rules, elementRef: true, resultTypes: ["violations", "passes"] };
+    const results = await axe.run({ include: [...texts.keys()] }, options);
+    const passed = results.passes.flatMap((rule) => rule.nodes).map((node) => texts.get(node.element));
+    return [results.violations.map(({ id, nodes }) => ({ id, nodes: nodes.map(({ target }) => ({ target })) })),
+        [...new Set(passed)].filter(Boolean)];
+}"""
 NARROW = ["target-size", "scrollable-region-focusable", "button-name", "link-name", "label", "aria-hidden-focus"]
-RULES_AT = {360: ((THEMES[0], NARROW),), 1280: ((THEMES[1], COLOURS), (THEMES[0], None))}  # None: all rules
+RULES_AT = {360: NARROW, 1280: None}  # None: all rules
 FITTED = """[...document.querySelectorAll(".js-plotly-plot")].every(
     (plot) => !plot.clientWidth || plot._fullLayout.width === plot.clientWidth)"""
 Wrong = list[tuple[str, object]]
 
 
 def violations(page: Page, rules: list[str] | None = None) -> Wrong:
-    """Violations that axe reports, with up to three elements each."""
+    """Violations of rules except those of colours, with up to three elements each. None: all rules."""
     if not page.evaluate("'axe' in window"):
         page.context.add_init_script(AXE)  # from the next page on: read once, where it takes each page anew
         page.evaluate(AXE)
-    found = page.evaluate(
-        "rules => axe.run(document, rules).then(results => results.violations)",
-        RULES | {"runOnly": rules or RULES["runOnly"]},
-    )
+    chosen = {"runOnly": rules} if rules else {"rules": {rule: {"enabled": False} for rule in COLOURS}}
+    return named(page.evaluate("rules => axe.run(document, rules).then(found => found.violations)", RULES | chosen))
+
+
+def colour_violations(page: Page, theme: str) -> Wrong:
+    """Violations of the rules for colours, by texts with a style that no earlier page had."""
+    page.emulate_media(color_scheme=theme)
+    checked = CHECKED_STYLES[theme]
+    found, passed = page.evaluate(CHECK_COLOURS, [RULES | {"runOnly": COLOURS}, sorted(checked)])
+    checked.update(passed)
+    return named(found)
+
+
+def named(found: list[dict[str, Any]]) -> Wrong:
     return [(violation["id"], [node["target"] for node in violation["nodes"]][:3]) for violation in found]
 
 
-def look(page: Page, widths: Iterable[int] = SIZES, themes: Container[str] = THEMES) -> Wrong:
-    """All faults of the current page, at each width and theme."""
+def look(page: Page, widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES) -> Wrong:
+    """All faults of the current page, at each width and theme; as the page is now comes first."""
     wrong = broken(page, AS_LOADED)
-    for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):  # as it is now comes first
+    for width in sorted(widths, key=lambda width: width != page.viewport_size["width"]):
         resize(page, width)
         wrong += broken(page, LAYOUT)
-        for theme, rules in RULES_AT[width]:
-            if theme not in themes:
-                continue
-            page.emulate_media(color_scheme=theme)
-            wrong += [(f"{rule}, {theme}, {width}", where) for rule, where in violations(page, rules)]
+        wrong += [(f"{rule}, {width}", where) for rule, where in violations(page, RULES_AT[width])]
+        if width == max(SIZES):
+            shown = "dark" if page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
+            for theme in sorted(themes, key=lambda theme: theme != shown):
+                wrong += [(f"{rule}, {theme}", where) for rule, where in colour_violations(page, theme)]
     return wrong
 
 
@@ -105,7 +153,7 @@ def eventually(page: Page, expression: str, timeout_s: float = 15) -> None:
 
 
 def look_at(
-    page: Page, paths: Iterable[str], widths: Iterable[int] = SIZES, themes: Container[str] = THEMES
+    page: Page, paths: Iterable[str], widths: Iterable[int] = SIZES, themes: Iterable[str] = THEMES
 ) -> dict[str, Wrong]:
     """Visit each URL; faults by URL. A redirect is a fault, because the page was not checked."""
     found = {}

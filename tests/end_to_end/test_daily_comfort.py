@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
 from telemetry.models import Alert, Silence
 from tests.end_to_end.looking import drawn, eventually
 
+pytestmark = pytest.mark.timeout(300)  # the first test of a process prepares database and browser
 WIDE = {"width": 1280, "height": 900}
 
 
@@ -183,6 +185,7 @@ def test_alerts_are_acknowledged_silenced_and_filtered_without_scripts(site, ful
     page.get_by_role("button", name="Expire").click()
     assert Silence.objects.get().ends_at <= timezone.now()
     page.goto("/?sort=-hit_rate_ratio")
+    expect(page.get_by_role("rowheader", name="gpu-1")).to_be_visible()
     page.get_by_role("link", name="TTFT p50").first.click()
     expect(page).to_have_url(re.compile("sort="))
     page.get_by_text("Custom range").click()

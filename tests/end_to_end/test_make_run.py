@@ -1,13 +1,9 @@
-"""An operator's main path, from ``make run`` to a resolved alert. The tests share one stack and run in this order."""
+"""A good policy, a bad canary, killed replicas: on the shared stack, after the tour and in this order."""
 
 import contextlib
-import gzip
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,45 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, slowdown
+from tests.end_to_end.live_stack import BROWSER_MS, NOWHERE, LiveStack, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
-# All ask for the same fixtures, or they would be sorted apart and each part given a stack of its own.
-pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("stack", "page")]
+pytestmark = pytest.mark.timeout(420)
 
-FIRST_START_S = 180
-NEXT_START_S = 15  # with everything installed and its data there, on a machine that does nothing else
-BROWSER_MS = 60_000
 LINE_S = 10  # between two lines of the player, each about what came since the one before
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack with short intervals."""
-    running = LiveStack(tmp_path_factory.mktemp("stack"), WARMPATH_SCRAPE_INTERVAL_S="2")
-    try:
-        running.start(within_s=FIRST_START_S)
-        yield running
-    finally:
-        running.kill()
-
-
-@pytest.fixture
-def standin_replica() -> Iterator[str]:
-    """A replica outside the stack; its base URL."""
-    command = [sys.executable, "-m", "routing", "replica", "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    try:
-        match = re.search(r"http://[\w.:]+", process.stdout.readline())
-        assert match
-        yield match.group()
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-        process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,30 +29,7 @@ def rest(stack: LiveStack) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def page(stack: LiveStack, chromium: Browser) -> Iterator[Page]:
-    """A signed-in browser page."""
-    context = chromium.new_context(base_url=stack.web, viewport={"width": 1280, "height": 900})
-    tab = context.new_page()
-    tab.set_default_timeout(BROWSER_MS)
-    tab.goto("/")
-    tab.get_by_label("Username").fill("admin")
-    tab.get_by_label("Password").fill(PASSWORD)
-    tab.get_by_role("button", name="Sign in").click()
-    with stack.telling():
-        expect(tab.get_by_role("heading", name="Overview")).to_be_visible(timeout=BROWSER_MS)
-    yield tab
-    context.close()
-
-
 # --- what the steps ask -----------------------------------------------------------------------------------
-
-
-def series(rest: httpx.Client, metric: str, since: datetime, **more: str) -> list[dict[str, Any]]:
-    query = {"metric": metric, "from": since.isoformat(), "to": datetime.now(UTC).isoformat(), **more}
-    answer = rest.get("series", params=query)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["series"]
 
 
 def fleet_hit_rate(stack: LiveStack, since: float, until: float | None = None) -> tuple[float, float]:
@@ -121,29 +63,21 @@ def revision_running(rest: httpx.Client) -> tuple[int | None, bool]:
 # --- the steps --------------------------------------------------------------------------------------------
 
 
-def test_the_overview_shows_live_charts_within_a_minute_of_the_ready_line(stack, page):
-    drawn = ".js-plotly-plot .scatterlayer .trace"
-    charts = page.locator("[data-chart]")
-    expect(charts).to_have_count(6)
-    for index in range(6):
-        expect(charts.nth(index).locator(drawn).first).to_be_attached(timeout=60_000)
-    expect(page.locator("#replicas tbody tr")).to_have_count(4)
-    expect(page.locator("#tiles")).to_contain_text("4 of 4", timeout=BROWSER_MS)
+def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, tab):
+    begun = time.monotonic()
+    stack.until(lambda: any(at > begun + LINE_S for at, _ in player_lines(stack)), 90, "traffic under a worse strategy")
+    before_hit, before_ttft = fleet_hit_rate(stack, begun - 2 * LINE_S)
 
-
-def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, page):
-    stack.until(lambda: len(player_lines(stack)) >= 4, 90, "traffic to settle under round robin")
-    before_hit, before_ttft = fleet_hit_rate(stack, player_lines(stack)[1][0])
-
-    page.goto("/policies/")
-    page.get_by_role("link", name="default").first.click()
-    page.locator("a.choice", has_text=re.compile("prefix.hash", re.IGNORECASE)).click()
-    page.get_by_role("button", name="Save draft and review").click()
-    page.get_by_label("Reason").fill("keep shared prompts warm")
-    page.get_by_role("button", name=re.compile("Publish revision")).click()
-    expect(page.locator("#rollout")).to_contain_text("router-1")
+    tab.goto("/policies/")
+    tab.get_by_role("link", name="default").first.click()
+    tab.locator("a.choice", has_text=re.compile("prefix.hash", re.IGNORECASE)).click()
+    tab.get_by_role("button", name="Save draft and review").click()
+    tab.get_by_label("Reason").fill("keep shared prompts warm")
+    tab.get_by_role("button", name=re.compile("Publish revision")).click()
+    expect(tab.locator("#rollout")).to_contain_text("router-1")
     stack.until(lambda: revision_running(rest)[1], 20, "the router to acknowledge")
     published = time.monotonic()
+    tab.goto(NOWHERE)
 
     def better() -> bool:
         lines = [line for line in player_lines(stack) if line[0] > published + LINE_S]
@@ -153,29 +87,30 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
         return hit >= before_hit + 10 and ttft < before_ttft
 
     stack.until(better, 120, f"more than {before_hit:.0f} % hits and less than {before_ttft:.2f} s to the first token")
-    page.goto("/")
-    expect(page.locator("#events")).to_contain_text("prefix_hash", timeout=BROWSER_MS)
-    expect(page.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
+    tab.goto("/")
+    expect(tab.locator("#events")).to_contain_text("prefix_hash", timeout=BROWSER_MS)
+    expect(tab.locator("[data-chart] .js-plotly-plot .annotation").first).to_be_attached(timeout=BROWSER_MS)
 
 
 @pytest.mark.timeout(600)
-def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack, rest, page):
-    page.goto("/policies/")
-    page.get_by_role("link", name="prefix_hash").first.click()
-    page.locator("[data-edit]").click()
-    page.locator("a.choice[href='?strategy=random']").click()
-    page.get_by_role("button", name="Save draft and review").click()
-    page.get_by_label("Reason").fill("whoever is free may take it")
-    page.get_by_label("By share").check()
-    page.get_by_text("Steps and analysis of a gradual rollout").click()
+def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack, rest, tab):
+    tab.goto("/policies/")
+    tab.get_by_role("link", name="prefix_hash").first.click()
+    tab.locator("[data-edit]").click()
+    tab.locator("a.choice[href='?strategy=random']").click()
+    tab.get_by_role("button", name="Save draft and review").click()
+    tab.get_by_label("Reason").fill("whoever is free may take it")
+    tab.get_by_label("By share").check()
+    tab.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
-        page.locator(f"[name$='{name}']").fill(value)
-    page.get_by_role("button", name=re.compile("Publish revision")).click()
-    expect(page.get_by_role("status").first).to_be_visible()
+        tab.locator(f"[name$='{name}']").fill(value)
+    tab.get_by_role("button", name=re.compile("Publish revision")).click()
+    expect(tab.get_by_role("status").first).to_be_visible()
     rollout = rest.get("rollouts", params={"policy": "default"}).json()["results"][0]  # the newest
-    page.goto(f"/rollouts/{rollout['id']}/")
-    expect(page.get_by_role("heading", name="Canary: 50 % of prefixes")).to_be_visible()
+    tab.goto(f"/rollouts/{rollout['id']}/")
+    expect(tab.get_by_role("heading", name="Canary: 50 % of prefixes")).to_be_visible()
 
+    tab.goto(NOWHERE)
     # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
     stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
 
@@ -183,11 +118,13 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
     assert any(reading["verdict"] == "breached" for reading in ended["steps"][-1]["evidence"])
     assert rest.get("policies/default").json()["live"]["settings"]["strategy"] == "prefix_hash"
-    expect(page.get_by_text("Rolled back automatically:")).to_be_visible()
-    expect(page.locator("table").first).to_contain_text("failed")
+    tab.goto(f"/rollouts/{rollout['id']}/")
+    expect(tab.get_by_text("Rolled back automatically:")).to_be_visible()
+    expect(tab.locator("table").first).to_contain_text("failed")
+    tab.goto(NOWHERE)
 
 
-def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their_cold_return(stack, rest, page):
+def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their_cold_return(stack, rest, tab):
     rules = {rule["kind"]: rule["id"] for rule in rest.get("alert-rules").json()["results"]}
     quick = {
         "replica_down": {"silent_s": 10, "keep_firing_s": 10},
@@ -208,7 +145,8 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
         channel = rest.post("channels", json={"name": "on-call", "config": {"url": receiver.url}})
         assert channel.status_code == 201, channel.text
 
-        kill_one_without_an_error(stack, page)
+        kill_one_without_an_error(stack, tab)
+        tab.goto(NOWHERE)
 
         def kept_down_until_told() -> bool:
             kill_what_listens(stack)  # also what was started again meanwhile, or a slow machine misses it
@@ -220,13 +158,15 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
         stack.until(lambda: judged_well(rest, rules["hit_rate_drop"], back), 200, "a hit rate of warm caches")
 
         assert sorted(told(receiver, "firing")) == sorted(told(receiver, "resolved")) == sorted(names)
-    page.goto("/alerts/")
-    expect(page.get_by_role("main")).to_contain_text("default")
+        assert rest.delete(f"channels/{channel.json()['id']}").status_code == 204
+    tab.goto("/alerts/")
+    expect(tab.get_by_role("main")).to_contain_text("default")
+    tab.goto(NOWHERE)
 
 
-def kill_one_without_an_error(stack: LiveStack, page: Page) -> None:
+def kill_one_without_an_error(stack: LiveStack, tab: Page) -> None:
     """Kill a replica during short requests: none fails, and its row shows *down* within ten seconds."""
-    page.goto("/")
+    tab.goto("/")
     (pid,) = stack.pids(rf"replica --port {stack.replica_port}\b").values()
     statuses: list[int] = []
     done = threading.Event()
@@ -239,7 +179,7 @@ def kill_one_without_an_error(stack: LiveStack, page: Page) -> None:
         asking = [threads.submit(ask, worker) for worker in range(4)]
         stack.until(lambda: len(statuses) >= 20, 30, "requests to flow")
         os.kill(pid, signal.SIGKILL)
-        row = page.locator("#replicas tbody tr", has_text=str(stack.replica_port))
+        row = tab.locator("#replicas tbody tr", has_text=str(stack.replica_port))
         expect(row).to_contain_text("down", ignore_case=True, timeout=10_000 * slowdown())
         stack.until(lambda: len(statuses) >= 60, 30, "requests to flow on")
         done.set()
@@ -291,48 +231,3 @@ def test_the_router_serves_on_without_its_control_plane_also_after_its_own_resta
         for pid in frozen.values():
             os.kill(pid, signal.SIGCONT)
     stack.until(lambda: revision_running(rest)[1], 60, "the router to be in sync again")
-
-
-def test_ctrl_c_leaves_no_process_and_the_next_start_finds_its_data(stack, rest, tmp_path):
-    policy = rest.get("policies").json()["results"][0]["live"]
-    stack.interrupt()
-    stack.until_gone()
-
-    trace = tmp_path / "trace.jsonl.gz"
-    with gzip.open(trace, "wt") as file:
-        for number in range(200):
-            row = {"timestamp": number * 200, "input_length": 1024, "output_length": 4, "hash_ids": [0, number % 7 + 1]}
-            file.write(json.dumps(row) + "\n")
-    ports = {"WARMPATH_REPLICA_PORT": str(stack.replica_port)}
-    again = LiveStack(stack.data_dir, WARMPATH_TRACE=str(trace), WARMPATH_DEMO_REPLICAS="4", **ports)
-    try:
-        before = slowdown()
-        took_s = again.start(within_s=FIRST_START_S)
-        assert took_s <= NEXT_START_S * max(before, slowdown())
-        with again.rest() as client:
-            found = client.get("policies").json()["results"][0]["live"]
-            earlier = series(client, "hit_rate", datetime.now(UTC) - timedelta(minutes=30), by="replica")
-            again.until(lambda: player_lines(again), 40, "the trace to be played")
-        assert found == policy
-        assert any(point["value"] is not None for line in earlier for point in line["points"]), earlier
-        again.interrupt()
-        again.until_gone()
-    finally:
-        again.kill()
-
-
-def test_named_replicas_take_the_place_of_stand_ins_and_get_no_made_up_traffic(tmp_path, standin_replica):
-    stack = LiveStack(tmp_path / "data", WARMPATH_REPLICAS=standin_replica)
-    try:
-        stack.start(within_s=FIRST_START_S)
-        assert not stack.pids(r"routing (replica|play)")
-        stack.until(lambda: complete(stack, 3) == 200, 20, "the named replica to answer")
-        listed = httpx.get(f"{standin_replica}/v1/models", timeout=10, trust_env=False).json()["data"]
-        with stack.rest() as client:
-            assert client.get("pools/default").json()["models"] == [model["id"] for model in listed]
-            assert client.get("policies/default").json()["live"]["settings"]["strategy"] == "lowest_cost"
-            assert client.get("task-groups").json()["results"] == []
-        stack.interrupt()
-        stack.until_gone()
-    finally:
-        stack.kill()

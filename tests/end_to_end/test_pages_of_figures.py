@@ -13,6 +13,7 @@ from tests.alert_history import CAUSE
 from tests.fleet_history import warm_fleet
 from tests.pace import cpu_slowness
 
+pytestmark = pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
 CHARTS = 6
 MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
 MOST_REFRESH_CPU_S = 0.25
@@ -198,21 +199,23 @@ def test_a_refresh_of_the_overview_is_light(site, full):
         assert 0 < sum(bytes_seen) <= MOST_REFRESH_BYTES
         return cpu_s(session) - before
 
-    # The shortest: others use the core's caches, too.
-    slowness = cpu_slowness()
-    shortest = min(refreshed() for _ in range(6))
-    assert shortest <= MOST_REFRESH_CPU_S * max(slowness, cpu_slowness())
+    # The shortest counts: others use the core's caches, too.
+    assert any(refreshed() <= MOST_REFRESH_CPU_S * cpu_slowness() for _ in range(6))
 
 
-@pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
 @pytest.mark.parametrize(("replicas", "query"), [(8, "range=1h&points=720"), (64, "range=15m")])
 def test_the_overview_is_usable_within_its_budget(site, operator, replicas, query):
     warm_fleet(timezone.now(), seconds=3600 if replicas == 8 else 300, replicas=replicas, by=operator)
     cold, warm, known = [], [], []
-    for _ in range(3):
+
+    def is_within_budget() -> bool:
+        slower = max(1.0, min(known) / KNOWN_AT_REST_S)
+        return 0 < min(cold) <= MOST_COLD_CPU_S[replicas] * slower and 0 < min(warm) <= MOST_WARM_CPU_S * slower
+
+    for _ in range(3):  # the shortest counts: others use the core's caches, too
         page = site.open(viewport={"width": 1280, "height": 900})
         session = watched(page)
-        for loads in (cold, warm, warm):
+        for loads in (cold, warm):
             page.goto(f"/?{query}")
             drawn(page)
             loads.append(cpu_s(session))  # of this load: it counts from each navigation on
@@ -223,7 +226,6 @@ def test_the_overview_is_usable_within_its_budget(site, operator, replicas, quer
         )
         assert 0 < lines <= 12
         page.close()
-
-    slower = max(1.0, min(known) / KNOWN_AT_REST_S)
-    assert 0 < min(cold) <= MOST_COLD_CPU_S[replicas] * slower
-    assert 0 < min(warm) <= MOST_WARM_CPU_S * slower
+        if is_within_budget():
+            break
+    assert is_within_budget(), (cold, warm, known)

@@ -99,7 +99,7 @@ def test_the_documented_commands_bring_up_a_fleet(environment, tmp_path):
     run("maintain_partitions", environment)
     assert re.search(r"Sign in as admin with the password \S{12,}", run("seed_fleet", environment))
 
-    gunicorn = documented("gunicorn").replace("8000", str(web))
+    gunicorn = documented("gunicorn").replace("8000", str(web)).replace("--workers 2", "--workers 1")
     worker = documented("celery worker")
     beat = f"{documented('beat')} --schedule {tmp_path}/beat"
     router = documented("-m routing serve").replace(":8000", f":{web}").replace("/var/lib/warmpath", str(tmp_path))

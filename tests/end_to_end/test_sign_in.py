@@ -16,7 +16,6 @@ from tests.end_to_end.conftest import with_every_browser_build
 from tests.end_to_end.looking import SIZES, look
 from tests.fakes.identity_provider import PASSWORD, running_provider
 
-pytestmark = with_every_browser_build
 OURS = "a long enough password"
 
 
@@ -38,6 +37,7 @@ def code_of(secret):
     return f"{(struct.unpack('>I', digest[offset : offset + 4])[0] & 0x7FFFFFFF) % 1_000_000:06}"
 
 
+@with_every_browser_build
 def test_a_user_signs_in_at_the_identity_provider(site, provider, complaints):
     provider.set_groups("ada", "platform")
     page = site.new_context(base_url=site.url).new_page()

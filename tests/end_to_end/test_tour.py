@@ -1,4 +1,4 @@
-"""The README's tour: its last commands as written, the alert they lead to, predictions, and the screenshots."""
+"""The README's tour: charts, its last commands as written, the alert they lead to, predictions, screenshots."""
 
 import json
 import re
@@ -6,7 +6,6 @@ import struct
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,12 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.keyboard import tab_to
-from tests.end_to_end.live_stack import PASSWORD, ROOT, LiveStack, slowdown
+from tests.end_to_end.live_stack import BROWSER_MS, NOWHERE, PASSWORD, ROOT, LiveStack, admin_token, signed_in, slowdown
 from tests.end_to_end.screenshots import SIZE, capture
 
 pytestmark = pytest.mark.timeout(600)
-FIRST_START_S = 180
-PACE = 2  # the README's waits are divided by it, and so are scrapes and bins
+PACE = 3  # the README's waits are divided by it; scrapes and bins are shorter, too
 QUICK = {"bin_s": 5, "min_requests": 20}
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack that scrapes twice as often as by default."""
-    running = LiveStack(tmp_path_factory.mktemp("tour"), WARMPATH_SCRAPE_INTERVAL_S="2.5")
-    try:
-        running.start(within_s=FIRST_START_S)
-        yield running
-    finally:
-        running.kill()
 
 
 def commands() -> str:
@@ -48,10 +35,22 @@ def drops(rest: httpx.Client) -> list[dict[str, Any]]:
     return [one for one in found if one["kind"] == "hit_rate_drop"]
 
 
+def test_the_overview_shows_live_charts_within_a_minute_of_the_ready_line(stack, tab):
+    drawn = ".js-plotly-plot .scatterlayer .trace"
+    charts = tab.locator("[data-chart]")
+    expect(charts).to_have_count(6)
+    for index in range(6):
+        expect(charts.nth(index).locator(drawn).first).to_be_attached(timeout=60_000)
+    expect(tab.locator("#replicas tbody tr")).to_have_count(4)
+    expect(tab.locator("#tiles")).to_contain_text("4 of 4", timeout=BROWSER_MS)
+    tab.goto(NOWHERE)
+
+
 def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: LiveStack, tmp_path: Path) -> None:
     with stack.rest() as rest:
         (rule,) = [one for one in rest.get("alert-rules").json()["results"] if one["kind"] == "hit_rate_drop"]
         assert rest.patch(f"alert-rules/{rule['id']}", json={"settings": QUICK}).status_code == 200
+        assert drops(rest) == []
         session = commands().replace("http://127.0.0.1:8000", stack.web)
         paced = f"sleep() {{ command sleep $(($1 / {PACE})); }}\n{session}"
 
@@ -107,13 +106,12 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
 
 
 def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, tmp_path: Path) -> None:
-    token = re.search(r"wp_\S+", stack.manage("create_token", "admin", "--scope", "admin"))
-    assert token
+    with signed_in(stack.web) as person:
+        token = admin_token(person)
     command = ".venv/bin/python -m controlplane.cli --json what-if default -s strategy=lowest_cost"
     done = subprocess.run(
         command.split(),
-        env=stack.environment
-        | {"WARMPATH_URL": stack.web, "WARMPATH_TOKEN": token.group(), "XDG_CONFIG_HOME": str(tmp_path)},
+        env=stack.environment | {"WARMPATH_URL": stack.web, "WARMPATH_TOKEN": token, "XDG_CONFIG_HOME": str(tmp_path)},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -43,7 +43,7 @@ class PolledResponse(NamedTuple):
 class Polling:
     """A REST client, and optionally a browser, that poll until the end of the block."""
 
-    def __init__(self, rest: httpx.Client, browser: httpx.Client | None = None, *, every_s: float = 0.1) -> None:
+    def __init__(self, rest: httpx.Client, browser: httpx.Client | None = None, *, every_s: float = 0.4) -> None:
         self.responses: list[PolledResponse] = []
         self._every_s = every_s
         self._done = threading.Event()

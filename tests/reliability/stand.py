@@ -24,13 +24,12 @@ from controlplane.stack import plan
 from controlplane.stack.paths import Child
 from controlplane.stack.servers import EmbeddedPostgres, valkey_child
 from tests.conftest import wait_until
-from tests.end_to_end.live_stack import ROOT, free_ports, outside_pytest
+from tests.end_to_end.live_stack import PASSWORD, ROOT, admin_token, free_ports, outside_pytest, signed_in
 from tests.pace import slowdown
 
 STATEMENT_S = 4  # PostgreSQL's statement timeout in these tests; 15 by default
 START_S = 90  # start of any process, on a busy machine
 NO_REPLICA = "http://127.0.0.1:9"  # a replica that is down, so that each tick is quick
-PASSWORD = "correct-horse-battery-staple"
 
 
 class ManagedProcess:
@@ -72,7 +71,7 @@ class ManagedProcess:
     def until_ready(self, within_s: float = START_S) -> None:
         """Wait until the process is ready; the end of its log on failure."""
         try:
-            wait_until(self.child.ready, within_s, f"{self.child.name} to be ready", alive=self._process)
+            wait_until(self.child.ready, within_s, f"{self.child.name} to be ready", alive=self._process, every_s=0.1)
         except BaseException:
             print("\n".join(self.lines[-40:]))  # noqa: T201 - pytest shows it with the failure
             raise
@@ -213,7 +212,7 @@ class Stand:
         self.web.start(wait=False)
         self.worker.start(wait=False)
         self.web.until_ready()
-        wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick")
+        wait_until(lambda: self.ticked() is not None, START_S, "the worker's first tick", every_s=0.2)
 
     def another_worker(self, name: str, *prefix: str) -> ManagedProcess:
         """Start another worker with its own beat; ``prefix`` replaces ``python -m celery``."""
@@ -226,9 +225,8 @@ class Stand:
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
         """A REST client with a new token."""
-        token = re.search(r"wp_\S+", self.manage("create_token", "admin", "--scope", "admin"))
-        assert token
-        headers = {"Authorization": f"Bearer {token.group()}"}
+        with self.browser() as person:
+            headers = {"Authorization": f"Bearer {admin_token(person)}"}
         with httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=60, trust_env=False) as client:
             yield client
 
@@ -245,10 +243,7 @@ class Stand:
     @contextlib.contextmanager
     def browser(self) -> Iterator[httpx.Client]:
         """A signed-in browser session."""
-        with httpx.Client(base_url=self.url, timeout=60, trust_env=False, follow_redirects=True) as client:
-            client.get("/accounts/login/")
-            form = {"login": "admin", "password": PASSWORD, "csrfmiddlewaretoken": client.cookies["csrftoken"]}
-            assert client.post("/accounts/login/", data=form, headers={"Referer": self.url}).status_code == 200
+        with signed_in(self.url) as client:
             yield client
 
     def restart_postgres(self) -> None:
@@ -320,7 +315,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def soon(condition: Callable[[], Any], within_s: float, description: str, *, every_s: float = 0.05) -> None:
+def soon(condition: Callable[[], Any], within_s: float, description: str, *, every_s: float = 0.15) -> None:
     """Wait until a condition holds; ``within_s`` is scaled on a busy machine."""
     started, allowed_s = time.monotonic(), within_s
     while not condition():

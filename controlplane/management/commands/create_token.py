@@ -14,6 +14,7 @@ from controlplane.services.access.tokens import create_token
 
 class Command(BaseCommand):
     help = "Create a token for the REST API and print it. It cannot be shown again."
+    requires_system_checks = ()  # they import every page, which takes a second
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username", help="the user that the token acts for")

@@ -11,6 +11,7 @@ class Command(BaseCommand):
     """One process for both, because starting Django takes longer than either."""
 
     help = "Apply migrations and seed the fleet of the local stack."
+    requires_system_checks = ()  # they take longer than the rest; `make check` runs them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--replica", action="append", default=[], metavar="URL", help="base URL of a replica")

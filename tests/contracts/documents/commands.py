@@ -6,7 +6,7 @@
 from tests.contracts.documents.reading import ROOT
 
 EXECUTED_BY: dict[str, str] = {
-    "make run": "tests/end_to_end/test_make_run.py",
+    "make run": "tests/end_to_end/test_tour.py",
     "make test": "tests/contracts/documents/test_commands.py",  # this test run
     "make check": "tests/contracts/documents/test_commands.py",  # runs this file as a part of it
     "make bench": "tests/benchmarks/test_benchmarks.py",
@@ -25,8 +25,8 @@ EXECUTED_BY: dict[str, str] = {
     " --loop": "tests/routing/traffic/test_player.py",
     "python -m routing simulate --trace conversation_trace.jsonl.gz --policy policy.json --replicas 4 --blocks 4000"
     " --time-scale 0.547 --json": "tests/routing/replay/test_command.py",
-    "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_make_run.py",
-    "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_make_run.py",
+    "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_killed_processes.py",
+    "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_killed_processes.py",
 } | dict.fromkeys(
     [
         "export DJANGO_SETTINGS_MODULE=controlplane.settings.production",
