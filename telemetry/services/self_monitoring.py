@@ -9,15 +9,18 @@ the worker is. When a worker is back, that worker resolves the alert.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import EmptyResultSet
 from django.db import DatabaseError, connection
 from django.db.models import Count, DateTimeField, F, FloatField, Max, Min, Q, QuerySet, Value
 from django.utils import timezone
@@ -41,6 +44,7 @@ CHECK_EVERY_S = 10.0
 LATE_AFTER_S = 30.0  # without an evaluation, and at least three intervals: a worker restarts in about 5 s
 SCRAPING, EVALUATING, DELIVERING, FIRING = "scraping", "evaluating alert rules", "delivering messages", "firing"
 WORKER = "worker"
+_COMPILED_AT = datetime(2000, 1, 1, tzinfo=UTC)  # every time in a query is relative to the present
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,26 +187,43 @@ def overdue_work(now: datetime) -> list[str]:
     return telemetry_status(Alert.objects.none(), now).late
 
 
-def _status_rows(firing: QuerySet[Alert], now: datetime) -> Iterator[tuple[str, datetime | None, float | None]]:
+def _status_rows(firing: QuerySet[Alert], now: datetime) -> list[tuple[str, datetime | None, float | None]]:
     """(work, the oldest time at which its work was due, its recorded lag in seconds or its number)."""
+    sql, parameters = _schedule_query()
+    parts = [(sql, [_shifted(parameter, now) for parameter in parameters])]
+    with contextlib.suppress(EmptyResultSet):
+        number = Count("pk", output_field=FloatField())
+        parts.append(_grouped(firing, Value(FIRING), Value(None, DateTimeField()), number).query.sql_with_params())
+    with connection.cursor() as cursor:
+        text = " union all ".join(f"({part})" for part, _ in parts)
+        cursor.execute(text, [parameter for _, of_part in parts for parameter in of_part])
+        return list(cursor.fetchall())
 
-    def rows(queryset: QuerySet[Any], work: Any, at: Any, value: Any) -> Any:
-        return queryset.order_by().annotate(work=work).values_list("work").annotate(at=at, value=value)
 
+@cache
+def _schedule_query() -> tuple[str, tuple[Any, ...]]:
+    """SQL for the rows of work, and its parameters at ``_COMPILED_AT``. To build it takes far longer than to run it."""
     zero = Value(0.0, FloatField())
-    number = Count("pk", output_field=FloatField())
     rules = AlertRule.objects.filter(enabled=True, evaluated_at__isnull=False)
-    failures = ItemFailure.objects.filter(at__gt=now - EXPIRES)
-    return iter(
-        rows(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
-            rows(rules, Value(EVALUATING), Min("evaluated_at"), zero),
-            rows(due_notifications(now), Value(DELIVERING), Min("next_at"), zero),
-            rows(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
-            rows(failures, F("task"), Min("since"), number),
-            rows(firing, Value(FIRING), Value(None, DateTimeField()), number),
-            all=True,
-        )
+    failures = ItemFailure.objects.filter(at__gt=_COMPILED_AT - EXPIRES)
+    rows = _grouped(ScrapeShard.objects.all(), Value(SCRAPING), Min("due_at"), Max("lag_s")).union(
+        _grouped(rules, Value(EVALUATING), Min("evaluated_at"), zero),
+        _grouped(due_notifications(_COMPILED_AT), Value(DELIVERING), Min("next_at"), zero),
+        _grouped(WorkerLiveness.objects.all(), Value(WORKER), Min("seen_at"), zero),
+        _grouped(failures, F("task"), Min("since"), Count("pk", output_field=FloatField())),
+        all=True,
     )
+    sql, parameters = rows.query.sql_with_params()
+    return sql, tuple(parameters)
+
+
+def _grouped(queryset: QuerySet[Any], work: Any, at: Any, value: Any) -> Any:
+    return queryset.order_by().annotate(work=work).values_list("work").annotate(at=at, value=value)
+
+
+def _shifted(parameter: Any, now: datetime) -> Any:
+    """A parameter of ``_schedule_query`` at this time."""
+    return now + (parameter - _COMPILED_AT) if isinstance(parameter, datetime) else parameter
 
 
 def start() -> threading.Thread:

@@ -1,5 +1,7 @@
 """Fixtures with the rows that most tests of the control plane need."""
 
+import copy
+
 import pytest
 import time_machine
 from django.utils import timezone
@@ -15,10 +17,22 @@ def operator(db, django_user_model):
     return django_user_model.objects.create_user("olga", password="a long enough password", is_superuser=True)
 
 
-@pytest.fixture
-def pool(db) -> Pool:
-    """The pool ``default`` with an active round_robin policy and no replicas."""
+@pytest.fixture(scope="module")
+def stored_pool(once_for_module) -> Pool:
+    """The pool ``default``, for modules whose ``usefixtures`` names this: stored once for all their tests."""
+    return once_for_module(create_default_pool)
+
+
+def create_default_pool() -> Pool:
     return create_pool("default", strategy="round_robin")
+
+
+@pytest.fixture
+def pool(request, db) -> Pool:
+    """The pool ``default`` with an active round_robin policy and no replicas."""
+    if "stored_pool" in request.fixturenames:
+        return copy.deepcopy(request.getfixturevalue("stored_pool"))
+    return create_default_pool()
 
 
 @pytest.fixture

@@ -161,14 +161,13 @@ def close_alerts(rule: AlertRule, *, reason: str) -> None:
 
 
 def ensure_default_rules(pool: Pool) -> AlertRule:
-    """Create the default rules that a pool lacks, in two queries; returns the first default rule."""
-    rules = default_rules(settings.SCRAPE_INTERVAL_S)
+    """Create the default rules that a pool lacks; returns the first default rule. Two queries."""
     rows = [
         AlertRule(pool=pool, name=rule.name, kind=rule.kind, severity=rule.severity, settings=dict(rule.settings))
-        for rule in rules
+        for rule in default_rules(settings.SCRAPE_INTERVAL_S)
     ]
     AlertRule.objects.bulk_create(rows, ignore_conflicts=True)
-    return AlertRule.objects.get(pool=pool, name=rules[0].name)
+    return AlertRule.objects.get(pool=pool, name=rows[0].name)
 
 
 def checked_settings(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:

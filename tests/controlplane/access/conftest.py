@@ -1,5 +1,6 @@
 """Two projects with one object of every kind, and users with each role."""
 
+import copy
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -86,18 +87,28 @@ def create_project_with_objects(name, number):
     )
 
 
+@pytest.fixture(scope="module")
+def stored_projects(once_for_module):
+    """The objects of both projects, stored once for a module."""
+    return once_for_module(store_two_projects)
+
+
+def store_two_projects():
+    here, there = create_project_with_objects("here", 1), create_project_with_objects("there", 2)
+    send_test_notification(there.channel)
+    return here, there
+
+
 @pytest.fixture
-def here(db):
+def here(stored_projects, db):
     """The project in which users have roles."""
-    return create_project_with_objects("here", 1)
+    return copy.deepcopy(stored_projects[0])
 
 
 @pytest.fixture
-def there(db):
+def there(stored_projects, db):
     """A project in which users have no role."""
-    created = create_project_with_objects("there", 2)
-    send_test_notification(created.channel)
-    return created
+    return copy.deepcopy(stored_projects[1])
 
 
 @pytest.fixture

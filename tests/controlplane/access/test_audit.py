@@ -11,6 +11,13 @@ from controlplane.models import AuditEntry, Scope
 from controlplane.services.access.tokens import create_token
 from controlplane.services.audit_log import ZERO_DIGEST, BrokenChainError, append_entry, verify_chain
 from controlplane.services.fleet.replicas import set_replica_state
+from tests.controlplane.access.conftest import create_project_with_objects
+
+
+@pytest.fixture
+def stored_projects(db):
+    """Stored by each test that needs it, because other tests start with an empty log."""
+    return (create_project_with_objects("here", 1),)
 
 
 def test_an_audit_entry_has_actor_token_origin_and_values(here, person_with):

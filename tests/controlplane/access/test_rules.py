@@ -115,38 +115,44 @@ def names_an_object(address):
     return any(name in MODEL_OF_URL_PARAMETER for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
 
 
-def statuses(person, project, *, only_objects=False):
-    """The status of every page for a user, by (route, method)."""
-    client, statuses_by_route = Client(raise_request_exception=False), {}
+def walk(person, project, requests):
+    """(route, method, status) of these requests by a user, with the ids of the objects in ``project``."""
+    client = Client(raise_request_exception=False)
     client.force_login(person)
-    for route in sorted(PAGES - PUBLIC_ROUTES):
-        address = ALL[route][0]
-        if only_objects and not names_an_object(address):
-            continue
-        for method in RULES[route].roles:
-            response = getattr(client, method.lower())(path_with_ids(address, project), {})
-            statuses_by_route[route, method] = response.status_code
-    return statuses_by_route
+    for route, method in requests:
+        path = path_with_ids(ALL[route][0], project)
+        yield route, method, getattr(client, method.lower())(path, {}).status_code
+
+
+EVERY_REQUEST = [(route, method) for route in sorted(PAGES - PUBLIC_ROUTES) for method in RULES[route].roles]
+
+
+def refusal(role, route, method):
+    """The status of a request by a user with a role in the project alone; None if it is allowed."""
+    if any(name in ALL[route][0] for name in ("channel_id", "person_id", "router_id", "server_id")):
+        return 404  # for those with a role in all projects
+    needed = needed_role(route, method)
+    return 403 if is_fleet_wide(route) or not role.covers(needed) else None
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_pages_are_forbidden_exactly_as_the_table_says(role, here, person_with):
-    person = person_with(role)
-    for (route, method), status in statuses(person, here).items():
-        address = ALL[route][0]
-        needed = needed_role(route, method)
-        if any(name in address for name in ("channel_id", "person_id", "router_id", "server_id")):
-            assert status == 404, f"{role}: {method} {route} is for those with a role in all projects"
-        elif is_fleet_wide(route) or not role.covers(needed):
-            assert status == 403, f"{role}: {method} {route}"
-        else:
-            assert status not in {403, 500}, f"{role}: {method} {route}"
+    """Every refusal; what is allowed to the lowest role that the request needs, and to the highest role."""
+    requests = [
+        (route, method)
+        for route, method in EVERY_REQUEST
+        if refusal(role, route, method) or role in {needed_role(route, method), Role.ADMIN}
+    ]
+    for route, method, status in walk(person_with(role), here, requests):
+        expected = refusal(role, route, method)
+        is_right = status == expected if expected else status not in {403, 500}
+        assert is_right, f"{role}: {method} {route} responded {status}"
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_pages_of_other_projects_are_not_found(role, here, there, person_with):
-    person = person_with(role)
-    for (route, method), status in statuses(person, there, only_objects=True).items():
+def test_pages_of_other_projects_are_not_found(role, there, person_with):
+    requests = [(route, method) for route, method in EVERY_REQUEST if names_an_object(ALL[route][0])]
+    for route, method, status in walk(person_with(role), there, requests):
         assert status == 404, f"{role}: {method} {route}"
     there.replica.refresh_from_db()
     assert there.replica.state == "active"
@@ -154,17 +160,20 @@ def test_pages_of_other_projects_are_not_found(role, here, there, person_with):
 
 
 def test_a_user_without_a_role_sees_no_page(here, person_with):
-    for (route, method), status in statuses(person_with(None), here).items():
+    for route, method, status in walk(person_with(None), here, EVERY_REQUEST):
         assert status in {403, 404}, f"{method} {route}"
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_role_in_all_projects_covers_every_page(role, here, person_with):
-    for (route, method), status in statuses(person_with(role, everywhere=True), here).items():
-        needed = needed_role(route, method)
+    """Every refusal, and what is allowed to the lowest role that the request needs."""
+    allowed = [(route, method) for route, method in EVERY_REQUEST if needed_role(route, method) is role]
+    refused = [(route, method) for route, method in EVERY_REQUEST if not role.covers(needed_role(route, method))]
+    for route, method, status in walk(person_with(role, everywhere=True), here, refused + allowed):
         if "person_id" in ALL[route][0]:
             continue  # no user has the id 0
-        assert (status == 403) == (not role.covers(needed)), f"{role}: {method} {route} responded {status}"
+        is_refused = (route, method) in refused
+        assert (status == 403) == is_refused, f"{role}: {method} {route} responded {status}"
 
 
 def test_every_form_needs_the_csrf_token(here, person_with):

@@ -13,7 +13,7 @@ from controlplane.services.fleet.task_groups import create_task_group, remove_ta
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
 from routing import schema
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 KEYS, FLEET = "/api/v1/client-keys", "/api/v1/fleet-settings"
 
 

@@ -1,16 +1,18 @@
 """``?dry_run=true`` validates and describes a change, and changes, announces and wakes nothing."""
 
+import copy
 from datetime import timedelta
 
 import pytest
 import redis
+from django.contrib.auth import get_user_model
 from django.db import connection
 from django.utils import timezone
 from rest_framework.test import APIClient
 
 from controlplane.access.rules import RULES
 from controlplane.celery import app
-from controlplane.models import Router
+from controlplane.models import Pool, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
@@ -21,7 +23,7 @@ from telemetry.services.alerts.alerts import acknowledge
 from tests.controlplane.access.conftest import create_project_with_objects
 from tests.controlplane.rollouts import publish_stages
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}, "reason": "warmer"}
 
@@ -116,9 +118,9 @@ def test_every_changing_route_has_an_example():
     assert writes == set(EXAMPLES), "add an address and a body to EXAMPLES, so that its dry run is tested"
 
 
-@pytest.fixture
-def object_keys(db, operator):
-    """One object of every kind, and a token that is not the script's."""
+def store_objects():
+    """One object of every kind, and a token that is not the script's; their keys and the script's client."""
+    operator = get_user_model().objects.create_user("olga", is_superuser=True)
     here = create_project_with_objects("here", 1)
     bare = create_project_with_objects("bare", 2)
     for row in (bare.alert, bare.rule, bare.policy, bare.group, bare.source, bare.replica):
@@ -137,11 +139,10 @@ def object_keys(db, operator):
     acknowledge(here.alert, by=operator)
     named = ("group", "key", "rule", "alert", "silence", "channel", "server", "notification", "discovered", "what_if")
     keys = {name: getattr(here, name).pk for name in named}
-    return {**keys, **rollouts, "plain": plain.pk, "token": other.pk, "bare": bare}
+    return {**keys, **rollouts, "plain": plain.pk, "token": other.pk}, client_of(operator)
 
 
-@pytest.fixture
-def script(operator, object_keys):
+def client_of(operator):
     """A client with a token whose use is recorded already."""
     _, text = create_token(operator, name="test", scopes=["admin"])
     client = APIClient()
@@ -149,6 +150,21 @@ def script(operator, object_keys):
     client.defaults["HTTP_IF_MATCH"] = "*"
     client.get(f"{ROOT}pools")
     return client
+
+
+@pytest.fixture(scope="module")
+def stored(once_for_module):
+    return once_for_module(store_objects)
+
+
+@pytest.fixture
+def object_keys(stored):
+    return stored[0]
+
+
+@pytest.fixture
+def script(stored):
+    return copy.deepcopy(stored[1])
 
 
 @pytest.fixture
@@ -178,16 +194,19 @@ def fill_in(value, keys):
 
 
 @pytest.mark.parametrize(("route", "method"), sorted(EXAMPLES))
-def test_a_dry_run_describes_the_change_and_changes_nothing(script, object_keys, broker, route, method):
+def test_a_dry_run_describes_the_change_and_changes_nothing(
+    script, object_keys, broker, django_capture_on_commit_callbacks, route, method
+):
     path, body = (fill_in(part, object_keys) for part in EXAMPLES[route, method])
     if (route, method) == ("api:project-detail", "DELETE"):
-        object_keys["bare"].pool.delete()
+        Pool.objects.get(name="bare-pool").delete()
     if (route, method) == ("telemetry-api:heartbeat", "POST"):
         Heartbeat.objects.all().delete()
         del script.defaults["HTTP_IF_MATCH"]  # no heartbeat exists, so there is no version
     send, before = getattr(script, method.lower()), everything()
 
-    plan = send(f"{ROOT}{path}?dry_run=true", body)
+    with django_capture_on_commit_callbacks(execute=True):
+        plan = send(f"{ROOT}{path}?dry_run=true", body)
 
     assert plan.status_code == 200, plan.content
     assert (plan["Dry-Run"], plan.json()["dry_run"]) == ("true", True)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 EVENTS = "/api/v1/events"
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made once: to load the trusted certificates takes long
 
 
 def record(summary, **more):
@@ -185,9 +187,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.fixture
-def asgi_server(pool):
-    """The application behind uvicorn, as ``make run`` has it, on the tests' database."""
+@pytest.fixture(scope="module")
+def asgi_server(django_db_setup):
+    """The application behind uvicorn, as ``make run`` has it, on the tests' database; started once for the module."""
     database, port = connection.settings_dict, free_port()
     code = (
         "import django.conf, controlplane.settings.test as s;"
@@ -208,7 +210,7 @@ def asgi_server(pool):
 
 def is_up(url):
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+        return httpx.get(f"{url}/healthz", trust_env=False, verify=NO_TLS).status_code == 200
     return False
 
 
@@ -216,7 +218,7 @@ def is_up(url):
 def stream(url, text, **options):
     headers = {"Authorization": f"Bearer {text}", "Accept": "text/event-stream", **options.pop("headers", {})}
     with (
-        httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client,
+        httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False, verify=NO_TLS) as client,
         client.stream("GET", f"{EVENTS}/stream", **options) as response,
     ):
         yield response

@@ -10,7 +10,7 @@ from controlplane.services.snapshots import newest_snapshot
 from tests.controlplane.test_kv_cache import LLAMA_70B
 from tests.controlplane.web.test_router_settings import filled
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 COSTS = {"gpu_hour_price": 2.5, "gpus_per_replica": 4.0, "currency": "USD"}
 
 

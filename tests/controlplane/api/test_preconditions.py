@@ -2,15 +2,17 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 from django.db import connection
 from rest_framework.test import APIClient
 
-from controlplane.models import Event
+from controlplane.api.bundle import _Application
+from controlplane.models import Event, Pool, Replica
 from controlplane.services.access.tokens import create_token, record_use
 from controlplane.services.fleet.pools import update_pool
-from controlplane.services.fleet.replicas import record_engine_facts
+from controlplane.services.fleet.replicas import add_replica, record_engine_facts, update_replica
 
 ROOT = "/api/v1/"
 DRAFT = {"settings": {"strategy": "prefix_hash"}}
@@ -171,3 +173,30 @@ def test_of_fifty_concurrent_edits_of_a_version_one_succeeds(operator, replica):
     assert len(losers) == 49
     assert all(body["current"]["weight"] == winner and body["etag"] == shown["etag"] for body in losers)
     assert Event.objects.filter(kind="replica_changed").count() == before + 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_during_the_application_of_a_bundle_is_a_conflict(api, pool, replica, monkeypatch):
+    """Another connection changes a replica after the bundle's version was compared."""
+    add_replica(pool, name="r2", url="http://10.0.0.2:8000")
+    apply_pool = _Application.apply_pool
+
+    def change_meanwhile(self, *arguments):
+        if not change_meanwhile.done:
+            change_meanwhile.done = True
+            thread = Thread(target=change_replica)
+            thread.start()
+            thread.join(20)
+        return apply_pool(self, *arguments)
+
+    def change_replica():
+        update_replica(Replica.objects.get(name="r2"), weight=9)
+        connection.close()
+
+    change_meanwhile.done = False
+    monkeypatch.setattr(_Application, "apply_pool", change_meanwhile)
+    bundle = {"pools": [{"name": "default", "description": "mine", "replicas": [{"name": "r1", "weight": 4}]}]}
+    response = api.put(f"{ROOT}config", {"format": 1, **bundle}, format="json")
+    assert response.status_code == 409
+    assert [(row.name, row.weight) for row in Replica.objects.order_by("name")] == [("r1", 1.0), ("r2", 9.0)]
+    assert Pool.objects.get().description == ""

@@ -9,7 +9,7 @@ from controlplane.services.policies.lifecycle import publish_revision, save_draf
 from tests.controlplane.rollouts import BREACH, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
 from tests.rest_client import CarefulClient
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 ROLLOUTS = "/api/v1/rollouts"
 
 

@@ -17,7 +17,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.snapshots import newest_snapshot, single_snapshot, snapshot_document
 from routing import schema
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 CANARY = "sk-canary-5b1f0c"
 
 
@@ -108,7 +108,8 @@ def test_a_replica_setting_reaches_the_routers_and_can_be_reset(api, replica, fi
     assert newest_snapshot().sha256 == before
 
 
-def test_all_settings_can_be_set_on_creation(api, db):
+def test_all_settings_can_be_set_on_creation(api, pool):
+    assert api.delete("/api/v1/pools/default").status_code == 204
     settings = {field: value for field, value, _ in POOL_SETTINGS}
     names = {
         "aliases": [{"name": "gpt", "model": "llama"}],

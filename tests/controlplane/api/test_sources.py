@@ -7,7 +7,7 @@ import pytest
 from controlplane.models import AuditEntry, DiscoveredReplica, Event, Replica, ReplicaSource
 from controlplane.services.discovery.sources import create_source
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 ROOT = "/api/v1/"
 SECRET = "a-token-that-nobody-shows"
 KUBERNETES = {

@@ -11,7 +11,7 @@ from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.tasks import poll_sources
 from tests.fakes.fake_kubernetes import pod
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 
 
 def recorded_kinds(*kinds):
@@ -232,6 +232,8 @@ def test_missing_replicas_drain_a_share_at_a_time_until_all_are_removed(cluster)
         now = cluster.replicas
         assert sum(state == "draining" for state in now.values()) <= max(1, len(now) // 4)
         assert all(before[name] == "draining" for name in set(before) - set(now))
+        if len(now) == 1:
+            break
     assert cluster.replicas == {"vllm-1": "active"}
     assert cluster.row.status == "ok"
 

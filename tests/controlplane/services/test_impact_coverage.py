@@ -77,7 +77,7 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 configs = values_of(inspect.type_info(schema.RouterConfig), "")
 many_examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

@@ -1,10 +1,14 @@
 """Stages of rollout plans, and invalid ones."""
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.errors import InvalidError
+from controlplane.models import Router
+from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
 from controlplane.services.policies.rollout_plans import (
@@ -17,17 +21,32 @@ from controlplane.services.policies.rollout_plans import (
 )
 from tests.controlplane.rollouts import FORMER, start_routers
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_fleet")]
 
 
-@pytest.fixture
-def fleet(pool):
-    """Two routers, two task groups that the pool's policy places, and one with its own policy."""
+@pytest.fixture(scope="module")
+def stored_fleet(once_for_module):
+    return once_for_module(store_fleet)
+
+
+def store_fleet():
+    """Two routers, two task groups that the pool's policy places, and one with its own policy; the pool."""
+    pool = create_pool("default", strategy="round_robin")
     start_routers("router-1", "router-2")
     for name in ("chat", "batch", "own"):
         create_task_group(pool, name)
     own = create_policy(pool, pool.groups.get(name="own"))
     publish_revision(save_draft(own, FORMER).pk)
+    return pool
+
+
+@pytest.fixture
+def pool(stored_fleet, db):
+    return copy.deepcopy(stored_fleet)
+
+
+@pytest.fixture
+def fleet(pool):
     return pool
 
 
@@ -106,6 +125,7 @@ def test_a_groups_own_policy_cannot_be_rolled_out_by_group(fleet, policy):
 
 
 def test_a_plan_by_router_needs_a_router(policy):
+    Router.objects.all().delete()
     with pytest.raises(InvalidError, match="no router is connected"):
         make_plan(policy, "by_router")
 

@@ -25,7 +25,7 @@ from tests.controlplane.rollouts import (
     verdict,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
 
 
 def publish(visitor, policy, **body):
