@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
 import pytest
-from django.db import transaction
 
 from controlplane.models import Pool
 from controlplane.services.fleet.pools import create_pool
@@ -16,7 +15,7 @@ T0 = datetime(2031, 3, 4, 12, tzinfo=UTC)  # a due time of every interval
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a module's tests without ``module_rows`` first, because they expect an empty database."""
+    """Run a module's tests without ``once_for_module`` first, because they expect an empty database."""
     for path in {item.path for item in items if _shares_rows(item)}:
         places = [place for place, item in enumerate(items) if item.path == path]
         for place, item in zip(places, sorted((items[place] for place in places), key=_shares_rows), strict=True):
@@ -24,24 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _shares_rows(item: pytest.Item) -> bool:
-    return "module_rows" in getattr(item, "fixturenames", ())
+    return "once_for_module" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture
 def pool(db) -> Pool:
     """The pool ``chat``, without replicas."""
     return create_pool("chat")
-
-
-@pytest.fixture(scope="module")
-def module_rows(django_db_setup, django_db_blocker) -> Iterator[None]:
-    """A transaction around a module's tests, for fixtures that store rows once; not beside transactional tests.
-
-    Each test has a savepoint in it, so what a test changes ends with the test.
-    """
-    with django_db_blocker.unblock(), transaction.atomic():
-        yield
-        transaction.set_rollback(True)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A signed-in client, and a fleet with a history."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import time_machine
@@ -34,10 +35,10 @@ def visitor(client: Client, noon, operator) -> Client:
 
 
 @pytest.fixture(scope="module")
-def module_fleet(module_rows) -> int:
+def module_fleet(once_for_module) -> int:
     """The id of the pool of ``fleet``, stored once for a module."""
     with time_machine.travel(NOW, tick=False):
-        return warm_fleet(NOW, seconds=600, replicas=4).pk
+        return once_for_module(partial(warm_fleet, NOW, seconds=600, replicas=4)).pk
 
 
 @pytest.fixture

@@ -21,8 +21,12 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(scope="module")
-def module_replay(module_rows) -> None:
+def module_replay(once_for_module) -> None:
     """Requests of three task groups within the quarter of an hour before noon, placed at random, in pool ``chat``."""
+    once_for_module(store_replay)
+
+
+def store_replay() -> None:
     with time_machine.travel(NOW, tick=False):
         pool, start = add_fleet(create_pool("chat")), NOW - timedelta(minutes=12)
         requests = traffic(900, placed="random")

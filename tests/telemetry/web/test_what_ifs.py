@@ -29,8 +29,12 @@ def browser(client, django_user_model):
 
 
 @pytest.fixture(scope="module")
-def predicted(module_rows) -> int:
+def predicted(once_for_module) -> int:
     """The id of a what-if that has run on four minutes of traffic."""
+    return once_for_module(store_what_if)
+
+
+def store_what_if() -> int:
     pool, start = add_fleet(create_pool("chat")), datetime.now(UTC) - timedelta(minutes=10)
     publish_and_store(pool, traffic(2, seconds=240), RoundRobinSettings(), start)
     candidates = [

@@ -62,8 +62,12 @@ def play(pool: Pool, workload: Traffic, settings: Settings, **options: Any) -> N
 
 
 @pytest.fixture(scope="module")
-def module_fleet(module_rows, workload) -> int:
+def module_fleet(once_for_module, workload) -> int:
     """The id of a pool whose fleet served the workload by round robin, stored once."""
+    return once_for_module(store_fleet, workload)
+
+
+def store_fleet(workload: Traffic) -> int:
     pool = add_fleet(create_pool("chat"))
     play(pool, workload, WORSE_ROUTING)
     return pool.pk
