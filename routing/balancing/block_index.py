@@ -45,9 +45,10 @@ MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, suc
 class BlockRun:
     """Consecutive blocks that always occurred together, and the replicas that have them cached."""
 
-    __slots__ = ("counted_at", "hashes", "last", "length", "mask", "prompts")
+    __slots__ = ("before", "counted_at", "hashes", "last", "length", "mask", "prompts")
 
     def __init__(self, hashes: Chain, last: int, length: int, mask: int) -> None:
+        self.before: BlockRun | None = None  # the run that every prompt has before this one; None: it is the first
         self.hashes = hashes
         self.last = last
         self.length = length
@@ -59,6 +60,13 @@ class BlockRun:
     def of_hashes(cls, hashes: Chain, mask: int) -> BlockRun:
         """A run of these blocks, at least one."""
         return BlockRun(hashes, hashes[-1], len(hashes), mask)
+
+    def follows(self, run: BlockRun) -> bool:
+        """Whether every prompt with this run has the other one before it."""
+        before = self.before
+        while before is not None and before is not run:
+            before = before.before
+        return before is run
 
 
 class BlockIndex:
@@ -119,6 +127,7 @@ class BlockIndex:
             run = by_first.get(chain[at])
             if run is None:
                 run = by_first[chain[at]] = BlockRun.of_hashes(chain[at : at + self._max_run_blocks], 0)
+                run.before = path[-1] if path else None
             elif at + run.length > end or chain[at + run.length - 1] != run.last:
                 head = self._split(run, _shared_blocks(run.hashes, chain, at))
                 on_split(head, run)
@@ -187,6 +196,7 @@ class BlockIndex:
         self._walked_chain = None
         head = BlockRun.of_hashes(run.hashes[:length], run.mask)
         head.prompts, head.counted_at = run.prompts, run.counted_at
+        head.before, run.before = run.before, head
         run.hashes = run.hashes[length:]
         run.length -= length
         self._by_first[head.hashes[0]] = head
@@ -340,6 +350,7 @@ class ReplicaBlocks:
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
         self._uses_until_update = 0
         self.capacity_tokens = 0  # as the engine counts them
+        self.reported_tokens: int | None = None  # capacity as the engine reports it; None: not yet
         self.block_tokens = block_tokens  # estimated, of a block: converts the capacity from tokens to blocks
         self.blocks = 0  # of all runs
         self.runs: dict[BlockRun, Use] = {}  # with their last use
@@ -348,11 +359,12 @@ class ReplicaBlocks:
         self.misses = 0  # wrong predictions in a row
         self.missed_used_s = 0.0  # latest earlier use of the blocks that were missed
         self.on_response: OnResponse | None = None  # set while the engine's KV events are followed
+        self.is_full = False  # whether events have shown that the engine evicts blocks
         self.expires = True  # whether blocks have an age limit; not if all events of the engine are known
 
     def stale_before_s(self, now_s: float) -> float:
         """Blocks last used before this time are closer to eviction than to their last use; -inf if not full."""
-        if self.blocks < FULL_RATIO * self.capacity or not self.uses:
+        if not self.uses or not (self.is_full or self.blocks >= FULL_RATIO * self.capacity):
             return -inf
         return (self.oldest_s + now_s) / 2
 
@@ -467,7 +479,7 @@ class ReplicaBlocks:
         for use in islice(self.uses, MAX_OLDER_USES):
             if use is owner:
                 break
-            if run in use.path:
+            if use.path[use.first].follows(run):
                 older.append(use)
         else:
             return

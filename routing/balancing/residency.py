@@ -435,7 +435,9 @@ class Residency:
     def add_replica(self, target: TargetId, capacity_tokens: int | None = None) -> ReplicaBlocks:
         """Add a replica, initially without blocks, or change its capacity; None if the engine has not reported it."""
         tokens = DEFAULT_TOKENS if capacity_tokens is None else capacity_tokens
-        return self._replicas.add(target, tokens, self.block_tokens)
+        replica = self._replicas.add(target, tokens, self.block_tokens)
+        replica.reported_tokens = capacity_tokens
+        return replica
 
     def resize(self, target: TargetId, block_tokens: int) -> None:
         """Compute a replica's capacity in blocks of ``block_tokens``."""
@@ -514,7 +516,7 @@ class Residency:
                 previous_tail = self._index.run_starting_with(tail_key(chain, hit_blocks))
                 if previous_tail is not None and not previous_tail.mask & bit:
                     previous_tail = None
-            tail = self._add_tail(replica, tail_key(chain, len(chain)))
+            tail = self._add_tail(replica, tail_key(chain, len(chain)), path[-1])
             path.append(tail)
         use = replica.add_use(path, now_s)
         self._index.entries += new_runs
@@ -569,12 +571,32 @@ class Residency:
         replica.add_use(path, now_s)
         self._evict(replica, now_s)
 
+    def set_seen_tokens(self, target: TargetId, tokens: int, *, was_full: bool) -> None:
+        """Change a replica's capacity by the most tokens that its events have shown as cached at one time.
+
+        They count where they are more than the engine reports, and where it reports nothing and has evicted blocks
+        (``was_full``). Otherwise they are too few, because running requests hold blocks that are not stored yet.
+        """
+        replica = self._replicas.by_target.get(target)
+        if replica is None:
+            return
+        reported, replica.is_full = replica.reported_tokens, was_full
+        capacity = DEFAULT_TOKENS if reported is None else reported
+        if tokens > capacity or (was_full and reported is None):
+            capacity = tokens
+        if capacity != replica.capacity_tokens:
+            self._replicas.add(target, capacity, self.block_tokens)
+
     def truncate(self, target: TargetId, chain: Chain, blocks: int) -> None:
         """Record that a replica no longer has what follows the first ``blocks`` of a chain."""
         replica = self._replicas.by_target.get(target)
         run = self._index.run_with_block(chain, blocks) if replica is not None else None
-        if replica is not None and run is not None and run.mask & replica.bit:
-            replica.evict_run(run)
+        if replica is None or run is None or not run.mask & replica.bit:
+            return
+        if run.hashes[0] != chain[blocks]:
+            self._index.path(chain[:blocks], self._on_split)  # splits the run, so that its first blocks stay
+            run = self._index.run_with_block(chain, blocks) or run
+        replica.evict_run(run)
 
     def evict_before(self, target: TargetId, used_s: float) -> None:
         """Evict what a replica last used before this time."""
@@ -586,11 +608,12 @@ class Residency:
         """Record that a replica's cache is empty."""
         self.evict_before(target, inf)
 
-    def _add_tail(self, replica: ReplicaBlocks, key: int) -> BlockRun:
-        """Add the tail with this key to a replica."""
+    def _add_tail(self, replica: ReplicaBlocks, key: int, before: BlockRun) -> BlockRun:
+        """Add the tail with this key, after the last run of its prompt, to a replica."""
         tail = self._index.run_starting_with(key)
         if tail is None:
             tail = Tail(key)
+            tail.before = before
             self._index.add(tail)
         if not tail.mask & replica.bit:
             tail.mask |= replica.bit

@@ -2,240 +2,201 @@
 
 Theory of operation. A payload is the MessagePack array ``[time, [event, ...], rank]``. Up to vLLM 0.23 an event is an
 array that begins with its type, and later releases added fields at its end; since 0.24 it is a map with the field
-``type``. Fields that are missing or unknown are accepted, and so are
-events of unknown types, which are skipped. Everything else that is not as described raises ``MalformedEventsError`` and
-nothing else, whatever the bytes are.
+``type``. Missing and unknown fields are accepted, and events of unknown types are skipped. Any other deviation raises
+``MalformedEventsError``; no bytes raise another exception.
+
+Token ids are most of a payload, and nearly all of them are never looked at. So they stay encoded: an engine encodes
+equal ids as equal bytes, which is all that ``engine_blocks.py`` needs. Only their number is checked here.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+
+from routing.kv_events import payload_format
+from routing.kv_events.payload_format import BlockHash, RemovedArray, RemovedMap, StoredArray, StoredMap
 
 MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 KB, one that evicts 16,384 blocks 1 MB
 MAX_BLOCK_TOKENS: Final = 65_536
-
-BlockHash = int | bytes  # of the engine; bytes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention"})  # of ``kv_cache_spec_kind``
+
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class MalformedEventsError(ValueError):
-    """A payload that is no batch of KV events. The text names the field."""
+    """A payload that is not a batch of KV events. The message names the field."""
 
 
-class BlockStored(Struct):
+class EncodedTokens:
+    """The ids of the tokens of consecutive blocks, as encoded in the payload."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        """Tokens; MalformedEventsError if it is not an array."""
+        return _array_head(self._data)[0]
+
+    def blocks(self, block_tokens: int, limit: int) -> list[bytes]:
+        """The encoded ids of each of the first ``limit`` blocks; fewer if there is something else than an id."""
+        count, at = _array_head(self._data)
+        data, blocks = self._data, list[bytes]()
+        for _ in range(min(limit, count // block_tokens)):
+            start = at
+            for _ in range(block_tokens):
+                size = _encoded_size(data[at]) if at < len(data) else 0
+                if not size:
+                    return blocks
+                at += size
+            blocks.append(data[start:at])
+        return blocks
+
+
+def _array_head(data: bytes) -> tuple[int, int]:
+    """The length of an encoded array, and where its items begin."""
+    first = data[0]
+    if first & 0xF0 == 0x90:
+        return first & 0x0F, 1
+    if first == 0xDC:
+        return int.from_bytes(data[1:3], "big"), 3
+    if first == 0xDD:
+        return int.from_bytes(data[1:5], "big"), 5
+    raise MalformedEventsError("token_ids: expected an array")
+
+
+def _encoded_size(first: int) -> int:
+    """Bytes of an encoded number from 0 to 4,294,967,295; 0 if it is something else."""
+    if first < 0x80:
+        return 1
+    if first == 0xCD:
+        return 3
+    if first == 0xCE:
+        return 5
+    return 2 if first == 0xCC else 0
+
+
+class Event:
+    """What an engine reports."""
+
+    __slots__ = ()
+
+
+class BlockStored(Event):
     """Consecutive blocks of one prompt that the engine has computed; the first one continues ``parent``."""
 
-    hashes: list[BlockHash]
-    parent: BlockHash | None  # None: the first block begins the prompt
-    tokens: array[int]  # ids of all blocks, each ``block_tokens`` long
-    block_tokens: int
-    adapter: str  # name or number of the LoRA adapter; "" without one
-    extra_keys: list[bytes] | None  # of each block: salt and media, encoded; None: not reported
-    medium: str | None
-    group: int  # of KV cache layers
-    kind: str | None  # of attention
-    session: str | None
+    __slots__ = (
+        "adapter",
+        "block_tokens",
+        "extra_keys",
+        "group",
+        "hashes",
+        "kind",
+        "medium",
+        "parent",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        hashes: list[BlockHash],
+        parent: BlockHash | None,
+        tokens: EncodedTokens,
+        block_tokens: int,
+        adapter: str = "",
+        extra_keys: list[Any] | None = None,
+        medium: str | None = None,
+        group: int = 0,
+        kind: str | None = None,
+    ) -> None:
+        self.hashes = hashes
+        self.parent = parent  # None: the first block begins the prompt
+        self.tokens = tokens  # of all blocks, each ``block_tokens`` long
+        self.block_tokens = block_tokens
+        self.adapter = adapter  # name or number of the LoRA adapter; "" without one
+        self.extra_keys = extra_keys  # of each block: salt and media; None: not reported
+        self.medium = medium
+        self.group = group  # of KV cache layers
+        self.kind = kind  # of attention
+
+    def extra_bytes(self, position: int) -> bytes:
+        """The extra keys of a block, encoded; empty if it has none, or they are not reported."""
+        extra = None if self.extra_keys is None else self.extra_keys[position]
+        return b"" if extra is None else _encode(extra)
 
 
-class BlockRemoved(Struct):
+class BlockRemoved(Event):
     """Blocks that were evicted, each once for each of its copies."""
 
-    hashes: list[BlockHash]
-    medium: str | None
-    group: int
+    __slots__ = ("group", "hashes", "medium")
+
+    def __init__(self, hashes: list[BlockHash], medium: str | None = None, group: int = 0) -> None:
+        self.hashes = hashes
+        self.medium = medium
+        self.group = group
 
 
-class AllBlocksCleared(Struct):
+class AllBlocksCleared(Event):
     """The cache is empty."""
 
+    __slots__ = ()
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
 
-
-class Batch(Struct):
+class Batch:
     """The events of one message, in order."""
 
-    at_s: float  # Unix time of the engine
-    events: list[Event]
-    rank: int | None  # data-parallel rank; None: not reported
-    count: int  # of events as sent
+    __slots__ = ("at_s", "count", "events", "rank")
 
-
-# --- as sent -------------------------------------------------------------------------------------------
-
-
-class _StoredArray(Struct, array_like=True, tag="BlockStored"):
-    block_hashes: list[BlockHash]
-    parent_block_hash: BlockHash | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-    @property
-    def session_id(self) -> None:
-        """Not reported by these releases."""
-        return
-
-
-class _RemovedArray(Struct, array_like=True, tag="BlockRemoved"):
-    block_hashes: list[BlockHash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _ClearedArray(Struct, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-class _StoredMap(Struct, tag_field="type", tag="BlockStored"):
-    block_hashes: list[BlockHash]
-    token_ids: list[int]
-    block_size: int
-    parent_block_hash: BlockHash | None = None
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    session_id: str | None = None
-
-
-class _RemovedMap(Struct, tag_field="type", tag="BlockRemoved"):
-    block_hashes: list[BlockHash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _ClearedMap(Struct, tag_field="type", tag="AllBlocksCleared"):
-    pass
-
-
-class _MapBatch(Struct, array_like=True):
-    at_s: float
-    events: list[_StoredMap | _RemovedMap | _ClearedMap]
-    rank: int | None = None
-
-
-class _ArrayBatch(Struct, array_like=True):
-    at_s: float
-    events: list[_StoredArray | _RemovedArray | _ClearedArray]
-    rank: int | None = None
-
-
-class _MixedBatch(Struct, array_like=True):
-    """Of both forms, or with events of unknown types."""
-
-    at_s: float
-    events: list[Raw]
-    rank: int | None = None
-
-
-_Sent = _StoredMap | _RemovedMap | _ClearedMap | _StoredArray | _RemovedArray | _ClearedArray
-_TYPES: Final = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
-_decode_maps: Final = msgspec.msgpack.Decoder(_MapBatch).decode
-_decode_arrays: Final = msgspec.msgpack.Decoder(_ArrayBatch).decode
-_decode_mixed: Final = msgspec.msgpack.Decoder(_MixedBatch).decode
-_decode_array: Final = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray).decode
-_decode_map: Final = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap).decode
-_decode_any: Final = msgspec.msgpack.Decoder().decode
-_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+    def __init__(self, at_s: float, events: list[Event], rank: int | None, count: int) -> None:
+        self.at_s = at_s  # Unix time of the engine
+        self.events = events
+        self.rank = rank  # data-parallel rank; None: not reported
+        self.count = count  # of events as sent
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """Decode a message's payload; MalformedEventsError. Removals that follow each other become one event.
-
-    2 us, 0.5 us for each removed block, and 0.8 us for each stored one of 16 tokens.
-    """
+    """Decode a message's payload; MalformedEventsError. Removals that follow each other become one event."""
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MalformedEventsError(f"a payload of {len(payload):,} bytes, where at most {MAX_PAYLOAD_BYTES:,} are read")
     try:
-        return _decode_batch(payload)
+        at_s, sent, rank, count = payload_format.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEventsError(str(error)) from None
+    return Batch(at_s, _events(sent), rank, count)
 
 
-def _decode_batch(payload: bytes) -> Batch:
-    for decode in (_decode_maps, _decode_arrays):
-        try:
-            batch = decode(payload)
-        except msgspec.ValidationError:
-            continue
-        return Batch(batch.at_s, _events(batch.events), batch.rank, len(batch.events))
-    mixed = _decode_mixed(payload)
-    events = [event for raw in mixed.events if (event := _decode_event(raw)) is not None]
-    return Batch(mixed.at_s, _events(events), mixed.rank, len(mixed.events))
-
-
-def _events(sent: Sequence[_Sent]) -> list[Event]:
+def _events(sent: list[Any]) -> list[Event]:
     events: list[Event] = []
     latest: BlockRemoved | None = None
     for event in sent:
-        if isinstance(event, _RemovedMap | _RemovedArray):
-            group = event.group_idx or 0
+        kind = type(event)
+        if kind is RemovedMap or kind is RemovedArray:
+            group, hashes = event.group_idx or 0, event.block_hashes
             if latest is not None and latest.group == group and latest.medium == event.medium:
-                latest.hashes += event.block_hashes
+                latest.hashes += hashes
                 continue
-            latest = BlockRemoved(event.block_hashes, event.medium, group)
+            latest = BlockRemoved(hashes, event.medium, group)
             events.append(latest)
         else:
             latest = None
-            events.append(_stored(event) if isinstance(event, _StoredMap | _StoredArray) else AllBlocksCleared())
+            events.append(_stored(event) if kind is StoredMap or kind is StoredArray else AllBlocksCleared())
     return events
 
 
-def _decode_event(raw: Raw) -> _Sent | None:
-    """One event; None if its type is unknown."""
-    first = bytes(memoryview(raw)[:1])
-    is_map = first[0] & 0xF0 == 0x80 or first in {b"\xde", b"\xdf"}
-    try:
-        sent: _Sent = _decode_map(raw) if is_map else _decode_array(raw)
-    except msgspec.ValidationError:
-        if _has_unknown_type(raw):
-            return None
-        raise
-    return sent
-
-
-def _has_unknown_type(raw: Raw) -> bool:
-    event = _decode_any(raw)
-    name = event.get("type") if isinstance(event, dict) else event[0] if isinstance(event, list) and event else None
-    return isinstance(name, str) and name not in _TYPES
-
-
-def _stored(sent: _StoredMap | _StoredArray) -> BlockStored:
-    if not 1 <= sent.block_size <= MAX_BLOCK_TOKENS:
-        raise MalformedEventsError(f"block_size {sent.block_size} is not from 1 to {MAX_BLOCK_TOKENS}")
-    if len(sent.token_ids) != len(sent.block_hashes) * sent.block_size:
-        reason = f"{len(sent.token_ids)} token_ids for {len(sent.block_hashes)} block_hashes of {sent.block_size}"
-        raise MalformedEventsError(reason)
-    if sent.extra_keys is not None and len(sent.extra_keys) != len(sent.block_hashes):
-        raise MalformedEventsError(f"{len(sent.extra_keys)} extra_keys for {len(sent.block_hashes)} block_hashes")
-    try:
-        tokens = array("I", sent.token_ids)
-    except OverflowError:
-        raise MalformedEventsError("token_ids: expected numbers from 0 to 4,294,967,295") from None
+def _stored(sent: Any) -> BlockStored:
+    hashes: list[BlockHash] = sent.block_hashes
+    size: int = sent.block_size
+    if not 1 <= size <= MAX_BLOCK_TOKENS:
+        raise MalformedEventsError(f"block_size {size} is not from 1 to {MAX_BLOCK_TOKENS}")
+    tokens = EncodedTokens(bytes(sent.token_ids))
+    if len(tokens) != len(hashes) * size:
+        raise MalformedEventsError(f"{len(tokens)} token_ids for {len(hashes)} block_hashes of {size}")
+    extra: list[Any] | None = sent.extra_keys
+    if extra is not None and len(extra) != len(hashes):
+        raise MalformedEventsError(f"{len(extra)} extra_keys for {len(hashes)} block_hashes")
     adapter = sent.lora_name or ("" if sent.lora_id is None else str(sent.lora_id))
-    extra = None if sent.extra_keys is None else [b"" if key is None else _encode(key) for key in sent.extra_keys]
-    return BlockStored(
-        sent.block_hashes,
-        sent.parent_block_hash,
-        tokens,
-        sent.block_size,
-        adapter,
-        extra,
-        sent.medium,
-        sent.group_idx or 0,
-        sent.kv_cache_spec_kind,
-        sent.session_id,
-    )
+    kind, group = sent.kv_cache_spec_kind, sent.group_idx or 0
+    return BlockStored(hashes, sent.parent_block_hash, tokens, size, adapter, extra, sent.medium, group, kind)

@@ -1,146 +1,174 @@
 """The blocks that one engine has cached, as its KV events report them.
 
-Theory of operation. An engine's block hash depends on its release, algorithm and seed. So each block gets a *token key*
-as well: a chained hash of its token ids, adapter and extra keys, which is the same for all engines. The blocks of one
-event form a *stored run*. A run whose parent is not known, because it was stored before the router began to follow the
-events, has no keys and no depth.
+Theory of operation. Consecutive blocks of one prompt that were stored form a *stored run*; each has a key that is the
+same for all engines of the pool (``block_keys.py``). A run whose parent is not known, because it was stored before the
+router began to follow the events, the run has no keys and no depth.
 
 The same hash may be in several physical blocks; it leaves the cache with the last of them. Only device memory counts,
 and of several groups of cache layers only the first with full attention, because the others have the same prompts.
 
-Bounds. ``max_blocks`` limits the hashes of one engine; beyond it the ones stored first are forgotten, which are the
-next ones that the engine evicts.
+There is one entry for each cached hash, which names its run. Engines evict the last block of a prompt first, so where
+a removed block is in its run is mostly known without a search.
+
+Bounds. ``max_blocks`` limits the hashes of one engine. Beyond it the ones stored first are forgotten, which the engine
+will probably evict next.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from routing.kv_events.decoding import FULL_ATTENTION, BlockHash, BlockRemoved, BlockStored
+from routing.kv_events.block_keys import BlockKeys, Key, adapter_key, token_keys
+from routing.kv_events.decoding import FULL_ATTENTION, BlockRemoved, BlockStored
+from routing.kv_events.payload_format import BlockHash
 
 DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
-MAX_BLOCK: Final = 1 << 40  # above every position
-_TOKEN_BYTES: Final = array("I").itemsize
+MAX_KEY: Final = (1 << 64) - 1
 
 
 class StoredRun:
     """Consecutive blocks that one event stored."""
 
-    __slots__ = ("depth", "hashes", "keys", "parent", "stored_s")
+    __slots__ = ("_left", "depth", "hashes", "keys", "parent", "parent_position", "stored_s")
 
     def __init__(
-        self, hashes: list[BlockHash], parent: Place | None, keys: array[int], depth: int, stored_s: float
+        self,
+        hashes: list[BlockHash],
+        parent: StoredRun | None,
+        parent_position: int,
+        keys: Sequence[Key],
+        stored_s: float,
     ) -> None:
         self.hashes = hashes
-        self.parent = parent  # the block before the first; None: there is none, or it is unknown
-        self.keys = keys  # token keys; empty: unknown
-        self.depth = depth  # blocks of the prompt before the first; 0 if that is unknown
+        self.parent = parent  # the run of the block before the first; None: there is none, or it is unknown
+        self.parent_position = parent_position  # of that block in its run
+        self.keys = keys  # empty: unknown
+        self.depth: int = 0 if parent is None else parent.depth + parent_position + 1  # blocks before; 0: or unknown
         self.stored_s = stored_s
+        self._left = len(hashes)  # blocks up to the last one that may be cached
 
     @property
     def end(self) -> int:
         """Blocks of the prompt up to the last of this run."""
         return self.depth + len(self.hashes)
 
-    def keys_upwards(self, position: int) -> Iterator[tuple[int, int]]:
-        """``(token key, blocks of the prompt up to it)`` of a block and of all before it, the last first."""
-        run: StoredRun | None = self
-        while run is not None:
-            for at in range(position, -1, -1):
-                yield run.keys[at], run.depth + at + 1
-            run, position = run.parent or (None, 0)
+    def position(self, hash_: BlockHash) -> int:
+        """The position of one of its blocks."""
+        left = self._left - 1
+        return left if left >= 0 and self.hashes[left] == hash_ else self.hashes.index(hash_)
 
-
-Place = tuple[StoredRun, int]  # a block: its run and its position there
+    def remove(self, hash_: BlockHash) -> int:
+        """Record that a block is no longer cached; its position. The next one is probably the one before it."""
+        left = self._left - 1
+        if left < 0 or self.hashes[left] != hash_:
+            left = self.hashes.index(hash_)
+        self._left = left
+        return left
 
 
 class EngineBlocks:
     """The cached blocks of one engine. Times are of the router's clock."""
 
-    def __init__(self, max_blocks: int) -> None:
+    def __init__(self, max_blocks: int, block_keys: BlockKeys | None = None) -> None:
         self.block_tokens = 0  # of the latest stored block; 0: none was stored
         self.is_complete = False  # whether all events since the engine's start were seen
         self.blocks = 0  # copies included
         self.max_seen_blocks = 0
         self._max_blocks = max_blocks
-        self._places: dict[BlockHash, Place] = {}  # of the first copy, in the order of storage
+        self._block_keys = block_keys or BlockKeys()
+        self._runs: dict[BlockHash, StoredRun] = {}  # of the first copy, in the order of storage
         self._copies: dict[BlockHash, int] = {}  # beyond the first
-        self._keys: set[int] = set()
+        self._token_keys: dict[Key, BlockHash] = {}  # empty while hashes are the keys
         self._group: int | None = None
 
     def __len__(self) -> int:
-        """Distinct hashes."""
-        return len(self._places)
+        """Number of distinct hashes."""
+        return len(self._runs)
 
-    def has_key(self, key: int) -> bool:
-        """Whether a block with this token key is cached."""
-        return key in self._keys
+    def has_key(self, key: Key) -> bool:
+        """Whether a block with this key is cached."""
+        return key in self._runs if self._block_keys.are_hashes else key in self._token_keys
 
     def clear(self, *, is_complete: bool) -> None:
-        """Forget all blocks. ``is_complete``: because the engine has none, not because they are unknown."""
-        self._places.clear()
+        """Forget all blocks. ``is_complete``: whether the engine has none; else it has unknown ones."""
+        self._runs.clear()
         self._copies.clear()
-        self._keys.clear()
+        self._token_keys.clear()
         self.blocks, self.is_complete = 0, is_complete
 
-    def store(self, event: BlockStored, now_s: float) -> StoredRun | None:
-        """Add the blocks of an event; None if they are not in device memory or of another group of layers."""
+    def counts(self, event: BlockStored) -> bool:
+        """Whether an event is about blocks in device memory, of the group of layers that counts."""
         if event.medium not in DEVICE or event.kind not in FULL_ATTENTION or not event.hashes:
-            return None
+            return False
         if self._group is None:
             self._group = event.group
-        if event.group != self._group:
-            return None
+        return event.group == self._group
+
+    def store(self, event: BlockStored, now_s: float) -> StoredRun | None:
+        """Add the blocks of an event; None if they do not count."""
+        return self.store_counted(event, now_s) if self.counts(event) else None
+
+    def store_counted(self, event: BlockStored, now_s: float) -> StoredRun:
+        """Add the blocks of an event that counts."""
         self.block_tokens = event.block_tokens
-        run = self._run_of(event, now_s)
-        if self._places.keys().isdisjoint(event.hashes):
-            self._places.update(
-                zip(event.hashes, [(run, position) for position in range(len(event.hashes))], strict=True)
-            )
-            self._keys.update(run.keys)
-        else:
-            self._add_copies(run)
-        self.blocks += len(event.hashes)
+        run, runs, hashes = self._run_of(event, now_s), self._runs, event.hashes
+        before = len(runs)
+        if runs.keys().isdisjoint(hashes):
+            runs.update(dict.fromkeys(hashes, run))
+        if len(runs) - before < len(hashes):
+            self._add_copies(run, are_added=len(runs) > before)
+        if not self._block_keys.are_hashes:
+            self._token_keys.update(zip(run.keys, hashes, strict=False))
+        self.blocks += len(hashes)
         self.max_seen_blocks = max(self.max_seen_blocks, self.blocks)
-        while len(self._places) > self._max_blocks:
+        while len(runs) > self._max_blocks:
             self._forget_oldest()
         return run
 
-    def remove(self, event: BlockRemoved) -> dict[StoredRun, int]:
+    def remove(self, event: BlockRemoved) -> list[tuple[StoredRun, int]]:
         """Remove one copy of each block of an event.
 
-        Returns the runs of those that are no longer cached, with the lowest position of a removed block in each.
+        Returns the runs of those that are no longer cached, with the lowest position of a removed block in each; a run
+        is there again if others were between its blocks.
         """
-        lowest: dict[StoredRun, int] = {}
+        removed: list[tuple[StoredRun, int]] = []
         if event.medium not in DEVICE or event.group != (self._group or 0):
-            return lowest
-        places, copies, keys = self._places, self._copies, list[int]()
+            return removed
+        runs, copies, token_keys, latest, left = self._runs, self._copies, self._token_keys, None, 0
         for hash_ in event.hashes:
-            if hash_ in copies:
+            if copies and hash_ in copies:
                 self._remove_copy(hash_)
                 self.blocks -= 1
-            elif (place := places.pop(hash_, None)) is not None:
-                run, position = place
-                self.blocks -= 1
-                if run.keys:
-                    keys.append(run.keys[position])
-                if position < lowest.get(run, MAX_BLOCK):
-                    lowest[run] = position
-        self._keys.difference_update(keys)
-        return lowest
+                continue
+            run = runs.pop(hash_, None)
+            if run is None:
+                continue
+            self.blocks -= 1
+            position = run.remove(hash_)
+            if token_keys:
+                self._forget_key(run, position)
+            if run is not latest:
+                if latest is not None:
+                    removed.append((latest, left))
+                latest, left = run, position
+            elif position < left:
+                left = position
+        if latest is not None:
+            removed.append((latest, left))
+        return removed
 
-    def _add_copies(self, run: StoredRun) -> None:
-        """Add blocks of which some are cached already."""
-        for position, hash_ in enumerate(run.hashes):
-            if hash_ in self._places:
+    def _add_copies(self, run: StoredRun, *, are_added: bool) -> None:
+        """Add blocks of which some are cached already, or that occur twice in an event (``are_added``)."""
+        seen: set[BlockHash] = set()
+        for hash_ in run.hashes:
+            if hash_ in self._runs and (not are_added or hash_ in seen):
                 self._copies[hash_] = self._copies.get(hash_, 0) + 1
             else:
-                self._places[hash_] = run, position
-                self._keys.update(run.keys[position : position + 1])
+                self._runs[hash_] = run
+            seen.add(hash_)
 
     def _remove_copy(self, hash_: BlockHash) -> None:
         self._copies[hash_] -= 1
@@ -148,24 +176,28 @@ class EngineBlocks:
             del self._copies[hash_]
 
     def _forget_oldest(self) -> None:
-        hash_ = next(iter(self._places))
-        run, position = self._places.pop(hash_)
+        hash_ = next(iter(self._runs))
+        run = self._runs.pop(hash_)
         self.blocks -= 1 + self._copies.pop(hash_, 0)
-        self._keys.difference_update(run.keys[position : position + 1])
+        if self._token_keys:
+            self._forget_key(run, run.hashes.index(hash_))
+
+    def _forget_key(self, run: StoredRun, position: int) -> None:
+        if self._token_keys and position < len(run.keys):
+            self._token_keys.pop(run.keys[position], None)
 
     def _run_of(self, event: BlockStored, now_s: float) -> StoredRun:
-        parent = None if event.parent is None else self._places.get(event.parent)
-        if event.parent is not None and (parent is None or not parent[0].keys):
-            return StoredRun(event.hashes, None, array("Q"), 0, now_s)
-        seed = xxh3_64_intdigest(event.adapter) if parent is None else parent[0].keys[parent[1]]
-        depth = 0 if parent is None else parent[0].depth + parent[1] + 1
-        return StoredRun(event.hashes, parent, token_keys(event, seed), depth, now_s)
+        hashes = event.hashes
+        if event.parent is None:
+            return StoredRun(hashes, None, 0, self._keys(event, adapter_key(event)), now_s)
+        parent = self._runs.get(event.parent)
+        if parent is None or not parent.keys:
+            return StoredRun(hashes, None, 0, (), now_s)
+        position = parent.position(event.parent)
+        return StoredRun(hashes, parent, position, self._keys(event, parent.keys[position]), now_s)
 
-
-def token_keys(event: BlockStored, key: int) -> array[int]:
-    """Token keys of an event's blocks, the first one chained to ``key``. 0.4 us a block of 16 tokens."""
-    data, size, extra_keys = event.tokens.tobytes(), event.block_tokens * _TOKEN_BYTES, event.extra_keys
-    blocks = [data[at : at + size] for at in range(0, len(data), size)]
-    if extra_keys is not None and any(extra_keys):
-        blocks = [block + extra for block, extra in zip(blocks, extra_keys, strict=True)]
-    return array("Q", [key := xxh3_64_intdigest(block, key) for block in blocks])
+    def _keys(self, event: BlockStored, before: Key) -> Sequence[Key]:
+        """The keys of an event's blocks, after a block with the key ``before``."""
+        if self._block_keys.are_hashes:
+            return event.hashes
+        return token_keys(event, before & MAX_KEY if isinstance(before, int) else xxh3_64_intdigest(before))

@@ -1,181 +1,230 @@
-"""The ZeroMQ sockets of one engine: subscription, connection monitor and replay.
+"""The connections to one engine: subscription and replay.
 
-Theory of operation. ZeroMQ's own thread connects, receives and queues messages, so the event loop only takes them from
-its queues, without waiting. ``pump`` takes one message at a time and yields after each event. A socket's descriptor
-becomes readable once for several messages, so ``pump`` ends only when all sockets are empty.
+Theory of operation. ``pump`` sends and takes what can be sent and taken without waiting, and yields now and then.
+Nothing wakes the event loop when messages arrive: ``subscriptions.py`` calls ``pump`` by the
+clock, so that the messages of a moment cost one wake-up and one system call.
 
-A connection that sends nothing for ``HEARTBEAT_TIMEOUT_MS``, not even heartbeats, counts as lost. ZeroMQ reconnects by
-itself to the same address; ``subscriptions.py`` opens the stream again after a while, because the address may change.
+Liveness. After ``PING_S`` without bytes from the engine a PING is sent, and if nothing has arrived ``PONG_S`` later the
+connection counts as lost. Its end and errors are seen at once. ``subscriptions.py`` opens the stream again.
 
-Bounds. ZeroMQ queues at most ``MAX_QUEUED`` messages of at most ``MAX_PAYLOAD_BYTES``; further ones are dropped by the
-publisher, which is a gap like any other.
+Bounds. What is not taken waits in the kernel's buffers and then in the engine's, which drops messages above its own
+limit: a gap like any other. In one call of ``pump``, about ``MAX_TAKEN_BYTES`` of each connection are taken.
 """
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, Final
-
-import zmq
-from zmq.utils.monitor import parse_monitor_message
+from typing import Final
 
 from routing.kv_events.decoding import MAX_PAYLOAD_BYTES
 from routing.kv_events.message_order import MessageOrder
+from routing.kv_events.zmtp import PING, ProtocolError, Receiver, message, opening
 
-MAX_QUEUED: Final = 1000
-MAX_REPLAYED: Final = 12_000  # vLLM keeps 10,000 messages for replays
 REPLAY_TIMEOUT_S: Final = 0.75  # without a message; vLLM looks for requests every 0.1 s
-HEARTBEAT_MS: Final = 1000
-HEARTBEAT_TIMEOUT_MS: Final = 3000
-RECONNECT_MS: Final = 100
-MAX_RECONNECT_MS: Final = 2000
+PING_S: Final = 0.2
+PONG_S: Final = 0.5
+CONNECT_S: Final = 2.0  # until the engine has sent READY
+RECEIVED_BYTES: Final = 262_144  # of one system call
+MAX_TAKEN_BYTES: Final = 1 << 20
+STEP_MESSAGES: Final = 8  # between two yields, about 0.1 ms
 NUMBER: Final = struct.Struct(">Q")
 END_OF_REPLAY: Final = b"\xff" * NUMBER.size
-MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+Host = tuple[str, int]
+
+
+class Connection:
+    """A TCP connection that speaks ZMTP; OSError or ProtocolError from its methods mean that it is lost."""
+
+    def __init__(self, host: Host, socket_type: bytes, first: bytes, now_s: float) -> None:
+        self.receiver = Receiver(MAX_PAYLOAD_BYTES)
+        self.received_s = now_s
+        self.taken_bytes = 0
+        self.is_drained = True  # whether the latest system call has probably taken all that the kernel had
+        self._to_send = opening(socket_type)
+        self._first = first  # to send once the peer is ready; empty: it was sent
+        self._pinged_s: float | None = None  # None: no PING waits for a reply
+        family = socket.AF_INET6 if ":" in host[0] else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.connect_ex(host)  # it ends in the background; ``send`` and ``recv`` say whether it failed
+
+    def close(self) -> None:
+        """Close it; what has not been sent or taken is lost."""
+        self._socket.close()
+
+    def receive(self, now_s: float) -> bool:
+        """Take received bytes from the kernel; whether there were any. Not if enough were taken."""
+        if self._to_send:
+            self._flush()
+        if self.taken_bytes >= MAX_TAKEN_BYTES:
+            return False
+        try:
+            data = self._socket.recv(RECEIVED_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            raise ConnectionResetError
+        self.received_s, self._pinged_s = now_s, None
+        self.taken_bytes += len(data)
+        self.is_drained = len(data) < RECEIVED_BYTES
+        self.receiver.feed(data)
+        return True
+
+    def next_message(self) -> list[bytes] | None:
+        """The next message of the received bytes; None if there is none."""
+        frames, receiver = self.receiver.next_message(), self.receiver
+        if receiver.replies or (self._first and receiver.is_ready):
+            if receiver.is_ready:
+                self._to_send, self._first = self._to_send + self._first, b""
+            self._to_send += b"".join(receiver.replies)
+            receiver.replies.clear()
+            self._flush()
+        return frames
+
+    def check(self, now_s: float) -> None:
+        """Ask a silent peer for a sign of life; TimeoutError if it gave none."""
+        if not self.receiver.is_ready:
+            is_lost = now_s - self.received_s > CONNECT_S
+        elif self._pinged_s is None:
+            is_lost = False
+            if now_s - self.received_s >= PING_S:
+                self._pinged_s = now_s
+                self._to_send += PING
+                self._flush()
+        else:
+            is_lost = now_s - self._pinged_s > PONG_S
+        if is_lost:
+            raise TimeoutError
+
+    def _flush(self) -> None:
+        try:
+            sent = self._socket.send(self._to_send)
+        except BlockingIOError:
+            return
+        self._to_send = self._to_send[sent:]
 
 
 class EventStream:
-    """Sockets to one engine, from ``open`` to ``close``."""
+    """Connections to one engine, from ``open`` to ``close``. Times are of the router's clock."""
 
-    def __init__(self, context: zmq.Context[Any], order: MessageOrder, on_readable: Callable[[], None]) -> None:
+    def __init__(self, order: MessageOrder, clock: Callable[[], float]) -> None:
         self.order = order
-        self._context = context
-        self._on_readable = on_readable
-        self._loop = asyncio.get_running_loop()
-        self._subscription: zmq.Socket[Any] | None = None
-        self._monitor: zmq.Socket[Any] | None = None
-        self._replay: zmq.Socket[Any] | None = None
-        self._replay_endpoint: str | None = None
-        self._replay_due_at = 0.0  # loop time at which the replay has failed
-        self.disconnected_at = self._loop.time()  # loop time since when there is no connection
+        self._clock = clock
+        self._subscription: Connection | None = None
+        self._replay: Connection | None = None
+        self._replay_host: Host | None = None
+        self._is_connected = False
+        self._messages = 0  # taken
 
     @property
     def is_open(self) -> bool:
-        """Whether there are sockets."""
+        """Whether there is a connection, or an attempt."""
         return self._subscription is not None
 
     @property
-    def is_replaying(self) -> bool:
-        """Whether a replay was requested and has not ended."""
-        return self._replay is not None
+    def is_connected(self) -> bool:
+        """Whether the engine has sent READY."""
+        return self._is_connected
 
-    def open(self, endpoint: str, replay_endpoint: str | None, topic: str) -> None:
-        """Connect in the background; zmq.ZMQError if an endpoint is invalid."""
-        self.disconnected_at = self._loop.time()
-        self._replay_endpoint = replay_endpoint
-        socket = self._subscription = self._new_socket(zmq.SUB, MAX_QUEUED)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-        socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        self._monitor = socket.get_monitor_socket(MONITORED)
-        self._watch(socket)
-        self._watch(self._monitor)
-        socket.connect(endpoint)
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the engine's next bytes are awaited: it is being connected to, or a replay is in progress."""
+        return self._replay is not None or (self._subscription is not None and not self._is_connected)
+
+    def open(self, host: Host, replay_host: Host | None, topic: str) -> None:
+        """Connect in the background; OSError if that is impossible."""
+        self._replay_host = replay_host
+        self._subscription = Connection(host, b"SUB", message([b"\x01" + topic.encode()]), self._clock())
 
     def close(self) -> None:
-        """Close all sockets; the order of messages continues with the next connection."""
+        """Close all connections; the order of messages continues with the next one."""
         self._close_replay()
-        if self._subscription is not None and self._monitor is not None:
-            for socket in (self._monitor, self._subscription):
-                self._loop.remove_reader(socket.FD)
-            self._subscription.disable_monitor()
-            self._monitor.close(0)
-            self._subscription.close(0)
-        self._monitor = self._subscription = None
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+        self._is_connected = False
         self.order.on_disconnected()
 
     def pump(self) -> Iterator[None]:
-        """Take everything that has arrived; yields after each event."""
-        yield from self._take_connection_events()
-        self._request_replay()
-        while True:
-            message = self._receive(self._subscription)
-            replayed = self._receive(self._replay)
-            if message is not None:
-                yield from self._on_message(message)
-            if replayed is not None:
-                yield from self._on_replayed(replayed)
-            self._request_replay()
-            if message is None and replayed is None:
-                return
-            yield
+        """Take what has arrived; yields after every ``STEP_MESSAGES``, and within large ones."""
+        try:
+            yield from self._take_published()
+        except (OSError, ProtocolError):
+            self.close()
+        try:
+            yield from self._take_replayed()
+        except (OSError, ProtocolError):
+            yield from self._give_up_replay()
 
-    def check_replay(self) -> Iterator[None]:
-        """Give up a replay that does not respond."""
-        if self._replay is not None and self._loop.time() >= self._replay_due_at:
-            self._close_replay()
-            yield from self.order.on_replay_failed()
-            self._request_replay()
-
-    # --- messages ---
-
-    def _on_message(self, frames: list[bytes]) -> Iterator[None]:
-        """Take a published message: topic, number and payload; others are ignored."""
-        if len(frames) == 3 and len(frames[1]) == NUMBER.size:
-            yield from self.order.on_message(NUMBER.unpack(frames[1])[0], frames[2])
-
-    def _on_replayed(self, frames: list[bytes]) -> Iterator[None]:
-        """Take a replayed message, whose last two frames are number and payload."""
-        self._replay_due_at = self._loop.time() + REPLAY_TIMEOUT_S
-        if len(frames) < 2 or len(frames[-2]) != NUMBER.size:
+    def _take_published(self) -> Iterator[None]:
+        connection, now_s = self._subscription, self._clock()
+        if connection is None:
             return
-        if frames[-2] == END_OF_REPLAY:
-            self._close_replay()
-            yield from self.order.on_replay_ended()
-        else:
-            yield from self.order.on_replayed(NUMBER.unpack(frames[-2])[0], frames[-1])
+        connection.taken_bytes = 0
+        while connection.receive(now_s):
+            while (frames := connection.next_message()) is not None:
+                self._note_ready(connection)
+                if len(frames) == 3 and len(frames[1]) == NUMBER.size:
+                    yield from self.order.on_message(NUMBER.unpack(frames[1])[0], frames[2])
+                self._messages += 1
+                if self._messages % STEP_MESSAGES == 0:
+                    yield
+                if connection is not self._subscription:  # it was closed meanwhile
+                    return
+            self._note_ready(connection)
+            if self._is_connected and connection.is_drained:  # the rest comes with the next call
+                break
+        connection.check(now_s)
 
-    def _take_connection_events(self) -> Iterator[None]:
-        while (frames := self._receive(self._monitor)) is not None:
-            if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-                self.disconnected_at = self._loop.time()
-                self._close_replay()
-                self.order.on_disconnected()
-            else:
-                self.disconnected_at = float("inf")
-                self.order.on_connected()
-            yield
+    def _note_ready(self, connection: Connection) -> None:
+        if connection.receiver.is_ready and not self._is_connected:
+            self._is_connected = True
+            self.order.on_connected()
 
-    # --- sockets ---
+    def _take_replayed(self) -> Iterator[None]:
+        """Take replayed messages, whose last two frames are number and payload."""
+        self._request_replay()
+        connection, now_s = self._replay, self._clock()
+        if connection is None:
+            return
+        connection.taken_bytes = 0
+        while connection.receive(now_s):
+            while (frames := connection.next_message()) is not None:
+                if len(frames) < 2 or len(frames[-2]) != NUMBER.size:
+                    continue
+                if frames[-2] == END_OF_REPLAY:
+                    self._close_replay()
+                    yield from self.order.on_replay_ended()
+                else:
+                    yield from self.order.on_replayed(NUMBER.unpack(frames[-2])[0], frames[-1])
+                    self._messages += 1
+                    if self._messages % STEP_MESSAGES == 0:
+                        yield
+                if self.order.replay_from is not None:
+                    self._request_replay()
+                if connection is not self._replay:
+                    return
+        if now_s - connection.received_s >= REPLAY_TIMEOUT_S:
+            yield from self._give_up_replay()
+
+    def _give_up_replay(self) -> Iterator[None]:
+        self._close_replay()
+        yield from self.order.on_replay_failed()
+        self._request_replay()
 
     def _request_replay(self) -> None:
-        """Send the request that is due, on a socket of its own, so that no earlier response is mixed in."""
+        """Send the request that is due, on a connection of its own, so that no earlier response is mixed in."""
         first, self.order.replay_from = self.order.replay_from, None
-        if first is None or self._replay_endpoint is None:
+        if first is None or self._replay_host is None:
             return
         self._close_replay()
-        socket = self._replay = self._new_socket(zmq.DEALER, MAX_REPLAYED)
-        self._watch(socket)
-        socket.connect(self._replay_endpoint)
-        socket.send_multipart([b"", NUMBER.pack(first)], flags=zmq.NOBLOCK)
-        self._replay_due_at = self._loop.time() + REPLAY_TIMEOUT_S
+        request = message([b"", NUMBER.pack(first)])
+        self._replay = Connection(self._replay_host, b"DEALER", request, self._clock())
 
     def _close_replay(self) -> None:
         if self._replay is not None:
-            self._loop.remove_reader(self._replay.FD)
-            self._replay.close(0)
+            self._replay.close()
             self._replay = None
-
-    def _new_socket(self, kind: int, max_queued: int) -> zmq.Socket[Any]:
-        socket: zmq.Socket[Any] = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.RCVHWM, max_queued)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
-        return socket
-
-    def _watch(self, socket: zmq.Socket[Any]) -> None:
-        self._loop.add_reader(socket.FD, self._on_readable)
-
-    def _receive(self, socket: zmq.Socket[Any] | None) -> list[bytes] | None:
-        """The next message; None if there is none."""
-        if socket is None:
-            return None
-        try:
-            return socket.recv_multipart(flags=zmq.NOBLOCK)
-        except zmq.Again:
-            return None

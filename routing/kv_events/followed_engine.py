@@ -3,16 +3,17 @@
 Theory of operation. Four things follow from events:
 
 - ``AllBlocksCleared``, and an engine that restarted: the index forgets what the replica had, at once.
-- ``BlockStored`` with known token keys (``known_prompts.py``): the index gets the beginning of that prompt at this
+- ``BlockStored`` with known keys (``known_prompts.py``): the index gets the beginning of that prompt at this
   replica, also if another router sent it.
 - ``BlockRemoved`` of a block with a known key: the index loses what follows in that prompt.
 - ``BlockRemoved`` of any block: an engine evicts what it used least recently. So when a block that was stored at some
-  time is evicted, everything whose last use ended before that time is gone as well, known or not. A response that ends
-  makes its prompt the most recently used one, as in the engine.
+  time is evicted, the engine has also evicted everything that it last used before that time, whether the router knows
+  its key or not. A response that ends makes its prompt the most recently used one, as in the engine.
 
-``capacity_tokens`` is what the engine had when it first evicted something, if all its events were seen.
+``capacity_tokens`` is the most that an engine which has evicted something had at one time, if all its events were seen.
+It is less than the engine's capacity by what running requests hold and have not stored yet.
 
-``apply`` yields after each event, so that the caller can let requests go first.
+``apply`` yields after every ``STEP_BLOCKS``, so that the caller can let requests go first.
 """
 
 from __future__ import annotations
@@ -24,96 +25,123 @@ from typing import Final
 from routing.balancing.block_index import Chain, ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from routing.kv_events.engine_blocks import EngineBlocks
-from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, StoredPieces
+from routing.kv_events.engine_blocks import EngineBlocks, StoredRun
+from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
 
 MAX_SERVED: Final = 1024  # responses that wait for their events
 SETTLE_S: Final = 0.25  # after a response, until its events must have arrived
+STEP_BLOCKS: Final = 64  # between two yields, about 0.05 ms
 Clock = Callable[[], float]
-NewKey = tuple[int, int]  # a token key, and the blocks of the prompt up to it
 
 
 class FollowedEngine:
-    """The blocks of one engine, what is known of them, and what the residency index has of them."""
+    """Updates the blocks of one engine, and its entries in the residency index."""
 
     def __init__(
         self, target: TargetId, residency: Residency, known: KnownPrompts, clock: Clock, max_blocks: int
     ) -> None:
         self.target = target
-        self.blocks = EngineBlocks(max_blocks)
-        self.capacity_tokens: int | None = None  # None: nothing was evicted yet, or not all events were seen
-        self.matched = 0  # responses whose blocks were found
+        self.blocks = EngineBlocks(max_blocks, known.block_keys)
+        self.was_full = False  # whether it has evicted something, and all events were seen
+        self.matched = 0  # responses whose blocks were found among the events
         self._residency = residency
         self._known = known
         self._clock = clock
-        self._pieces = StoredPieces()
-        self._ended: deque[tuple[float, Chain]] = deque(maxlen=MAX_SERVED)  # of responses, to be made recently used
+        self._recent_runs = RecentRuns()
+        self._ended: deque[tuple[float, Chain]] = deque(maxlen=MAX_SERVED)  # prompts that become the most recently used
         self._served: deque[tuple[float, ServedPrompt]] = deque(maxlen=MAX_SERVED)  # with the time of their ends
 
     @property
-    def has_served(self) -> bool:
-        """Whether responses wait to be looked at."""
+    def seen_tokens(self) -> int:
+        """The most tokens that were cached at one time."""
+        return self.blocks.max_seen_blocks * self.blocks.block_tokens
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """About what the engine has room for; None if nothing was evicted yet, or not all events were seen."""
+        return self.seen_tokens if self.was_full else None
+
+    @property
+    def has_unmatched_responses(self) -> bool:
+        """Whether responses wait to be matched with events."""
         return bool(self._served)
 
     def on_response(self, served: ServedPrompt) -> None:
-        """Called on the request path; the response is looked at later."""
+        """Called on the request path; ``learn`` matches the response with events later."""
         ended_s = self._clock()
         self._ended.append((ended_s, served.chain))
         self._served.append((ended_s, served))
 
     def restart(self) -> None:
-        """The engine has an empty cache, because it has started."""
-        self.capacity_tokens = None
+        """Called when the engine has restarted with an empty cache."""
+        self.was_full, self.blocks.max_seen_blocks = False, 0
         self._clear(is_complete=True)
 
     def forget(self) -> None:
-        """Events were lost: what the engine has is unknown, and the index returns to its estimate."""
-        self.capacity_tokens = None
+        """Called when events were lost: the engine's blocks are unknown, and the index returns to its estimate."""
+        self.was_full, self.blocks.max_seen_blocks = False, 0
         self.blocks.clear(is_complete=False)
         self._forget_responses()
 
     def apply(self, events: Iterable[Event], age_s: float = 0.0) -> Iterator[None]:
-        """Apply events in order; ``age_s``: how much later than usual they arrived."""
-        self._use_ended()
+        """Apply events in order; ``age_s``: seconds by which they arrived later than usual."""
+        self._touch_ended()
+        blocks = 0
         for event in events:
             if isinstance(event, BlockStored):
                 self._on_stored(event, self._clock() - age_s)
+                blocks += len(event.hashes)
             elif isinstance(event, BlockRemoved):
                 self._on_removed(event)
+                blocks += len(event.hashes)
             elif isinstance(event, AllBlocksCleared):
                 self._clear(is_complete=True)
-            yield
+            if blocks >= STEP_BLOCKS:
+                blocks = 0
+                yield
 
     def learn(self) -> Iterator[list[NewKey]]:
-        """Learn from responses that ended ``SETTLE_S`` ago: the new token keys of each, the last of a prompt first."""
-        self._use_ended()
-        while self._served and self._served[0][0] <= self._clock() - SETTLE_S:
+        """Learn from responses that ended ``SETTLE_S`` ago: the new keys of each, the last of a prompt first."""
+        self._touch_ended()
+        until_s = self._clock() - SETTLE_S
+        while self._served and self._served[0][0] <= until_s:
             ended_s, served = self._served.popleft()
-            prompt = KnownPrompt(served.chain, served.tokens_per_block)
-            yield self._match(served, prompt, ended_s)
+            yield self._match(served, ended_s)
 
     def adopt(self, keys: list[NewKey]) -> None:
-        """Add the longest prefix with one of these keys to the index, if the engine has it."""
-        for key, depth in keys:
-            if self.blocks.has_key(key) and (prompt := self._known.get(key)) is not None:
-                blocks = prompt.blocks(depth * self.blocks.block_tokens)
-                self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
-                return
+        """Add the longest prefix with one of these keys, which a prompt has in this order, if the engine has it."""
+        low, high = 0, len(keys) - 1  # the first cached one is in ``keys[low : high + 1]``
+        if not keys or not self.blocks.has_key(keys[-1][0]):
+            return
+        while low < high:
+            middle = (low + high) // 2
+            if self.blocks.has_key(keys[middle][0]):
+                high = middle
+            else:
+                low = middle + 1
+        key, depth = keys[high]
+        prompt = self._known.get(key)
+        if prompt is not None:
+            blocks = prompt.blocks(depth * self.blocks.block_tokens)
+            self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
 
-    def _match(self, served: ServedPrompt, prompt: KnownPrompt, ended_s: float) -> list[NewKey]:
-        """The token keys learnt from one response."""
+    def _match(self, served: ServedPrompt, ended_s: float) -> list[NewKey]:
+        """The keys learnt from one response."""
         block_tokens = self.blocks.block_tokens
-        run = self._pieces.find(served, block_tokens, ended_s) if block_tokens else None
+        run = self._recent_runs.find(served, block_tokens, ended_s) if block_tokens else None
         if run is None:
             return []
         last = served.prompt_tokens // block_tokens  # blocks after it contain generated tokens
         position = len(run.keys) - 1
         while run.depth >= last and run.parent is not None:
-            run, position = run.parent
+            run, position = run.parent, run.parent_position
         position = min(position, last - run.depth - 1)
         self.matched += 1
-        return self._known.learn(run, position, prompt, block_tokens) if position >= 0 else []
+        if position < 0:
+            return []
+        prompt = KnownPrompt(served.chain, served.tokens_per_block)
+        return self._known.learn(run, position, prompt, block_tokens)
 
     def _clear(self, *, is_complete: bool) -> None:
         self.blocks.clear(is_complete=is_complete)
@@ -121,21 +149,22 @@ class FollowedEngine:
         self._residency.clear(self.target)
 
     def _forget_responses(self) -> None:
-        self._pieces.clear()
+        self._recent_runs.clear()
         self._ended.clear()
         self._served.clear()
 
-    def _use_ended(self) -> None:
+    def _touch_ended(self) -> None:
         """Make the prompts of responses that have ended the most recently used, before later evictions are applied."""
         while self._ended:
             ended_s, chain = self._ended.popleft()
             self._residency.add_stored(self.target, chain, ended_s)
 
     def _on_stored(self, event: BlockStored, stored_s: float) -> None:
-        run = self.blocks.store(event, stored_s)
-        if run is None:
+        if not self.blocks.counts(event):
             return
-        self._pieces.add(run)
+        self._known.compare(event)
+        run = self.blocks.store_counted(event, stored_s)
+        self._recent_runs.add(run)
         known = self._known.deepest(run.keys)
         if known is not None:
             position, prompt = known
@@ -143,13 +172,22 @@ class FollowedEngine:
             self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
 
     def _on_removed(self, event: BlockRemoved) -> None:
-        if self.blocks.is_complete and self.capacity_tokens is None:
-            self.capacity_tokens = self.blocks.max_seen_blocks * self.blocks.block_tokens
+        self.was_full = self.was_full or self.blocks.is_complete
         removed = self.blocks.remove(event)
-        for run, position in removed.items():
-            prompt = self._known.get(run.keys[position]) if run.keys else None
+        if not removed:
+            return
+        self._residency.evict_before(self.target, max([run.stored_s for run, _ in removed]))
+        for prompt, blocks in self._left_of_prompts(removed).items():
+            self._residency.truncate(self.target, prompt.chain, blocks)
+
+    def _left_of_prompts(self, removed: list[tuple[StoredRun, int]]) -> dict[KnownPrompt, int]:
+        """Known prompts with removed blocks, and how many of the router's blocks are left of each."""
+        left: dict[KnownPrompt, int] = {}
+        known, block_tokens = self._known, self.blocks.block_tokens
+        for run, position in removed:
+            prompt = known.get(run.keys[position]) if run.keys else None
             if prompt is not None:
-                blocks = prompt.blocks((run.depth + position) * self.blocks.block_tokens)
-                self._residency.truncate(self.target, prompt.chain, blocks)
-        if removed:
-            self._residency.evict_before(self.target, max(run.stored_s for run in removed))
+                blocks = prompt.blocks_from((run.depth + position) * block_tokens)
+                if blocks < left.get(prompt, len(prompt.chain)):
+                    left[prompt] = blocks
+        return left

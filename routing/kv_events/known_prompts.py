@@ -4,34 +4,41 @@ Theory of operation. The router hashes text and has no tokenizer; an event has t
 by requests that this router sent. A complete response reports the tokens of its prompt, how many of them were cached,
 and how many were generated. So its engine stored the blocks from ``cached / block`` to ``(prompt + generated) / block``
 of one prompt, between the time the request was sent and its response. If the events of that time contain exactly one
-such sequence of blocks, it is the request's. If there are several, which happens when requests of the same lengths
-overlap, the request teaches nothing. If a match contradicts an earlier one, both are dropped.
+such sequence of blocks, it is the request's. If there are several, because requests of the same lengths overlap,
+nothing is learnt from the request. If a match contradicts an earlier one, both are dropped.
 
-From then on the token keys of the prompt's blocks name the beginning of its chain of text hashes: wherever an engine
-stores or evicts blocks with these keys, no matter which router sent them, the router knows what that means for its
-chains. Blocks with generated tokens are learnt with the next turn that contains them.
+From then on the keys of the prompt's blocks identify the beginning of its chain of text hashes. When any engine of the
+pool stores or evicts blocks with these keys, whichever router sent the prompt, the index is updated. Blocks with
+generated tokens are learnt with the next turn that contains them.
 
-What this cannot know: a prompt that this router has never sent, such as the latest turn of a conversation that went
-through another router; where exactly in the text a block ends (the tokens of a prompt are taken as evenly spread); and
-the salt of blocks whose events have no ``extra_keys`` (vLLM 0.16 and before), where the same text under two salts
-counts as cached under both.
+Limits:
 
-Bounds: ``MAX_KEYS`` token keys in each of two generations, and ``MAX_PIECES`` stored pieces for each engine.
+- A prompt that this router has never sent is unknown, such as a conversation's latest turn through another router.
+- Where in the text a block ends is estimated: the tokens of a prompt are assumed to be evenly spread.
+- Events of vLLM 0.16 and before have no ``extra_keys``. With token keys, the same text under two salts then counts as
+  cached under both.
+
+Bounds: ``MAX_KEYS`` keys in each of two generations, and ``MAX_RUNS`` stored runs for each engine.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import ceil
 from typing import Final
 
 from routing.balancing.block_index import Chain, ServedPrompt
+from routing.kv_events.block_keys import BlockKeys, Key
+from routing.kv_events.decoding import BlockStored
 from routing.kv_events.engine_blocks import StoredRun
 
 MAX_KEYS: Final = 131_072
-MAX_PIECES: Final = 8192
-LATE_S: Final = 0.1  # that an event may arrive after the end of the response
-CHUNK_SLACK_BLOCKS: Final = 1  # of the router, by which the place of a block in a text may be off
+MAX_RUNS: Final = 8192
+LATE_S: Final = 0.1  # by which an event may arrive after the end of its response
+CHUNK_SLACK_BLOCKS: Final = 1  # error of an engine block's estimated position in the text, in blocks of the router
+
+NewKey = tuple[Key, int]  # a key, and the blocks of the prompt up to it
 
 
 class KnownPrompt:
@@ -47,6 +54,13 @@ class KnownPrompt:
         """Whole blocks of the chain within the first ``tokens``."""
         return min(len(self.chain), int(tokens / self.tokens_per_block + 1e-6))
 
+    def blocks_from(self, tokens: int) -> int:
+        """Blocks of the chain that begin within the first ``tokens``, so that what begins later can be evicted.
+
+        Rounded up, because a block that many prompts share may end there.
+        """
+        return min(len(self.chain), ceil(tokens / self.tokens_per_block - 1e-6))
+
     def agrees_with(self, other: KnownPrompt, tokens: int) -> bool:
         """Whether the first ``tokens`` of both may be the same text."""
         blocks = min(self.blocks(tokens), other.blocks(tokens)) - CHUNK_SLACK_BLOCKS
@@ -54,24 +68,30 @@ class KnownPrompt:
 
 
 class KnownPrompts:
-    """The prompts that token keys belong to, of all engines that serve one model."""
+    """The prompts that keys belong to, of all engines that serve one model."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self.block_keys = BlockKeys()
         self._max_keys = max_keys
-        self._by_key: dict[int, KnownPrompt] = {}
-        self._older: dict[int, KnownPrompt] = {}  # the previous generation
+        self._by_key: dict[Key, KnownPrompt] = {}
+        self._older: dict[Key, KnownPrompt] = {}  # the previous generation
 
     def __len__(self) -> int:
         return len(self._by_key) + len(self._older)
 
-    def get(self, key: int) -> KnownPrompt | None:
+    def compare(self, event: BlockStored) -> None:
+        """Look whether engines disagree on hashes; what was known by them is then forgotten."""
+        if self.block_keys.compare(event):
+            self._by_key, self._older = {}, {}
+
+    def get(self, key: Key) -> KnownPrompt | None:
         """A prompt that contains the block with this key, which then stays known for another generation."""
         prompt = self._by_key.get(key)
         if prompt is None and (prompt := self._older.get(key)) is not None:
             self._add(key, prompt)
         return prompt
 
-    def deepest(self, keys: Sequence[int]) -> tuple[int, KnownPrompt] | None:
+    def deepest(self, keys: Sequence[Key]) -> tuple[int, KnownPrompt] | None:
         """The position of the last known one of consecutive blocks, and its prompt. All before it are known as well."""
         known = self.get(keys[0]) if keys else None
         if known is None:
@@ -86,86 +106,105 @@ class KnownPrompts:
                 low, known = middle, prompt
         return low, known
 
-    def learn(self, run: StoredRun, position: int, prompt: KnownPrompt, block_tokens: int) -> list[tuple[int, int]]:
-        """Learn the token keys of a prompt up to a block of it.
+    def learn(self, run: StoredRun, position: int, prompt: KnownPrompt, block_tokens: int) -> list[NewKey]:
+        """Learn the keys of a prompt up to a block of it.
 
         Returns the new ones with their depths in blocks, the last first; none if an earlier match contradicts. Then the
         contradicted keys are forgotten, because either match may be wrong.
         """
-        new: list[tuple[int, int]] = []
-        for key, blocks in run.keys_upwards(position):
-            known = self.get(key)
-            if known is None:
-                new.append((key, blocks))
-            elif known.agrees_with(prompt, blocks * block_tokens):
-                break
-            else:
-                self._forget(key)
-                new.clear()
-                position = -1
-        if position >= 0:
-            for key, _ in new:
-                self._add(key, prompt)
-        return new if position >= 0 else []
+        new: list[NewKey] = []
+        is_contradicted = False
+        at: StoredRun | None = run
+        while at is not None:
+            keys, depth = at.keys, at.depth
+            for index in range(position, -1, -1):
+                key = keys[index]
+                known = self.get(key)
+                if known is None:
+                    new.append((key, depth + index + 1))
+                elif known.agrees_with(prompt, (depth + index + 1) * block_tokens):
+                    return self._add_all(new, prompt, is_contradicted)
+                else:
+                    self._forget(key)
+                    is_contradicted = True
+            position, at = at.parent_position, at.parent
+        return self._add_all(new, prompt, is_contradicted)
 
-    def _forget(self, key: int) -> None:
+    def _add_all(self, new: list[NewKey], prompt: KnownPrompt, is_contradicted: bool) -> list[NewKey]:
+        if is_contradicted:
+            return []
+        for key, _ in new:
+            self._add(key, prompt)
+        return new
+
+    def _forget(self, key: Key) -> None:
         self._by_key.pop(key, None)
         self._older.pop(key, None)
 
-    def _add(self, key: int, prompt: KnownPrompt) -> None:
+    def _add(self, key: Key, prompt: KnownPrompt) -> None:
         self._by_key[key] = prompt
         if len(self._by_key) >= self._max_keys:
             self._older, self._by_key = self._by_key, {}
 
 
-class StoredPieces:
-    """What one engine stored lately, to find the blocks of a request there."""
+class RecentRuns:
+    """The runs that one engine stored recently, in which the blocks of a request are found."""
 
-    def __init__(self, max_pieces: int = MAX_PIECES) -> None:
-        self._pieces: deque[StoredRun] = deque()
+    def __init__(self, max_runs: int = MAX_RUNS) -> None:
+        self._runs: deque[StoredRun] = deque()
         self._by_end: dict[int, deque[StoredRun]] = {}  # by the blocks of the prompt up to its last
-        self._max_pieces = max_pieces
+        self._max_runs = max_runs
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._runs)
 
     def add(self, run: StoredRun) -> None:
-        """Add a stored run; without keys it is of no use."""
+        """Add a stored run, unless it has no keys."""
         if not run.keys:
             return
-        self._pieces.append(run)
-        self._by_end.setdefault(run.end, deque()).append(run)
-        if len(self._pieces) > self._max_pieces:
-            oldest = self._pieces.popleft()
-            same_end = self._by_end[oldest.end]
-            same_end.popleft()
-            if not same_end:
-                del self._by_end[oldest.end]
+        self._runs.append(run)
+        same_end = self._by_end.get(run.end)
+        if same_end is None:
+            self._by_end[run.end] = deque((run,))
+        else:
+            same_end.append(run)
+        if len(self._runs) > self._max_runs:
+            self._drop_oldest()
 
     def clear(self) -> None:
         """Forget everything."""
-        self._pieces.clear()
+        self._runs.clear()
         self._by_end.clear()
 
     def find(self, served: ServedPrompt, block_tokens: int, ended_s: float) -> StoredRun | None:
-        """The last piece that the engine stored for a request; None if there is none, or more than one."""
+        """The last run that the engine stored for a request; None if no run matches, or several do."""
         if served.generated_tokens is None:
             return None
         start, tokens = served.cached_tokens // block_tokens, served.prompt_tokens + served.generated_tokens
-        found: dict[int, StoredRun] = {}
+        found: StoredRun | None = None
         for end in {(tokens - 1) // block_tokens, tokens // block_tokens}:  # the last token may be computed, or not
-            for run in self._by_end.get(end, ()):
-                if served.sent_s <= run.stored_s <= ended_s + LATE_S and _starts_at(run, start, served.sent_s):
-                    found[run.keys[-1]] = run
-        return found.popitem()[1] if len(found) == 1 else None
+            for run in reversed(self._by_end.get(end, ())):
+                if run.stored_s < served.sent_s:
+                    break
+                if run.stored_s <= ended_s + LATE_S and _starts_at(run, start, served.sent_s):
+                    if found is not None and found.keys[-1] != run.keys[-1]:
+                        return None
+                    found = run
+        return found
+
+    def _drop_oldest(self) -> None:
+        oldest = self._runs.popleft()
+        same_end = self._by_end[oldest.end]
+        same_end.popleft()
+        if not same_end:
+            del self._by_end[oldest.end]
 
 
 def _starts_at(run: StoredRun, start: int, since_s: float) -> bool:
-    """Whether a piece, together with those before it since a time, begins after the first ``start`` blocks."""
+    """Whether a run, with its parents that were stored since ``since_s``, begins after the first ``start`` blocks."""
     while run.depth > start:
-        if run.parent is None or run.parent[0].stored_s < since_s:
+        parent = run.parent
+        if parent is None or parent.stored_s < since_s or run.parent_position != len(parent.hashes) - 1:
             return False
-        run, position = run.parent
-        if position != len(run.hashes) - 1:
-            return False
+        run = parent
     return run.depth == start

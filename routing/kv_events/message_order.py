@@ -2,15 +2,15 @@
 
 Theory of operation. An engine numbers its messages from 0. A number that follows the last one is applied. A higher one
 shows that messages were lost: they are requested again from the replay endpoint, while new messages wait. A number that
-goes back shows that the engine has restarted with an empty cache. What cannot be replayed is unknown: the engine's
-blocks are forgotten, and the index continues with its estimate and what later events tell.
+goes back shows that the engine has restarted with an empty cache. If messages cannot be replayed, the engine's blocks
+are forgotten, and the index continues with its estimate and with later events.
 
 After each connection the messages from the last known one on are replayed, because subscribers miss the first messages
-of a restarted engine. If that message is not there or differs, the engine is another one. Without a replay endpoint,
-what happened before a connection is unknown.
+of a restarted engine. If the last known message is missing or differs, the engine has restarted. Without a replay
+endpoint, events before the connection are unknown.
 
-``MAX_FAILURES`` failed replays in a row are not followed by another for ``PAUSE_S``. This class does no I/O:
-``replay_from`` says what to request, and the methods are called with what arrives.
+After ``MAX_FAILURES`` failed replays in a row there is none for ``PAUSE_S``. This class does no I/O: ``replay_from`` is
+the replay to request, and ``event_stream.py`` calls the methods with what arrives.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ class StreamState(StrEnum):
     ESTIMATED = "estimated"  # nothing: there is no connection
 
 
+class Snapshot(StrEnum):
+    """What is known of the blocks that an engine stored before the connection."""
+
+    COMPLETE = "complete"  # all of them: every message since its start, or since its cache was cleared
+    PARTIAL = "partial"  # those of the messages that it could send again
+    MISSING = "missing"  # none: there is no replay endpoint, or it did not respond
+
+
 class MessageOrder:
     """The messages of one engine."""
 
@@ -51,23 +59,24 @@ class MessageOrder:
         self._rank = rank  # data-parallel rank that the messages must be of; None: any
         self._state = StreamState.ESTIMATED
         self.since_s = time()  # Unix time since which the state is what it is
-        self.replay_from: int | None = None  # to request now; None: nothing
-        self.messages = 0  # received and new
+        self.replay_from: int | None = None  # number of the first message to request now; None: no request
+        self.messages = 0  # published ones received, replayed ones not included
         self.events = 0
         self.gaps = 0
         self.lost = 0  # gaps that could not be replayed
         self.restarts = 0
         self.malformed = 0
         self.lag_s: float | None = None  # from the engine's time of the latest message to its arrival here
-        self._least_lag_s = inf  # the difference of the clocks, and the time that the fastest message took
+        self._least_lag_s = inf  # of the fastest message: its transfer time plus the difference of the clocks
         self._clock = clock
         self._can_replay = can_replay
         self._expected: int | None = None  # number of the next message; None: unknown
-        self._latest_digest = 0  # of the message before that
-        self._latest_live = -1  # since the connection
+        self._latest_digest = 0  # of the last applied message's payload
+        self._latest_live = -1  # number of the latest published message on this connection
         self._is_verified = True  # whether the engine is known to be the one of the earlier messages
         self._waiting: deque[tuple[int, bytes]] | None = None  # None: no replay is in progress
         self._waiting_bytes = 0
+        self._has_replay = False  # whether the latest replay since the connection has ended
         self._failures = 0  # in a row
         self._pause_until_s = 0.0
 
@@ -86,17 +95,26 @@ class MessageOrder:
         """Whether events correct the residency index now."""
         return self.state in {StreamState.FOLLOWING, StreamState.PARTIAL}
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What is known of earlier blocks; None while that is being requested, and without a connection."""
+        if not self.is_followed:
+            return None
+        if self.engine.blocks.is_complete:
+            return Snapshot.COMPLETE
+        return Snapshot.PARTIAL if self._has_replay else Snapshot.MISSING
+
     # --- connection ---
 
     def on_connected(self) -> None:
-        """A connection to the publisher was made."""
-        self._latest_live = -1
+        """Called when a connection to the publisher was made."""
+        self._latest_live, self._has_replay = -1, False
         self._is_verified = self._expected is None
         if self._may_replay():
             self._begin_replay()
 
     def on_disconnected(self) -> None:
-        """The connection was lost; the engine may have ended."""
+        """Called when the connection was lost; the engine may have stopped."""
         self._end_replay()
         self.state = StreamState.ESTIMATED
 
@@ -127,7 +145,7 @@ class MessageOrder:
 
     def on_replayed(self, number: int, payload: bytes) -> Iterator[None]:
         """Take a replayed message; yields after each event."""
-        if self._waiting is None or self.replay_from is not None:  # of an earlier replay
+        if self._waiting is None or self.replay_from is not None:  # it belongs to an earlier replay
             return
         expected = self._expected or 0
         if not self._is_verified:
@@ -145,7 +163,7 @@ class MessageOrder:
         yield from self._apply(number, payload)
 
     def on_replay_ended(self) -> Iterator[None]:
-        """The last replayed message was taken: continue with those that waited."""
+        """Called after the last replayed message: continue with the messages that waited."""
         if self._waiting is None or self.replay_from is not None:
             return
         if not self._is_verified:  # not even the last known message is there
@@ -163,14 +181,14 @@ class MessageOrder:
             else:
                 yield from self.on_replay_failed()
             return
-        self._failures = 0
+        self._failures, self._has_replay = 0, True
         yield from self._continue()
 
     def on_replay_failed(self) -> Iterator[None]:
-        """The replay endpoint did not respond, or lacks messages."""
+        """Called when the replay endpoint did not respond, or lacks messages."""
         if self._waiting is None:
             return
-        self._failures += 1
+        self._failures, self._has_replay = self._failures + 1, False
         if self._failures >= MAX_FAILURES:
             self._failures, self._pause_until_s = 0, self._clock() + PAUSE_S
         self._lose(self._waiting[0][0] if self._waiting else None)
@@ -191,7 +209,7 @@ class MessageOrder:
         self._waiting, self._waiting_bytes, self.replay_from = None, 0, None
 
     def _continue(self) -> Iterator[None]:
-        """End the replay and apply what waited."""
+        """End the replay and apply the messages that waited."""
         waiting = self._waiting or deque()
         self._end_replay()
         self._update_state()
@@ -251,7 +269,7 @@ class MessageOrder:
         self._update_state()
 
     def _age_s(self, at_s: float) -> float:
-        """How much later than the fastest message one arrived, whatever the difference of the two clocks is."""
+        """Seconds by which a message arrived later than the fastest one; independent of the clocks' difference."""
         lag_s = time() - at_s
         self.lag_s = max(0.0, lag_s)
         self._least_lag_s = min(self._least_lag_s, lag_s)

@@ -1,14 +1,13 @@
 """All KV event streams of a router, and the task that takes their events between requests.
 
-Theory of operation. One task takes what has arrived, at most ``SLICE_S`` at a time, and then lets requests go first.
-Every ``TICK_S`` it also gives up replays without a response and learns from responses that have ended. Another task
-opens streams, again if there was no connection for ``REOPEN_S``.
+Theory of operation. One task takes what has arrived every ``TICK_S``, at most ``SLICE_S`` at a time, and then lets
+requests go first. So events cost little where they are frequent, and what other routers have stored is known a tenth of
+a second later. While a connection is made or a replay is awaited, ticks last ``URGENT_TICK_S``. Each tick also learns
+from responses that have ended. Another task opens streams, again if their connection was lost.
 
-A replica's prompts are reported to its engine's stream only while that follows the events, and only while it knows all
-of them do the replica's entries in the residency index have no age limit. In all other cases the index works by its
-estimate, as for a replica without events.
-
-Without pyzmq (the extra ``events``) nothing is followed, which is logged and shown in ``/admin/replicas``.
+While a stream is followed, the replica's responses are matched with its events. While its state is ``following``, the
+replica's entries in the residency index have no age limit. In all other states the index is estimated, as for a replica
+without events.
 """
 
 from __future__ import annotations
@@ -17,14 +16,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from ipaddress import ip_address
+from socket import SOCK_STREAM
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from routing.balancing.replicas import targets_of
 from routing.balancing.routes import uses_residency
 from routing.http.tasks import SLICE_S, Background, run_until_cancelled
+from routing.kv_events.event_stream import EventStream, Host
 from routing.kv_events.followed_engine import Clock, FollowedEngine
-from routing.kv_events.known_prompts import KnownPrompts
+from routing.kv_events.known_prompts import KnownPrompts, NewKey
 from routing.kv_events.message_order import MessageOrder, StreamState
 from routing.log import defect, event
 from routing.observability.metrics import PREFIX, header, labels
@@ -33,24 +35,23 @@ from routing.upstream.pool import Address, permitted_hosts
 
 if TYPE_CHECKING:
     from routing.balancing.residency import Residency
-    from routing.kv_events.event_stream import EventStream
     from routing.schema import KvEvents, ReplicaConfig, ReplicaNetworks, RouterConfig
     from routing.types import TargetId
 
 TICK_S: Final = 0.1
-SWEEP_TICKS: Final = 10
-REOPEN_S: Final = 5.0
+URGENT_TICK_S: Final = 0.01
+REOPEN_S: Final = 0.1  # after a lost connection; doubled while none is made, up to MAX_REOPEN_S
+MAX_REOPEN_S: Final = 2.0
 OPEN_S: Final = 2.0  # to resolve the host names of a stream
-MAX_BLOCKS: Final = 1 << 20  # of all engines together; about 0.3 KiB each
+MAX_BLOCKS: Final = 1 << 20  # of all engines together; about 0.2 KiB each
 MAX_BLOCKS_PER_ENGINE: Final = 1 << 18
-UNAVAILABLE: Final = "unavailable"  # state without pyzmq
 UNUSED: Final = "unused"  # state in a pool whose policies do not use the residency
 
 logger = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
-    """What a stream is opened for; a stream whose source stays the same continues under a new configuration."""
+    """The engine and settings of a stream. A stream whose source does not change survives a new configuration."""
 
     pool: str
     replica: str
@@ -68,7 +69,8 @@ class Follower:
         self.order = order
         self.stream = stream
         self.open_at = 0.0  # loop time before which the stream is not opened again
-        self.failure = ""  # why it could not be opened the last time
+        self.failure = ""  # why the last attempt to open it failed; "" after a success
+        self._pause_s = REOPEN_S
 
     @property
     def engine(self) -> FollowedEngine:
@@ -77,22 +79,48 @@ class Follower:
 
     def is_due(self, now: float) -> bool:
         """Whether the stream has to be opened, or opened again."""
-        return now >= self.open_at and not (self.stream.is_open and now - self.stream.disconnected_at < REOPEN_S)
+        return now >= self.open_at and not self.stream.is_open
+
+    def pause(self, now: float) -> None:
+        """Do not open it again for a while, and for longer each time, unless there was a connection meanwhile."""
+        self._pause_s = min(2 * self._pause_s, MAX_REOPEN_S)
+        self.open_at = now + self._pause_s
+
+    def note_connection(self) -> None:
+        """After a lost connection, the next one is tried soon."""
+        if self.stream.is_connected:
+            self._pause_s, self.open_at = REOPEN_S, 0.0
 
     async def open(self) -> None:
-        """Resolve the hosts and connect; OSError if one has no permitted address."""
+        """Resolve the hosts and connect in the background; OSError if one has no permitted address."""
         replay = self.source.events.replay_endpoint
-        endpoint = await self._address(self.source.events.endpoint)
-        replay_endpoint = None if replay is None else await self._address(replay)
+        host = await self._host(self.source.events.endpoint)
+        replay_host = None if replay is None else await self._host(replay)
         if self.stream.is_open:
             self.stream.close()
-        self.stream.open(endpoint, replay_endpoint, self.source.events.topic)
+        self.stream.open(host, replay_host, self.source.events.topic)
 
-    async def _address(self, endpoint: str) -> str:
-        """The endpoint of this rank with a permitted address; names are resolved again at each opening."""
+    async def _host(self, endpoint: str) -> Host:
+        """A permitted address of this rank's endpoint; names are resolved again at each opening."""
         address = Address(f"http{endpoint.removeprefix('tcp')}", networks=self.source.networks)
         host = (await permitted_hosts(address))[0]
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{address.port + (self.source.rank or 0)}"
+        if not _is_address(host):
+            host = await _resolve(host)
+        return host, address.port + (self.source.rank or 0)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _resolve(host: str) -> str:
+    """The first address of a name; OSError if there is none."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=SOCK_STREAM)
+    return str(found[0][4][0])
 
 
 class KvEventSubscriptions:
@@ -104,12 +132,7 @@ class KvEventSubscriptions:
         self._followers: dict[Source, Follower] = {}
         self._configured: tuple[tuple[str, str], ...] = ()  # pool and name of each replica with events
         self._known: dict[str, KnownPrompts] = {}  # by pool
-        self._readable: set[Source] = set()
-        self._wake = asyncio.Event()
-        self._ticks = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._context: Any = None  # of ZeroMQ; None: not needed yet, or not installed
-        self._is_unavailable = False
 
     # --- configuration ---
 
@@ -132,8 +155,6 @@ class KvEventSubscriptions:
         for source in self._followers.keys() - set(sources):
             self._drop(source)
         self._known = {pool: self._known.get(pool) or KnownPrompts() for pool in {source.pool for source in sources}}
-        if sources and not self._load_zmq():
-            return
         for source in sources:
             if source not in self._followers:
                 self._followers[source] = self._follow(source, len(sources))
@@ -148,38 +169,14 @@ class KvEventSubscriptions:
         self._tasks.clear()
         for source in list(self._followers):
             self._drop(source)
-        if self._context is not None:
-            self._context.destroy(0)
-            self._context = None
-
-    def _load_zmq(self) -> bool:
-        """Whether pyzmq is installed; logs its absence once."""
-        if self._context is not None:
-            return True
-        try:
-            import zmq  # noqa: PLC0415 - optional
-        except ImportError:
-            if not self._is_unavailable:
-                event(logger, "kv_events_unavailable", level=logging.WARNING, reason="pyzmq is not installed")
-            self._is_unavailable = True
-            return False
-        self._context = zmq.Context()
-        return True
 
     def _follow(self, source: Source, engines: int) -> Follower:
-        from routing.kv_events.event_stream import EventStream  # noqa: PLC0415 - needs pyzmq
-
         clock, known = self._clock, self._known[source.pool]
         max_blocks = min(MAX_BLOCKS_PER_ENGINE, MAX_BLOCKS // engines)
         engine = FollowedEngine(source.target, self._residency, known, clock, max_blocks)
         can_replay = source.events.replay_endpoint is not None
         order = MessageOrder(engine, clock, can_replay=can_replay, rank=source.rank)
-
-        def on_readable() -> None:
-            self._readable.add(source)
-            self._wake.set()
-
-        return Follower(source, order, EventStream(self._context, order, on_readable))
+        return Follower(source, order, EventStream(order, clock))
 
     def _drop(self, source: Source) -> None:
         follower = self._followers.pop(source)
@@ -191,19 +188,10 @@ class KvEventSubscriptions:
 
     async def _run(self) -> None:
         """Take events until cancelled."""
-        next_tick_at = 0.0
         while True:
-            if (now := perf_counter()) >= next_tick_at:
-                next_tick_at = now + TICK_S
-                await self._in_slices(self._tick())
-            if not self._readable:
-                self._wake.clear()
-                try:
-                    async with asyncio.timeout(max(0.0, next_tick_at - perf_counter())):
-                        await self._wake.wait()
-                except TimeoutError:
-                    continue
-            await self._in_slices(self._take_events())
+            await self._in_slices(self._tick())
+            is_urgent = any(follower.stream.is_urgent for follower in self._followers.values())
+            await asyncio.sleep(URGENT_TICK_S if is_urgent else TICK_S)
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
         """Run all steps, and let requests go first after each slice."""
@@ -213,32 +201,23 @@ class KvEventSubscriptions:
                 await asyncio.sleep(0)
                 until = perf_counter() + SLICE_S
 
-    def _take_events(self) -> Iterator[None]:
-        while self._readable:
-            follower = self._followers.get(self._readable.pop())
-            if follower is not None:
-                yield from self._contained(follower, follower.stream.pump)
-
     def _tick(self) -> Iterator[None]:
-        self._ticks += 1
-        is_sweep = self._ticks % SWEEP_TICKS == 0
         for follower in list(self._followers.values()):
-            if follower.stream.is_replaying:
-                yield from self._contained(follower, follower.stream.check_replay)
-            if follower.engine.has_served:
-                yield from self._contained(follower, partial(self._learn, follower))
-            if follower.stream.is_replaying or is_sweep:  # in case a socket's descriptor did not tell
-                self._readable.add(follower.source)
+            if follower.stream.is_open:
+                yield from self._isolate_errors(follower, follower.stream.pump)
+                follower.note_connection()
+            if follower.engine.has_unmatched_responses:
+                yield from self._isolate_errors(follower, partial(self._learn, follower))
 
-    def _contained(self, follower: Follower, steps: Callable[[], Iterator[None]]) -> Iterator[None]:
-        """Run steps of one follower. A programming error closes its stream for a while, and no other."""
+    def _isolate_errors(self, follower: Follower, steps: Callable[[], Iterator[None]]) -> Iterator[None]:
+        """Run steps of one follower. A programming error closes only its stream, for a while."""
         try:
             yield from steps()
         except Exception as error:  # noqa: BLE001 - other engines must be followed
             defect(logger, error, "kv events")
             follower.engine.forget()
             follower.stream.close()
-            follower.open_at = asyncio.get_running_loop().time() + REOPEN_S
+            follower.pause(asyncio.get_running_loop().time())
         self._update_index(follower)
         yield
 
@@ -248,8 +227,8 @@ class KvEventSubscriptions:
                 yield from self._share(follower, keys)
                 yield
 
-    def _share(self, learner: Follower, keys: list[tuple[int, int]]) -> Iterator[None]:
-        """Tell other engines' followers of the pool what was learnt."""
+    def _share(self, learner: Follower, keys: list[NewKey]) -> Iterator[None]:
+        """Give new token keys to the followers of the pool's other engines."""
         for follower in list(self._followers.values()) if keys else ():
             if follower is not learner and follower.source.pool == learner.source.pool:
                 follower.engine.adopt(keys)
@@ -264,7 +243,7 @@ class KvEventSubscriptions:
             await asyncio.sleep(TICK_S)
 
     async def _open(self, follower: Follower) -> None:
-        follower.open_at = asyncio.get_running_loop().time() + REOPEN_S
+        follower.pause(asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(OPEN_S):
                 await follower.open()
@@ -280,31 +259,24 @@ class KvEventSubscriptions:
             follower.stream.close()
 
     def _update_index(self, follower: Follower) -> None:
-        """Let the residency index use what is known of an engine now."""
+        """Apply the state of a stream to its replica in the residency index."""
         replica = self._residency.replica(follower.source.target)
         if replica is None or self._followers.get(follower.source) is not follower:  # it was removed meanwhile
             return
-        order, blocks = follower.order, follower.engine.blocks
-        replica.on_response = follower.engine.on_response if order.is_followed else None
+        order, engine = follower.order, follower.engine
+        replica.on_response = engine.on_response if order.is_followed else None
         replica.expires = order.state is not StreamState.FOLLOWING
-        tokens = follower.engine.capacity_tokens
-        if tokens is None:
-            tokens = max(replica.capacity_tokens, blocks.blocks * blocks.block_tokens)
-        if order.is_followed and tokens != replica.capacity_tokens:
-            self._residency.add_replica(follower.source.target, tokens)
+        seen_tokens = engine.seen_tokens if order.is_followed else 0
+        self._residency.set_seen_tokens(follower.source.target, seen_tokens, was_full=engine.was_full)
 
-    # --- what is shown ---
+    # --- state for the admin port and metrics ---
 
     def rows(self, replica: ReplicaConfig) -> list[dict[str, Any]] | None:
         """The streams of a replica, one for each rank; None if it has none."""
         if replica.kv_events is None:
             return None
         rows = [_row(follower) for source, follower in self._followers.items() if source.replica == replica.name]
-        return rows or [{"state": self._state_without_stream}]
-
-    @property
-    def _state_without_stream(self) -> str:
-        return UNAVAILABLE if self._is_unavailable else UNUSED
+        return rows or [{"state": UNUSED}]
 
     def lines(self) -> Iterator[str]:
         """Prometheus text."""
@@ -327,7 +299,7 @@ class KvEventSubscriptions:
         followed = {(source.pool, source.replica) for source in self._followers}
         for pool, replica in self._configured:
             if (pool, replica) not in followed:
-                pairs = labels(pool=pool, replica=replica, rank=0, state=self._state_without_stream)
+                pairs = labels(pool=pool, replica=replica, rank=0, state=UNUSED)
                 yield f"{PREFIX}kv_events_state{{{pairs}}} 1"
 
 
@@ -352,6 +324,7 @@ def _row(follower: Follower) -> dict[str, Any]:
         "state": order.state,
         "since_s": order.since_s,
         "is_followed": order.is_followed,
+        "snapshot": order.snapshot,
         "messages": order.messages,
         "events": order.events,
         "gaps": order.gaps,

@@ -26,6 +26,7 @@ from routing.workers.supervisor import Supervisor
 WORKERS_TIMEOUT_S = 3.0  # that a pushed configuration waits for starting workers: less than its sender waits
 POLL_TIMEOUT_S = 1.0  # that a response waits for a worker's state; then the last one is used
 _BY_HEALTH = ("down", "up", "unknown")  # worst first
+_BY_STREAM = ("estimated", "replaying", "partial", "following", "unused")  # of KV events, worst first
 _BY_BREAKER = (State.OPEN, State.HALF_OPEN, State.CLOSED)  # worst first
 _SUMS = ("running", "waiting_tokens", "connections")
 
@@ -128,9 +129,16 @@ def _merged(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "breaker": min((row["breaker"] for row in rows), key=_BY_BREAKER.index),
         "ranks": [_sums(ranks) for ranks in zip(*(row["ranks"] for row in rows), strict=False)],
         "share": min(row["share"] for row in rows),
+        "kv_events": _worst_streams([row["kv_events"] for row in rows if row.get("kv_events")]),
         "warming": _sums(warming) if warming else None,
         "last_ok_at": max((row["last_ok_at"] for row in rows if row["last_ok_at"]), default=None),
     }
+
+
+def _worst_streams(streams: list[list[dict[str, Any]]]) -> list[dict[str, Any]] | None:
+    """The KV event stream of each rank, of the worker that knows least; None if there are none."""
+    worst = [min(ranks, key=lambda row: _BY_STREAM.index(row["state"])) for ranks in zip(*streams, strict=False)]
+    return worst or None
 
 
 def _sums(rows: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -20,7 +20,9 @@ BENCHMARKS = {
     "causes": "tests.benchmarks.causes",  # whether the right cause of a drop ranks first
     "convergence": "tests.benchmarks.convergence",  # how soon routers run a published configuration
     "decision": "tests.benchmarks.decision",  # cost of placing a request
+    "event_gain": "tests.benchmarks.event_gain",  # what KV events bring 1, 2 and 4 routers
     "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
+    "kv_events": "tests.benchmarks.kv_events",  # CPU of a router with KV events and without
     "ladder": "tests.benchmarks.ladder",  # cost of replaying five minutes of decisions
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
@@ -34,8 +36,8 @@ BENCHMARKS = {
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-WITH_OPTIONS = {"alerts", "causes", "literature", "predictions", "quality", "routers", "soak", "telemetry", "what_if"}
-ON_DEMAND = {"literature", "predictions", "routers", "soak", "what_if"}
+ON_DEMAND = {"event_gain", "kv_events", "literature", "predictions", "routers", "soak", "what_if"}
+WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
 
 
 def main(arguments: list[str]) -> int:

@@ -23,6 +23,7 @@ class Proxy:
     name: str
     port: int
     pid: int | None
+    admin_port: int | None = None
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def record(self, **figures: float) -> None:

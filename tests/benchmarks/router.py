@@ -194,11 +194,24 @@ def our_router(
 ) -> Iterator[Proxy]:
     """The router under a policy; ``compiled`` is the environment of the compiled build."""
     name = f"{settings.name}, compiled" if compiled else settings.name
-    folder = folder / name
-    folder.mkdir()
     members = tuple(
         ReplicaConfig(name=f"replica-{port}", url=f"http://127.0.0.1:{port}", block_tokens=16) for port in ports
     )
+    with serving_router(folder, name, members, settings, compiled) as router:
+        yield router
+
+
+@contextmanager
+def serving_router(
+    folder: Path,
+    name: str,
+    members: tuple[ReplicaConfig, ...],
+    settings: Settings,
+    compiled: dict[str, str] | None = None,
+) -> Iterator[Proxy]:
+    """A router before these replicas, with its files in a folder of its name."""
+    folder = folder / name
+    folder.mkdir()
     policy = PolicyConfig(name="bench", revision=1, settings=settings)
     snapshot = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
     file = folder / "config.json"
@@ -208,14 +221,15 @@ def our_router(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=compiled)
     try:
         assert process.stderr
-        yield Proxy(name, _ready_port(process.stderr), process.pid)
+        port, admin_port = _ready_ports(process.stderr)
+        yield Proxy(name, port, process.pid, admin_port)
     finally:
         process.terminate()
         process.communicate(timeout=DEADLINE_S)
 
 
-def _ready_port(lines: Iterator[str]) -> int:
+def _ready_ports(lines: Iterator[str]) -> tuple[int, int]:
     for line in lines:
-        if found := re.search(r"is ready: http://127\.0\.0\.1:(\d+)", line):
-            return int(found[1])
+        if found := re.search(r"is ready: http://127\.0\.0\.1:(\d+) \(admin http://127\.0\.0\.1:(\d+)", line):
+            return int(found[1]), int(found[2])
     raise RuntimeError("the router ended before it was ready")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import uvloop
@@ -17,7 +18,7 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
-from tests.benchmarks import agreement, files, ladder, predictions, quality
+from tests.benchmarks import agreement, event_gain, files, ladder, predictions, quality
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
@@ -141,6 +142,45 @@ def test_the_agreement_benchmark_compares_two_routers_and_two_workers(
     assert rows["prefix_hash", "routers"][0] == "0.0"
     assert float(rows["lowest_cost", "routers"][-2]) > 0
     assert {len(cells) for cells in rows.values()} == {2 * len(agreement.LOADS)}
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_the_cost_of_events_measures_routers_with_and_without_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--requests", "30", "--rounds", "1", "--rate", "30", "--only", "next turn", "--plain"]
+    assert main(["kv_events", *options]) == 0
+    off_us, on_us, ratio, events, matched = map(float, capsys.readouterr().out.splitlines()[-1].split()[-5:])
+
+    assert ratio == pytest.approx(on_us / off_us, rel=0.02)
+    assert events > 1
+    assert 0 <= matched <= 1
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_what_events_bring_serves_each_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_gain, "ROUTERS", (2,))
+    rows = [line.strip("|").split("|") for line in event_gain.lines_of(60, [1])][2:]
+
+    names = [tuple(cell.strip() for cell in row[:3]) for row in rows]
+    assert names == [(name, "2", events) for name in event_gain.WORKLOADS for events in ("no", "yes")]
+    assert all(float(row[3]) > 0 and float(row[5]) >= 0 for row in rows)
+
+
+@pytest.mark.timeout(300)
+def test_events_raise_the_hit_rate_of_two_routers_and_hardly_change_that_of_one() -> None:
+    def cells(routers: int, *, follows: bool) -> list[event_gain.Cell]:
+        return [event_gain.cell("documents", routers, follows, 400, seed) for seed in (1, 2)]
+
+    gains = []
+    for routers in (1, 2):
+        estimated, followed = cells(routers, follows=False), cells(routers, follows=True)
+        gains.append(mean(cell.hit_ratio for cell in followed) - mean(cell.hit_ratio for cell in estimated))
+        assert all(cell.matched_ratio > 0.8 for cell in followed)
+        for with_events, without in zip(followed, estimated, strict=True):
+            assert with_events.error_tokens < 0.7 * without.error_tokens
+    assert gains[0] > -0.05  # about 0 in the mean over many seeds, 0.03 either way in one
+    assert gains[1] > 0.03
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.name)

@@ -8,8 +8,9 @@ import pytest
 
 from routing.balancing.residency import Residency
 from tests.benchmarks import soak
-from tests.benchmarks.soak import config_file, prefixes, streams
+from tests.benchmarks.soak import config_file, event_faults, prefixes, streams
 from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
+from tests.side_by_side import alone
 
 
 def test_a_failed_condition_or_row_leads_to_exit_status_1(
@@ -81,3 +82,11 @@ async def test_concurrent_streams_are_complete() -> None:
     verdict = Verdict("streams")
     await streams.measure(verdict, 60, seconds=1.0)
     assert [failure for failure in verdict.failures if "memory" not in failure and "resident" not in failure] == []
+
+
+@alone
+@pytest.mark.timeout(120)
+async def test_faults_of_kv_event_streams_are_not_noticed_by_clients() -> None:
+    verdict = Verdict("events")
+    await event_faults.measure(verdict, 8.0, seed=4)
+    assert [failure for failure in verdict.failures if "resident" not in failure] == []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
 
-PARTS = ("prompt", "limits", "balancing", "health", "proxy", "replay")
+PARTS = ("prompt", "limits", "balancing", "health", "kv_events", "proxy", "replay")
 FOLDERS = [f"tests/routing/{part}" for part in PARTS]
 # Tests of modules that are not compiled (processes, sockets, files, certificates), and replays and processes that check
 # results rather than code. They would take more than half of the time; test_wheel.py starts compiled processes too.

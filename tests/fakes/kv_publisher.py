@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from routing.kv_events.decoding import EncodedTokens
+
 TOPIC = b"kv@engine@tiny"
 BLOCK = 4  # tokens
 
@@ -23,6 +25,11 @@ def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **fi
 
 def removed(*hashes: int) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU", "group_idx": 0}
+
+
+def encoded(tokens: list[int]) -> EncodedTokens:
+    """Token ids as an event has them."""
+    return EncodedTokens(msgspec.msgpack.encode(tokens))
 
 
 CLEARED = {"type": "AllBlocksCleared"}

@@ -219,8 +219,7 @@ class ReplicaForm(SectionedForm):
             schema.KvEvents,
             "KV events",
             "Routers follow these events to know what this replica has cached instead of estimating it. Start vLLM "
-            "with --kv-events-config and an endpoint to bind to, such as tcp://*:5557. On the routers' hosts, install "
-            "the extra warmpath[events].",
+            "with --kv-events-config and an endpoint to bind to, such as tcp://*:5557.",
             "off: routers estimate what it has cached",
         ),
     )

@@ -16,8 +16,8 @@ from telemetry.services.figures.overview import SILENT_INTERVALS
 
 MAX_TIME_S = 4e9
 UNKNOWN = "unknown"
-BY_SEVERITY = ("unavailable", "estimated", "unused", "replaying", "partial", "following")
-TONES = {"following": "good", "partial": "", "replaying": "warn", "estimated": "bad", "unavailable": "bad"}
+BY_SEVERITY = ("estimated", "unused", "replaying", "partial", "following")
+TONES = {"following": "good", "partial": "", "replaying": "warn", "estimated": "bad"}
 FIGURES = ("lag_s", "received", "gaps", "lost", "malformed", "restarts")
 NOT_REPORTED = (
     "The router does not report this stream. It has not received this configuration yet, or its release does not "
@@ -139,10 +139,6 @@ def _texts(events: Mapping[str, Any], rank: int) -> dict[str, tuple[str, str]]:
     probe, replay = _probe(events["endpoint"], rank), events["replay_endpoint"]
     probe_replay = _probe(replay, rank) if replay else probe
     return {
-        "unavailable": (
-            "pyzmq is not installed on the router's host, so the router estimates what is cached.",
-            "Install the extra there, `pip install 'warmpath[events]'`, and restart the router.",
-        ),
         "estimated": (
             "There is no connection to the engine's events. Requests are served, and placed by an estimate of what is "
             "cached: expect more wrong predictions.",

@@ -5,7 +5,7 @@ Each row prints its results, and WRONG where a condition fails; the exit status 
 a minute. The full sizes of the goals are options, and ``--full`` sets them all: 1,000 kills during a write (R2), 500
 process kills (R6), 100,000 aborts (R9), 20 kills of the broker and an hour without it (R12, R13), 50 restarts and
 kills of PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 10 million rows under migrations
-(R22), 5,000 streams, and longer times.
+(R22), ten minutes of faults of KV event streams, 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.benchmarks.soak import (
     broker,
     config_file,
     database,
+    event_faults,
     illnesses,
     kills,
     migrations,
@@ -48,6 +49,7 @@ ROWS: dict[str, Row] = {
     "R16": lambda verdict, options: outbox.measure(verdict, options.deliveries, options.seed),
     "R21": lambda verdict, options: prefixes.measure(verdict, options.prefixes),
     "R22": lambda verdict, options: migrations.measure(verdict, options.rows),
+    "events": lambda verdict, options: event_faults.measure(verdict, options.event_seconds, options.seed),
     "streams": lambda verdict, options: streams.measure(verdict, options.streams, options.stream_seconds),
 }
 OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # name, type, default, full, help
@@ -62,6 +64,7 @@ OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # nam
     ("--overload-seconds", float, 40.0, 240.0, "duration of the overload, the peak included (R10)"),
     ("--prefixes", int, 8_000_000, 50_000_000, "distinct prefixes (R21)"),
     ("--rows", int, 200_000, 10_000_000, "rows of each table that is migrated while it is read and written (R22)"),
+    ("--event-seconds", float, 60.0, 600.0, "how long KV event streams are killed, stalled and corrupted"),
     ("--streams", int, 2000, 5000, "streams at once"),
     ("--stream-seconds", float, 20.0, 60.0, "duration of the streams"),
 )

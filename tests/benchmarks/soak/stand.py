@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -54,6 +55,7 @@ class RouterProcess:
         self.port = port
         self.admin_port = admin_port
         self.popen = popen
+        self.log = deque[str](maxlen=1000)  # the latest lines
         self.proc = Path(f"/proc/{popen.pid}")
 
     @property
@@ -141,8 +143,9 @@ async def started(options: Sequence[str]) -> AsyncIterator[RouterProcess]:
     try:
         async with asyncio.timeout(START_S):
             port, admin_port = await asyncio.to_thread(_ports, popen)
-        draining = asyncio.create_task(asyncio.to_thread(_drain_log, popen))
-        yield RouterProcess(popen, port, admin_port)
+        router = RouterProcess(popen, port, admin_port)
+        draining = asyncio.create_task(asyncio.to_thread(_drain_log, router))
+        yield router
     finally:
         popen.kill()
         popen.wait()
@@ -160,11 +163,11 @@ def _ports(popen: subprocess.Popen[str]) -> tuple[int, int]:
     raise RuntimeError("the router did not start")
 
 
-def _drain_log(popen: subprocess.Popen[str]) -> None:
+def _drain_log(router: RouterProcess) -> None:
     """Read the router's log, so that its pipe never fills up."""
-    assert popen.stderr
-    for _ in popen.stderr:
-        pass
+    assert router.popen.stderr
+    for line in router.popen.stderr:
+        router.log.append(line)
 
 
 def allow_files(count: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 
 from routing.balancing.block_index import ServedPrompt
-from routing.balancing.residency import TTL_S
+from routing.balancing.residency import DEFAULT_TOKENS, TTL_S
 from tests.routing.balancing.test_residency import A, B, cached_blocks, chain, residency_of
 
 LONG = list(range(12))  # three runs
@@ -52,14 +53,14 @@ def test_what_was_last_used_before_a_time_is_evicted() -> None:
     assert [cached_blocks(residency, [at] * 4, A) for at in (1, 2, 3)] == [[0], [0], [4]]
 
 
-@pytest.mark.parametrize(("blocks", "left"), [(11, 8), (8, 8), (7, 4), (1, 0), (0, 0)])
-def test_a_truncated_prompt_keeps_the_runs_before(blocks: int, left: int) -> None:
+@pytest.mark.parametrize("blocks", [11, 8, 7, 1, 0])
+def test_a_truncated_prompt_keeps_the_blocks_before(blocks: int) -> None:
     residency = residency_of()
     for replica in (A, B):
         residency.insert(replica, chain(LONG), 1.0)
     residency.truncate(A, chain(LONG), blocks)
 
-    assert cached_blocks(residency, LONG, A, B) == [left, 12]
+    assert cached_blocks(residency, LONG, A, B) == [blocks, 12]
 
 
 def test_truncating_at_the_end_or_an_unknown_block_changes_nothing() -> None:
@@ -82,6 +83,44 @@ def test_older_prompts_lose_what_follows_a_truncated_block() -> None:
     assert cached_blocks(residency, LONG[:8] + [50] * 4, A) == [4]
 
 
+def test_what_follows_a_truncated_block_goes_with_it_if_its_run_was_split_since() -> None:
+    residency = residency_of()
+    residency.insert(A, chain(LONG), 1.0)
+    residency.insert(A, chain(LONG[:4]), 2.0)
+    residency.insert(A, chain(LONG[:2]), 3.0)  # splits the first run
+    residency.truncate(A, chain(LONG), 0)
+    entry = residency.replica(A)
+
+    assert entry is not None
+    assert entry.blocks == len(residency) == 0
+
+
+@pytest.mark.parametrize(
+    ("reported", "seen", "was_full", "capacity"),
+    [(100, 90, True, 100), (100, 120, False, 120), (None, 90, True, 90), (None, 90, False, DEFAULT_TOKENS)],
+)
+def test_a_capacity_is_what_is_reported_or_what_events_have_shown(
+    reported: int | None, seen: int, was_full: bool, capacity: int
+) -> None:
+    residency = residency_of()
+    entry = residency.add_replica(A, reported)
+    residency.set_seen_tokens(A, seen, was_full=was_full)
+    assert (entry.capacity_tokens, entry.capacity) == (capacity, capacity)
+
+    residency.set_seen_tokens(A, 0, was_full=False)  # the events are lost
+    assert entry.capacity_tokens == (reported or DEFAULT_TOKENS)
+
+
+def test_an_engine_that_evicts_is_full_even_if_few_of_its_blocks_are_known() -> None:
+    residency = residency_of()
+    entry = residency.add_replica(A, 100)
+    residency.insert(A, chain([1] * 4), 1.0)
+    assert entry.stale_before_s(21.0) == -inf
+
+    residency.set_seen_tokens(A, 90, was_full=True)
+    assert entry.stale_before_s(21.0) == 11.0
+
+
 def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
     rng = random.Random(1)
     residency = residency_of(capacity=60, max_entries=64)
@@ -90,7 +129,8 @@ def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
         replica = rng.choice([A, B])
         match rng.randrange(5):
             case 0 | 1:
-                residency.insert(replica, chain(prompt), float(at))
+                record = residency.insert(replica, chain(prompt), float(at), prompt_tokens=len(prompt))
+                record.confirm(len(prompt), 0, rng.randrange(4))  # with a tail
             case 2:
                 residency.add_stored(replica, chain(prompt), float(at))
             case 3:
@@ -100,9 +140,13 @@ def test_any_sequence_of_corrections_leaves_a_consistent_index() -> None:
         for name in (A, B):
             entry = residency.replica(name)
             assert entry is not None
-            assert entry.blocks == sum(run.length for run in entry.runs) <= 60
+            assert entry.blocks == sum(run.length for run in entry.runs) <= 60 + 4  # a tail gets its length later
             assert all(run.mask & entry.bit for run in entry.runs)
             assert set(entry.uses) == set(entry.runs.values())
+            left = [run for use in entry.uses for run in use.path[use.first :]]
+            assert len(left) == len(entry.runs)
+            held = {run.last for run in entry.runs} | {block for run in entry.runs for block in run.hashes}
+            assert all(run.before is None or run.before.last in held for run in entry.runs)
     for name in (A, B):
         residency.clear(name)
     assert len(residency) == residency.runs == 0

@@ -55,7 +55,7 @@ def test_every_encoding_gives_the_events_as_captured(name: str) -> None:
                 case BlockStored():
                     assert event.hashes == sent["block_hashes"]
                     assert event.parent == sent["parent_block_hash"]
-                    assert list(event.tokens) == sent["token_ids"]
+                    assert ids(event) == sent["token_ids"]
                     assert (event.block_tokens, event.medium, event.group) == (32, "GPU", 0)
                     assert event.adapter == ""
                 case BlockRemoved():
@@ -64,15 +64,25 @@ def test_every_encoding_gives_the_events_as_captured(name: str) -> None:
                     assert sent == {"type": "AllBlocksCleared"}
 
 
-def test_salt_kind_and_session_are_read_where_the_release_sends_them() -> None:
+def ids(event: BlockStored) -> list[int]:
+    """The token ids of an event."""
+    encoded = b"".join(event.tokens.blocks(event.block_tokens, len(event.hashes)))
+    head = b"\xdc" + len(event.tokens).to_bytes(2, "big")
+    return msgspec.msgpack.decode(head + encoded, type=list[int])
+
+
+def test_salt_and_kind_are_read_where_the_release_sends_them() -> None:
     newest = [decode_batch(payload).events[0] for payload, _ in messages(NEWEST)]
     oldest = [decode_batch(payload).events[0] for payload, _ in messages(FILES[1])]
 
-    assert [event.session for event in newest if isinstance(event, BlockStored) and event.session] == ["sess-1"]
-    assert newest[5].extra_keys == [msgspec.msgpack.encode(["tenant-a"]), b"", b"", b""]
-    assert newest[0].extra_keys == [b"", b"", b"", b""]
     assert {event.kind for event in newest if isinstance(event, BlockStored)} == {"full_attention"}
-    assert oldest[5].extra_keys is None
+    salted, plain, unreported = newest[5], newest[0], oldest[5]
+    assert isinstance(salted, BlockStored)
+    assert isinstance(plain, BlockStored)
+    assert isinstance(unreported, BlockStored)
+    encoded = msgspec.msgpack.encode(["tenant-a"])
+    assert [salted.extra_bytes(position) for position in range(4)] == [encoded, b"", b"", b""]
+    assert plain.extra_bytes(0) == unreported.extra_bytes(0) == b""
 
 
 def stored(**fields: Any) -> dict[str, Any]:
@@ -113,8 +123,8 @@ def test_fields_and_events_of_later_releases_are_tolerated() -> None:
         (stored(token_ids=[5, 6, 7]), "3 token_ids for 2 block_hashes of 2"),
         (stored(block_size=0, token_ids=[]), "block_size 0"),
         (stored(block_size=1 << 40), "block_size"),
-        (stored(token_ids=[5, 6, 7, -1]), "token_ids"),
-        (stored(token_ids=[5, 6, 7, 1 << 32]), "token_ids"),
+        (stored(token_ids=5), "token_ids"),
+        (stored(token_ids={}), "token_ids"),
         (stored(extra_keys=[None]), "1 extra_keys for 2 block_hashes"),
         (stored(block_hashes=["a", "b"]), "block_hashes"),
         (stored(block_hashes=[1.5, 2]), "block_hashes"),
@@ -129,6 +139,12 @@ def test_fields_and_events_of_later_releases_are_tolerated() -> None:
 def test_an_event_that_is_not_as_described_is_rejected_with_the_field(event: Any, reason: str) -> None:
     with pytest.raises(MalformedEventsError, match=reason):
         decoded(event)
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 32, 1.5, None, "x", []])
+def test_blocks_before_a_token_that_is_no_number_have_ids(token: Any) -> None:
+    (event,) = decoded(stored(token_ids=[5, 70_000, 200, token]))
+    assert event.tokens.blocks(2, 2) == [b"\x05\xce\x00\x01\x11\x70"]
 
 
 @pytest.mark.parametrize(

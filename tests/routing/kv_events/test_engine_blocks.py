@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
 
+from routing.kv_events.block_keys import BlockKeys
 from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from routing.kv_events.engine_blocks import EngineBlocks
+from tests.fakes.kv_publisher import encoded
 from tests.routing.kv_events.test_decoding import FILES, messages
 
 
 def stored(hashes: list[Any], tokens: list[int], parent: Any = None, **fields: Any) -> BlockStored:
     """A stored event of blocks of two tokens."""
-    known = {"adapter": "", "extra_keys": None, "medium": "GPU", "group": 0, "kind": "full_attention", "session": None}
-    return BlockStored(hashes, parent, array("I", tokens), 2, **(known | fields))
+    known = {"medium": "GPU", "kind": "full_attention"}
+    return BlockStored(hashes, parent, encoded(tokens), 2, **(known | fields))
 
 
 def removed(*hashes: Any, medium: str = "GPU", group: int = 0) -> BlockRemoved:
@@ -23,7 +24,12 @@ def removed(*hashes: Any, medium: str = "GPU", group: int = 0) -> BlockRemoved:
 
 
 def engine(max_blocks: int = 100) -> EngineBlocks:
-    return EngineBlocks(max_blocks)
+    """An engine of a pool whose engines have different hashes for the same block."""
+    keys = BlockKeys()
+    for hash_ in (1, 2):
+        keys.compare(stored([hash_], [0, 0]))
+    assert not keys.are_hashes
+    return EngineBlocks(max_blocks, keys)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -71,14 +77,38 @@ def test_token_keys_depend_on_tokens_and_not_on_the_hashes_of_the_engine() -> No
     assert second is not None
     assert list(first.keys[1:]) == list(second.keys)
     assert (first.end, second.depth, second.end) == (3, 1, 3)
-    assert [depth for _, depth in second.keys_upwards(1)] == [3, 2, 1]
-    assert [key for key, _ in second.keys_upwards(1)] == list(reversed(first.keys))
 
 
-@pytest.mark.parametrize("fields", [{"adapter": "sql"}, {"extra_keys": [b"salt", b""]}])
+@pytest.mark.parametrize(
+    ("other", "agree"),
+    [
+        ({}, True),
+        ({"hashes": [9, 2]}, False),
+        ({"hashes": [b"x", b"y"]}, False),
+        ({"hashes": [9, 2], "adapter": "sql"}, True),
+        ({"hashes": [9, 2], "extra_keys": [["salt"], None]}, True),
+        ({"hashes": [9, 2], "parent": 3}, True),
+        ({"hashes": [9, 2], "tokens": [1, 3, 3, 4]}, True),
+        ({"hashes": [1, 9], "tokens": [1, 2, 4, 4]}, True),
+    ],
+)
+def test_engines_that_agree_on_hashes_need_no_token_keys(other: dict[str, Any], agree: bool) -> None:
+    keys = BlockKeys()
+    first, second = EngineBlocks(100, keys), EngineBlocks(100, keys)
+    same = {"hashes": [1, 2], "tokens": [1, 2, 3, 4]}
+    for blocks, fields in ((first, same), (second, same | other)):
+        event = stored(**fields)
+        keys.compare(event)
+        assert blocks.store(event, 0.0) is not None
+
+    assert keys.are_hashes is agree
+    assert first.has_key(1) is agree
+
+
+@pytest.mark.parametrize("fields", [{"adapter": "sql"}, {"extra_keys": [["salt"], None]}])
 def test_salts_and_adapters_give_other_token_keys(fields: dict[str, Any]) -> None:
-    plain = engine().store(stored([1, 2], [1, 2, 3, 4], extra_keys=[b"", b""]), 0.0)
-    other = engine().store(stored([1, 2], [1, 2, 3, 4], **({"extra_keys": [b"", b""]} | fields)), 0.0)
+    plain = engine().store(stored([1, 2], [1, 2, 3, 4], extra_keys=[None, None]), 0.0)
+    other = engine().store(stored([1, 2], [1, 2, 3, 4], **({"extra_keys": [None, None]} | fields)), 0.0)
     without = engine().store(stored([1, 2], [1, 2, 3, 4]), 0.0)
 
     assert plain is not None
@@ -98,7 +128,7 @@ def test_blocks_after_an_unknown_one_count_but_have_no_keys() -> None:
     assert not run.keys
     assert not after.keys
     assert blocks.blocks == 2
-    assert [run.stored_s for run in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
+    assert [run.stored_s for run, _ in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
 
 
 @pytest.mark.parametrize("fields", [{"medium": "CPU"}, {"kind": "sliding_window"}, {"group": 1}])

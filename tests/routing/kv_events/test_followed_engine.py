@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,9 @@ from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored
 from routing.kv_events.followed_engine import MAX_SERVED, SETTLE_S, FollowedEngine
-from routing.kv_events.known_prompts import MAX_PIECES, KnownPrompt, KnownPrompts, StoredPieces
+from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
+from tests.fakes.kv_publisher import encoded
 
 A, B = TargetId("a"), TargetId("b")
 BLOCK = 4  # tokens of an engine's block; a block of the router has as many
@@ -23,8 +23,9 @@ Text = Sequence[int]  # one number for each block
 class Fleet:
     """Two engines with one index, driven by their events. A prompt is a list of numbers, one for each block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, have_equal_hashes: bool) -> None:
         self.now_s = 100.0
+        self.have_equal_hashes = have_equal_hashes
         self.residency = Residency(block_tokens=BLOCK, run_tokens=BLOCK)
         self.known = KnownPrompts()
         self.engines = {}
@@ -40,14 +41,15 @@ class Fleet:
         return [hash(("router", *text[: end + 1])) for end in range(len(text))]
 
     def hashes(self, name: TargetId, text: Text) -> list[int]:
-        return [hash((name, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
+        seed = "" if self.have_equal_hashes else name
+        return [hash((seed, *text[: end + 1])) & (1 << 63) - 1 for end in range(len(text))]
 
     def store(self, name: TargetId, text: Text, first: int = 0) -> None:
         """The engine stores the blocks of a text from the first one on."""
         hashes = self.hashes(name, text)
-        tokens = array("I", [letter for letter in text[first:] for _ in range(BLOCK)])
+        tokens = encoded([letter for letter in text[first:] for _ in range(BLOCK)])
         parent = hashes[first - 1] if first else None
-        self.apply(name, BlockStored(hashes[first:], parent, tokens, BLOCK, "", None, "GPU", 0, None, None))
+        self.apply(name, BlockStored(hashes[first:], parent, tokens, BLOCK, medium="GPU"))
 
     def remove(self, name: TargetId, text: Text, first: int) -> None:
         """The engine evicts the blocks of a text from its end to the first one."""
@@ -67,7 +69,7 @@ class Fleet:
             self.store(name, text, cached)
         record.confirm(len(text) * BLOCK + 1, cached * BLOCK, generated)
 
-    def learn(self) -> list[list[tuple[int, int]]]:
+    def learn(self) -> list[list[NewKey]]:
         """Let time pass, so that responses are looked at; other engines hear of it."""
         self.now_s += SETTLE_S
         learnt = []
@@ -84,9 +86,18 @@ class Fleet:
         return [match.tokens(self.residency.replica(name).bit, 1 << 20) // BLOCK for name in names]  # type: ignore[union-attr]
 
 
-@pytest.fixture
-def fleet() -> Fleet:
-    return Fleet()
+@pytest.fixture(params=[True, False], ids=["equal hashes", "own hashes"])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    """Engines that agree on the hashes of blocks, and engines of which each has its own, as before vLLM 0.29."""
+    fleet = Fleet(have_equal_hashes=request.param)
+    for name in (A, B):  # they show whether they agree
+        fleet.store(name, [0])
+    for name in (A, B):
+        fleet.remove(name, [0], 0)
+    assert fleet.known.block_keys.are_hashes == request.param
+    for engine in fleet.engines.values():
+        engine.restart()
+    return fleet
 
 
 TEXT = [1, 2, 3, 4, 5, 6]
@@ -188,6 +199,23 @@ def test_evicted_blocks_of_a_known_prompt_are_no_longer_cached(fleet: Fleet) -> 
     assert fleet.cached(TEXT, A, B) == [0, 6]
 
 
+def test_only_what_follows_an_evicted_block_is_forgotten_of_a_long_prompt() -> None:
+    """The index stores the blocks of a prompt together, up to 1,024 tokens of them."""
+    residency, chain = Residency(block_tokens=BLOCK), list(range(1, 101))
+    for name in (A, B):
+        residency.add_replica(name, 1 << 20)
+        residency.add_stored(name, chain, 1.0)
+
+    residency.truncate(A, chain, 70)
+    residency.truncate(B, chain, 0)
+    residency.truncate(B, [1, 2, 3], 2)
+    match = residency.match(chain)
+    assert [blocks for blocks, _ in match.levels] == [70]
+    residency.truncate(A, chain, 70)
+    assert (residency.replica(A).blocks, residency.replica(B).blocks) == (70, 0)  # type: ignore[union-attr]
+    assert len(residency) == residency.runs
+
+
 def test_a_flood_of_another_router_evicts_what_was_used_before_it(fleet: Fleet) -> None:
     """None of the flood's prompts is known, and neither is this router's: their responses were not matched."""
     old = fleet.residency.insert(A, fleet.chain(TEXT), 100.0, 25)
@@ -260,7 +288,9 @@ def test_after_lost_events_the_index_keeps_its_estimate(fleet: Fleet) -> None:
     assert fleet.cached(TEXT, A) == [6]
 
 
-def test_the_first_eviction_shows_the_capacity_if_all_events_are_known(fleet: Fleet) -> None:
+def test_the_most_that_was_cached_is_the_capacity_if_all_events_are_known(
+    fleet: Fleet,
+) -> None:
     for name in (A, B):
         fleet.store(name, TEXT)
         fleet.store(name, [9] * 4)
@@ -271,8 +301,16 @@ def test_the_first_eviction_shows_the_capacity_if_all_events_are_known(fleet: Fl
         fleet.store(name, [9] * 8)
         fleet.remove(name, TEXT, 0)
 
-    assert fleet.engines[A].capacity_tokens == 10 * BLOCK
+    assert fleet.engines[A].capacity_tokens == 16 * BLOCK  # also what was stored after the first eviction
     assert fleet.engines[B].capacity_tokens is None
+    fleet.engines[A].restart()
+    assert fleet.engines[A].capacity_tokens is None
+
+
+def test_an_evicted_block_whose_place_in_the_text_is_between_two_blocks_leaves_the_first_of_them() -> None:
+    prompt = KnownPrompt(list(range(10)), 7.5)  # the engine's tokens for each block of the router
+
+    assert [prompt.blocks_from(tokens) for tokens in (0, 15, 16, 22, 23, 1000)] == [0, 2, 3, 3, 4, 10]
 
 
 def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
@@ -281,15 +319,13 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
         engine.on_response(served)
     assert len(fleet.learn()) == MAX_SERVED
 
-    known, pieces = KnownPrompts(max_keys=10), StoredPieces(max_pieces=20)
+    known, recent = KnownPrompts(max_keys=10), RecentRuns(max_runs=20)
     for letter in range(100):
         fleet.store(A, [letter] * 3)
-        run = engine.blocks.store(
-            BlockStored([letter << 20], None, array("I", [letter] * BLOCK), BLOCK, "", None, "GPU", 0, None, None), 0.0
-        )
+        run = engine.blocks.store(BlockStored([letter << 20], None, encoded([letter] * BLOCK), BLOCK), 0.0)
         assert run is not None
-        pieces.add(run)
+        recent.add(run)
         known.learn(run, 0, KnownPrompt([letter], 4.0), BLOCK)
         assert len(known) <= 20
-        assert len(pieces) <= 20
-    assert MAX_PIECES > 20
+        assert len(recent) <= 20
+    assert MAX_RUNS > 20

@@ -9,7 +9,14 @@ import pytest
 from routing.balancing.residency import Residency
 from routing.kv_events.followed_engine import FollowedEngine
 from routing.kv_events.known_prompts import KnownPrompts
-from routing.kv_events.message_order import MAX_FAILURES, MAX_WAITING_BYTES, PAUSE_S, MessageOrder, StreamState
+from routing.kv_events.message_order import (
+    MAX_FAILURES,
+    MAX_WAITING_BYTES,
+    PAUSE_S,
+    MessageOrder,
+    Snapshot,
+    StreamState,
+)
 from routing.types import TargetId
 from tests.fakes.kv_publisher import CLEARED, payload_of, stored
 
@@ -82,6 +89,28 @@ def test_a_late_subscriber_gets_everything_by_a_replay() -> None:
     stream.replays(0, 1, 2, 3, 4, 5)
 
     assert (stream.order.state, stream.blocks, stream.counts) == (StreamState.FOLLOWING, 7, (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("replayed", "snapshot"),
+    [((0, 1, 2, 3), Snapshot.COMPLETE), ((2, 3), Snapshot.PARTIAL), ((), Snapshot.COMPLETE), (None, Snapshot.MISSING)],
+)
+def test_the_snapshot_tells_what_was_obtained_of_the_time_before_the_connection(
+    replayed: tuple[int, ...] | None, snapshot: Snapshot
+) -> None:
+    stream = Stream()
+    assert stream.order.snapshot is None
+    stream.order.on_connected()
+    stream.order.replay_from = None
+    for number in replayed or ():
+        stream.take(stream.order.on_replayed(number, message(number)))
+        assert (stream.order.snapshot, stream.order.is_followed) == (None, False)  # it is being applied
+    stream.take(stream.order.on_replay_failed() if replayed is None else stream.order.on_replay_ended())
+
+    assert (stream.order.snapshot, stream.order.is_followed) == (snapshot, True)
+    assert stream.blocks == len(replayed or ())
+    stream.order.on_disconnected()
+    assert stream.order.snapshot is None
 
 
 def test_a_late_subscriber_whose_replay_starts_later_or_that_has_none_knows_a_part() -> None:
@@ -249,7 +278,7 @@ def test_the_lag_is_measured_and_the_age_ignores_the_difference_of_clocks() -> N
     stream = connected(2)
     assert stream.order.lag_s is not None
     assert stream.order.lag_s > 1e6  # messages of this test have their numbers as times
-    stored_s = [run.stored_s for run in stream.order.engine.blocks.remove(removed_all(3))]
+    stored_s = [run.stored_s for run, _ in stream.order.engine.blocks.remove(removed_all(3))]
     assert max(stored_s) == 1000.0
 
 

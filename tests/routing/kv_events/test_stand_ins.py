@@ -18,6 +18,7 @@ from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStor
 from routing.kv_events.engine_blocks import EngineBlocks
 from routing.schema import KvEvents, LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
 from tests.routing.building import SECRET
+from tests.routing.kv_events.test_decoding import ids
 from tests.routing.proxy.harness import Harness, routed
 from tests.routing.standin.replica_process import DEADLINE_S, ReplicaProcess, replica_process
 
@@ -176,7 +177,7 @@ def test_the_stand_in_publishes_what_its_cache_holds() -> None:
                             run = blocks.store(event, 0.0)
                             assert run is not None
                             assert run.keys, "its parent is known"
-                            prompts += [list(event.tokens)] if event.parent is None else []
+                            prompts += [ids(event)] if event.parent is None else []
                         case BlockRemoved():
                             blocks.remove(event)
                         case AllBlocksCleared():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,7 +13,6 @@ import pytest
 import zmq
 
 from routing.balancing.residency import Residency
-from routing.kv_events import subscriptions
 from routing.kv_events.subscriptions import KvEventSubscriptions
 from routing.schema import (
     KvEvents,
@@ -249,22 +247,6 @@ async def test_pools_that_do_not_compare_cached_prefixes_follow_nothing() -> Non
         publisher.close()
 
 
-async def test_without_pyzmq_replicas_are_estimated_and_that_is_shown(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    router, events = Router(), KvEvents(endpoint="tcp://127.0.0.1:5557")
-    replica = ReplicaConfig(name="a", url="http://127.0.0.1:1", kv_events=events)
-    configuration = config_of(pool(LowestCostSettings(), members=(replica,)))
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    for _ in range(2):
-        router.subscriptions.configure(configuration)
-
-    assert router.row(configuration) == {"state": "unavailable"}
-    assert '{pool="chat",replica="a",rank="0",state="unavailable"} 1' in "\n".join(router.subscriptions.lines())
-    assert caplog.text.count("kv_events_unavailable") == 1
-    router.subscriptions.close()
-
-
 async def test_each_rank_has_the_next_port_and_its_own_blocks() -> None:
     router = Router()
     publishers = adjacent_publishers()
@@ -306,7 +288,7 @@ async def test_messages_that_a_slow_router_loses_are_replayed() -> None:
     async with following() as (_, publisher, row):
         for number in range(4000):
             publisher.publish(stored([number], [number] * 4, padding="x" * 10_000))
-        await until(lambda: row()["messages"] > 1000 and row()["state"] == "following", "the burst")
+        await until(lambda: row()["messages"] > 500 and row()["state"] == "following", "the burst")
         publisher.publish(stored([4000], [1] * 4))
         await until(lambda: row()["blocks"] == 4001, "all blocks")
         assert row()["gaps"] >= 1
@@ -331,6 +313,7 @@ async def test_forbidden_addresses_are_not_connected_to(caplog: pytest.LogCaptur
         publisher.close()
 
 
+@pytest.mark.plain_python(reason="replaces a method of a native object")
 async def test_a_defect_in_one_stream_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,13 +331,12 @@ async def test_a_defect_in_one_stream_does_not_end_the_others(
     def state(replica: ReplicaConfig) -> str:
         return router.subscriptions.rows(replica)[0]["state"]  # type: ignore[index,no-any-return]
 
-    monkeypatch.setattr(subscriptions, "REOPEN_S", 0.2)
     try:
         router.subscriptions.configure(configuration)
         await until(lambda: all(state(replica) == "following" for replica in replicas), "both")
         with monkeypatch.context() as broken:
             engines = [f.engine for f in router.subscriptions._followers.values()]
-            broken.setattr(engines[0].blocks, "store", lambda *_: 1 / 0)
+            broken.setattr(engines[0].blocks, "store_counted", lambda *_: 1 / 0)
             one.publish(stored([1], [1] * 4))
             await until(lambda: "defect" in caplog.text, "the defect")
             assert state(replicas[0]) == "estimated"

@@ -145,6 +145,20 @@ def test_a_replica_has_the_worst_state_that_any_worker_reports() -> None:
     assert merged_rows([[up], [open_]])[0]["last_ok_at"] == "2026-01-01T00:00:02"
 
 
+def test_each_event_stream_is_that_of_the_worker_which_knows_least() -> None:
+    def row(*states: str) -> dict[str, Any]:
+        known = {"health": "up", "breaker": "closed", "share": 1.0, "warming": None, "ranks": [], "last_ok_at": None}
+        loads = {"running": 0, "waiting_tokens": 0, "connections": 0}
+        streams = [{"rank": rank, "state": state} for rank, state in enumerate(states)] or None
+        return {"pool": "chat", "name": "a", **known, **loads, "kv_events": streams}
+
+    rows = row("following", "estimated"), row("replaying", "partial"), row("partial", "following")
+    [merged] = merged_rows([one] for one in rows)
+
+    assert merged["kv_events"] == [{"rank": 0, "state": "replaying"}, {"rank": 1, "state": "estimated"}]
+    assert merged_rows([[row()], [row()]])[0]["kv_events"] is None
+
+
 def test_counters_of_an_exited_worker_stay_and_its_gauges_go() -> None:
     metrics = MergedMetrics()
     metrics.add_exited(parse(exposed(7, [0.1])), [], None)

@@ -65,7 +65,6 @@ def test_a_viewer_gets_no_link_to_a_form_that_is_closed_to_them(client, fleet, n
         ("replaying", "Messages were lost and requested again", "nc -vz gpu-1 5657"),
         ("estimated", "There is no connection to the engine's events", "nc -vz gpu-1 5557"),
         ("unused", "No policy of the pool compares cached prefixes", "publish lowest_cost"),
-        ("unavailable", "pyzmq is not installed on the router's host", "pip install 'warmpath[events]'"),
     ],
 )
 def test_each_state_says_what_it_means_and_what_to_do(visitor, followed, noon, state, meaning, action):

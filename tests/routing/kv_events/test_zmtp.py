@@ -1,0 +1,120 @@
+"""ZMTP as bytes: whole, in pieces, damaged and too long. Peers of ZeroMQ's library are in ``test_subscriptions.py``."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+
+import pytest
+
+from routing.kv_events import event_stream
+from routing.kv_events.event_stream import PING_S, PONG_S, Connection
+from routing.kv_events.zmtp import GREETING_BYTES, MAX_FRAMES, PING, ProtocolError, Receiver, frame, message, opening
+
+LIMIT = 1000
+MESSAGES = [[b"topic", b"12345678", b"x" * size] for size in (0, 1, 255, 256, 999)]
+
+
+def taken(receiver: Receiver) -> list[list[bytes]]:
+    """All messages that are whole."""
+    messages = []
+    while (frames := receiver.next_message()) is not None:
+        messages.append(frames)
+    return messages
+
+
+def sent() -> bytes:
+    return opening(b"PUB") + b"".join(map(message, MESSAGES))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
+def test_messages_are_read_however_their_bytes_arrive(size: int) -> None:
+    receiver, messages = Receiver(LIMIT), []
+    data = sent()
+    for at in range(0, len(data), size):
+        receiver.feed(data[at : at + size])
+        messages += taken(receiver)
+
+    assert messages == MESSAGES
+    assert receiver.is_ready
+
+
+@pytest.mark.parametrize("size", [1, 100, 100_000])
+def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size: int) -> None:
+    receiver, messages = Receiver(LIMIT), []
+    data = opening(b"PUB") + message([b"a", b"x" * (LIMIT + 1)]) + message([b"b", b"y"])
+    for at in range(0, len(data), size):
+        receiver.feed(data[at : at + size])
+        messages += taken(receiver)
+
+    assert messages == [[b"a", b""], [b"b", b"y"]]
+
+
+def test_a_ping_gets_a_pong_with_its_context() -> None:
+    receiver = Receiver(LIMIT)
+    receiver.feed(opening(b"PUB") + frame(b"\x04PING\0\x0acontext", 4))
+
+    assert receiver.next_message() is None
+    assert receiver.replies == [frame(b"\x04PONGcontext", 4)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\xff\0\0\0\0\0\0\0\1\x7f\1" + bytes(60),
+        opening(b"PUB")[:12] + b"CURVE".ljust(20, b"\0") + bytes(32),
+        opening(b"PUB")[:GREETING_BYTES] + message([b"before READY"]),
+        opening(b"PUB") + b"\xff\xff",
+        opening(b"PUB") + frame(b"\x05ERROR\x00", 4),
+        opening(b"PUB") + frame(b"\x05OTHER" + b"x" * 5000, 4),
+        opening(b"PUB") + message([b""] * (MAX_FRAMES + 1)),
+    ],
+)
+def test_other_protocols_and_unusual_frames_end_the_connection(data: bytes) -> None:
+    receiver = Receiver(LIMIT)
+    receiver.feed(data)
+    with pytest.raises(ProtocolError):
+        taken(receiver)
+
+
+def test_damaged_bytes_raise_nothing_else() -> None:
+    rng = random.Random(1)
+    for _ in range(2000):
+        data, receiver = bytearray(sent()), Receiver(LIMIT)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        with suppress(ProtocolError):
+            for at in range(0, len(data), 500):
+                receiver.feed(bytes(data[at : at + 500]))
+                taken(receiver)
+
+
+def test_a_silent_peer_is_asked_and_then_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(opening(b"PUB"))
+            peer.settimeout(5.0)
+            assert connection.receive(0.0) or connection.receive(0.0)
+            assert connection.next_message() is None
+            connection.check(PING_S / 2)
+            connection.check(PING_S)
+            received = b""
+            while not received.endswith(PING):
+                received += peer.recv(1000)
+            connection.check(PING_S + PONG_S)
+            with pytest.raises(TimeoutError):
+                connection.check(PING_S + PONG_S + 0.01)
+            connection.close()
+
+
+def test_a_peer_that_never_gets_ready_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
+        connection.check(event_stream.CONNECT_S)
+        with pytest.raises(TimeoutError):
+            connection.check(event_stream.CONNECT_S + 0.01)
+        connection.close()
