@@ -170,6 +170,7 @@ POOL = kinds_of(
     "models",
     "aliases",
     "adapters",
+    "adapter_replicas",
     "health",
     "breaker",
     "caps",

@@ -83,6 +83,7 @@ class Pool(Model):
     models = ArrayField(CharField(max_length=256), default=list, blank=True)  # served names; [] takes any model
     aliases = JSONField(default=list, blank=True)  # routing.schema.Alias
     adapters = JSONField(default=list, blank=True)  # routing.schema.Adapter
+    adapter_replicas = PositiveIntegerField(null=True, blank=True)  # that serve each adapter; None: all that have it
     description = TextField(blank=True, max_length=1000)
     health = JSONField(null=True, blank=True)  # routing.schema.HealthCheck
     breaker = JSONField(null=True, blank=True)  # routing.schema.BreakerConfig
@@ -110,6 +111,10 @@ class Pool(Model):
             CheckConstraint(
                 condition=Q(share_half_life=None) | Q(share_half_life__range=(100, 1_000_000)),
                 name="pool_share_half_life_range",
+            ),
+            CheckConstraint(
+                condition=Q(adapter_replicas=None) | Q(adapter_replicas__range=(1, 10_000)),
+                name="pool_adapter_replicas_range",
             ),
         )
 

@@ -381,6 +381,8 @@ class Placement:
             candidates = candidates.subset([pinned])
         elif route.follows_traffic or excluded:
             candidates = _eligible_candidates(route, candidates, served.adapter, excluded)
+            if not candidates.loads and served.adapter:  # all replicas that serve the adapter have failed
+                candidates = _without_failed(route, route.replicas.with_adapter(health, served.adapter), excluded)
         if not candidates.loads:
             raise NoReplicaError(route.pool, route.group, served.adapter)
         ratio = ratios.get(served.model) or ratios[""]
@@ -509,9 +511,11 @@ def _eligible_candidates(
         group_candidates = route.shares.candidates(route.group, route.replicas, unfiltered, adapter)
     if not excluded:
         return group_candidates
-    failed = [name for replica in excluded for name in route.replicas.targets_of_replica(replica)]
     if route.follows_traffic and route.shares is not None:
-        return route.shares.untried_candidates(
-            route.group, route.replicas, unfiltered.without(failed), group_candidates
-        )
-    return group_candidates.without(failed)
+        untried = _without_failed(route, unfiltered, excluded)
+        return route.shares.untried_candidates(route.group, route.replicas, untried, group_candidates)
+    return _without_failed(route, group_candidates, excluded)
+
+
+def _without_failed(route: Route, candidates: Candidates, failed: Collection[ReplicaId]) -> Candidates:
+    return candidates.without([name for replica in failed for name in route.replicas.targets_of_replica(replica)])

@@ -18,13 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from routing.balancing.candidates import Candidates
 from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.balancing.shared_rings import SharedRing, shared_ring
 from routing.schema import ReplicaConfig, ReplicaState, RouterConfig
-from routing.types import ReplicaId, TargetId
+from routing.types import PrefixHash, ReplicaId, TargetId
 
 
 class HealthRegistry:
@@ -162,12 +164,18 @@ class GroupReplicas:
     """
 
     def __init__(
-        self, replicas: Iterable[ReplicaConfig], loads: LoadTracker, seed: int = 0, residency: Residency | None = None
+        self,
+        replicas: Iterable[ReplicaConfig],
+        loads: LoadTracker,
+        seed: int = 0,
+        residency: Residency | None = None,
+        adapter_replicas: int | None = None,
     ) -> None:
         self.targets = {target.id: target for replica in replicas for target in targets_of(replica)}
         self.residency = Residency() if residency is None else residency
         self.loads = loads
         self.seed = seed
+        self._adapter_replicas = adapter_replicas  # that serve each adapter; None: all that have it
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
         self._ring: SharedRing[TargetId] | None = None  # from here on: computed on first use
@@ -185,7 +193,7 @@ class GroupReplicas:
     def candidates(self, health: HealthRegistry, adapter: str = "") -> Candidates:
         """Targets that are active and up, with their current weights. O(replicas) after a change of health.
 
-        With ``adapter``, only those that have this adapter of the pool.
+        With ``adapter``, only those that have this adapter of the pool and are among the replicas that serve it.
         """
         if health.epoch != self._epoch:
             self._epoch = health.epoch
@@ -195,9 +203,25 @@ class GroupReplicas:
             return self._candidates
         candidates = self._with_adapter.get(adapter)
         if candidates is None:
-            names = [name for name in self._candidates if self.has_adapter(name, adapter, health)]
+            names = self._serving(adapter, self.with_adapter(health, adapter))
             candidates = self._with_adapter[adapter] = self._candidates.subset(names)
         return candidates
+
+    def with_adapter(self, health: HealthRegistry, adapter: str) -> Candidates:
+        """All targets that are active, up, and have an adapter, for retries: not only those that serve it."""
+        candidates = self.candidates(health)
+        return candidates.subset([name for name in candidates if self.has_adapter(name, adapter, health)])
+
+    def _serving(self, adapter: str, candidates: Candidates) -> list[TargetId]:
+        """The targets of the first replicas on the ring from an adapter's position: the same for every router."""
+        if self._adapter_replicas is None:
+            return list(candidates)
+        key = PrefixHash(xxh3_64_intdigest(adapter.encode()))
+        replicas = dict.fromkeys(
+            [self.targets[name].replica.name for name in self.ring.walk(key) if name in candidates]
+        )
+        serving = list(replicas)[: self._adapter_replicas]
+        return [name for name in candidates if self.targets[name].replica.name in serving]
 
     def prepare(self, health: HealthRegistry) -> Iterator[None]:
         """Compute what the next request would otherwise wait for; yields between the steps."""

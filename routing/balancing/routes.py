@@ -243,7 +243,8 @@ class RouteBuilder:
         names = frozenset(replica.name for replica in configs)
         if names not in self._replicas:
             seed = self._seed_of("replicas", *sorted(names))
-            self._replicas[names] = GroupReplicas(configs, self._loads, seed, self._residency)
+            adapter_replicas = self._pool.adapter_replicas
+            self._replicas[names] = GroupReplicas(configs, self._loads, seed, self._residency, adapter_replicas)
         return self._replicas[names]
 
     def _seed_of(self, *parts: str) -> int:

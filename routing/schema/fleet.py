@@ -258,6 +258,19 @@ class PoolConfig(Frozen, frozen=True):
     models: tuple[Model, ...] = ()  # served names; (): any model
     aliases: tuple[Alias, ...] = ()
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that its replicas may have loaded
+    adapter_replicas: (
+        Annotated[
+            int,
+            number(
+                "replicas",
+                1,
+                10_000,
+                "Replicas that serve each adapter, of those that have it. Few replicas load an adapter less often and "
+                "have more of its prefixes cached.",
+            ),
+        ]
+        | None
+    ) = None  # None: all
     replicas: tuple[ReplicaConfig, ...] = ()
     groups: tuple[TaskGroupConfig, ...] = ()
     health: HealthCheck = HealthCheck()

@@ -44,6 +44,12 @@ def test_options_are_rejected_unless_one_benchmark_accepts_them(capsys: pytest.C
     assert "quality" in capsys.readouterr().err
 
 
+def test_the_product_has_at_most_450_modules() -> None:
+    paths = [path for package in ("controlplane", "routing", "telemetry") for path in Path(package).rglob("*.py")]
+    modules = [path for path in paths if path.name != "__init__.py" and path.parent.name != "migrations"]
+    assert 300 < len(modules) <= 450
+
+
 def test_requests_pushes_and_scrapes_use_few_files_and_requests_use_only_native_modules() -> None:
     """A module of the request path that is not compiled would slow the compiled router unnoticed."""
     paths = uvloop.run(files.paths())

@@ -84,7 +84,8 @@ class PoolSettings(TypedDict, total=False):
     aliases: Iterable[Mapping[str, Any]]  # routing.schema.Alias
     adapters: Iterable[Mapping[str, Any]]  # routing.schema.Adapter
     description: str
-    health: Mapping[str, Any] | None  # this and the following: fields of routing.schema.PoolConfig
+    adapter_replicas: int | None  # this and the following: fields of routing.schema.PoolConfig
+    health: Mapping[str, Any] | None
     breaker: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None
     concurrency: Mapping[str, Any] | None

@@ -197,6 +197,7 @@ class PoolSettingsForm(SectionedForm):
             "LoRA adapters of its replicas, one per line, as name = base model.",
             empty=[],
         ),
+        Single("adapter_replicas", schema.PoolConfig, "Replicas per adapter"),
         Single("share_half_life", schema.PoolConfig, "Half-life of traffic shares"),
         Single("stream_usage", schema.PoolConfig, "Token usage of streams"),
         Single("session_keys", schema.PoolConfig, "Session keys", SESSION_KEYS),

@@ -26,6 +26,7 @@ FULL_POOL = {
     "concurrency": {"max_running": 64},
     "tier1": {"boundary": "marker", "boundary_marker": " --- "},
     "share_half_life": 2000,
+    "adapter_replicas": 3,
     "stream_usage": "as_sent",
     "warm_up": {"time_limit_s": 60.5, "priority": None},
     "session_keys": ["header:X-Conversation", "body:metadata.user_id"],

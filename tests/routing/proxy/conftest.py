@@ -31,3 +31,9 @@ async def two() -> AsyncIterator[list[FakeReplica]]:
 async def three() -> AsyncIterator[list[FakeReplica]]:
     async with fake_replicas(3) as replicas:
         yield replicas
+
+
+@pytest.fixture
+async def four() -> AsyncIterator[list[FakeReplica]]:
+    async with fake_replicas(4) as replicas:
+        yield replicas

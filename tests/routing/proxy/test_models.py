@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from routing.schema import Access, Adapter, Alias, HealthCheck, PrefixHashSettings, RouterConfig
 from routing.types import ReplicaId
 from tests.fakes.replica import Call, FakeReplica, answering
-from tests.routing.proxy.harness import CHAT, api_key, bearer, chat_body, config, get, routed
+from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, chat_body, config, get, routed
 
 SQL = Adapter("sql", "tiny")
 
@@ -98,6 +98,47 @@ async def test_without_a_replica_that_has_the_adapter_the_error_names_it(two: li
         assert (await harness.chat(chat_body())).status == 200
     assert (response.status, response.headers["retry-after"]) == (503, "1")
     assert "'sql'" in response.error["message"]
+
+
+def spread(replicas: list[FakeReplica], adapters: int, adapter_replicas: int) -> RouterConfig:
+    """Replicas that all have the adapters ``0``, ``1`` ..., each of which so many serve."""
+    names = tuple(map(str, range(adapters)))
+    snapshot = config(replicas, models=("tiny",), settings=PrefixHashSettings())
+    pool = replace(
+        snapshot.pools[0],
+        adapters=tuple(Adapter(name, "tiny") for name in names),
+        adapter_replicas=adapter_replicas,
+        replicas=tuple(replace(member, adapters=names) for member in snapshot.pools[0].replicas),
+    )
+    return replace(snapshot, pools=(pool,))
+
+
+async def used_replicas(harness: Harness, model: str) -> frozenset[str]:
+    return frozenset({(await harness.chat(chat_body(model, str(number)))).replica for number in range(16)})
+
+
+async def test_an_adapter_is_served_by_few_replicas_and_adapters_by_different_ones(four: list[FakeReplica]) -> None:
+    async with routed(spread(four, adapters=8, adapter_replicas=2)) as harness:
+        serving = {name: await used_replicas(harness, name) for name in map(str, range(8))}
+        assert {len(replicas) for replicas in serving.values()} == {2}
+        assert frozenset[str]().union(*serving.values()) == {it.name for it in four}
+        assert len(await used_replicas(harness, "tiny")) == 4
+        down, other = sorted(serving["0"])
+        harness.router.balancer.health.mark(ReplicaId(down), up=False)
+        after = await used_replicas(harness, "0")
+    assert other in after
+    assert down not in after
+    assert len(after) == 2
+
+
+async def test_a_retry_may_leave_the_replicas_that_serve_an_adapter(two: list[FakeReplica]) -> None:
+    async with routed(spread(two, adapters=1, adapter_replicas=1)) as harness:
+        (serving,) = await used_replicas(harness, "0")
+        failing = next(it for it in two if it.name == serving)
+        failing.script = answering(status=503)
+        response = await harness.chat(chat_body("0", "anew"))
+    assert response.status == 200
+    assert response.replica != serving
 
 
 # --- adapters that replicas tell of ------------------------------------------------------------------

@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import pytest
-
 from routing.schema import BreakerConfig, PrefixHashSettings
-from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, fake_replicas, plain_answer, sse
+from tests.fakes.replica import LAST_CHUNK, STREAM_HEAD, Call, FakeReplica, chunk, plain_answer, sse
 from tests.pace import is_within
 from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.streams import Load, p95
@@ -47,12 +45,6 @@ class Engine:
         until = time.monotonic() + seconds
         while time.monotonic() < until and max(self.between_s, self.delay_s) >= seconds:
             await asyncio.sleep(min(0.02, seconds))
-
-
-@pytest.fixture
-async def four() -> AsyncIterator[list[FakeReplica]]:
-    async with fake_replicas(4) as replicas:
-        yield replicas
 
 
 def engines(replicas: list[FakeReplica]) -> list[Engine]:

@@ -60,6 +60,7 @@ CONFIG: dict[str, Any] = {
                 },
             ],
             "share_half_life": 200,
+            "adapter_replicas": 2,
             "stream_usage": "as_sent",
             "session_keys": ["header:X-Conversation", "body:metadata.user_id"],
             "paths": ["/v1/chat/completions", "/v1/responses"],
