@@ -25,6 +25,7 @@ from django.db.models.functions import Length
 
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
+from routing.schema import ReplicaRole
 from telemetry.lab.capacity import CapacityCurve as CurveBuilder
 from telemetry.lab.captured import fit_engine
 from telemetry.lab.chains import Prompts, Requests, depth_error
@@ -112,7 +113,8 @@ def replay_pool(pool: Pool, now: datetime, *, ends_s: float | None = None) -> in
 def capacities_of(pool: Pool, used: set[str]) -> Capacities:
     """Capacity of each cache that requests go to, or went to (``used``)."""
     capacities: dict[str, int] = {}
-    for replica in Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED):
+    serving = Replica.objects.filter(pool=pool).exclude(state=ReplicaState.DISABLED).exclude(role=ReplicaRole.PREFILL)
+    for replica in serving:
         ranks = replica.data_parallel_size
         names = [replica.name] if ranks == 1 else [f"{replica.name}#{rank}" for rank in range(ranks)]
         if replica.capacity_blocks and replica.block_tokens:

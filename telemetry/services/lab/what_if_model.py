@@ -63,6 +63,8 @@ def build_model(what_if: WhatIf) -> WindowModel:
     if len(traffic) < 2:
         raise WhatIfError("No requests were captured in this window.")
     pool = next(pool for pool in current_fleet().pools if pool.name == pool_row.name)
+    if any(not replica.can_decode for replica in pool.replicas):
+        raise WhatIfError("The pool has prefill replicas, and a replay does not model prompts that they prefill.")
     pool = with_revisions(pool, _revisions_of(what_if))
     capacities = capacities_of(pool_row, set(traffic.requests.replicas.names))
     if capacities.tokens is None:

@@ -14,6 +14,7 @@ from django.utils import timezone
 from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import Pool, Replica
 from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from routing.replay.block_runs import Forest
 from routing.replay.routed import pooled_hit_rate
@@ -185,6 +186,13 @@ def test_traffic_without_the_needed_figures_fails_with_the_reason(played, change
     what_if = predict(played, {"name": "three", "replicas": 3})
     assert what_if.state == (WhatIfState.FAILED if reason else WhatIfState.DONE)
     assert (reason or "") in what_if.reason
+
+
+def test_a_pool_with_prefill_replicas_fails_with_the_reason(played):
+    add_replica(played, name="prefill", url="http://10.0.1.1:8000", role="prefill")
+    what_if = predict(played, {"settings": {"strategy": "lowest_cost"}})
+    assert what_if.state == WhatIfState.FAILED
+    assert "prefill replicas" in what_if.reason
 
 
 def test_a_window_without_requests_fails_with_the_reason(fleet):
