@@ -213,7 +213,7 @@ async def test_a_prefill_replica_that_dies_in_the_middle_costs_only_time(two: li
 
 async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) -> None:
     """Both legs together may take as long as a request to one replica."""
-    limits = Limits(first_byte_timeout_s=0.6, response_timeout_s=0.6, retry_on=RETRY_CAUSES)
+    limits = Limits(first_byte_timeout_s=2.0, response_timeout_s=2.0, retry_on=RETRY_CAUSES)
     whole = roles(two, PREFILL, DECODE, limits=limits, health=NEVER_DOWN)
     two[0].script = two[1].script = hanging
     async with routed(whole) as harness:
@@ -225,7 +225,7 @@ async def test_a_leg_leaves_time_for_the_decode_replica(two: list[FakeReplica]) 
 
     assert (response.status, len(two[1].calls)) == (504, 1)
     assert found == {("replica-0", "failed", "timeout"): 1}
-    assert 0.5 < took_s < 0.9
+    assert 1.9 < took_s < 3.5
 
 
 async def test_the_time_to_the_first_token_includes_the_leg(two: list[FakeReplica]) -> None:

@@ -196,7 +196,7 @@ async def test_at_the_defaults_a_stall_ends_within_five_seconds() -> None:
             load.ttft_s.clear()
             await load.run(2.0)
             await load.ended()
-            assert p95(load.ttft_s) <= 1.2 * base_s + 0.2, "and it stays so while it is out"
+            assert p95(load.ttft_s) <= base_s + 1.0, "and it stays so while it is out"
             await harness.at_rest()
 
 
