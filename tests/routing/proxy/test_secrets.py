@@ -34,7 +34,12 @@ PROMPT = b'{"model":"tiny","prompt":"canary-prompt","user":"canary-user","prompt
 PATH = b"/v1/completions?key=canary-query"
 ECHO = b'{"error":{"message":"you said canary-prompt"}}'
 LIMITS = Limits(
-    max_body_bytes=4096, first_byte_timeout_s=0.1, idle_timeout_s=0.1, header_timeout_s=0.2, body_idle_timeout_s=0.2
+    max_body_bytes=4096,
+    first_byte_timeout_s=0.1,
+    response_timeout_s=0.5,
+    idle_timeout_s=0.1,
+    header_timeout_s=0.2,
+    body_idle_timeout_s=0.2,
 )
 SAID: dict[str, bytes] = {
     "sound": post(PATH, PROMPT, SECRETS),

@@ -190,7 +190,7 @@ def test_traffic_without_the_needed_figures_fails_with_the_reason(played, change
 
 def test_a_pool_with_prefill_replicas_fails_with_the_reason(played):
     add_replica(played, name="prefill", url="http://10.0.1.1:8000", role="prefill")
-    what_if = predict(played, {"settings": {"strategy": "lowest_cost"}})
+    what_if = predict(played, {"name": "other", "settings": {"strategy": "lowest_cost"}})
     assert what_if.state == WhatIfState.FAILED
     assert "prefill replicas" in what_if.reason
 
