@@ -28,6 +28,7 @@ PONG_S: Final = 0.5
 CONNECT_S: Final = 2.0  # until the engine has sent READY
 RECEIVED_BYTES: Final = 262_144  # of one system call
 MAX_TAKEN_BYTES: Final = 1 << 20
+MAX_UNSENT_BYTES: Final = 65_536  # of a peer that sends PINGs and does not read
 STEP_MESSAGES: Final = 8  # between two yields, about 0.1 ms
 NUMBER: Final = struct.Struct(">Q")
 END_OF_REPLAY: Final = b"\xff" * NUMBER.size
@@ -82,6 +83,8 @@ class Connection:
             self._to_send += b"".join(receiver.replies)
             receiver.replies.clear()
             self._flush()
+            if len(self._to_send) > MAX_UNSENT_BYTES:
+                raise ProtocolError("the peer does not read")
         return frames
 
     def check(self, now_s: float) -> None:

@@ -21,6 +21,7 @@ MAX_FRAMES: Final = 16
 MAX_COMMAND_BYTES: Final = 4096
 GREETING_BYTES: Final = 64
 _SIGNATURE_BYTES: Final = 10
+_CONTEXT_BYTES: Final = 16  # that a PING may have, and its PONG repeats
 _MAJOR: Final = 3
 _MECHANISM: Final = b"NULL".ljust(20, b"\0")
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + bytes((_MAJOR, 0)) + _MECHANISM + bytes(32)
@@ -137,6 +138,6 @@ class Receiver:
         if name == b"READY":
             self.is_ready = True
         elif name == b"PING":
-            self.replies.append(frame(b"\x04PONG" + content[7:], _COMMAND))
+            self.replies.append(frame(b"\x04PONG" + content[7 : 7 + _CONTEXT_BYTES], _COMMAND))
         elif name == b"ERROR":
             raise ProtocolError("the peer has rejected the connection")
