@@ -265,8 +265,8 @@ class PoolConfig(Frozen, frozen=True):
                 "replicas",
                 1,
                 10_000,
-                "Replicas that serve each adapter, of those that have it. Few replicas load an adapter less often and "
-                "have more of its prefixes cached.",
+                "How many of the replicas that have an adapter serve it; not set: all of them. With few, each loads "
+                "fewer adapters and has more of their prefixes cached.",
             ),
         ]
         | None
