@@ -7,8 +7,12 @@ the router also measure the compiled build where a C compiler is available.
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
+from collections.abc import Callable
+
+import django
 
 from routing.admin.api import is_compiled
 from tests.benchmarks.builds import run_compiled
@@ -37,6 +41,7 @@ BENCHMARKS = {
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
 ON_DEMAND = {"event_gain", "kv_events", "literature", "predictions", "routers", "soak", "what_if"}
+NEEDS_DJANGO = {"ladder", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
 
 
@@ -54,11 +59,19 @@ def main(arguments: list[str]) -> int:
         return 2
     for name in chosen or [name for name in BENCHMARKS if name not in ON_DEMAND]:
         print(f"\n== {name}{', compiled' if is_compiled() else ''}\n", flush=True)
-        run = importlib.import_module(BENCHMARKS[name]).main
+        run = load(name)
         run(options) if options else run()
         if name in RUN_COMPILED:
             run_compiled(name, RUN_COMPILED[name])
     return 0
+
+
+def load(name: str) -> Callable[..., object]:
+    """The benchmark with this name, as a function of its options."""
+    if name in NEEDS_DJANGO:
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.test")
+        django.setup()
+    return importlib.import_module(BENCHMARKS[name]).main
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import LadderBin
 from tests.benchmarks import agreement, event_gain, files, ladder, predictions, quality
-from tests.benchmarks.__main__ import main
+from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
 from tests.benchmarks.telemetry import decisions, replicas, scrape
@@ -36,6 +36,13 @@ FAST = ("--prefill-rate", "200000", "--step-s", "0.002")
 def test_an_unknown_benchmark_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-benchmark"]) == 2
     assert "decision" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS_DJANGO))
+def test_a_benchmark_with_models_can_be_run_alone(name: str) -> None:
+    program = f"from tests.benchmarks.__main__ import load; load({name!r})"
+    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
 
 
 def test_options_are_rejected_unless_one_benchmark_accepts_them(capsys: pytest.CaptureFixture[str]) -> None:
