@@ -1,8 +1,8 @@
 """The blocks that one engine has cached, as its KV events report them.
 
 Theory of operation. Consecutive blocks of one prompt that were stored form a *stored run*; each has a key that is the
-same for all engines of the pool (``block_keys.py``). A run whose parent is not known, because it was stored before the
-router began to follow the events, the run has no keys and no depth.
+same for all engines of the pool (``block_keys.py``). A run has no keys and no depth if its parent is not known, because
+that was stored before the router began to follow the events.
 
 The same hash may be in several physical blocks; it leaves the cache with the last of them. Only device memory counts,
 and of several groups of cache layers only the first with full attention, because the others have the same prompts.

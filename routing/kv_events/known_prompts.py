@@ -18,7 +18,7 @@ Limits:
 - Events of vLLM 0.16 and before have no ``extra_keys``. With token keys, the same text under two salts then counts as
   cached under both.
 
-Bounds: ``MAX_KEYS`` keys in each of two generations, and ``MAX_RUNS`` stored runs for each engine.
+Bounds: ``MAX_KEYS`` keys in each of two generations; for each engine ``MAX_RUNS`` stored runs with ``MAX_RUN_BLOCKS``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from routing.kv_events.engine_blocks import StoredRun
 
 MAX_KEYS: Final = 131_072
 MAX_RUNS: Final = 8192
+MAX_RUN_BLOCKS: Final = 65_536  # whose hashes the runs retain after the engine has evicted them; about 3 MiB
 LATE_S: Final = 0.1  # by which an event may arrive after the end of its response
 CHUNK_SLACK_BLOCKS: Final = 1  # error of an engine block's estimated position in the text, in blocks of the router
 
@@ -150,10 +151,12 @@ class KnownPrompts:
 class RecentRuns:
     """The runs that one engine stored recently, in which the blocks of a request are found."""
 
-    def __init__(self, max_runs: int = MAX_RUNS) -> None:
+    def __init__(self, max_runs: int = MAX_RUNS, max_blocks: int = MAX_RUN_BLOCKS) -> None:
         self._runs: deque[StoredRun] = deque()
         self._by_end: dict[int, deque[StoredRun]] = {}  # by the blocks of the prompt up to its last
         self._max_runs = max_runs
+        self._max_blocks = max_blocks
+        self._blocks = 0  # of all runs
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -163,18 +166,20 @@ class RecentRuns:
         if not run.keys:
             return
         self._runs.append(run)
+        self._blocks += len(run.hashes)
         same_end = self._by_end.get(run.end)
         if same_end is None:
             self._by_end[run.end] = deque((run,))
         else:
             same_end.append(run)
-        if len(self._runs) > self._max_runs:
+        while len(self._runs) > self._max_runs or (self._blocks > self._max_blocks and len(self._runs) > 1):
             self._drop_oldest()
 
     def clear(self) -> None:
         """Forget everything."""
         self._runs.clear()
         self._by_end.clear()
+        self._blocks = 0
 
     def find(self, served: ServedPrompt, block_tokens: int, ended_s: float) -> StoredRun | None:
         """The last run that the engine stored for a request; None if no run matches, or several do."""
@@ -194,6 +199,7 @@ class RecentRuns:
 
     def _drop_oldest(self) -> None:
         oldest = self._runs.popleft()
+        self._blocks -= len(oldest.hashes)
         same_end = self._by_end[oldest.end]
         same_end.popleft()
         if not same_end:

@@ -19,10 +19,11 @@ from typing import Any
 
 import aiohttp
 
+from routing.observability.decision_log import MAX_RECORDS
 from routing.schema import KvEvents, LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig
 from tests.benchmarks.kv_events import EVENTS
 from tests.benchmarks.soak.stand import RouterProcess, router_process
-from tests.benchmarks.soak.verdict import Verdict
+from tests.benchmarks.soak.verdict import SLACK_KIB, Verdict
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 
 ENGINE = ("--prefill-rate", "400000", "--step-s", "0.004", "--blocks", "1001", "--seed", "1")
@@ -33,6 +34,7 @@ FOLLOWED_S = 10.0  # until it is followed again
 POLL_S = 0.02
 FAULT_S = (1.3, 2.0)  # longer than ``ESTIMATED_S``
 PAUSE_S = (0.2, 1.0)
+FILLING_KIB = 3.0  # of a request, in bounded tables until they are full: the decision log and the recent runs
 
 
 class Fault(StrEnum):
@@ -220,9 +222,9 @@ async def measure(verdict: Verdict, seconds: float, seed: int) -> None:
         requesting = asyncio.create_task(stand.send_requests(random.Random(seed + 1)))
         try:
             await stand.inject(min(seconds / 4, 20.0), chance)
-            before = await stand.router.figures()
+            before, requests_before = await stand.router.figures(), stand.statuses.total()
             await stand.inject(seconds * 3 / 4, chance)
-            after = await stand.router.figures()
+            after, requests_after = await stand.router.figures(), stand.statuses.total()
             failures = await stand.router.metric("loop_failures_total")
         finally:
             requesting.cancel()
@@ -235,7 +237,10 @@ async def measure(verdict: Verdict, seconds: float, seed: int) -> None:
     verdict.check("followed again", f"after {stand.back_s:.2f} s at most", stand.back_s <= FOLLOWED_S)
     defects = [line for line in stand.router.log if "defect" in line]
     verdict.check("defects", f"{failures:.0f}, {defects}", not failures and not defects)
-    stand.router.judge(verdict, before, after)
+    filling = min(requests_after, MAX_RECORDS) - min(requests_before, MAX_RECORDS)
+    slack_kib = SLACK_KIB + FILLING_KIB * filling
+    verdict.check_growth("resident", before.rss_kib, after.rss_kib, slack=slack_kib, unit=" KiB")
+    stand.router.judge_handles(verdict, before, after)
 
 
 @asynccontextmanager

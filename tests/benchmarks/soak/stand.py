@@ -93,6 +93,10 @@ class RouterProcess:
 
     def judge(self, verdict: Verdict, before: Figures, after: Figures) -> None:
         verdict.check_memory(before.rss_kib, after.rss_kib)
+        self.judge_handles(verdict, before, after)
+
+    def judge_handles(self, verdict: Verdict, before: Figures, after: Figures) -> None:
+        """Check that open files and tasks did not grow."""
         verdict.check_growth("open files", before.fds, after.fds, slack=SLACK)
         verdict.check_growth("tasks", before.tasks, after.tasks, slack=SLACK)
 

@@ -10,6 +10,7 @@ import pytest
 from routing.balancing.block_index import ServedPrompt
 from routing.balancing.residency import Residency
 from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored
+from routing.kv_events.engine_blocks import StoredRun
 from routing.kv_events.followed_engine import MAX_SERVED, SETTLE_S, FollowedEngine
 from routing.kv_events.known_prompts import MAX_RUNS, KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
@@ -329,3 +330,8 @@ def test_what_waits_and_what_is_known_is_bounded(fleet: Fleet) -> None:
         assert len(known) <= 20
         assert len(recent) <= 20
     assert MAX_RUNS > 20
+
+    recent = RecentRuns(max_blocks=100)
+    for number in range(20):
+        recent.add(StoredRun([number * 30 + at for at in range(30)], None, 0, range(30), 0.0))
+        assert len(recent) <= 3
