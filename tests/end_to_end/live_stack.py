@@ -22,7 +22,7 @@ PASSWORD = "correct-horse-battery-staple"
 READY = "Warmpath is ready: "
 FIRST_START_S = 180
 BROWSER_MS = 60_000
-NOWHERE = "about:blank"  # for long waits: a page that refreshes itself costs browser and web process much
+BLANK_PAGE = "about:blank"  # for long waits: a page that refreshes itself costs browser and web process much
 
 
 class StackFailedError(AssertionError):

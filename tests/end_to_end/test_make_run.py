@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.end_to_end.live_stack import BROWSER_MS, NOWHERE, LiveStack, slowdown
+from tests.end_to_end.live_stack import BLANK_PAGE, BROWSER_MS, LiveStack, slowdown
 from tests.fakes.fake_webhook_receiver import receiving
 
 pytestmark = pytest.mark.timeout(420)
@@ -64,9 +64,11 @@ def revision_running(rest: httpx.Client) -> tuple[int | None, bool]:
 
 
 def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_ttft(stack, rest, tab):
-    begun = time.monotonic()
-    stack.until(lambda: any(at > begun + LINE_S for at, _ in player_lines(stack)), 90, "traffic under a worse strategy")
-    before_hit, before_ttft = fleet_hit_rate(stack, begun - 2 * LINE_S)
+    started_at = time.monotonic()
+    stack.until(
+        lambda: any(at > started_at + LINE_S for at, _ in player_lines(stack)), 90, "traffic under a worse strategy"
+    )
+    before_hit, before_ttft = fleet_hit_rate(stack, started_at - 2 * LINE_S)
 
     tab.goto("/policies/")
     tab.get_by_role("link", name="default").first.click()
@@ -77,7 +79,7 @@ def test_publishing_prefix_hash_in_the_browser_raises_the_hit_rate_and_lowers_tt
     expect(tab.locator("#rollout")).to_contain_text("router-1")
     stack.until(lambda: revision_running(rest)[1], 20, "the router to acknowledge")
     published = time.monotonic()
-    tab.goto(NOWHERE)
+    tab.goto(BLANK_PAGE)
 
     def better() -> bool:
         lines = [line for line in player_lines(stack) if line[0] > published + LINE_S]
@@ -99,7 +101,7 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     tab.locator("[data-edit]").click()
     tab.locator("a.choice[href='?strategy=random']").click()
     tab.get_by_role("button", name="Save draft and review").click()
-    tab.get_by_label("Reason").fill("whoever is free may take it")
+    tab.get_by_label("Reason").fill("try random placement")
     tab.get_by_label("By share").check()
     tab.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
@@ -110,7 +112,7 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     tab.goto(f"/rollouts/{rollout['id']}/")
     expect(tab.get_by_role("heading", name="Canary: 50 % of prefixes")).to_be_visible()
 
-    tab.goto(NOWHERE)
+    tab.goto(BLANK_PAGE)
     # Which prefixes the half takes in is chance; where they suffer little, the guard holds until it is sure.
     stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
 
@@ -121,7 +123,7 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     tab.goto(f"/rollouts/{rollout['id']}/")
     expect(tab.get_by_text("Rolled back automatically:")).to_be_visible()
     expect(tab.locator("table").first).to_contain_text("failed")
-    tab.goto(NOWHERE)
+    tab.goto(BLANK_PAGE)
 
 
 def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their_cold_return(stack, rest, tab):
@@ -146,7 +148,7 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
         assert channel.status_code == 201, channel.text
 
         kill_one_without_an_error(stack, tab)
-        tab.goto(NOWHERE)
+        tab.goto(BLANK_PAGE)
 
         def kept_down_until_told() -> bool:
             kill_what_listens(stack)  # also what was started again meanwhile, or a slow machine misses it
@@ -161,7 +163,7 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
         assert rest.delete(f"channels/{channel.json()['id']}").status_code == 204
     tab.goto("/alerts/")
     expect(tab.get_by_role("main")).to_contain_text("default")
-    tab.goto(NOWHERE)
+    tab.goto(BLANK_PAGE)
 
 
 def kill_one_without_an_error(stack: LiveStack, tab: Page) -> None:

@@ -15,7 +15,16 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.keyboard import tab_to
-from tests.end_to_end.live_stack import BROWSER_MS, NOWHERE, PASSWORD, ROOT, LiveStack, admin_token, signed_in, slowdown
+from tests.end_to_end.live_stack import (
+    BLANK_PAGE,
+    BROWSER_MS,
+    PASSWORD,
+    ROOT,
+    LiveStack,
+    admin_token,
+    signed_in,
+    slowdown,
+)
 from tests.end_to_end.screenshots import SIZE, capture
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,7 +52,7 @@ def test_the_overview_shows_live_charts_within_a_minute_of_the_ready_line(stack,
         expect(charts.nth(index).locator(drawn).first).to_be_attached(timeout=60_000)
     expect(tab.locator("#replicas tbody tr")).to_have_count(4)
     expect(tab.locator("#tiles")).to_contain_text("4 of 4", timeout=BROWSER_MS)
-    tab.goto(NOWHERE)
+    tab.goto(BLANK_PAGE)
 
 
 def test_the_tour_s_drop_shows_its_alert_with_the_revision_as_its_cause(stack: LiveStack, tmp_path: Path) -> None:
