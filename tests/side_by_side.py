@@ -2,15 +2,17 @@
 
 A process takes one file at a time in the order set here. First come tests that mostly wait: the live stack,
 ``tests/reliability`` and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that
-measure milliseconds are marked ``@alone`` and run last in one process; a file lock keeps them apart from tests still
-running elsewhere. Tests that measure seconds run beside others and scale their limits (``tests/pace.py``).
+measure milliseconds are marked ``@alone`` and run last, at most two at a time because they mostly wait;
+file locks keep them apart from all other tests. Tests that measure seconds run beside others and scale their limits
+(``tests/pace.py``).
 """
 
 from __future__ import annotations
 
 import ast
 import fcntl
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -22,17 +24,19 @@ LIVE = tuple(f"tests/end_to_end/test_{name}.py" for name in ("tour", "make_run",
 RELIABILITY = "tests/reliability/"
 COMPILED = "tests/compiled/"
 FIRST = (*LIVE, RELIABILITY, COMPILED, "tests/end_to_end/")
+TESTS = Path(__file__).parent
+LOCKED = (TESTS / "conftest.py", TESTS / "side_by_side.py")  # a file to lock for each lane
 
 alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hands out files in collection order; LIVE, two folders and all ``@alone`` tests count as one file each."""
+    """Hands out files in collection order; LIVE and two folders count as one file each, as do ``@alone`` tests of a file."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")
         if name.partition("[")[0] in _alone_in(path):
-            return "alone"
+            return f"{path} alone"
         if path in LIVE:
             return LIVE[0]
         return next((folder for folder in (RELIABILITY, COMPILED) if nodeid.startswith(folder)), path)
@@ -41,7 +45,7 @@ class Files(LoadScopeScheduling):
 @cache
 def _alone_in(path: str) -> frozenset[str]:
     """Names of a file's ``@alone`` tests, from its source, because the scheduler sees names without marks."""
-    tree = ast.parse((Path(__file__).parents[1] / path).read_text())
+    tree = ast.parse((TESTS.parent / path).read_text())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return frozenset(
         function.name
@@ -75,6 +79,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Run the test under the shared or the exclusive lock."""
     if not hasattr(item.config, "workerinput"):  # this process is the only one
         return (yield)
-    with (Path(__file__).parent / "conftest.py").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if wants_to_be_alone(item) else fcntl.LOCK_SH)
+    with _locked(item, int(item.config.workerinput["workerid"].removeprefix("gw"))):
         return (yield)
+
+
+@contextmanager
+def _locked(item: pytest.Item, worker: int) -> Iterator[None]:
+    """Hold the worker's lane exclusively for an ``@alone`` test, and share every lane for any other test."""
+    alone = wants_to_be_alone(item)
+    lanes = LOCKED[worker % len(LOCKED) :][:1] if alone else LOCKED
+    with ExitStack() as stack:
+        for lane in lanes:
+            fcntl.flock(stack.enter_context(lane.open()), fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
