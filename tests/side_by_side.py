@@ -31,7 +31,7 @@ alone = pytest.mark.xdist_group("alone")
 
 
 class Files(LoadScopeScheduling):
-    """Hands out files in collection order; LIVE and two folders count as one file each, as do ``@alone`` tests of a file."""
+    """Hands out files in collection order; LIVE and two folders count as one file each, ``@alone`` tests as another."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, name = nodeid.partition("::")

@@ -1,13 +1,17 @@
-"""pytest plugin for the compiled router: refuses the plain one and deselects tests that need plain Python."""
+"""pytest plugin for the compiled router: refuses the plain one, and selects tests and their cases."""
 
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 
 from tests.compiled.package import PACKAGES
 from tests.side_by_side import wants_to_be_alone
+
+CASES = 8  # of each parametrized test; all of its cases run on the plain router
 
 
 def pytest_configure() -> None:
@@ -20,10 +24,18 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that need plain Python, and those marked ``@alone``, which run elsewhere."""
+    """Skip tests that need plain Python; leave out those marked ``@alone``, which run elsewhere, and most cases."""
     for item in items:
         if mark := item.get_closest_marker("plain_python"):
             item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))
-    if alone := [item for item in items if wants_to_be_alone(item)]:
-        config.hook.pytest_deselected(items=alone)
-        items[:] = [item for item in items if not wants_to_be_alone(item)]
+    selected = set(_some_cases(item for item in items if not wants_to_be_alone(item)))
+    config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+    items[:] = [item for item in items if item in selected]
+
+
+def _some_cases(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Up to ``CASES`` evenly spaced cases of each parametrized test."""
+    cases_of = defaultdict(list)
+    for item in items:
+        cases_of[item.nodeid.partition("[")[0]].append(item)
+    return [case for cases in cases_of.values() for case in cases[:: -(-len(cases) // CASES)]]

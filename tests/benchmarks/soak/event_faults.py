@@ -108,6 +108,8 @@ class EventProxy:
         try:
             while data := await reader.read(65_536):
                 await self._passes.wait()
+                if writer.is_closing():
+                    break
                 writer.write(self._changed(data) if is_engine and self.fault is Fault.CORRUPT else data)
                 await writer.drain()
         except OSError:
