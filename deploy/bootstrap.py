@@ -13,8 +13,8 @@ Theory of operation. There are three installations, each skipped if its stamp fi
 3. a browser    for ``test`` only: one on PATH, else Debian's package (installed as root, otherwise unpacked
                 below ``.programs``), else Playwright's own download.
 
-``compile`` builds ``.compiled``, the router as native code; see ``compiled.py``. ``clients`` has an environment of its
-own, ``.clients``, with the official clients; see ``tests/clients``.
+``compile`` builds ``.compiled``, the router as native code, which ``run`` then uses; see ``compiled.py``. ``clients``
+has an environment of its own, ``.clients``, with the official clients; see ``tests/clients``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from compiled import CannotCompileError, compile_router
+from compiled import COMPILED, CannotCompileError, compile_router, is_compiled
 from environment import CLIENTS, PYTHON, ROOT, UV, install, install_uv
 from programs import browser, with_programs
 
@@ -64,8 +64,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: list[str]) -> int:
-    """Start the whole stack and stay in the foreground."""
+    """Start the whole stack and stay in the foreground; its router is the compiled one if that is up to date."""
     install("base")
+    if is_compiled():
+        os.environ["WARMPATH_COMPILED"] = str(COMPILED)
     # exec: Ctrl-C and SIGTERM reach the supervisor directly, and no parent process remains.
     os.execv(PYTHON, [str(PYTHON), "manage.py", "demo", *arguments])
 

@@ -38,13 +38,19 @@ class CannotCompileError(Exception):
     """This machine lacks a requirement of the build; the message says what to install."""
 
 
+def is_compiled() -> bool:
+    """Whether ``.compiled`` is the compiled router of the current sources."""
+    stamp = BUILD / "made"
+    return stamp.exists() and stamp.read_text() == _digest()
+
+
 def compile_router() -> None:
     """Build the wheel and ``.compiled`` unless both are up to date; CannotCompileError if a requirement is missing."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with exclusive(BUILD / "lock"):
-        stamp, digest = BUILD / "made", _digest()
-        if stamp.exists() and stamp.read_text() == digest and any(DIST.glob("warmpath-*.whl")):
+        if is_compiled() and any(DIST.glob("warmpath-*.whl")):
             return
+        stamp, digest = BUILD / "made", _digest()
         _check_compiler()
         try:
             install("compile", BUILD / "venv")

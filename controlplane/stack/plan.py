@@ -37,6 +37,7 @@ class StackSettings:
     replicas: tuple[str, ...]  # base URLs of real replicas; empty: stand-ins
     trace: Path | None
     traffic: bool
+    compiled: str  # folder of the compiled router; "" for the plain one
 
     @classmethod
     def from_environment(cls, data_dir: Path) -> "StackSettings":
@@ -57,6 +58,7 @@ class StackSettings:
             trace=Path(trace).resolve() if trace else None,
             # No generated traffic for real replicas unless it is requested.
             traffic=env.flag("TRAFFIC", default=bool(trace) or not replicas),
+            compiled=env.text("COMPILED", ""),
         )
 
     @property
@@ -162,10 +164,16 @@ def _router(settings: StackSettings) -> Child:
         [*_routing("serve"), "--control-plane", settings.web_url, *listener, *admin, *state],
         ready=lambda: _responds_ok(f"http://127.0.0.1:{settings.router_admin_port}/readyz"),
         environment={
+            **_import_path(settings.compiled),
             "WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings),
             "WARMPATH_ROUTER_CONFIG_KEYS": public_key(_signing_secret(settings)),
         },
     )
+
+
+def _import_path(compiled: str) -> dict[str, str]:
+    """Environment in which the compiled router is imported; empty for the plain one."""
+    return {"PYTHONPATH": compiled, "PYTHONSAFEPATH": "1"} if compiled else {}
 
 
 def traffic_player(settings: StackSettings) -> list[Child]:

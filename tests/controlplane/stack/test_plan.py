@@ -42,3 +42,12 @@ def test_stand_ins_that_serve_a_trace_hold_its_blocks_and_get_it_at_a_rate_they_
     assert [child.command[-2:] for child in plan.standins(settings)] == [["--blocks", "128001"]] * 2
     assert player.command[-2:] == ["--tokens-per-s", "11200.0"]
     assert plan.preparation(settings).command[-1] == "--demo"
+
+
+def test_the_router_is_imported_from_the_folder_of_the_compiled_one(settings_of):
+    *_, plain = plan.control_plane(settings_of())
+    *_, compiled = plan.control_plane(settings_of(COMPILED="/compiled"))
+
+    assert "PYTHONPATH" not in plain.environment
+    assert compiled.environment["PYTHONPATH"] == "/compiled"
+    assert compiled.environment["PYTHONSAFEPATH"] == "1"
