@@ -344,7 +344,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
         },
         "group_replicas": _group_replicas(decision),
         "prefill": prefill,
-        "refused": decision.choice.skipped,
+        "rejected": decision.choice.skipped,
         "bound": decision.choice.bound,
         "candidates": decision.candidate_costs().as_json(),
     }
@@ -498,10 +498,10 @@ class RouterView:
         yield from header("ejections_total", "counter", "Replicas ejected by their circuit breakers, by cause.")
         for (pool, replica, cause), count in list(router.balancer.breakers.ejections.items()):
             yield f"{PREFIX}ejections_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"
-        yield from header("retries_refused_total", "counter", "Retries that the retry budget did not allow.")
-        yield f"{PREFIX}retries_refused_total {router.balancer.retry_budget.rejected}"
-        yield from header("connections_refused_total", "counter", "Connections over an address's limit.")
-        yield f"{PREFIX}connections_refused_total {router.connection_limit.rejected}"
+        yield from header("retries_rejected_total", "counter", "Retries that the retry budget did not allow.")
+        yield f"{PREFIX}retries_rejected_total {router.balancer.retry_budget.rejected}"
+        yield from header("connections_rejected_total", "counter", "Connections over an address's limit.")
+        yield f"{PREFIX}connections_rejected_total {router.connection_limit.rejected}"
 
     def _token_ratio_lines(self) -> Iterator[str]:
         """The measured tokens per byte of each pool and model with a sample."""

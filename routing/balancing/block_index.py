@@ -38,7 +38,7 @@ from routing.types import TargetId
 
 Chain = Sequence[int]
 ALL_BITS: Final = -1  # a mask with every bit
-MAX_PROMPTS: Final = 4000  # after which all counts of prompts are halved
+MAX_PROMPTS: Final = 4000  # after so many, all counts are halved
 MIN_POPULAR: Final = 4  # recent prompts up to which blocks are not popular, such as the turns of a conversation
 
 
@@ -136,12 +136,12 @@ class BlockIndex:
             at += run.length
         return path
 
-    def home_at(self, max_share: float) -> int:
-        """Number of blocks before the one that determines the home of the prompt that was matched last.
+    def common_key_at(self, max_share: float) -> int:
+        """Number of blocks before the one whose hash is the key of the common replica, for the last matched prompt.
 
-        That is the first block which at most ``max_share`` of recent prompts contain, or ``MIN_POPULAR`` prompts. So
-        the prompts of a document or a conversation have one home, and those of a popular system prompt have many. Few
-        prompts contain a block that is not recorded, so routers agree whether they have recorded the prompt or not.
+        That is the first block that at most ``max_share`` of recent prompts contain, or at most ``MIN_POPULAR``. So all
+        prompts of a document or a conversation have the same common replica, and those with a popular system prompt
+        have many. A block that is not recorded counts as rare, so routers agree whether or not they have recorded it.
         """
         blocks, limit, halvings = 0, max(MIN_POPULAR, max_share * self._prompts), self._halvings
         for run in self._walked:
@@ -219,8 +219,8 @@ def _shared_blocks(hashes: Chain, chain: Chain, at: int) -> int:
 
 MAX_SAMPLES: Final = 64  # of tail reuse
 MAX_BRANCHES: Final = 4096  # in each of two generations
-MAX_BRANCH_BLOCKS: Final = 1.5  # that prompts share after the block where they diverge, with the template's tokens
-MAX_DENSITY_RATIO: Final = 0.5  # by which a prefix may have more tokens than estimated, as a share of the estimate
+MAX_BRANCH_BLOCKS: Final = 1.5  # prompts may share so much after the block where they diverge, with the template
+MAX_DENSITY_RATIO: Final = 0.5  # a prefix may have more tokens than estimated by this share of the estimate
 
 _TAIL_KEY_MASK: Final = 0x9E37_79B9_7F4A_7C15  # makes a tail's key different from its chain's last hash
 
@@ -324,13 +324,13 @@ class ServedPrompt:
 
 OnResponse = Callable[[ServedPrompt], None]
 MAX_EVICTED: Final = 131_072  # evicted runs of all replicas together whose first hashes are kept
-CAPACITY_SAMPLES: Final = 3.0  # after which a share of evicted blocks that were cached changes the capacity
-_CAPACITY_FADE: Final = 0.9  # of these samples, for each new one
-CAPACITY_STEP: Final = 4.0  # by which the capacity grows
-MIN_EVICTED_RATIO: Final = 0.25  # of the reported capacity, evicted after a block, for it to be such a sample
+CAPACITY_SAMPLES: Final = 3.0  # of whether evicted blocks were still cached, before the capacity changes
+_CAPACITY_FADE: Final = 0.9  # weight of the earlier samples, for each new one
+CAPACITY_STEP: Final = 4.0  # factor by which the capacity grows
+MIN_EVICTED_RATIO: Final = 0.25  # of the reported capacity: a block is a sample if so much was evicted after it
 MAX_CAPACITY_RATIO: Final = 64.0  # of the estimated to the reported capacity
 _UPDATE_RATIO: Final = 4  # how often the boundary of the GPU cache is computed while all its uses are replaced
-MAX_OLDER_USES: Final = 256  # that are looked through for blocks after an evicted one
+MAX_OLDER_USES: Final = 256  # uses that are searched for blocks after an evicted one
 
 
 class ReplicaBlocks:

@@ -38,7 +38,7 @@ REQUEST_TOKENS: Final = 80  # work of a running request besides its prompt: a st
 class Choice:
     """The target of a request, and why it was chosen."""
 
-    __slots__ = ("at_home", "bound", "hit_tokens", "home_tokens", "reason", "skipped", "target")
+    __slots__ = ("bound", "common_hits", "hit_tokens", "reason", "skipped", "target", "unrecorded_hit_tokens")
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class Choice:
         skipped: tuple[TargetId, ...] = (),
         bound: int | None = None,
         hit_tokens: int | None = None,
-        at_home: ShareByTokens | None = None,
-        home_tokens: int = 0,
+        common_hits: ShareByTokens | None = None,
+        unrecorded_hit_tokens: int = 0,
     ) -> None:
         self.target = target
         self.reason = reason
         self.skipped = skipped  # full replicas that were earlier in ring order
         self.bound = bound  # requests that bounded load allows there; None: not computed
         self.hit_tokens = hit_tokens  # predicted cached tokens there; None: not computed
-        self.at_home = at_home  # learns from the response; None: the target is not the home of the prompt
-        self.home_tokens = home_tokens  # expected there beyond ``hit_tokens``, because other routers sent them
+        self.common_hits = common_hits  # learns from the response; None: the target is not the common replica
+        self.unrecorded_hit_tokens = unrecorded_hit_tokens  # expected beyond ``hit_tokens``: other routers sent them
 
 
 class Candidate(NamedTuple):

@@ -55,7 +55,7 @@ class PrefillRoute:
         if cached_tokens is None:  # the strategy makes no prediction
             match = self.replicas.residency.match(keys.chain, keys.block_tokens)
             cached_tokens = match.tokens(candidates.bits[choice.target], keys.prompt_tokens)
-        return max(0, keys.prompt_tokens - cached_tokens - choice.home_tokens)
+        return max(0, keys.prompt_tokens - cached_tokens - choice.unrecorded_hit_tokens)
 
     def choose(
         self, keys: Keys, adapter: str, health: HealthRegistry, excluded: Collection[ReplicaId] = ()

@@ -169,15 +169,15 @@ class _LongWalk(Generic[NameT]):
 
 
 class LoadBound:
-    """Tells which candidates accept one more request, by their current loads."""
+    """The bound on the load of each candidate, and whether a candidate accepts one more request."""
 
-    __slots__ = ("_all_weights", "_loads", "_min_bound", "_requests", "_weights")
+    __slots__ = ("_allowed_requests", "_loads", "_min_bound", "_total_weight", "_weights")
 
     def __init__(self, candidates: Candidates, load_factor: float, min_bound: int) -> None:
         self._loads = candidates.loads
         self._weights = candidates.weights
-        self._all_weights = candidates.weight
-        self._requests = load_factor * (candidates.order.running + 1)
+        self._total_weight = candidates.weight
+        self._allowed_requests = load_factor * (candidates.order.running + 1)  # of all candidates, including this one
         self._min_bound = min_bound
 
     def accepts(self, target: TargetId) -> bool:
@@ -190,7 +190,7 @@ class LoadBound:
         return max(self._min_bound, math.ceil(self._share(target)))
 
     def _share(self, target: TargetId) -> float:
-        return self._requests * self._weights[target] / self._all_weights
+        return self._allowed_requests * self._weights[target] / self._total_weight
 
 
 def bounded_choice(order: Iterable[TargetId], candidates: Candidates, load_factor: float, min_bound: int) -> Choice:

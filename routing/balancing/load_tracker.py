@@ -112,7 +112,7 @@ class PrefillRate:
 PRIOR_BYTES: Final = 16_384.0  # about four prompts of 4 KiB
 HALF_LIFE_BYTES: Final = 4_194_304.0  # about a thousand prompts of 4 KiB
 MIN_RATIO_BYTES: Final = 512  # of a sample: a shorter prompt consists mostly of the template's own tokens
-MAX_RATIO_BYTES: Final = 16_384.0  # for which one sample counts
+MAX_RATIO_BYTES: Final = 16_384.0  # highest weight of one sample
 HYSTERESIS: Final = 0.75  # tokens of a block
 MIN_BLOCK_TOKENS, MAX_BLOCK_TOKENS = 8, 512  # 32 bytes a token to two tokens a byte: covers every tokenizer
 

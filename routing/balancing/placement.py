@@ -87,7 +87,7 @@ class RequestKeys:
 
     @property
     def session(self) -> PrefixHash | None:
-        """Key of the session, which tenants do not share; None if the request has none."""
+        """Key of the session, different for each tenant; None if the request has none."""
         key, tenant = self._request.session_key, self._request.tenant
         return self._hasher.session(f"{tenant} {key}" if tenant else key) if key else None
 
@@ -492,9 +492,9 @@ def record_dispatch(
     if residency is None:
         return loads.dispatch(choice.target, tokens, is_plain=is_plain)
     record = residency.insert(
-        choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens, at_home=choice.at_home
+        choice.target, keys.chain, loads.clock(), tokens, keys.block_tokens, common_hits=choice.common_hits
     )
-    cached_tokens = tokens if is_prefilled else (choice.hit_tokens or 0) + choice.home_tokens
+    cached_tokens = tokens if is_prefilled else (choice.hit_tokens or 0) + choice.unrecorded_hit_tokens
     return loads.dispatch(choice.target, max(0, tokens - cached_tokens), record, is_plain=is_plain)
 
 

@@ -37,7 +37,7 @@ class HealthRegistry:
         self._ejected: set[ReplicaId] = set()
         self._warming: set[ReplicaId] = set()
         self._shares: dict[ReplicaId, float] = {}
-        self._adapters: dict[ReplicaId, frozenset[str]] = {}  # as reported
+        self._adapters: dict[ReplicaId, frozenset[str]] = {}  # adapters that each replica reports
         self.epoch = 0  # number of changes so far, so that results can be cached
 
     def is_up(self, replica: ReplicaId) -> bool:
@@ -175,7 +175,7 @@ class GroupReplicas:
         self.residency = Residency() if residency is None else residency
         self.loads = loads
         self.seed = seed
-        self._adapter_replicas = adapter_replicas  # that serve each adapter; None: all that have it
+        self._adapter_replicas = adapter_replicas  # number of replicas that serve each adapter; None: all that have it
         self._epoch: int | None = None
         self._candidates = Candidates({}, loads, seed)
         self._ring: SharedRing[TargetId] | None = None  # from here on: computed on first use

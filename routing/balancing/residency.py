@@ -13,24 +13,25 @@ last used before those prefixes is evicted here. Predictions that rely on a prom
 teach their reuse.
 
 Other routers. Several routers before the same replicas, and several workers of one router, each record only what
-they sent themselves. Responses tell whether there are others: then more of the prompts is cached than was recorded.
-From then on prompts have a *home*, a replica that all routers compute alike (``BlockIndex.home_at``), so that they find
-each other's cached prefixes without communication. The mean share of the tokens not recorded at the home that was
-cached there is what the next prompt can expect there. It differs by the number of these tokens, and between prompts of
-which the router has recorded nothing but a popular beginning, and other prompts.
+they sent themselves. If responses report more cached tokens than were recorded, there are other routers. From then on
+each prompt has a *common replica*: the preferred replica that all routers compute alike (``BlockIndex.common_key_at``),
+so that they find each other's cached prefixes without communication. The router learns which share of the unrecorded
+tokens was cached at common replicas, and expects that share there of the next prompt. The share depends on the number
+of these tokens. It is learnt separately for prompts of which at most a popular beginning is recorded, and for others.
 
-In a cost an expected token counts ``weight`` times, at most as much as all tokens that are not recorded. A prompt that
-is placed elsewhere costs more than its own tokens: other routers look for its next turn at the home and do not find it
-there, and fewer prompts found at homes draw fewer prompts there. So without a weight both would remain low.
+In a cost, each expected token counts as ``weight`` tokens; together they count at most as all unrecorded tokens. A
+prompt placed on another replica also costs later turns their cache hits, because other routers send them to the common
+replica. Each such prompt also lowers the learnt share, so that fewer prompts are sent to common replicas. With a weight
+of 1, both the share and the hits would remain low.
 
-A router without others finds nothing, and places requests as if there were no homes.
+A router that is alone finds no unrecorded tokens cached, and places requests as if there were no common replicas.
 
 KV events. Where an engine publishes what it stores and evicts (``routing/kv_events``), that corrects its blocks: they
 have no age limit, and evictions by estimate only happen above the capacity that the events show.
 
 Cache tiers. Engines that offload KV blocks to the host's memory or to disks have more cached than their GPU cache has
 room for, which is all that they report. What was evicted here for lack of capacity is remembered for a while, and a
-response tells whether a prompt with blocks that were evicted long ago found them. If prompts did, the capacity grows
+response shows whether blocks that were evicted long ago were still cached. If they were, the capacity grows
 (``ReplicaBlocks.learn_capacity``); if predictions turn out wrong, it shrinks to what is left. The blocks that exceed
 the reported capacity, those used longest ago, are assumed in the lower tier, and in a cost they count as much as it
 takes to fetch them from the host's memory. With other routers the capacity does not grow, because then the blocks may
@@ -65,7 +66,7 @@ from routing.types import BLOCK_TOKENS, TargetId
 
 MIN_TOKENS: Final = 256  # a smaller number is neither expected nor learnt
 MIN_PART: Final = 0.1  # of the recorded tokens, whose estimate may be off: a smaller part teaches nothing
-MARGIN_TOKENS: Final = 96  # that prompts share after their recorded blocks, without another router: 1.5 blocks
+MARGIN_TOKENS: Final = 96  # 1.5 blocks, which prompts may share after their recorded blocks without another router
 MIN_RATIO: Final = 0.01  # of unrecorded tokens cached, which shows that there are other routers
 NEW_WEIGHT: Final = 20.0  # of an expected token in a cost, if at most a popular beginning of the prompt is recorded
 RECORDED_WEIGHT: Final = 8.0  # if more is recorded
@@ -82,7 +83,7 @@ class ShareByTokens:
     __slots__ = ("_by_bits", "_samples", "_samples_by_bits", "_total", "weight")
 
     def __init__(self, weight: float = 1.0) -> None:
-        self.weight = weight  # of an expected token in a cost
+        self.weight = weight  # of each expected token in a cost
         self._total, self._samples = 0.0, PRIOR_SAMPLES  # sum of shares, faded, and number of samples
         self._by_bits, self._samples_by_bits = [0.0] * MAX_BITS, [0.0] * MAX_BITS
 
@@ -108,37 +109,37 @@ class ShareByTokens:
 
 
 class UnrecordedHits:
-    """Shares of the tokens that were cached though not recorded, at any replica and at homes."""
+    """Shares of the unrecorded tokens that were cached, at any replica and at common replicas."""
 
     __slots__ = ("_anywhere", "has_other_routers", "of_new", "of_recorded")
 
     def __init__(self) -> None:
         self.has_other_routers = False  # whether other routers send prompts to these replicas
-        # At the home of a prompt of which at most a popular beginning is recorded, and of any other prompt.
+        # At the common replica of a prompt of which at most a popular beginning is recorded, and of any other prompt.
         self.of_new = ShareByTokens(NEW_WEIGHT)
         self.of_recorded = ShareByTokens(RECORDED_WEIGHT)
         self._anywhere = ShareByTokens()
 
-    def learn(self, tokens: int, cached_tokens: float, at_home: ShareByTokens | None) -> None:
+    def learn(self, tokens: int, cached_tokens: float, common_hits: ShareByTokens | None) -> None:
         """Record that of ``tokens`` (> 0) that were not recorded ``cached_tokens`` were cached, clipped to 0 to all.
 
-        ``at_home``: the share that learns too, if the replica is the home of the prompt.
+        ``common_hits``: the share that learns too, if the replica is the prompt's common replica.
         """
         share = min(max(cached_tokens / tokens, 0.0), 1.0)
         self._anywhere.learn(tokens, share)
         self.has_other_routers = self._anywhere.mean >= MIN_RATIO
-        if at_home is not None:
-            at_home.learn(tokens, share)
+        if common_hits is not None:
+            common_hits.learn(tokens, share)
 
 
-MAX_HOME_SHARE: Final = 0.12  # of a replica's part of all prompts, up to which those with a common prefix have one home
+MAX_PREFIX_SHARE: Final = 0.12  # of a replica's part of all prompts; a more frequent prefix has several common replicas
 MAX_PREFILL_S: Final = 5.0  # a prompt that was dispatched longer ago has been prefilled, or never will be
 MAX_MISSES: Final = 3  # in a row, until a replica's old blocks are evicted
 MISS_RATIO: Final = 0.5  # delivered / predicted tokens below which a prediction was wrong
 MIN_CHECKED_TOKENS: Final = 256  # smaller predictions are not checked
 MIN_TAIL_TOKENS: Final = 32  # shorter tails are within the estimate's error and teach nothing
 FOUND_RATIO: Final = 0.5  # of an evicted run's tokens that must be cached for the engine to have it still
-PREFIX_RATIO: Final = 0.9  # of the prefix before a tail that must be cached for the response to tell about the tail
+PREFIX_RATIO: Final = 0.9  # of the prefix before a tail; if less of it is cached, the tail's state is unknown
 MIN_REPLACED_RATIO: Final = 0.5  # of a tail that must be cached for the longer chain to replace it
 
 
@@ -146,9 +147,9 @@ class RequestResidency:
     """Compares the predicted cached tokens of one request with those that its response reports."""
 
     __slots__ = (
-        "_at_home",
         "_branches",
         "_chain",
+        "_common_hits",
         "_evicted_blocks",
         "_hit_blocks",
         "_hit_tokens",
@@ -176,7 +177,7 @@ class RequestResidency:
         tail: BlockRun | None,
         previous_tail: BlockRun | None,
         unrecorded_hits: UnrecordedHits,
-        at_home: ShareByTokens | None,
+        common_hits: ShareByTokens | None,
         evicted_blocks: int | None,
     ) -> None:
         self._replica = replica
@@ -191,7 +192,7 @@ class RequestResidency:
         self._previous_tail = previous_tail  # of the prompt that this one continues, if any
         self._previous_tail_tokens = tail_tokens(previous_tail) if previous_tail is not None else 0
         self._unrecorded_hits = unrecorded_hits
-        self._at_home = at_home  # None: the replica is not the home of the prompt
+        self._common_hits = common_hits  # None: the replica is not the prompt's common replica
         self._evicted_blocks = evicted_blocks  # since the first new block was, above the capacity; None: it was not
 
     def confirm(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int | None = None) -> None:
@@ -255,10 +256,10 @@ class RequestResidency:
         if tokens < MIN_TOKENS + MIN_PART * recorded:
             return
         margin = MARGIN_TOKENS if recorded else 0
-        self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._at_home)
+        self._unrecorded_hits.learn(tokens, cached_tokens - recorded - margin, self._common_hits)
 
     def set_tail(self, prompt_tokens: int, generated_tokens: int | None) -> None:
-        """Set the length of the prompt's own tail, from a response that tells nothing about cached tokens."""
+        """Set the length of the prompt's own tail, from a response that does not report cached tokens."""
         if self._prompt_tokens > 0 and prompt_tokens > 0:
             self._learn_tails(prompt_tokens / self._prompt_tokens, 0, generated_tokens)
 
@@ -340,8 +341,8 @@ class Match:
         "_tables",
         "block_tokens",
         "branch_tokens",
+        "common_key_at",
         "has_tiers",
-        "home_at",
         "levels",
         "reuse_ratio",
         "tail_mask",
@@ -359,7 +360,7 @@ class Match:
         self.has_tiers = False  # whether some replica may have blocks in a lower cache tier
         self._path: list[BlockRun] = []
         self._tables: ReplicaBlockTables | None = None
-        self.home_at: int | None = None  # as of ``BlockIndex.home_at``; None: there are no other routers
+        self.common_key_at: int | None = None  # as of ``BlockIndex.common_key_at``; None: there are no other routers
         self.tail_mask = 0  # replicas with the longest cached prefix and its tail
         self.tail_tokens = 0  # expected cached tokens after that prefix, at these replicas
         self.branch_tokens = 0  # expected cached tokens after that prefix, at other replicas that have it
@@ -465,7 +466,7 @@ class Residency:
         if self._replicas.has_tiers:
             match.set_tiers(self._index.walked, self._replicas)
         if self.unrecorded_hits.has_other_routers:
-            match.home_at = self._index.home_at(self._max_share())
+            match.common_key_at = self._index.common_key_at(self._max_share())
         if levels and (blocks := levels[-1][0]) < len(chain):
             match.branch_tokens = self.branches.tokens(chain[blocks - 1])
             tail = self._index.run_starting_with(tail_key(chain, blocks))
@@ -474,8 +475,8 @@ class Residency:
         return match
 
     def _max_share(self) -> float:
-        """Share of all prompts up to which prompts with a common prefix have one home."""
-        return MAX_HOME_SHARE / max(1, len(self._replicas.by_target))
+        """Share of all prompts up to which prompts with the same prefix have the same common replica."""
+        return MAX_PREFIX_SHARE / max(1, len(self._replicas.by_target))
 
     def insert(
         self,
@@ -484,11 +485,11 @@ class Residency:
         now_s: float,
         prompt_tokens: int = 0,
         block_tokens: int | None = None,
-        at_home: ShareByTokens | None = None,
+        common_hits: ShareByTokens | None = None,
     ) -> RequestResidency:
         """Add a prompt that is sent to a replica; ``prompt_tokens`` is its estimated length.
 
-        ``block_tokens`` is as for ``match``; ``at_home`` learns from the response if the replica is the prompt's home.
+        ``block_tokens`` is as for ``match``. ``common_hits`` learns from the response; None: not the common replica.
         """
         replica = self._replicas.by_target.get(target) or self.add_replica(target)
         self.dispatches += 1
@@ -535,7 +536,7 @@ class Residency:
             tail,
             previous_tail,
             self.unrecorded_hits,
-            at_home,
+            common_hits,
             evicted_blocks,
         )
 

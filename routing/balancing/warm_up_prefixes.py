@@ -34,10 +34,10 @@ from routing.prompt.canonical import (
 from routing.prompt.parsing import parse_body
 from routing.types import PrefixHash, TargetId
 
-MAX_PREFIXES: Final = 512  # that remain counted after a reduction
-MIN_REQUESTS: Final = 2  # for a prefix until a body is stored
+MAX_PREFIXES: Final = 512  # prefixes that keep their counts when the table is reduced
+MIN_REQUESTS: Final = 2  # requests with a prefix until a body is stored
 OVERHEAD_BYTES: Final = 512  # of a prefix besides its body
-MAX_BODY_SHARE: Final = 1 / 8  # of the memory limit, that one body may take
+MAX_BODY_SHARE: Final = 1 / 8  # of the memory limit: the most that one body may take
 _MAX_WEIGHT: Final = 1e100
 
 PrefixKey = tuple[str, PrefixHash]  # task group ("" for the pool's own requests), and tier-1 key

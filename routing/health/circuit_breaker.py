@@ -63,8 +63,8 @@ class CircuitBreaker:
 class _Pool:
     name: str
     settings: BreakerConfig
-    active: tuple[ReplicaId, ...]  # that do the same work
-    max_out_ratio: float  # of them
+    active: tuple[ReplicaId, ...]  # replicas that do the same work
+    max_out_ratio: float  # of the active replicas
 
 
 class CircuitBreakers:

@@ -85,7 +85,7 @@ def parse_counters(text: bytes) -> EngineCounters | NoCounters:
 
 
 async def read_counters(address: Address, timeout_s: float) -> EngineCounters | NoCounters:
-    """A replica's present counters, or why there are none. One GET; raises nothing."""
+    """A replica's current counters, or why there are none. One GET; never raises."""
     try:
         async with asyncio.timeout(timeout_s):
             status, text = await fetch(address, "/metrics", max_bytes=MAX_METRICS_BYTES)
@@ -105,7 +105,7 @@ class ProbeResult(Enum):
 
 
 async def probe_engine(address: Address, model: str | None, timeout_s: float) -> ProbeResult:
-    """Let an engine generate one streamed token, with the replica's API key if it has one. Raises nothing."""
+    """Let an engine generate one streamed token, with the replica's API key if it has one. Never raises."""
     body = {"prompt": "Hi", "max_tokens": 1, "stream": True} | ({} if model is None else {"model": model})
     try:
         async with asyncio.timeout(timeout_s):

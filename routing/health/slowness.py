@@ -36,11 +36,11 @@ from typing import Final, NamedTuple
 
 from routing.types import ReplicaId
 
-SLACK_RATIO: Final = 3.0  # times an expected duration that is allowed
+SLACK_RATIO: Final = 3.0  # allowed duration / expected duration
 UNMEASURED_RATE: Final = 1000.0  # tokens/s, until any replica's rate was measured: a slow one must not look hung
 SILENCE_HALF_LIFE_S: Final = 300.0
-STEP_TOKENS: Final = 8192  # that an engine prefills in one step at most: vLLM's default for API servers
-UNMEASURED_STEP_RATIO: Final = 1.5  # times ``stall_s`` that a step may take until any replica's rate was measured
+STEP_TOKENS: Final = 8192  # the most that an engine prefills in one step: vLLM's default for API servers
+UNMEASURED_STEP_RATIO: Final = 1.5  # allowed duration of a step / ``stall_s``, until any replica's rate was measured
 
 
 class TypicalSilence:
@@ -78,7 +78,7 @@ def prefill_allowance_s(tokens: float, tokens_per_s: float) -> float:
     return SLACK_RATIO * tokens / tokens_per_s
 
 
-MIN_STREAMS: Final = 3  # that must be slow
+MIN_STREAMS: Final = 3  # a replica with fewer slow streams is not slow
 TRICKLE_S: Final = 0.5  # since the last byte at the median: less than one event a second
 TRICKLE_PEER_RATIO: Final = 10.0  # times the pace of the peers
 LATE_PEER_RATIO: Final = 4.0  # times the lateness of the peers

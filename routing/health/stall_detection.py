@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRIED_CAUSES = {Cause.STALLED, Cause.SLOW}  # for which waiting requests are retried elsewhere
+RETRIED_CAUSES = {Cause.STALLED, Cause.SLOW}  # their waiting requests are retried on other replicas
 MIN_RECORDED_S = 0.5  # shorter silences are not recorded as typical
 DEFAULT_STALL_S = 3.0  # for engine checks if ``stall_s`` is null, which ejects no replica
 
@@ -250,7 +250,7 @@ def _rate(loads: list[Load]) -> float:
 
 
 def _retry_waiting(connections: ConnectionPool) -> None:
-    """Let the requests that wait at a replica retry elsewhere if they may."""
+    """Retry the requests that wait at a replica on other replicas, if the retry policy allows it."""
     for upstream in connections.waiting():
         if upstream.waiting_listener is not None:
             upstream.waiting_listener.on_stalled()

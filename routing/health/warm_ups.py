@@ -90,7 +90,7 @@ class ReplicaWarmUp:
         self._balancer = balancer
         self._checks = checks
         self._settings = settings
-        self._until = balancer.loop.time() + settings.time_limit_s
+        self._deadline = balancer.loop.time() + settings.time_limit_s
         self._priority = settings.priority
         self._pending: deque[tuple[WarmUpPrompt, TargetId]] | None = None  # None: the replica is not up yet
         self._calls: set[WarmUpCall] = set()
@@ -101,7 +101,7 @@ class ReplicaWarmUp:
         is_up = self._checks.status(self.replica).is_up
         if is_up is False:
             self._warm_ups.end(self, Ending.WITHDRAWN)
-        elif now >= self._until:
+        elif now >= self._deadline:
             self._warm_ups.end(self, Ending.TIME_LIMIT)
         elif is_up and self._pending is None:
             self._pending = deque(self._warm_ups.prompts_for(self))
@@ -376,7 +376,7 @@ class WarmUps:
 
     # --- joining replicas ---
 
-    def begin(self, replica: ReplicaId) -> bool:
+    def start(self, replica: ReplicaId) -> bool:
         """Warm up a joining replica; False if it is to take traffic at once."""
         if (previous := self._running.get(replica)) is not None:
             self.end(previous, Ending.WITHDRAWN)

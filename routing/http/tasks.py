@@ -27,7 +27,7 @@ class Background(StrEnum):
     """The background loops; values are labels of a metric."""
 
     HEALTH = "health"  # health checks
-    HOUSEKEEPING = "upkeep"  # periodic work of the router, stall detection included
+    HOUSEKEEPING = "housekeeping"  # periodic work of the router, stall detection included
     EVENTS = "events"  # collects events
     ANNOUNCING = "announcing"  # registers with the control plane
     WORKERS = "workers"  # supervises workers

@@ -35,8 +35,8 @@ from routing.kv_events.engine_blocks import StoredRun
 
 MAX_KEYS: Final = 131_072
 MAX_RUNS: Final = 8192
-MAX_RUN_BLOCKS: Final = 65_536  # whose hashes the runs retain after the engine has evicted them; about 3 MiB
-LATE_S: Final = 0.1  # by which an event may arrive after the end of its response
+MAX_RUN_BLOCKS: Final = 65_536  # blocks whose hashes are kept after the engine has evicted them; about 3 MiB
+LATE_S: Final = 0.1  # an event may arrive so long after the end of its response
 CHUNK_SLACK_BLOCKS: Final = 1  # error of an engine block's estimated position in the text, in blocks of the router
 
 NewKey = tuple[Key, int]  # a key, and the blocks of the prompt up to it

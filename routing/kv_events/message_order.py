@@ -72,7 +72,7 @@ class MessageOrder:
         self._can_replay = can_replay
         self._expected: int | None = None  # number of the next message; None: unknown
         self._latest_digest = 0  # of the last applied message's payload
-        self._latest_live = -1  # number of the latest published message on this connection
+        self._latest_live = -1  # number of the latest published message on this connection, replayed ones not included
         self._is_verified = True  # whether the engine is known to be the one of the earlier messages
         self._waiting: deque[tuple[int, bytes]] | None = None  # None: no replay is in progress
         self._waiting_bytes = 0
@@ -111,7 +111,7 @@ class MessageOrder:
         self._latest_live, self._has_replay = -1, False
         self._is_verified = self._expected is None
         if self._may_replay():
-            self._begin_replay()
+            self._start_replay()
 
     def on_disconnected(self) -> None:
         """Called when the connection was lost; the engine may have stopped."""
@@ -121,30 +121,30 @@ class MessageOrder:
     # --- messages ---
 
     def on_message(self, number: int, payload: bytes) -> Iterator[None]:
-        """Take a published message; yields after each event."""
+        """Apply a published message, or buffer it during a replay; yields after each event."""
         self.messages += 1
         has_restarted = number <= self._latest_live
         self._latest_live = number
         if has_restarted:
             self._on_restarted()
             if self._may_replay():
-                self._begin_replay()
+                self._start_replay()
         if self._waiting is not None:
-            yield from self._wait(number, payload)
+            yield from self._buffer(number, payload)
             return
         if not self._is_verified or self._expected is None:
             self._start_at(number)
         if number > (self._expected or 0):
             self.gaps += 1
             if self._may_replay():
-                self._begin_replay()
-                yield from self._wait(number, payload)
+                self._start_replay()
+                yield from self._buffer(number, payload)
                 return
-            self._lose(number)
+            self._skip_lost(number)
         yield from self._apply(number, payload)
 
     def on_replayed(self, number: int, payload: bytes) -> Iterator[None]:
-        """Take a replayed message; yields after each event."""
+        """Apply a replayed message; yields after each event."""
         if self._waiting is None or self.replay_from is not None:  # it belongs to an earlier replay
             return
         expected = self._expected or 0
@@ -152,12 +152,12 @@ class MessageOrder:
             self._is_verified = True
             if number < expected and xxh3_64_intdigest(payload) != self._latest_digest:
                 self._on_restarted()
-                self._begin_replay()
+                self._start_replay()
                 return
             if number >= expected:  # the last known message is too old to be replayed
-                self._lose(number)
+                self._skip_lost(number)
         if number > expected:
-            self._lose(number)
+            self._skip_lost(number)
         elif number == expected == 0:
             self.engine.restart()
         yield from self._apply(number, payload)
@@ -168,7 +168,7 @@ class MessageOrder:
             return
         if not self._is_verified:  # not even the last known message is there
             self._on_restarted()
-            self._begin_replay()
+            self._start_replay()
             return
         if self._expected is None:  # the engine has published nothing yet
             self._expected = 0
@@ -177,7 +177,7 @@ class MessageOrder:
         if waiting and waiting[0][0] > self._expected:  # published before the subscription, after the replay
             self._failures += 1
             if self._failures < MAX_FAILURES:
-                self._begin_replay()
+                self._start_replay()
             else:
                 yield from self.on_replay_failed()
             return
@@ -191,7 +191,7 @@ class MessageOrder:
         self._failures, self._has_replay = self._failures + 1, False
         if self._failures >= MAX_FAILURES:
             self._failures, self._pause_until_s = 0, self._clock() + PAUSE_S
-        self._lose(self._waiting[0][0] if self._waiting else None)
+        self._skip_lost(self._waiting[0][0] if self._waiting else None)
         yield from self._continue()
 
     # --- steps ---
@@ -199,7 +199,7 @@ class MessageOrder:
     def _may_replay(self) -> bool:
         return self._can_replay and self._clock() >= self._pause_until_s
 
-    def _begin_replay(self) -> None:
+    def _start_replay(self) -> None:
         self.state = StreamState.REPLAYING
         self._waiting = deque() if self._waiting is None else self._waiting
         first = self._expected or 0
@@ -215,10 +215,11 @@ class MessageOrder:
         self._update_state()
         for number, payload in waiting:
             if number > (self._expected or 0):
-                self._lose(number)
+                self._skip_lost(number)
             yield from self._apply(number, payload)
 
-    def _wait(self, number: int, payload: bytes) -> Iterator[None]:
+    def _buffer(self, number: int, payload: bytes) -> Iterator[None]:
+        """Buffer a message until the replay ends; too many bytes end it."""
         if self._waiting is not None:
             self._waiting.append((number, payload))
         self._waiting_bytes += len(payload)
@@ -235,7 +236,7 @@ class MessageOrder:
         self.engine.restart()
 
     def _start_at(self, number: int) -> None:
-        """Begin with a message, without knowledge of earlier ones."""
+        """Start at a message, without knowledge of earlier ones."""
         if self._expected is not None and number < self._expected:
             self._on_restarted()
         elif number == 0:
@@ -244,12 +245,13 @@ class MessageOrder:
             self._skip_to(number)
         self._expected, self._is_verified = number, True
 
-    def _lose(self, number: int | None) -> None:
-        """Continue at this message (None: at the next one), because those before it are lost."""
+    def _skip_lost(self, number: int | None) -> None:
+        """Count a loss, and continue at this message (None: at the next one)."""
         self.lost += 1
         self._skip_to(number)
 
     def _skip_to(self, number: int | None) -> None:
+        """Expect this message next (None: any), and forget the engine's blocks."""
         self._expected, self._is_verified = number, True
         self.engine.forget()
 

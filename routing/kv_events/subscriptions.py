@@ -82,12 +82,12 @@ class Follower:
         return now >= self.open_at and not self.stream.is_open
 
     def pause(self, now: float) -> None:
-        """Do not open it again for a while, and for longer each time, unless there was a connection meanwhile."""
+        """Delay the next attempt, twice as long each time until a connection is made."""
         self._pause_s = min(2 * self._pause_s, MAX_REOPEN_S)
         self.open_at = now + self._pause_s
 
     def note_connection(self) -> None:
-        """After a lost connection, the next one is tried soon."""
+        """If there is a connection, reset the delay of the next attempt."""
         if self.stream.is_connected:
             self._pause_s, self.open_at = REOPEN_S, 0.0
 
@@ -101,7 +101,7 @@ class Follower:
         self.stream.open(host, replay_host, self.source.events.topic)
 
     async def _host(self, endpoint: str) -> Host:
-        """A permitted address of this rank's endpoint; names are resolved again at each opening."""
+        """A permitted address of this rank's endpoint; names are resolved each time that the stream is opened."""
         address = Address(f"http{endpoint.removeprefix('tcp')}", networks=self.source.networks)
         host = (await permitted_hosts(address))[0]
         if not _is_address(host):
@@ -187,14 +187,14 @@ class KvEventSubscriptions:
     # --- the task ---
 
     async def _run(self) -> None:
-        """Take events until cancelled."""
+        """Process events until cancelled."""
         while True:
             await self._in_slices(self._tick())
             is_urgent = any(follower.stream.is_urgent for follower in self._followers.values())
             await asyncio.sleep(URGENT_TICK_S if is_urgent else TICK_S)
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Run all steps, and let requests go first after each slice."""
+        """Run all steps in slices of ``SLICE_S``; other tasks run between slices."""
         until = perf_counter() + SLICE_S
         for _ in steps:
             if perf_counter() > until:

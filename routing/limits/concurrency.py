@@ -38,8 +38,8 @@ class SharedPermits(Protocol):
         ...
 
     @property
-    def waiting_elsewhere(self) -> int:
-        """Requests that wait in other processes."""
+    def waiting_in_other_workers(self) -> int:
+        """Requests that wait in other worker processes."""
         ...
 
 
@@ -126,7 +126,7 @@ class ConcurrencyLimiter:
         """Whether the waiter got a permit. Otherwise it is queued, or has been rejected."""
         if not self.waiting and self._take_permit(waiter.priority, None):
             return True
-        waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_elsewhere
+        waiting = self.waiting if self._permits is None else self.waiting + self._permits.waiting_in_other_workers
         if waiting >= self._max_waiting and not self._displace(waiter.priority):
             self._reject(waiter, RejectionCause.FULL)
         else:

@@ -191,7 +191,7 @@ class Record:
 
     @classmethod
     def from_decision(cls, decision: Decision, request_id: str, *, with_costs: bool = False) -> Record:
-        """The record of a request that is being placed; ``with_costs``: of each candidate, by the strategy."""
+        """The record of a request that is being placed; ``with_costs``: with the cost of each candidate."""
         route, target, choice = decision.route, decision.target, decision.choice
         policy, replica, keys = route.policy, target.replica, decision.keys
         return Record(

@@ -144,7 +144,7 @@ TOKEN_LINES: Final = (  # metric, attribute of TokenSums, help text
 )
 PREDICTION_LINES: Final = (
     (
-        "predicted_answers_total",
+        "predicted_responses_total",
         "predicted_responses",
         "Responses that report cached tokens and have a predicted cache hit.",
     ),

@@ -152,10 +152,10 @@ class AdmissionQueues:
         yield from header("queue_seconds", "histogram", "How long admitted requests had waited.")
         for label_pairs, _, waits in queues:
             yield from waits.lines(f"{PREFIX}queue_seconds", label_pairs, is_fine=is_fine)
-        yield from header("queue_refused_total", "counter", "Requests that a limit rejected, by cause.")
+        yield from header("queue_rejected_total", "counter", "Requests that a limit rejected, by cause.")
         for label_pairs, queue, _ in queues:
             for cause, count in queue.rejected.items():
-                yield f'{PREFIX}queue_refused_total{{{label_pairs},cause="{cause}"}} {count}'
+                yield f'{PREFIX}queue_rejected_total{{{label_pairs},cause="{cause}"}} {count}'
 
 
 def queue_name(key: QueueKey) -> str:

@@ -98,6 +98,7 @@ class RequestReader:
     # --- called by the connection ---
 
     def feed(self, data: bytes) -> None:
+        """Parse received bytes into requests; reject the one that is invalid or exceeds a limit."""
         self.received_bytes += len(data)
         count = len(self._pieces)
         try:

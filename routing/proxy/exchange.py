@@ -230,7 +230,7 @@ class Exchange:
         self._reject(rejection)
 
     def cancel(self) -> None:
-        """The client has disconnected: stop the replica's work at once."""
+        """Abort the replica's request at once, because the client has disconnected."""
         self._finish(Outcome.CANCELLED)
 
     def pause(self) -> None:
@@ -255,7 +255,7 @@ class Exchange:
                 self._reject(rejection)
                 return False
             leg = self._prefill = PrefillLeg(self._services, self._configuration, self, self._request)
-        if self._is_placed or not leg.begin(decision):
+        if self._is_placed or not leg.start(decision):
             return True
         self._enter(PREFILLING)
         return False
@@ -537,7 +537,7 @@ class Exchange:
         request.body = b""
         self._retry_state = None
         keep_alive = request.head.keep_alive and not self._services.is_draining
-        relay.begin(request, record, data, last=last, keep_alive=keep_alive)
+        relay.send_head(request, record, data, last=last, keep_alive=keep_alive)
         if last:
             self._complete()
         elif self._upstream is not None:

@@ -157,7 +157,6 @@ class PrefillLeg:
 
     __slots__ = (
         "_attempts",
-        "_began_at",
         "_body",
         "_buffer",
         "_configuration",
@@ -172,6 +171,7 @@ class PrefillLeg:
         "_reserved",
         "_sent_at",
         "_services",
+        "_started_at",
         "_target",
         "_ticket",
         "_upstream",
@@ -181,7 +181,7 @@ class PrefillLeg:
         "record",
     )
 
-    decision: Decision  # set by ``begin``, as is ``record``
+    decision: Decision  # set by ``start``, as is ``record``
     record: PrefillRecord
     _target: PrefillTarget  # once sent
     _layout: Layout
@@ -192,7 +192,7 @@ class PrefillLeg:
         self._owner = owner
         self._request = request
         self._attempts = 0
-        self._began_at = self._sent_at = 0.0  # seconds of a monotonic clock
+        self._started_at = self._sent_at = 0.0  # seconds of a monotonic clock
         self._body = b""  # for the prefill replica
         self._buffer = b""  # of its response
         self._failed: set[ReplicaId] = set()
@@ -208,7 +208,7 @@ class PrefillLeg:
 
     # --- called by the exchange ---
 
-    def begin(self, decision: Decision) -> bool:
+    def start(self, decision: Decision) -> bool:
         """Send the prompt to a prefill replica; False if the request needs no leg, or if its leg is over."""
         if self._is_over:
             return False
@@ -221,7 +221,7 @@ class PrefillLeg:
             self.record.cause = plan.skipped
             services.metrics.count_prefill(decision.pool, "", LegOutcome.SKIPPED, plan.skipped or "")
             return False
-        self._began_at = monotonic()
+        self._started_at = monotonic()
         self._layout = plan.layout
         self._body = prefill_body(self._request, plan.layout)
         self._reserved = placement.reserve(decision)
@@ -236,7 +236,7 @@ class PrefillLeg:
         self._end()
 
     def drop_parameters(self, cause: str) -> None:
-        """Restore the client's body if it has parameters. ``cause``: why they must not be used any more."""
+        """Restore the client's body if it has parameters. ``cause``: why they are no longer used, as counted."""
         if self._original is None:
             return
         self._request.body, self._request.layout = self._original
@@ -266,7 +266,7 @@ class PrefillLeg:
 
     def _left_s(self) -> float:
         """Seconds until the leg must be over, at least a millisecond."""
-        return max(0.001, self._began_at + LEG_RATIO * self._configuration.limits.first_byte_timeout_s - monotonic())
+        return max(0.001, self._started_at + LEG_RATIO * self._configuration.limits.first_byte_timeout_s - monotonic())
 
     @log_exceptions
     def on_connected(self, upstream: UpstreamConnection) -> None:
@@ -312,7 +312,7 @@ class PrefillLeg:
         elif len(self._buffer) <= MAX_RESPONSE_BYTES:
             return
         if not last:
-            self._fail(Failure.BAD_RESPONSE)
+            self._fail(Failure.INVALID_RESPONSE)
         elif head.status == 200:
             self._on_whole_response()
         else:
@@ -329,7 +329,7 @@ class PrefillLeg:
         try:
             response: PrefillResponse = _decode_response(self._buffer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._fail(Failure.BAD_RESPONSE)
+            self._fail(Failure.INVALID_RESPONSE)
             return
         if is_aborted(response):
             self._services.checks.request_check(self._target.replica)
@@ -457,7 +457,7 @@ class PrefillLeg:
     def _end(self) -> None:
         self._is_over = True
         self._body = self._buffer = b""
-        self.duration_s = monotonic() - self._began_at if self._began_at else 0.0
+        self.duration_s = monotonic() - self._started_at if self._started_at else 0.0
         reserved, self._reserved = self._reserved, None
         if reserved is not None:
             reserved.end()

@@ -50,7 +50,7 @@ class Downstream(Protocol):
     write_buffer: WriteBuffer
     transport: asyncio.Transport
     is_full: bool  # written bytes wait for the client to read them
-    counted_address: str  # under which the limit of connections counts it; empty: not counted
+    counted_address: str  # address under which the connection limit counts it; empty: not counted
 
     def write(self, data: bytes) -> None: ...
 
@@ -139,7 +139,7 @@ class ResponseRelay:
         self._parsed = parsed  # a JSON response that arrived in one read
         self._write_buffer, self._transport = client.write_buffer, client.transport
 
-    def begin(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
+    def send_head(self, request: Request, record: Record, data: bytes, *, last: bool, keep_alive: bool) -> None:
         """Send the head with the first body bytes."""
         head, passed = self._head, data
         if self._filter is not None:

@@ -62,7 +62,7 @@ def failure_error(replica: str, failure: Failure) -> RejectedRequestError:
     """The error for the client if a response failed."""
     if failure is Failure.TIMEOUT:
         return RejectedRequestError(504, f"replica {replica!r} did not respond in time")
-    if failure is Failure.BAD_RESPONSE:
+    if failure is Failure.INVALID_RESPONSE:
         return RejectedRequestError(502, f"replica {replica!r} sent a response that is not valid HTTP")
     return RejectedRequestError(502, f"replica {replica!r} closed the connection before its response was complete")
 
@@ -98,7 +98,7 @@ class RetryState:
         """Called when the connection failed before the first byte of the response's body."""
         self._services.checks.request_check(self._record.replica)
         self._services.stall_detector.record_failed_response(self._record.replica, failure, was_probe=was_probe)
-        return None if failure is Failure.BAD_RESPONSE else self._next(failure)
+        return None if failure is Failure.INVALID_RESPONSE else self._next(failure)
 
     def on_aborted(self) -> Decision | None:
         """Called when the engine aborted the generation because it is stopping."""

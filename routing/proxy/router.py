@@ -266,7 +266,7 @@ class Router:
         self._configure_balancer(new)
         self._configure_services(new)
         for name in joined_replicas(new.config, previous.config) if previous is not None else ():
-            self.services.begin_warm_up(name)
+            self.services.start_warm_up(name)
         self._housekeeping.start()
 
     def _configure_balancer(self, new: ActiveConfiguration) -> None:

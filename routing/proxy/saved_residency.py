@@ -41,8 +41,8 @@ from routing.upstream.pool import Address
 
 SAVE_S: Final = 30.0  # between two snapshots, while there are requests
 MAX_BYTES: Final = 64 << 20  # of a file; a full residency index needs less
-CHECK_S: Final = 1.0  # for which a starting router waits for the engines' ages
-CHECK_ATTEMPTS: Final = 10  # for the age of an engine
+CHECK_S: Final = 1.0  # how long a starting router waits for the engines' ages
+CHECK_ATTEMPTS: Final = 10  # attempts to read an engine's age
 CHECK_PAUSE_S: Final = 3.0  # between two attempts; also the timeout of one
 CONCURRENT_CHECKS: Final = 16
 _MAGIC: Final = f"warmpath-residency-2-{sys.byteorder}".encode()

@@ -80,14 +80,14 @@ class Services:
         """Let replicas that are warming up take traffic because no other can serve; False if there are none."""
         return self.warm_ups is not None and self.warm_ups.end_early(error)
 
-    def begin_warm_up(self, replica: ReplicaId) -> None:
-        """Begin the warm-up of a replica whose cache is empty, or its slow start if its pool does not warm up."""
-        if self.warm_ups is None or not self.warm_ups.begin(replica):
+    def start_warm_up(self, replica: ReplicaId) -> None:
+        """Start the warm-up of a replica whose cache is empty, or its slow start if its pool does not warm up."""
+        if self.warm_ups is None or not self.warm_ups.start(replica):
             self.balancer.begin_slow_start(replica)
 
     def _on_up(self, replica: ReplicaId) -> None:
         self.breakers.on_health_check_passed(replica)
-        self.begin_warm_up(replica)
+        self.start_warm_up(replica)
 
     def close(self) -> None:
         self.checks.close()

@@ -75,7 +75,7 @@ class ModelledRequest:
         self.fetched_blocks: dict[str, int] | None = None  # by cache tier; None without tiers
         self.first_token_s = 0.0
         self.segments: list[Segment] = []
-        self.placer_data: Any = None  # what the placer stores for the request
+        self.placer_data: Any = None  # stored by the placer for this request
 
 
 class EngineListener(Protocol):
@@ -155,7 +155,7 @@ class FastEngine:
         """Queue a request that fits into an empty cache; True if ``end_s`` changed."""
         self.waiting.append(request)
         if not self._steps:
-            self._begin(now_s)
+            self._plan_steps(now_s)
             return True
         if self._steps == 1 or not self._ends_on_arrival():
             return False
@@ -192,11 +192,11 @@ class FastEngine:
             for request in self._prefilled:
                 self._record_first_token(request, now_s)
             self._prefilled.clear()
-        self._begin(now_s)
+        self._plan_steps(now_s)
 
     # --- planning --------------------------------------------------------------------------------------
 
-    def _begin(self, now_s: float) -> None:
+    def _plan_steps(self, now_s: float) -> None:
         """Plan the next steps, or become idle."""
         config, steps, tokens = self.config, 1, 0
         while self._fetching and self._fetching[0][0] <= now_s:

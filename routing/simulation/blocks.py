@@ -96,7 +96,7 @@ class BlockPool:
             None  # a list collects the keys of evicted blocks, unique ones for unmatchable
         )
         self._refs: list[int] = []  # by block number; blocks beyond the end were never used
-        self._keys: list[BlockKey] = []  # what each block caches
+        self._keys: list[BlockKey] = []  # key of the content of each block
         self._free: OrderedDict[int, None] = OrderedDict()  # used blocks that no request holds, next victim first
         self._cached: dict[int, int] = {}  # key -> the block that a lookup finds
         self._duplicates: dict[int, list[int]] = {}  # key -> further blocks, oldest first

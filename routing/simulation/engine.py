@@ -1,8 +1,8 @@
 """Continuous batching as in vLLM's scheduler, without I/O; its driver supplies the time.
 
-Theory of operation. A driver submits sequences, calls ``begin`` to plan a step and ``finish`` when the step's ``end_s``
-has come; virtual and real time do not differ otherwise. A step has ``b`` decoding sequences, which get one token
-each, and up to ``chunk_tokens`` of prefill, first come, first served. It takes
+Theory of operation. A driver submits sequences, calls ``plan_step``, and calls ``finish`` at the step's ``end_s``;
+virtual and real time do not differ otherwise. A step has ``b`` decoding sequences, which get one token each, and up to
+``chunk_tokens`` of prefill, first come, first served. It takes
 ``step_s + decode_s * b + chunk / prefill_rate``. Waiting sequences are admitted in order while the step has prefill
 budget, a running slot is free and their blocks fit. Their prompt is looked up in the cache then, at most
 ``floor((n - 1) / block)`` blocks of it, because the last token is always computed.
@@ -17,7 +17,7 @@ A driver in virtual time may take several equal decode steps at once (``Step.rep
 With cache tiers (``tiers.py``) an admitted sequence may first wait for a fetch. It holds its blocks and takes no part
 in steps until the fetch ends; then it is prefilled before sequences that are still waiting. Its blocks count as cached
 from its admission on, and a sequence that hits them waits until the same time. ``wake_s`` is the end of the next fetch:
-a driver whose engine is idle calls ``begin`` then. Tiers need ``reserve_output``, and fetching sequences cannot be
+a driver whose engine is idle calls ``plan_step`` then. Tiers need ``reserve_output``, and fetching sequences cannot be
 aborted.
 """
 
@@ -139,7 +139,7 @@ class Step:
     end_s: float  # of the last of them
     decoding: int  # sequences that get a token
     prefill_tokens: int = 0
-    prefilled: list[Sequence] = field(default_factory=list)  # whose prefill ends with this step
+    prefilled: list[Sequence] = field(default_factory=list)  # sequences whose prefill ends with this step
     repeat: int = 1
 
 
@@ -201,7 +201,7 @@ class Engine:
             return
         sequence.state = State.ABORTED
 
-    def begin(self, now_s: float, until_s: float = 0.0) -> Step | None:
+    def plan_step(self, now_s: float, until_s: float = 0.0) -> Step | None:
         """Plan the next step, or None if there is nothing to do.
 
         Equal decode steps are taken at once as long as the one before the last ends before ``until_s``.
@@ -230,7 +230,7 @@ class Engine:
 
     def finish(self, step: Step) -> StepResult:
         """Take the tokens of a step that has ended."""
-        decoded, statistics = len(self.decoding), self.statistics  # some may have been aborted since ``begin``
+        decoded, statistics = len(self.decoding), self.statistics  # some may have been aborted since ``plan_step``
         if decoded:
             for sequence in self.decoding:
                 sequence.generated_tokens += step.repeat

@@ -83,7 +83,7 @@ class RealTimeEngine:
         now_s = at_s = self.now()
         while not self.is_paused:
             if self._step is None:
-                self._step = self.engine.begin(at_s)
+                self._step = self.engine.plan_step(at_s)
                 if self.on_planned is not None:
                     self.on_planned()
             if self._step is None:

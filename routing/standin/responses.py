@@ -113,10 +113,10 @@ class StreamFormat(Protocol):
     """The events of one stream in the format of one API."""
 
     def created(self) -> list[bytes]:
-        """The events that come at once."""
+        """The events before the first token, sent when the stream opens."""
 
     def start(self) -> list[bytes]:
-        """The events that come with the first token, before it."""
+        """The events that are sent together with the first token and precede it."""
 
     def token(self, choice: Choice, number: int) -> bytes:
         """The event of token ``number`` (from 0), not the last."""
@@ -165,7 +165,7 @@ class CompletionFormat:
         self._middle = f'{self._after},"finish_reason":null{null_stop},"token_ids":null}}]'
 
     def created(self) -> list[bytes]:
-        """None."""
+        """This API has no events before the first token."""
         return []
 
     def start(self) -> list[bytes]:
@@ -241,7 +241,7 @@ class EventStream:
         self._has_started = False
 
     def open(self) -> None:
-        """Send the events that come at once."""
+        """Send the events that precede the first token and do not wait for it."""
         if events := self._format.created():
             self._send(events)
 

@@ -45,7 +45,7 @@ from routing.standin.transfers import RemoteBlocks
 
 store_key: web.AppKey[ResponseStore] = web.AppKey("responses", ResponseStore)
 
-AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference", "/cohere")  # that --api-key protects; /health and /metrics stay open
+AUTHENTICATED_PATHS = ("/v1", "/v2", "/inference", "/cohere")  # protected by --api-key; /health and /metrics stay open
 MAX_BODY_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
 
@@ -226,8 +226,8 @@ async def _stream(request: web.Request, generation: Generation, events: StreamFo
 # --- other routes ---
 
 
-async def empty(_request: web.Request) -> web.Response:
-    """``GET /health`` and ``/ping``: 200 without a body, whatever the engine does."""
+async def health(_request: web.Request) -> web.Response:
+    """``GET /health`` and ``/ping``: 200 without a body, even while the engine is stalled."""
     return web.Response()
 
 
@@ -384,9 +384,9 @@ def make_app(settings: ReplicaSettings) -> web.Application:
     if settings.task is not Task.GENERATE:
         app.add_routes(pooling_routes.routes(settings.task))
     gets = {
-        "/health": empty, "/ping": empty, "/version": version, "/load": load, "/v1/models": models, "/metrics": metrics,
-        "/is_sleeping": is_sleeping, "/standin/fault": get_fault, "/kv_event_sources": kv_event_sources,
-        f"{responses_api.PATH}/{{id}}": stored_response,
+        "/health": health, "/ping": health, "/version": version, "/load": load, "/v1/models": models,
+        "/metrics": metrics, "/is_sleeping": is_sleeping, "/standin/fault": get_fault,
+        "/kv_event_sources": kv_event_sources, f"{responses_api.PATH}/{{id}}": stored_response,
     }  # fmt: skip
     generation = {
         "/v1/chat/completions": chat, "/v1/completions": completion, anthropic.PATH: messages,

@@ -60,7 +60,7 @@ class Player:
         self._conversations: dict[Script, Conversation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures = 0  # consecutive failures to connect
-        self._delay_s = 0.0  # by which the schedule has moved
+        self._delay_s = 0.0  # how late the whole schedule has become
 
     async def play(self, workload: Workload) -> None:
         """Start every job at its time and wait until all have ended."""

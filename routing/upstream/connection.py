@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from routing.upstream.pool import ConnectionPool
 
 
-SYN_BYTES: Final = 1  # that a kernel acknowledges before all others
+SYN_BYTES: Final = 1  # the SYN counts as one acknowledged byte
 MAX_HEAD_BYTES: Final = 64 << 10  # of a response, interim responses included
 JOINED_BYTES: Final = 16 << 10  # a shorter body is appended to its head, which costs less than a second write
 
@@ -55,7 +55,7 @@ class Failure(StrEnum):
     CONNECT = "connect"  # refused, unreachable, or too slow to accept
     RESET = "reset"  # the connection ended before the response
     TIMEOUT = "timeout"  # no byte arrived in time
-    BAD_RESPONSE = "bad_answer"  # not HTTP
+    INVALID_RESPONSE = "invalid_response"  # not valid HTTP, or not what a prefill leg expects
 
 
 class Listener(Protocol):
@@ -160,15 +160,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._reason = b""
         self._head: ResponseHead | None = None
-        self._complete = False  # the response
+        self._complete = False  # whether the response is complete
         self._is_unusable = False  # the connection must close after this response
         self._bodyless = False
         self._head_bytes = 0
         self._idle_s = 0.0
-        self._uses_tls = pool.address.ssl_context is not None  # then the number of bytes sent is not known
+        self._uses_tls = pool.address.ssl_context is not None  # the number of bytes sent is unknown with TLS
         self._written = SYN_BYTES
-        self._sent_before: int | None = None  # bytes before this request
-        self._uses = 0
+        self._sent_before: int | None = None  # bytes sent before the current request; None: unknown
+        self._uses = 0  # requests sent
 
     # --- called by exchanges ---
 
@@ -280,7 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._head is None:
             self._head_bytes += len(data)
             if self._is_unusable or self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(Failure.BAD_RESPONSE)
+                self._fail(Failure.INVALID_RESPONSE)
             return
         headers, self._headers = self._headers, []
         if is_start and self._complete and not self._is_unusable:
@@ -359,7 +359,7 @@ class UpstreamConnection(asyncio.Protocol):
             else:
                 self._sink(data, 0)
         if self._is_unusable and self._listener is listener:
-            self._fail(Failure.BAD_RESPONSE)
+            self._fail(Failure.INVALID_RESPONSE)
 
     def _learn(self, data: bytes, head: ResponseHead, headers: list[Header]) -> None:
         """Cache the head of a response that arrived in one read."""

@@ -23,8 +23,8 @@ from routing.workers.process import UNREACHABLE
 from routing.workers.shared_configuration import NO_WORKER
 from routing.workers.supervisor import Supervisor
 
-WORKERS_TIMEOUT_S = 3.0  # that a pushed configuration waits for starting workers: less than its sender waits
-POLL_TIMEOUT_S = 1.0  # that a response waits for a worker's state; then the last one is used
+WORKERS_TIMEOUT_S = 3.0  # how long a pushed configuration waits for starting workers; its sender waits longer
+POLL_TIMEOUT_S = 1.0  # how long a response waits for a worker's state; then the last known one is used
 _BY_HEALTH = ("down", "up", "unknown")  # worst first
 _BY_STREAM = ("estimated", "replaying", "partial", "following", "unused")  # of KV events, worst first
 _BY_BREAKER = (State.OPEN, State.HALF_OPEN, State.CLOSED)  # worst first
@@ -32,7 +32,7 @@ _SUMS = ("running", "waiting_tokens", "connections")
 
 
 class WorkersView:
-    """The ``View`` of several processes."""
+    """Admin view of a router with several worker processes."""
 
     def __init__(self, supervisor: Supervisor, version: str) -> None:
         self.name = supervisor.name
@@ -40,7 +40,7 @@ class WorkersView:
         self.store = supervisor.store
         self._supervisor = supervisor
         self._version = version
-        self._turn = count()
+        self._next_worker = count()
 
     async def apply_config(self, document: bytes) -> Applied:
         """Activate a pushed configuration in all workers; NackError if one rejects it, RetryLaterError without any."""
@@ -94,7 +94,7 @@ class WorkersView:
     async def explain(self, request: bytes) -> dict[str, Any]:
         """The decision that a request would get now, by the next worker; RejectedRequestError if it gets none."""
         workers = self._supervisor.responsive
-        start = next(self._turn) % len(workers) if workers else 0
+        start = next(self._next_worker) % len(workers) if workers else 0
         for worker in (*workers[start:], *workers[:start]):
             try:
                 return await worker.explain(request)

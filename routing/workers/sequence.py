@@ -107,7 +107,7 @@ class DecisionSequence:
 
     def replace(self, source: DecisionSource, retained: RetainedDecisions | None) -> None:
         """Replace a source by its retained records, or mark its records as lost."""
-        retained = retained or None  # empty
+        retained = retained or None  # empty records count as none
         for segment in self._segments:
             if segment.source is source:
                 segment.source = retained

@@ -126,7 +126,7 @@ class WorkerPermits:
         return sum(self._running)
 
     @property
-    def waiting_elsewhere(self) -> int:
+    def waiting_in_other_workers(self) -> int:
         """Waiting requests of other workers."""
         return sum(self._waiting) - self._waiting[self._row]
 

@@ -26,7 +26,7 @@ COUNTERS = {
     "warmpath_router_usage_without_details_total": "usage_without_details",
     "warmpath_router_prompt_tokens_total": "prompt_tokens",
     "warmpath_router_cached_tokens_total": "cached_tokens",
-    "warmpath_router_predicted_answers_total": "predicted_answers",
+    "warmpath_router_predicted_responses_total": "predicted_responses",
     "warmpath_router_predicted_prompt_tokens_total": "predicted_prompt_tokens",
     "warmpath_router_predicted_tokens_total": "predicted_tokens",
     "warmpath_router_predicted_cached_tokens_total": "predicted_cached_tokens",

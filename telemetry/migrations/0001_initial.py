@@ -422,7 +422,7 @@ class Migration(migrations.Migration):
                 ('prompt_tokens', models.BigIntegerField(null=True)),
                 ('cached_tokens', models.BigIntegerField(null=True)),
                 ('spilled_requests', models.BigIntegerField(null=True)),
-                ('predicted_answers', models.BigIntegerField(null=True)),
+                ('predicted_responses', models.BigIntegerField(null=True)),
                 ('predicted_prompt_tokens', models.BigIntegerField(null=True)),
                 ('predicted_tokens', models.BigIntegerField(null=True)),
                 ('predicted_cached_tokens', models.BigIntegerField(null=True)),

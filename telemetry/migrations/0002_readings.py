@@ -98,7 +98,7 @@ create table telemetry_routerreading_1m (
     prompt_tokens bigint,
     cached_tokens bigint,
     spilled_requests bigint,
-    predicted_answers bigint,
+    predicted_responses bigint,
     predicted_prompt_tokens bigint,
     predicted_tokens bigint,
     predicted_cached_tokens bigint,

@@ -141,7 +141,7 @@ class RouterReading(models.Model):
     cached_tokens = _count_field()
     spilled_requests = _count_field()  # overflowed from the preferred replica; None: the strategy has none
     # Responses with a predicted hit that reported their cached tokens; the next three columns are theirs (H17).
-    predicted_answers = _count_field()
+    predicted_responses = _count_field()
     predicted_prompt_tokens = _count_field()
     predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached

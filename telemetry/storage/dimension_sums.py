@@ -21,7 +21,7 @@ KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "p
 _USAGE = """sum(requests)::bigint, sum(usage_reported)::bigint,
     sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
     sum(cached_tokens) filter (where usage_reported > 0)::bigint,
-    sum(predicted_answers)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
+    sum(predicted_responses)::bigint, sum(predicted_prompt_tokens)::bigint, sum(predicted_tokens)::bigint,
     sum(predicted_cached_tokens)::bigint"""
 _FROM_REPLICAS = f"""from telemetry_routerreading
     where at > %(start)s and at <= %(end)s and replica <> '' and requests is not null and {OF_POOLS}"""

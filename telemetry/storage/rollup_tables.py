@@ -102,7 +102,7 @@ ROUTERS = Rollup(
         Column("prompt_tokens", "bigint", "case when usage_reported > 0 then prompt_tokens end"),
         Column("cached_tokens", "bigint", "case when usage_reported > 0 then cached_tokens end"),
         *_counts("spilled_requests"),
-        *_counts("predicted_answers", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens"),
+        *_counts("predicted_responses", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens"),
     ),
 )
 

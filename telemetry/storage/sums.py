@@ -92,7 +92,7 @@ class RouterSums:
     cached_tokens: int | None
     spilled_requests: int | None  # overflowed from the preferred replica; None: the strategy has no preferred replica
     usage_reported: int | None  # responses in prompt_tokens
-    predicted_answers: int | None  # responses for which the router predicted a hit; the next three are theirs (H17)
+    predicted_responses: int | None  # responses for which the router predicted a hit; the next three are theirs (H17)
     predicted_prompt_tokens: int | None
     predicted_tokens: int | None
     predicted_cached_tokens: int | None

@@ -298,7 +298,7 @@ class Fleet:
     def _begin(self, number: int) -> None:
         """The engine plans a step and publishes what that changes in its cache."""
         engine = self._engines[number]
-        step = engine.begin(self.now_s)
+        step = engine.plan_step(self.now_s)
         changes = engine.take_changes()
         for router in self.routers if changes and self._follows else ():
             router.received.append((number, self.now_s, list(events_of(changes))))

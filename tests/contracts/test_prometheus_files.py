@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.metrics import PREDICTION_LINES, PREFIX
+from telemetry.metrics.router import OVERFLOW_REASONS
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
@@ -68,6 +69,12 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     groups = yaml.safe_load(RULES.read_text())["groups"]
 
     assert fired == {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_the_rules_count_the_same_reasons_as_overflow_as_telemetry() -> None:
+    selectors = re.findall(r'reason=~"([^"]*)"', expressions()["warmpath:overflow:ratio5m"])
+
+    assert [set(selector.split("|")) for selector in selectors] == [OVERFLOW_REASONS]
 
 
 def test_every_expression_of_a_dashboard_is_promql(tmp_path: Path) -> None:

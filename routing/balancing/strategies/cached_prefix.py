@@ -29,10 +29,11 @@ every router prefers the same replica for a new prompt or a new branch of a know
 the hash ring, so that a change of the fleet moves few keys. If the nearest one is not among the equals, it is the one
 whose name has the highest hash with the key.
 
-If there are other routers (``UnrecordedHits``), the key is that of the prompt's home, and the preferred replica is
-the home: what others have usually sent there is expected to be cached, so prompts that this router has not recorded go
-to the same replica from every router. A home that is busy yields to others like any replica, and since the key is the
-same for all routers, they yield to the same one. Decision records predict only what this router has recorded.
+If there are other routers (``UnrecordedHits``), the key is one that all of them compute alike, and the preferred
+replica is the prompt's *common replica*. What other routers usually have sent there is expected to be cached, so every
+router sends a prompt that it has not recorded to the same replica. A busy common replica yields like any other, and
+because all routers have the same key, they choose the same next one. Decision records predict only what this router has
+recorded.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class CostQuery:
     __slots__ = (
         "_preferred",
         "_ring",
-        "at_home",
         "candidates",
-        "home_bit",
-        "home_ratio",
+        "common_bit",
+        "common_hits",
+        "expected_ratio",
         "key",
         "match",
         "prompt_tokens",
@@ -87,9 +88,9 @@ class CostQuery:
         self.key = key  # determines the preferred replica
         self.prompt_tokens = prompt_tokens  # estimated; cached tokens may exceed it
         self.candidates = candidates
-        self.home_bit = 0  # of the preferred replica, if others may have sent it more of the prompt
-        self.home_ratio = 0.0  # expected share of the tokens not recorded there that are cached there
-        self.at_home: ShareByTokens | None = None  # where that share was learnt
+        self.common_bit = 0  # of the common replica; 0 if there is none
+        self.expected_ratio = 0.0  # of the unrecorded tokens at the common replica: the share expected to be cached
+        self.common_hits: ShareByTokens | None = None  # where that share was learnt
         self._ring = ring
         self._preferred: TargetId | None = None
 
@@ -103,23 +104,24 @@ class CostQuery:
     def hit_tokens(self, member: Candidate) -> int:
         """Predicted cached tokens of the prompt at a candidate."""
         tokens = self.match.tokens(member.bit, self.prompt_tokens)
-        if member.bit == self.home_bit:
-            tokens += int(self.home_ratio * (self.prompt_tokens - tokens))
+        if member.bit == self.common_bit:
+            tokens += int(self.expected_ratio * (self.prompt_tokens - tokens))
         return tokens
 
     @property
-    def home_weight(self) -> float:
-        """Share of the tokens not recorded at the home that a cost counts as cached there, 0 to 1."""
-        return 0.0 if self.at_home is None else min(1.0, self.at_home.weight * self.home_ratio)
+    def counted_ratio(self) -> float:
+        """Share of the unrecorded tokens at the common replica that a cost counts as cached, 0 to 1."""
+        return 0.0 if self.common_hits is None else min(1.0, self.common_hits.weight * self.expected_ratio)
 
-    def set_home(self, hits: UnrecordedHits) -> None:
-        """Expect at the preferred replica, the home, what other routers usually have sent there."""
-        match, home = self.match, self.preferred
-        if home is None or match.home_at is None:
+    def set_common_replica(self, hits: UnrecordedHits) -> None:
+        """Make the preferred replica the common one, which has cached what other routers usually send there."""
+        match, preferred = self.match, self.preferred
+        if preferred is None or match.common_key_at is None:
             return
-        self.home_bit = self.candidates.by_name[home].bit
-        self.at_home = hits.of_recorded if match.blocks > match.home_at else hits.of_new
-        self.home_ratio = self.at_home.ratio(self.prompt_tokens - match.tokens(self.home_bit, self.prompt_tokens))
+        self.common_bit = self.candidates.by_name[preferred].bit
+        self.common_hits = hits.of_recorded if match.blocks > match.common_key_at else hits.of_new
+        unrecorded_tokens = self.prompt_tokens - match.tokens(self.common_bit, self.prompt_tokens)
+        self.expected_ratio = self.common_hits.ratio(unrecorded_tokens)
 
 
 class CostRule:
@@ -131,7 +133,7 @@ class CostRule:
         self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool, hits: UnrecordedHits | None = None
     ) -> None:
         self.ring = ring
-        self._hits = hits  # at homes; None: prompts have no home
+        self._hits = hits  # at common replicas; None: there are none
         self.alpha = alpha  # highest price of a token to prefill, relative to a queued token
         self.base_price = min(1.0, alpha)  # its price where prefilling costs no other request anything
         self.by_rate = by_rate
@@ -141,7 +143,7 @@ class CostRule:
 
         Gives the same result as ``choose``, without a list of candidates and without the key.
         """
-        if self.by_rate or not match.levels or match.home_at is not None or match.has_tiers:
+        if self.by_rate or not match.levels or match.common_key_at is not None or match.has_tiers:
             return None
         member = candidates.by_bit.get(match.levels[-1][1] & candidates.mask)
         if member is None:
@@ -168,9 +170,15 @@ class CostRule:
         reason = _reason(match, chosen.bit, hit_tokens, candidates.mask)
         if chosen is not cheapest and reason is Reason.ELSEWHERE:
             reason = Reason.SPREAD
-        at_home = query.at_home if chosen.bit == query.home_bit else None
-        home_tokens = query.hit_tokens(chosen) - hit_tokens
-        return Choice(chosen.target, reason, hit_tokens=hit_tokens, at_home=at_home, home_tokens=home_tokens)
+        common_hits = query.common_hits if chosen.bit == query.common_bit else None
+        unrecorded_hit_tokens = query.hit_tokens(chosen) - hit_tokens
+        return Choice(
+            chosen.target,
+            reason,
+            hit_tokens=hit_tokens,
+            common_hits=common_hits,
+            unrecorded_hit_tokens=unrecorded_hit_tokens,
+        )
 
     def estimates(
         self, members: Sequence[Candidate], match: Match, key: int, prompt_tokens: int, candidates: Candidates
@@ -182,8 +190,8 @@ class CostRule:
 
     def _query(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> CostQuery:
         query = CostQuery(match, key, prompt_tokens, candidates, self.ring)
-        if self._hits is not None and match.home_at is not None:
-            query.set_home(self._hits)
+        if self._hits is not None and match.common_key_at is not None:
+            query.set_common_replica(self._hits)
         return query
 
     def _rebalance(self, cheapest: Candidate, query: CostQuery) -> Candidate:
@@ -225,7 +233,7 @@ class CostRule:
         candidates, match = query.candidates, query.match
         terms, busy = self._cost_terms(members, query, candidates.now_s())
         busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
-        exponent = CHOICES if match.home_at is None else CHOICES_UNSEEN
+        exponent = CHOICES if match.common_key_at is None else CHOICES_UNSEEN
         price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**exponent, match.reuse_ratio)
         return [(work + price * uncached) / speed for work, uncached, speed in terms]
 
@@ -235,7 +243,7 @@ class CostRule:
         """For each member queued work in tokens, uncached tokens, and speed; and the number of busy members."""
         match, prompt_tokens, by_rate = query.match, query.prompt_tokens, self.by_rate
         levels, block_tokens = match.levels[::-1], match.block_tokens
-        home_bit, home_ratio = query.home_bit, query.home_weight
+        common_bit, counted_ratio = query.common_bit, query.counted_ratio
         terms, busy = [], 0
         for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
@@ -244,8 +252,8 @@ class CostRule:
                 if holders & bit:
                     uncached -= blocks * block_tokens
                     break
-            if bit == home_bit:
-                uncached -= int(home_ratio * uncached)
+            if bit == common_bit:
+                uncached -= int(counted_ratio * uncached)
             if match.has_tiers:
                 uncached += match.fetch_tokens(bit, rate)
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
@@ -288,7 +296,7 @@ class CostRule:
         match, prompt_tokens, candidates = query.match, query.prompt_tokens, query.candidates
         holders = match.levels[-1][1] & candidates.mask if match.levels else 0
         count = holders.bit_count()
-        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights or query.home_ratio:
+        if not 1 < count <= MAX_HOLDERS or self.by_rate or not candidates.has_equal_weights or query.expected_ratio:
             return [], []
         if match.has_tiers:
             return [], []
@@ -340,10 +348,10 @@ def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) 
 
 
 def _key(keys: Keys, match: Match) -> int:
-    """The key of the preferred replica: of the home if there are other routers, else as by ``preferred_key``."""
+    """The key of the preferred replica: of the common one if there are other routers, else as by ``preferred_key``."""
     chain = keys.chain
-    if chain and match.home_at is not None:
-        return chain[min(match.home_at, len(chain) - 1)]
+    if chain and match.common_key_at is not None:
+        return chain[min(match.common_key_at, len(chain) - 1)]
     return preferred_key(chain, match, None if chain else keys.tier1)
 
 

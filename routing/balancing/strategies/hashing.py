@@ -67,6 +67,7 @@ class Tiered(_BoundedHashing):
         return bounded_choice(order, candidates, self.load_factor, self.min_bound)
 
     def _order(self, prefix: PrefixHash, conversation: PrefixHash | None, candidates: Candidates) -> Iterator[TargetId]:
+        """The prefix's first replicas in an order hashed with the conversation, then the rest in ring order."""
         ring_order = filter(candidates.loads.__contains__, self.ring.walk(prefix))
         group = list(islice(ring_order, self._replicas))
         if conversation is not None:

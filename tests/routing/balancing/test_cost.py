@@ -71,9 +71,9 @@ def test_no_candidate_costs_less_than_the_choice_except_for_ties_and_rebalancing
     assert cost(chosen) <= least + 2 * tie + rebalanced
     assert choice.hit_tokens == 10 * longest[chosen]
     holds_most = longest[chosen] == max(longest)
-    at_home = Reason.HIT if choice.hit_tokens else Reason.COLD
-    away = Reason.ELSEWHERE if cost(chosen) <= least + tie else Reason.SPREAD
-    assert choice.reason in ({at_home} if holds_most else {away, Reason.SPREAD})
+    longest_reason = Reason.HIT if choice.hit_tokens else Reason.COLD
+    other_reason = Reason.ELSEWHERE if cost(chosen) <= least + tie else Reason.SPREAD
+    assert choice.reason in ({longest_reason} if holds_most else {other_reason, Reason.SPREAD})
 
 
 @settings(deadline=None)  # a ring of many replicas takes long to build

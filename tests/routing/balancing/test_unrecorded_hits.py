@@ -1,4 +1,4 @@
-"""Homes of prompts: where routers find what other routers have sent, and what they learn from responses."""
+"""Common replicas: where routers find what other routers have sent, and what they learn from responses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Router:
         """Place a prompt; ``cached_tokens`` are reported by its response, None: as predicted."""
         choice = self.choose(keys)
         ticket = record_dispatch(choice, keys, self.loads, self.residency)
-        cached = (choice.hit_tokens or 0) + choice.home_tokens if cached_tokens is None else cached_tokens
+        cached = (choice.hit_tokens or 0) + choice.unrecorded_hit_tokens if cached_tokens is None else cached_tokens
         ticket.record_response(None, keys.prompt_tokens, cached)
         ticket.end()
         return choice.target
@@ -77,31 +77,31 @@ def test_routers_with_different_loads_send_a_new_prompt_to_the_same_replica_once
     assert disagreements(aware) == 0
 
 
-def test_a_busy_home_yields_to_the_same_replica_at_every_router() -> None:
+def test_a_busy_common_replica_yields_to_the_same_one_at_every_router() -> None:
     routers = [Router(), Router()]
     for router in routers:
         router.learn_of_others()
-    home = routers[0].choose(prompt(1)).target
+    common = routers[0].choose(prompt(1)).target
     for router in routers:
-        router.loads.dispatch(home, 100_000)
+        router.loads.dispatch(common, 100_000)
 
     first, second = (router.choose(prompt(1)).target for router in routers)
 
-    assert first == second != home
+    assert first == second != common
 
 
-def test_a_router_that_recorded_a_prompt_elsewhere_returns_to_its_home() -> None:
+def test_a_router_that_recorded_a_prompt_at_another_replica_returns_to_the_common_one() -> None:
     one, other = Router(), Router()
     for router in (one, other):
         router.learn_of_others()
-    home = other.choose(prompt(1)).target
-    elsewhere = next(name for name in one.candidates if name != home)
-    one.residency.insert(elsewhere, prompt(1, blocks=2).chain, 0.0)  # an early turn of the conversation
+    common = other.choose(prompt(1)).target
+    another = next(name for name in one.candidates if name != common)
+    one.residency.insert(another, prompt(1, blocks=2).chain, 0.0)  # an early turn of the conversation
 
-    assert one.choose(prompt(1)).target == home
+    assert one.choose(prompt(1)).target == common
 
 
-def test_the_home_follows_a_popular_beginning() -> None:
+def test_conversations_with_a_popular_beginning_have_several_common_replicas() -> None:
     router = Router()
     system = prompt(0, blocks=30).chain
     conversations = [Keys(*system, *prompt(number).chain) for number in range(1, 60)]
@@ -109,9 +109,9 @@ def test_the_home_follows_a_popular_beginning() -> None:
     for keys in conversations:
         router.send(keys, cached_tokens=keys.prompt_tokens)
 
-    homes = {router.choose(Keys(*system, *prompt(number).chain)).target for number in range(100, 140)}
+    common = {router.choose(Keys(*system, *prompt(number).chain)).target for number in range(100, 140)}
 
-    assert len(homes) > 4  # conversations have homes of their own, although all begin with the same prompt
+    assert len(common) > 4  # although all conversations begin with the same system prompt
 
 
 def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:
@@ -122,8 +122,8 @@ def test_expected_tokens_are_part_of_the_prediction_and_of_the_load() -> None:
     choice = router.choose(keys)
     record_dispatch(choice, keys, router.loads, router.residency)
 
-    assert 0.5 * keys.prompt_tokens < choice.home_tokens <= keys.prompt_tokens
-    assert router.loads.load(choice.target).waiting_tokens == keys.prompt_tokens - choice.home_tokens
+    assert 0.5 * keys.prompt_tokens < choice.unrecorded_hit_tokens <= keys.prompt_tokens
+    assert router.loads.load(choice.target).waiting_tokens == keys.prompt_tokens - choice.unrecorded_hit_tokens
     (estimate,) = router.strategy.estimate(prompt(1), router.candidates, [choice.target])
     assert estimate.hit_tokens is not None
 

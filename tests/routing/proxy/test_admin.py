@@ -12,7 +12,7 @@ import pytest
 
 from routing.observability.decision_log import MAX_SHOWN_BLOCKS, DecisionRing
 from routing.schema import HealthCheck, Limits, LowestCostSettings, PrefixHashSettings, dump_snapshot
-from tests.fakes.replica import FakeReplica
+from tests.fakes.replica import FakeReplica, hanging
 from tests.routing.proxy.harness import config, connect, decision_page, record, routed
 
 
@@ -123,6 +123,21 @@ async def test_explain_returns_the_decision_that_a_request_gets(two: list[FakeRe
             assert (await harness.admin("POST", "/admin/explain", data=bad))[0] == 422
         bad_body = {"path": "/v1/completions", "body": []}
         assert (await harness.admin("POST", "/admin/explain", json=bad_body))[0] == 400
+
+
+async def test_explain_names_the_full_replicas_that_were_rejected(two: list[FakeReplica]) -> None:
+    two[0].script = two[1].script = hanging
+    body = {"model": "tiny", "messages": [{"role": "system", "content": "An expert. " * 99}]}
+    async with routed(config(two, settings=PrefixHashSettings(load_factor=1.0, min_bound=1))) as harness:
+        waiting = asyncio.create_task(harness.chat(json.dumps(body).encode()))
+        await harness.until(lambda: bool(two[0].calls or two[1].calls), "the request at its replica")
+        preferred, other = two if two[0].calls else reversed(two)
+        explained_request = {"path": "/v1/chat/completions", "body": body}
+        _, explained = await harness.admin("POST", "/admin/explain", json=explained_request)
+        waiting.cancel()
+
+    assert (explained["replica"], explained["reason"]) == (other.name, "spill")
+    assert (explained["rejected"], explained["bound"]) == ([preferred.name], 1)
 
 
 async def test_explain_shows_the_hit_and_cost_of_each_candidate(two: list[FakeReplica]) -> None:

@@ -63,7 +63,7 @@ async def test_requests_over_the_limit_wait_and_those_over_the_queue_get_429(rep
         _, text = await harness.admin("GET", "/metrics")
         assert 'queue_running{pool="chat",group=""} 2' in text
         assert 'queue_waiting{pool="chat",group=""} 2' in text
-        assert 'queue_refused_total{pool="chat",group="",cause="full"} 1' in text
+        assert 'queue_rejected_total{pool="chat",group="",cause="full"} 1' in text
         for count in range(4):
             await replica.wait_calls(count + 1)
             await held_requests.answer_next()

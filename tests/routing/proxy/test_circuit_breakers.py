@@ -202,7 +202,7 @@ async def test_retries_do_not_overload_a_failing_pool() -> None:
             tries = sum(len(replica.calls) for replica in replicas) - 300
             assert 10 <= tries <= 0.2 * 300 + 10 + 1
             _, text = await harness.admin("GET", "/metrics")
-            assert "warmpath_router_retries_refused_total 0" not in text
+            assert "warmpath_router_retries_rejected_total 0" not in text
 
 
 @alone

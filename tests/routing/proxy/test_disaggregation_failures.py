@@ -51,11 +51,11 @@ FAILURES: dict[str, tuple[Script, str, bool]] = {  # script, cause, and whether 
     "400": (answering(b"{}", status=400), "status_400", False),
     "429": (answering(b"{}", status=429), "status_429", False),
     "429 for a while": (answering(b"{}", status=429, extra=b"Retry-After: 1\r\n"), "status_429", True),
-    "not JSON": (answering(b"Hello."), "bad_answer", False),
-    "parameters of another type": (prefilling(**{MEMBER: "x"}), "bad_answer", False),
+    "not JSON": (answering(b"Hello."), "invalid_response", False),
+    "parameters of another type": (prefilling(**{MEMBER: "x"}), "invalid_response", False),
     "without parameters": (prefilling(**{MEMBER: None}), "no_parameters", False),
-    "too long": (answering(OVERSIZED), "bad_answer", False),
-    "not HTTP": (raw(b"SSH-2.0\r\n\r\n"), "bad_answer", False),
+    "too long": (answering(OVERSIZED), "invalid_response", False),
+    "not HTTP": (raw(b"SSH-2.0\r\n\r\n"), "invalid_response", False),
     "hanging": (hanging, "timeout", False),
 }
 

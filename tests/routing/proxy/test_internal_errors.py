@@ -73,7 +73,7 @@ async def test_an_error_after_a_reset_gets_500(two: list[FakeReplica], monkeypat
         await harness.at_rest()
 
 
-@pytest.mark.parametrize("step", ["begin", "usage", "outcome"])
+@pytest.mark.parametrize("step", ["send_head", "usage", "outcome"])
 async def test_an_error_after_the_first_byte_resets_the_connection(
     replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -20,7 +20,7 @@ from tests.routing.proxy.harness import config, routed, samples
 
 PREDICTED = (
     "usage_reported",
-    "predicted_answers",
+    "predicted_responses",
     "predicted_prompt_tokens",
     "predicted_tokens",
     "predicted_cached_tokens",
@@ -162,7 +162,7 @@ def test_predictions_are_counted_beside_their_results() -> None:
     counted = {name: scraped[f"warmpath_router_{name}_total"][0][1] for name in PREDICTED}
     assert counted == {
         "usage_reported": 3,
-        "predicted_answers": 2,
+        "predicted_responses": 2,
         "predicted_prompt_tokens": 600,
         "predicted_tokens": 250,
         "predicted_cached_tokens": 240,

@@ -84,10 +84,10 @@ class _Fleet:
         self._engines = engines
         self._ends: list[tuple[float, int]] = []  # heap of (end of a step, or of a fetch while idle; engine)
 
-    def begin(self, index: int, now_s: float, until_s: float) -> None:
+    def plan_step(self, index: int, now_s: float, until_s: float) -> None:
         """Plan the next step of an engine."""
         engine = self._engines[index]
-        step = engine.begin(now_s, until_s)
+        step = engine.plan_step(now_s, until_s)
         if step is not None:
             self.steps[index] = step
         end_s = engine.wake_s if step is None else step.end_s
@@ -102,7 +102,7 @@ class _Fleet:
                 continue  # the end of a fetch during which a step began
             if (step := self.steps.pop(index, None)) is not None:
                 self._engines[index].finish(step)
-            self.begin(index, end_s, until_s)
+            self.plan_step(index, end_s, until_s)
 
 
 def replay(
@@ -132,7 +132,7 @@ def replay(
         result.placed.append(chosen)
         result.sequences.append(sequence)
         if chosen not in fleet.steps:
-            fleet.begin(chosen, now_s, math.inf if following is None else following.at_s / time_scale)
+            fleet.plan_step(chosen, now_s, math.inf if following is None else following.at_s / time_scale)
     fleet.advance(math.inf)
     return result
 

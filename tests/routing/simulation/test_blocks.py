@@ -198,7 +198,7 @@ def test_an_engine_observes_blocks_at_the_time_of_its_steps() -> None:
     engine = Engine(EngineConfig(blocks=4, block_tokens=16, block_sample_ratio=1.0))
     for first_key, at_s in ((10, 50.0), (20, 150.0)):
         engine.submit(Sequence([*range(first_key, first_key + 4)], 63, 1, at_s))
-        step = engine.begin(at_s)
+        step = engine.plan_step(at_s)
         assert step is not None
         engine.finish(step)
     assert engine.residency is not None

@@ -35,14 +35,14 @@ def submitted(model: Engine, *sequences: Sequence) -> None:
 
 def run(model: Engine, now_s: float = 0.0, until_s: float = 0.0) -> float:
     """Step until idle; the time at which the engine is idle."""
-    while (step := model.begin(now_s, until_s)) is not None:
+    while (step := model.plan_step(now_s, until_s)) is not None:
         now_s = step.end_s
         model.finish(step)
     return now_s
 
 
 def step_once(model: Engine, now_s: float = 0.0) -> float:
-    step = model.begin(now_s)
+    step = model.plan_step(now_s)
     assert step is not None
     model.finish(step)
     return step.end_s
@@ -67,7 +67,7 @@ def test_the_first_token_comes_once_all_chunks_of_the_prompt_are_computed() -> N
 def test_the_rest_of_a_chunk_goes_to_the_next_prompt() -> None:
     model = engine()
     submitted(model, sequence(40, 1), sequence(40, 1))
-    step = model.begin(0.0)
+    step = model.plan_step(0.0)
     assert step is not None
     assert step.prefill_tokens == 64
     assert [each.prompt_tokens for each in step.prefilled] == [40]
@@ -86,7 +86,7 @@ def test_a_prompt_shares_blocks_with_a_running_request() -> None:
     model.submit(sequence(33, 50, keys=[1, 2]))
     end_s = step_once(model)
     model.submit(second)
-    model.begin(end_s)
+    model.plan_step(end_s)
     assert second.cached_tokens == 32
     assert model.pool.held == 3 + 1
 
@@ -103,7 +103,7 @@ def test_generated_blocks_are_cached_for_the_next_turn() -> None:
 def test_sequences_beyond_max_running_wait_in_order() -> None:
     model, sequences = engine(max_running=2), [sequence(16, 5) for _ in range(4)]
     submitted(model, *sequences)
-    model.begin(0.0)
+    model.plan_step(0.0)
     assert [each.state for each in sequences] == [State.PREFILLING] * 2 + [State.WAITING] * 2
     assert (model.statistics.running, model.statistics.waiting) == (2, 2)
 
@@ -138,7 +138,7 @@ def test_the_newest_request_is_preempted_when_blocks_run_out_and_is_counted_once
 def test_nothing_is_preempted_if_the_output_is_reserved() -> None:
     model, first, second = engine(blocks=6, reserve_output=True), sequence(32, 40), sequence(32, 40)
     submitted(model, first, second)
-    model.begin(0.0)
+    model.plan_step(0.0)
     assert second.state is State.WAITING
     run(model)
     assert model.statistics.preemptions == 0
@@ -166,7 +166,7 @@ def test_metrics_are_counted_at_admission_first_token_and_end() -> None:
 def test_kv_usage_counts_held_blocks_only() -> None:
     model, finished = engine(blocks=10), sequence(64, 8)
     model.submit(finished)
-    model.begin(0.0)
+    model.plan_step(0.0)
     assert model.statistics.kv_usage_ratio == pytest.approx(0.4)
 
     model = engine(blocks=10)
@@ -179,7 +179,7 @@ def test_kv_usage_counts_held_blocks_only() -> None:
 def test_an_aborted_request_releases_its_blocks_and_is_not_counted() -> None:
     model, aborted = engine(), sequence(48, 50)
     submitted(model, aborted, sequence(16, 5))
-    step = model.begin(0.0)
+    step = model.plan_step(0.0)
     assert step is not None
     model.abort(aborted)
     model.finish(step)
@@ -232,7 +232,7 @@ def test_every_request_ends_once_and_no_token_is_lost(
             model.submit(arriving)
             if plan[3]:
                 disconnecting.append(arriving)
-        step = model.begin(now_s)
+        step = model.plan_step(now_s)
         if step is None:
             continue
         if disconnecting and len(unsent) % 2:

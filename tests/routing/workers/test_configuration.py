@@ -200,8 +200,8 @@ async def test_a_cold_prefix_has_the_same_preferred_replica_in_all_workers_and_r
         by_worker = await replicas_by_worker(one)
         by_worker |= await replicas_by_worker(other, 4)
         assert len(by_worker) == 3
-        homes = set().union(*by_worker.values())
-        assert len(homes) == 1
+        preferred = set().union(*by_worker.values())
+        assert len(preferred) == 1
         _, explained = await one.admin("POST", "/admin/explain", json=EXPLAIN)
         _, again = await other.admin("POST", "/admin/explain", json=EXPLAIN)
         assert explained["replica"] == again["replica"]

@@ -140,7 +140,7 @@ def test_every_source_is_loaded_from_stored_readings(pool, r1):
         route_reading(
             router, at(second), group="coding", requests=20, ok_requests=20, usage_reported=20, prompt_tokens=20_000,
             cached_tokens=4000, predicted_tokens=18_000, predicted_prompt_tokens=20_000, predicted_cached_tokens=4000,
-            predicted_answers=20,
+            predicted_responses=20,
         )  # fmt: skip
     rules = [
         create_rule(pool, name="floor", kind="hit_rate_floor", group="coding", settings={"min_requests": 5}),

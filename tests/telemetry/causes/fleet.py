@@ -217,7 +217,7 @@ class Fleet:
     def _begin(self, replica: Modelled, engine: Engine, now_s: float) -> None:
         if engine in self._busy or replica.is_down:
             return
-        step = engine.begin(now_s, now_s + 0.25)
+        step = engine.plan_step(now_s, now_s + 0.25)
         if step is not None:
             self._busy.add(engine)
             self._numbers += 1

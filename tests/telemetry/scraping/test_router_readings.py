@@ -96,7 +96,7 @@ def test_requests_without_a_pool_are_stored_with_the_router_itself(pool, metrics
 def test_predictions_overflow_and_ttft_by_reuse_are_stored(pool, metrics_server):
     """H17"""
     before = {"requests": {("hit", "ok"): 5}, "usage_reported": 5, "prompt_tokens": 500, "cached_tokens": 100}
-    predicted = {"predicted_answers": 3, "predicted_prompt_tokens": 400, "predicted_tokens": 350,
+    predicted = {"predicted_responses": 3, "predicted_prompt_tokens": 400, "predicted_tokens": 350,
                  "predicted_cached_tokens": 300}  # fmt: skip
     after = {
         "requests": {("hit", "ok"): 7, ("spill", "ok"): 2, ("elsewhere", "replica_error"): 1},

@@ -34,7 +34,7 @@ def router(db):
 
 
 def told(router, replica, cached, **more):
-    tokens = {"predicted_answers": 500, "predicted_prompt_tokens": 50_000, "predicted_tokens": cached // 2}
+    tokens = {"predicted_responses": 500, "predicted_prompt_tokens": 50_000, "predicted_tokens": cached // 2}
     route_reading(
         router, AT, replica=replica, requests=500, usage_reported=500, prompt_tokens=50_000, cached_tokens=cached,
         **(tokens | {"predicted_cached_tokens": cached} | more),
