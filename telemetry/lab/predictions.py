@@ -9,7 +9,7 @@ error of block sampling (SHARDS) is independent of that and is added to the inte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -289,6 +289,23 @@ def calibrate(measured: Outcome, replayed: Outcome) -> Calibration:
             f"{100 * MAX_TTFT_ERROR:.0f} %."
         )
     return Calibration(real, model, tuple(problems))
+
+
+def corrected(outcome: Outcome, *, measured: float | None, replayed: float | None) -> Outcome:
+    """An outcome with the hit rate that the replay of the active policy lacked, or had too much.
+
+    ``measured`` and ``replayed``: the active policy's hit rates. Their whole difference is added to a hit rate above
+    ``replayed``, and to a lower one a part in proportion. Cached tokens are multiplied, because a replay mostly errs
+    where a cached prefix ends.
+    """
+    own = figures(outcome).hit_rate
+    if measured is None or replayed is None or not own:
+        return outcome
+    factor = 1 + (measured - replayed) / max(own, replayed)
+    cached_tokens = np.minimum(factor * outcome.cached_tokens, outcome.prompt_tokens)
+    uncached = outcome.prompt_tokens - outcome.cached_tokens
+    left = np.divide(outcome.prompt_tokens - cached_tokens, uncached, out=np.ones(len(uncached)), where=uncached > 0)
+    return replace(outcome, cached_tokens=cached_tokens, prefill_s=left * outcome.prefill_s)
 
 
 def timeline(outcome: Outcome) -> list[dict[str, Any]]:

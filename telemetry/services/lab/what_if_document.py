@@ -17,6 +17,7 @@ from telemetry.lab.predictions import (
     Calibration,
     Outcome,
     calibrate,
+    corrected,
     describe,
     difference,
     figures,
@@ -137,6 +138,9 @@ def result_document(
         raise AssertionError("its reason was checked")
     second = slice(len(model.counted) // 2, None)
     calibration = calibrate(_half(measured, second), _half(baseline, second))
+    if calibration.is_calibrated:
+        real, replay = figures(measured).hit_rate, figures(baseline).hit_rate
+        outcomes = [outcome and corrected(outcome, measured=real, replayed=replay) for outcome in outcomes]
     error = _sampling_error(what_if.pool, model)
     return {
         "counted_from": datetime.fromtimestamp(model.counted_from, UTC).isoformat(),
@@ -160,7 +164,7 @@ def result_document(
                 scenario,
                 result,
                 outcome,
-                baseline,
+                outcomes[0] or baseline,
                 block_tokens=model.columns.block_tokens,
                 is_calibrated=calibration.is_calibrated,
                 error=error,

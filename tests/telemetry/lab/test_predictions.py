@@ -12,6 +12,7 @@ from telemetry.lab.predictions import (
     Outcome,
     Verdict,
     calibrate,
+    corrected,
     describe,
     difference,
     figures,
@@ -147,3 +148,28 @@ def test_the_timeline_covers_all_requests_in_order() -> None:
 def test_a_difference_is_described_with_its_interval() -> None:
     change = Difference(Interval(0.35, 0.31, 0.38), Interval(-0.5, -0.55, -0.45), None, None)
     assert describe("tiered", change) == "tiered: hit rate +31 to +38 points, TTFT p50 -55 to -45 %"
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (0.5, 0.53),  # the active policy itself: what was measured
+        (0.7, 0.73),  # more hits: as many points
+        (0.25, 0.265),  # half as many hits: half as many points
+    ],
+)
+def test_a_hit_rate_is_corrected_by_the_error_of_the_active_policy_s_replay(own: float, expected: float) -> None:
+    before = outcome(own, 0.2)
+    after = corrected(before, measured=0.53, replayed=0.5)
+
+    assert figures(after).hit_rate == pytest.approx(expected, abs=0.005)
+    uncached = (after.prompt_tokens - after.cached_tokens).sum() / (before.prompt_tokens - before.cached_tokens).sum()
+    assert after.prefill_s.sum() == pytest.approx(before.prefill_s.sum() * uncached, rel=1e-6)
+    assert (after.cached_tokens <= after.prompt_tokens).all()
+
+
+def test_nothing_is_corrected_without_a_measured_hit_rate() -> None:
+    before = outcome(0.5, 0.2)
+
+    assert corrected(before, measured=None, replayed=0.5) is before
+    assert corrected(before, measured=0.5, replayed=None) is before
