@@ -223,7 +223,7 @@ def _discovered(source: ReplicaSource, key: str, number: int, **fields: object) 
 def rollouts_of_every_kind(policy: RoutingPolicy, by: User) -> dict[str, int]:
     """Rollouts that were rolled back, paused, or await approval; ids by name. One draft remains."""
     with_draft = policy.draft()
-    rollouts = {"rolled_back": _run_canary(policy, {"strategy": "random"}, by=by, verdict="breached")}
+    rollouts = {"rolled_back": _run_canary(policy, {"strategy": "random"}, by=by, verdict="failed")}
     for name in ("holding", "paused"):
         own = create_policy(policy.pool, policy.pool.groups.order_by("name")[len(rollouts)])
         publish_revision(save_draft(own, {"strategy": "least_load"}, by=by).pk, by=by)
@@ -246,9 +246,9 @@ def _run_canary(policy: RoutingPolicy, settings: dict[str, str], *, by: User, ve
     for router in Router.objects.all():
         record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
-    hit_rate = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "trial": 0.411, "limit": 0.584}
+    hit_rate = {"name": "hit_rate", "unit": "ratio", "baseline": 0.634, "canary": 0.411, "limit": 0.584}
     detail = "Hit rate 41.1 %, baseline 63.4 %: 22.3 points less (± 4.1)."
-    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": None, "limit": 0.39}
+    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "canary": None, "limit": 0.39}
     readings = [
         {**hit_rate, "verdict": verdict, "detail": detail},
         {**ttft, "verdict": "passed", "detail": "as long as before"},

@@ -167,7 +167,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry:metrics-servers": _rule(GET=VIEWER, fleet_wide=True),
     "telemetry:metrics-server-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
     "telemetry:metrics-server": _form(ADMIN, confirm=("GET", "POST")),
-    "telemetry:metrics-server-try": _rule(POST=OPERATOR),
+    "telemetry:metrics-server-test": _rule(POST=OPERATOR),
     "telemetry:metrics-server-remove": _form(ADMIN, confirm=("GET", "POST")),
     "telemetry:deliveries": VIEW,
     "telemetry:delivery": VIEW,

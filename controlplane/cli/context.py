@@ -93,8 +93,8 @@ class Output:
             self.json(rollout)
             return
         self.console.print(rollout_summary(rollout), markup=False, soft_wrap=True)
-        readings = ("name", "baseline", "trial", "limit", "verdict", "detail")
-        for key, fields in (("readings", readings), ("steps", ("at", "move", "stage", "by", "reason"))):
+        readings = ("name", "baseline", "canary", "limit", "verdict", "detail")
+        for key, fields in (("readings", readings), ("steps", ("at", "transition", "stage", "by", "reason"))):
             if rollout[key] or key == "steps":
                 self.table(fields, [[format_value(row[field]) for field in fields] for row in rollout[key]])
 

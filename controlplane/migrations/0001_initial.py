@@ -151,7 +151,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('number', models.PositiveIntegerField()),
-                ('state', models.CharField(choices=[('draft', 'Draft'), ('trial', 'Canary'), ('live', 'Active'), ('retired', 'Retired'), ('withdrawn', 'Rolled back')], default='draft', max_length=9)),
+                ('state', models.CharField(choices=[('draft', 'Draft'), ('canary', 'Canary'), ('live', 'Active'), ('retired', 'Retired'), ('rolled_back', 'Rolled back')], default='draft', max_length=11)),
                 ('settings', models.JSONField()),
                 ('digest', models.CharField(max_length=64)),
                 ('reason', models.CharField(blank=True, max_length=500)),
@@ -323,7 +323,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('plan', models.CharField(db_default='all_at_once', default='all_at_once', max_length=12)),
                 ('state', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], default='pending', max_length=17)),
-                ('held_by', models.CharField(blank=True, choices=[('refusal', 'A router rejects the configuration'), ('guard', 'Analysis inconclusive')], db_default='', default='', max_length=7)),
+                ('held_by', models.CharField(blank=True, choices=[('rejection', 'A router rejects the configuration'), ('analysis', 'Analysis inconclusive')], db_default='', default='', max_length=9)),
                 ('why', models.CharField(blank=True, db_default='', default='', max_length=500)),
                 ('stages', models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list)),
                 ('stage', models.PositiveSmallIntegerField(db_default=0, default=0)),
@@ -350,7 +350,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('move', models.CharField(max_length=12)),
+                ('transition', models.CharField(max_length=12)),
                 ('before', models.CharField(blank=True, choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
                 ('after', models.CharField(choices=[('awaiting_approval', 'Awaiting approval'), ('pending', 'Pending'), ('progressing', 'Progressing'), ('paused', 'Paused'), ('holding', 'On hold'), ('complete', 'Complete'), ('aborted', 'Aborted'), ('rolled_back', 'Rolled back'), ('superseded', 'Superseded')], max_length=17)),
                 ('stage', models.PositiveSmallIntegerField(default=0)),
@@ -627,7 +627,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='rollout',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('held_by__in', ['refusal', 'guard']), ('state', 'holding')), models.Q(models.Q(('state', 'holding'), _negated=True), ('held_by', '')), _connector='OR'), name='rollout_held_by_something'),
+            constraint=models.CheckConstraint(condition=models.Q(models.Q(('held_by__in', ['rejection', 'analysis']), ('state', 'holding')), models.Q(models.Q(('state', 'holding'), _negated=True), ('held_by', '')), _connector='OR'), name='rollout_held_by_something'),
         ),
         migrations.AddConstraint(
             model_name='rollout',
@@ -679,7 +679,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='policyrevision',
-            constraint=models.UniqueConstraint(condition=models.Q(('state', 'trial')), fields=('policy',), name='one_trial'),
+            constraint=models.UniqueConstraint(condition=models.Q(('state', 'canary')), fields=('policy',), name='one_canary'),
         ),
         migrations.AddConstraint(
             model_name='policyrevision',
@@ -687,7 +687,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='policyrevision',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['draft', 'trial', 'live', 'retired', 'withdrawn'])), name='revision_state_known'),
+            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['draft', 'canary', 'live', 'retired', 'rolled_back'])), name='revision_state_known'),
         ),
         migrations.AddConstraint(
             model_name='policyrevision',

@@ -31,7 +31,7 @@ begin
         is distinct from
        row(old.policy_id, old.number, old.settings, old.digest, old.author_id, old.reason, old.created_at, old.published_at)
         or not (new.state = old.state
-                or (old.state = 'trial' and new.state in ('live', 'withdrawn'))
+                or (old.state = 'canary' and new.state in ('live', 'rolled_back'))
                 or (old.state = 'live' and new.state = 'retired')) then
         raise exception 'a published policy revision never changes' using errcode = 'restrict_violation';
     end if;

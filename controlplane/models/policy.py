@@ -52,13 +52,13 @@ class RoutingPolicy(models.Model):
 
 
 class RevisionState(models.TextChoices):
-    """draft -> trial -> live -> retired, or draft -> trial -> withdrawn."""
+    """draft -> canary -> live -> retired, or draft -> canary -> rolled_back."""
 
     DRAFT = "draft", "Draft"
-    CANARY = "trial", "Canary"  # published, not active: its rollout determines its requests
+    CANARY = "canary", "Canary"  # published, not active: its rollout determines its requests
     LIVE = "live", "Active"
     RETIRED = "retired", "Retired"  # was active
-    WITHDRAWN = "withdrawn", "Rolled back"  # never became active
+    ROLLED_BACK = "rolled_back", "Rolled back"  # never became active
 
 
 class PolicyRevision(models.Model):
@@ -69,7 +69,7 @@ class PolicyRevision(models.Model):
 
     policy = models.ForeignKey(RoutingPolicy, models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()  # 1, 2, 3 ... within the policy
-    state = models.CharField(max_length=9, choices=RevisionState, default=RevisionState.DRAFT)
+    state = models.CharField(max_length=11, choices=RevisionState, default=RevisionState.DRAFT)
     settings = models.JSONField()  # routing.schema.Settings with defaults filled in
     digest = models.CharField(max_length=64)  # SHA-256 of the settings
     author = models.ForeignKey(
@@ -85,7 +85,7 @@ class PolicyRevision(models.Model):
             UniqueConstraint(fields=["policy", "number"], name="revision_number_unique"),
             UniqueConstraint(fields=["policy"], condition=Q(state="live"), name="one_live_revision"),
             UniqueConstraint(fields=["policy"], condition=Q(state="draft"), name="one_draft"),
-            UniqueConstraint(fields=["policy"], condition=Q(state="trial"), name="one_trial"),
+            UniqueConstraint(fields=["policy"], condition=Q(state="canary"), name="one_canary"),
             CheckConstraint(condition=Q(number__gt=0), name="revision_number_positive"),
             CheckConstraint(condition=Q(state__in=RevisionState.values), name="revision_state_known"),
             CheckConstraint(
@@ -162,8 +162,8 @@ EMPTY_LIST = Value([], models.JSONField())
 
 
 class HoldReason(models.TextChoices):
-    REFUSAL = "refusal", "A router rejects the configuration"
-    GUARD = "guard", "Analysis inconclusive"
+    REJECTION = "rejection", "A router rejects the configuration"
+    ANALYSIS = "analysis", "Analysis inconclusive"
 
 
 class Rollout(models.Model):
@@ -178,7 +178,7 @@ class Rollout(models.Model):
     snapshot = models.ForeignKey(ConfigSnapshot, models.PROTECT, null=True, blank=True, related_name="rollouts")
     plan = models.CharField(max_length=12, default="all_at_once", db_default="all_at_once")  # rollout_plans.Plan
     state = models.CharField(max_length=17, choices=RolloutState, default=RolloutState.PENDING)
-    held_by = models.CharField(max_length=7, choices=HoldReason, blank=True, default="", db_default="")
+    held_by = models.CharField(max_length=9, choices=HoldReason, blank=True, default="", db_default="")
     why = models.CharField(max_length=500, blank=True, default="", db_default="")  # reason for the state
 
     # rollout_plans.Stage; []: all at once.
@@ -250,7 +250,7 @@ class RolloutStep(models.Model):
 
     rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
-    move = models.CharField(max_length=12)  # a key of rollout_transitions.TRANSITIONS, or "publish"
+    transition = models.CharField(max_length=12)  # a name in rollout_transitions.TRANSITIONS, or "publish"
     before = models.CharField(max_length=17, choices=RolloutState, blank=True)  # "": the first step
     after = models.CharField(max_length=17, choices=RolloutState)
     stage = models.PositiveSmallIntegerField(default=0)  # after the transition
@@ -263,4 +263,4 @@ class RolloutStep(models.Model):
         ordering = ("pk",)
 
     def __str__(self) -> str:
-        return f"{self.rollout}: {self.move}"
+        return f"{self.rollout}: {self.transition}"

@@ -192,7 +192,7 @@ def _policy(
         name=policy.name,
         revision=live[0].number,
         settings=_settings(live[0]),
-        trial=_canary(canaries[policy.pk], without_policy) if policy.pk in canaries else None,
+        canary=_canary(canaries[policy.pk], without_policy) if policy.pk in canaries else None,
     )
 
 

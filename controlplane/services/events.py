@@ -31,10 +31,10 @@ OBSERVED = frozenset(
         EventKind.AUDIT_BROKEN,  # nothing is appended to a broken log
         EventKind.CONFIG_APPLIED,
         EventKind.CONFIG_REFUSED,
-        EventKind.ROLLOUT_BEGUN,
+        EventKind.ROLLOUT_ACKNOWLEDGED,
         EventKind.ROLLOUT_COMPLETED,
         EventKind.ROLLOUT_HELD,
-        EventKind.ROLLOUT_RELEASED,
+        EventKind.ROLLOUT_HOLD_ENDED,
         EventKind.ROUTER_JOINED,
         EventKind.ROUTER_LOST,
         EventKind.ROUTER_STARTED,

@@ -28,7 +28,7 @@ _TONES = {  # of badges, by the stored or shown word
         "up", "active", "complete", "ack", "delivered", "resolved", "in sync", "enabled", "ok", "sent", "acknowledged",
         "passed", "verified",
     ),
-    "ember": ("live", "proposed", "trial"),
+    "ember": ("live", "proposed", "canary"),
     "warn": (
         "starting", "draining", "stale", "pending", "progressing", "behind", "draft", "terminating", "missing",
         "holding", "waiting", "awaiting_approval", "warning", "opened", "inconclusive", "expired", "unsigned",
@@ -36,7 +36,7 @@ _TONES = {  # of badges, by the stored or shown word
     ),
     "bad": (
         "failing", "down", "firing", "nack", "failed", "lost", "refused", "rejected", "dead", "unreachable",
-        "rolled_back", "critical", "fired", "breached",
+        "rolled_back", "critical", "fired",
     ),
     "cold": ("cold", "restart"),
 }  # fmt: skip
@@ -48,21 +48,21 @@ _EVENT_TONES = {
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
     "replica_ejected": "bad", "replica_unreachable": "bad", "replica_readmitted": "good", "replica_reachable": "good",
     "replica_restarted": "cold", "policy_published": "ember",
-    "rollout_started": "ember", "rollout_widened": "ember", "rollout_completed": "good", "rollout_rolled_back": "bad",
+    "rollout_started": "ember", "rollout_promoted": "ember", "rollout_completed": "good", "rollout_rolled_back": "bad",
     "rollout_held": "bad", "prediction_overridden": "bad",
 }  # fmt: skip
 
 # Stored words that pages show as another.
 _WORDS = {
-    "trial": "canary", "live": "active", "withdrawn": "rolled back", "breached": "failed", "muted": "suppressed",
+    "live": "active", "muted": "suppressed",
     "refused": "rejected", "holding": "on hold", "dead": "failed",
 }  # fmt: skip
 
 # Transitions of a rollout, as its history shows them.
 _TRANSITIONS = {
-    "publish": "Published", "approve": "Approved", "begin": "Acknowledged by the first router",
-    "widen": "Promoted", "promote": "Promoted", "pause": "Paused", "resume": "Resumed",
-    "hold": "Put on hold", "release": "Hold ended", "complete": "Active on every router", "abort": "Aborted",
+    "publish": "Published", "approve": "Approved", "start": "Acknowledged by the first router",
+    "promote": "Promoted", "pause": "Paused", "resume": "Resumed",
+    "hold": "Put on hold", "complete": "Active on every router", "abort": "Aborted",
     "supersede": "Superseded", "roll_back": "Rolled back",
 }  # fmt: skip
 

@@ -38,8 +38,13 @@ urlpatterns = [
     path("rollouts/", rollouts.rollout_list, name="rollouts"),
     path("rollouts/<int:rollout_id>/", rollouts.rollout_detail, name="rollout"),
     *(
-        path(f"rollouts/<int:rollout_id>/{move}/", rollouts.rollout_move, {"move": move}, name=f"rollout-{move}")
-        for move in rollouts.ACTIONS
+        path(
+            f"rollouts/<int:rollout_id>/{name}/",
+            rollouts.rollout_transition,
+            {"transition": name},
+            name=f"rollout-{name}",
+        )
+        for name in rollouts.ACTIONS
     ),
     path("task-groups/<int:group_id>/policy/", policies.policy_create, name="policy-create"),
     path("fleet/", fleet.fleet, name="fleet"),

@@ -333,7 +333,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     return Record.from_decision(decision, request.request_id).as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
-        "trial": active.placement.canary_verdict(decision, placement_request),
+        "canary": active.placement.canary_verdict(decision, placement_request),
         "tokens_per_byte": decision.keys.ratio.tokens_per_byte,
         "tier1": {
             "rule": decision.route.tier1,

@@ -50,8 +50,8 @@ _pack_word: Final = struct.Struct("<Q").pack
 class Arm(StrEnum):
     """Which of a policy's two revisions places a request."""
 
-    ACTIVE = "in_force"
-    CANARY = "trial"
+    ACTIVE = "active"
+    CANARY = "canary"
 
 
 class ArmReason(StrEnum):
@@ -70,8 +70,8 @@ class CanaryVerdict:
 
     arm: Arm
     why: ArmReason
-    in_force: int  # the active revision
-    on_trial: int  # the canary's revision
+    active_revision: int
+    canary_revision: int
     share: float  # of the prefix space that the canary gets
     place: float | None  # position of the request in the prefix space, 0 to 1; None without a prompt
 
@@ -200,7 +200,7 @@ class RouteBuilder:
     def route(self, group: TaskGroupConfig | None) -> Route:
         """The route of a task group, or of the pool's own requests, with the route of its canary."""
         policy = policy_of(self._pool, group)
-        canary = policy.trial
+        canary = policy.canary
         if canary is None:
             return self._revision_route(policy, group)
         tier1, name = configured_tier1(self._pool, group), group.name if group else ""
@@ -208,7 +208,7 @@ class RouteBuilder:
         active = replace(self._revision_route(policy, group), arm=Arm.ACTIVE, canary_rule=rule)
         if not rule.applies:
             return active
-        next_policy = structs.replace(policy, revision=canary.revision, settings=canary.settings, trial=None)
+        next_policy = structs.replace(policy, revision=canary.revision, settings=canary.settings, canary=None)
         canary_route = replace(self._revision_route(next_policy, group), arm=Arm.CANARY)
         return replace(active, canary_route=CanaryRoute(rule, canary_route))
 
@@ -267,7 +267,7 @@ def uses_residency(pool: PoolConfig) -> bool:
         return True
     policies = [pool.policy, *(group.policy for group in pool.groups if group.policy)]
     settings = [policy.settings for policy in policies]
-    settings += [policy.trial.settings for policy in policies if policy.trial]
+    settings += [policy.canary.settings for policy in policies if policy.canary]
     return any(isinstance(item, ResidencySettings) for item in settings)
 
 

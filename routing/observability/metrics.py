@@ -458,8 +458,8 @@ def _pool_labels(pool: PoolConfig) -> _PoolLabels:
     with_canary = {
         (policy.name, revision)
         for policy in policies
-        if policy.trial is not None
-        for revision in (policy.revision, policy.trial.revision)
+        if policy.canary is not None
+        for revision in (policy.revision, policy.canary.revision)
     }
     return _PoolLabels(
         groups=frozenset(["", *(group.name for group in pool.groups)]),

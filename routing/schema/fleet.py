@@ -603,22 +603,22 @@ def check_canary(policy: PolicyConfig, path: str, groups: Collection[str] | None
 
     ``groups`` are the task groups that a pool's policy places; None: the policy is a task group's own.
     """
-    canary = policy.trial
+    canary = policy.canary
     if canary is None:
         return
     if canary.revision == policy.revision:
         reason = f"revision {canary.revision} is active; a canary needs another revision"
-        raise ConfigError(f"{path}.trial.revision", reason)
+        raise ConfigError(f"{path}.canary.revision", reason)
     if canary.routers == ():
-        raise ConfigError(f"{path}.trial.routers", "a canary on no router places nothing; use null for all")
+        raise ConfigError(f"{path}.canary.routers", "a canary on no router places nothing; use null for all")
     if canary.groups is None:
         return
     if groups is None:
         reason = "only a pool's policy places several task groups; leave groups out of a task group's own"
-        raise ConfigError(f"{path}.trial.groups", reason)
+        raise ConfigError(f"{path}.canary.groups", reason)
     if canary.groups == ():
-        raise ConfigError(f"{path}.trial.groups", "a canary for no task group places nothing; use null for all")
+        raise ConfigError(f"{path}.canary.groups", "a canary for no task group places nothing; use null for all")
     for at, name in enumerate(canary.groups):
         if name not in groups:
             reason = f"the pool's policy places no task group {name!r}: the pool has none, or it has its own policy"
-            raise ConfigError(f"{path}.trial.groups[{at}]", reason)
+            raise ConfigError(f"{path}.canary.groups[{at}]", reason)

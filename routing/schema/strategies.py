@@ -227,4 +227,4 @@ class PolicyConfig(Frozen, frozen=True, omit_defaults=True):
     name: Name
     revision: Revision
     settings: Settings
-    trial: Canary | None = None
+    canary: Canary | None = None

@@ -28,7 +28,9 @@ CLEARED_AFTER_S = 30.0  # a revision that hit as usual for at least this long af
 MIN_REVISION_REQUESTS = 50  # a revision with fewer requests before the drop has no rate of its own
 USUAL_TOLERANCE = 0.03  # below the usual rate that still counts as usual, 0 to 1
 USUAL_TOLERANCE_OF_FALL = 1 / 3  # the same as a part of the fall; the larger tolerance applies
-EVENTS = frozenset({"policy_published", "rollout_started", "rollout_begun", "rollout_widened", "rollout_completed"})
+EVENTS = frozenset(
+    {"policy_published", "rollout_started", "rollout_acknowledged", "rollout_promoted", "rollout_completed"}
+)
 Key = tuple[str, int]  # policy and revision
 
 

@@ -3,9 +3,9 @@
 Theory of operation. Each figure compares the requests that the canary placed with those that the active revision placed
 in the same time. Both have different prefixes, groups or routers. Where it is known how they differed before the
 rollout, that difference is subtracted first; where it is not, the baseline has the canary's mix of task groups
-(``confidence.mix_weights``). A figure is *breached* if the canary is certainly worse, and worse by more than allowed as
-far as is known. It is *passed* if the canary is certainly not worse than allowed, and *inconclusive* in between or with
-too little data. One breached figure breaches the canary; the canary passes when all figures do.
+(``confidence.mix_weights``). A figure has *failed* if the canary is certainly worse, and worse by more than allowed as
+far as is known. It has *passed* if the canary is certainly not worse than allowed, and is *inconclusive* in between or
+with too little data. The canary fails when one figure does, and passes when all do.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure and its limit, as rollouts store it and pages show it; ``trial`` is the canary's value."""
+    """One figure and its limit, as rollouts store it and pages show it."""
 
     name: str
     unit: str
     baseline: float | None
-    trial: float | None
+    canary: float | None
     limit: float | None
     verdict: str  # a Verdict, or "off"
     detail: str
@@ -102,7 +102,7 @@ def analyze(limits: GuardLimits, measured: Measured) -> tuple[Verdict, list[dict
 def overall(verdicts: Iterable[str]) -> Verdict:
     """The worst verdict; figures that are off do not count."""
     present = set(verdicts)
-    for worst in (Verdict.BREACHED, Verdict.INCONCLUSIVE):
+    for worst in (Verdict.FAILED, Verdict.INCONCLUSIVE):
         if worst in present:
             return worst
     return Verdict.PASSED
@@ -163,7 +163,7 @@ def _difference(counts: Counts, minuend: Sequence[Bin], subtrahend: Sequence[Bin
 def _verdict(harm: float, margin: float, allowed: float) -> Verdict:
     if harm + margin < allowed:
         return Verdict.PASSED
-    return Verdict.BREACHED if harm >= allowed and harm - margin > 0 else Verdict.INCONCLUSIVE
+    return Verdict.FAILED if harm >= allowed and harm - margin > 0 else Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def _compare_skew(limits: GuardLimits, measured: Measured) -> Figure:
     if missing or now is None:
         detail = missing or "There is no load yet."
         return Figure("load_skew", "ratio", before, now, limit, Verdict.INCONCLUSIVE, detail)
-    verdict = Verdict.PASSED if now <= limit + skew_by_chance(measured.load_now) else Verdict.BREACHED
+    verdict = Verdict.PASSED if now <= limit + skew_by_chance(measured.load_now) else Verdict.FAILED
     detail = f"The busiest of {len(measured.load_now)} replicas has {now:.2f} times the mean."
     return Figure("load_skew", "ratio", before, now, limit, verdict, detail)
 

@@ -30,7 +30,7 @@ class Decision(models.Model):
     matched_by = models.TextField()
     policy = models.TextField()
     revision = models.IntegerField()
-    arm = models.TextField()  # "in_force" or "trial" (of a canary); "": the policy had no canary
+    arm = models.TextField()  # "active" or "canary"; "": the policy had no canary
     strategy = models.TextField()
     replica = models.TextField()
     rank = models.SmallIntegerField(null=True)  # data-parallel; None: the replica has only one

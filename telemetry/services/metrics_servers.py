@@ -140,7 +140,7 @@ def recorded_settings(server: MetricsServer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class TryResult:
+class ServerTestResult:
     """The result of testing a server."""
 
     found: list[str]  # replicas, by name
@@ -149,7 +149,7 @@ class TryResult:
     elapsed_s: float
 
 
-def try_server(server: MetricsServer) -> TryResult:
+def try_server(server: MetricsServer) -> ServerTestResult:
     """Query the metrics of the replicas of its pools, and store nothing."""
     replicas = list(replicas_of(server))
     started_s = time.monotonic()
@@ -165,7 +165,7 @@ def try_server(server: MetricsServer) -> TryResult:
                     found.append(scrape.target.name)
     except PrometheusError as failure:
         error = str(failure)
-    return TryResult(sorted(found), sorted(missing), error, time.monotonic() - started_s)
+    return ServerTestResult(sorted(found), sorted(missing), error, time.monotonic() - started_s)
 
 
 def _apply_settings(server: MetricsServer, settings: Mapping[str, Any], credentials: Mapping[str, str] | None) -> None:

@@ -52,7 +52,7 @@ MARKED = {
     EventKind.ROLLOUT_ROLLED_BACK: ("rolled back", "bad"),
     EventKind.ROLLOUT_ABORTED: ("aborted", "bad"),
     EventKind.ROLLOUT_STARTED: ("canary", "policy"),
-    EventKind.ROLLOUT_WIDENED: ("promoted", "policy"),
+    EventKind.ROLLOUT_PROMOTED: ("promoted", "policy"),
     EventKind.ALERT_FIRING: ("alert", "bad"),
     EventKind.REPLICA_DOWN: ("down", "bad"),
     EventKind.REPLICA_RESTARTED: ("restart", "cold"),

@@ -9,7 +9,7 @@ import pytest
 from routing.schema import dump_snapshot, load_snapshot
 
 FOLDER = Path(__file__).parent.parent / "data" / "configurations"
-WITHOUT_CANARIES = FOLDER / "without_trials.json"
+WITHOUT_CANARIES = FOLDER / "without_canaries.json"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
@@ -17,18 +17,18 @@ def test_an_older_document_is_read(path: Path) -> None:
     assert load_snapshot(path.read_bytes()).config.pools
 
 
-def test_a_policy_without_a_trial_field_has_no_canary() -> None:
+def test_a_policy_without_a_canary_field_has_no_canary() -> None:
     config = load_snapshot(WITHOUT_CANARIES.read_bytes()).config
     policies = [pool.policy for pool in config.pools] + [
         group.policy for pool in config.pools for group in pool.groups if group.policy
     ]
 
     assert len(policies) == 3
-    assert [policy.trial for policy in policies] == [None] * 3
+    assert [policy.canary for policy in policies] == [None] * 3
 
 
 def test_a_configuration_without_a_canary_is_readable_by_routers_from_before_canaries() -> None:
     """A configuration without a canary has no canary fields, so older routers accept it."""
     config = load_snapshot(WITHOUT_CANARIES.read_bytes()).config
 
-    assert b'"trial"' not in dump_snapshot(config, 8).document
+    assert b'"canary"' not in dump_snapshot(config, 8).document

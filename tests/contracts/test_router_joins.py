@@ -150,7 +150,7 @@ def test_explain_returns_a_placement_and_the_prompt_is_neither_stored_nor_logged
     _, text = create_token(admin_user, name="test", scopes=["write"])
     api = APIClient()
     api.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
-    body = {"messages": [{"role": "user", "content": "a canary that must not be stored"}]}
+    body = {"messages": [{"role": "user", "content": "a tripwire that must not be stored"}]}
 
     explained = api.post(
         "/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json"
@@ -160,7 +160,7 @@ def test_explain_returns_a_placement_and_the_prompt_is_neither_stored_nor_logged
         explained.data
     )
     assert [candidate["replica"] for candidate in explained.data["candidates"]] == ["r1"]
-    assert "canary" not in str(explained.data) + caplog.text
+    assert "tripwire" not in str(explained.data) + caplog.text
 
     rejected = api.post("/api/v1/routers/router-1/explain", {"path": "/metrics", "body": body}, format="json")
     assert (rejected.status_code, rejected.data["errors"][0]["pointer"]) == (422, "#/body")
@@ -169,7 +169,7 @@ def test_explain_returns_a_placement_and_the_prompt_is_neither_stored_nor_logged
     unreachable = api.post(
         "/api/v1/routers/router-1/explain", {"path": "/v1/chat/completions", "body": body}, format="json"
     )
-    assert (unreachable.status_code, "canary" in str(unreachable.data) + caplog.text) == (502, False)
+    assert (unreachable.status_code, "tripwire" in str(unreachable.data) + caplog.text) == (502, False)
 
 
 @pytest.mark.django_db(transaction=True)

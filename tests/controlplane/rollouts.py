@@ -10,9 +10,9 @@ AWAITING, PENDING, PROGRESSING, PAUSED, HOLDING, COMPLETE, ABORTED, ROLLED_BACK,
 
 FORMER = {"strategy": "round_robin"}
 NEXT = {"strategy": "prefix_hash"}
-READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": 0.41, "limit": 0.05}
-BREACH = [{**READING, "verdict": "breached", "detail": "A hit rate of 41.0 % compared with 60.0 %."}]
-INCONCLUSIVE = [{**READING, "trial": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
+READING = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "canary": 0.41, "limit": 0.05}
+FAILED = [{**READING, "verdict": "failed", "detail": "A hit rate of 41.0 % compared with 60.0 %."}]
+INCONCLUSIVE = [{**READING, "canary": None, "verdict": "inconclusive", "detail": "12 of 200 requests so far."}]
 
 
 def publish_stages(policy, stages=({"share": 0.05}, {"share": 0.25}), *, settings=NEXT, by=None, guard=None, **options):
@@ -69,8 +69,8 @@ def state(rollout):
     return RolloutState(rollout.state), rollout.stage
 
 
-def moves(rollout):
-    return [step.move for step in rollout.steps.all()]
+def transitions(rollout):
+    return [step.transition for step in rollout.steps.all()]
 
 
 def announce_all(routers):

@@ -29,14 +29,14 @@ def acknowledge() -> None:
     advance_rollouts()
 
 
-def minutes_of_traffic(tried: int, *, in_force: int, hit_rate: float, ttft: dict[int, int]) -> None:
+def minutes_of_traffic(canary: int, *, active: int, hit_rate: float, ttft: dict[int, int]) -> None:
     """Store 15 minutes of traffic of both revisions since the stage began, then run the analysis."""
     now = timezone.now()
     ensure_days({(now - timedelta(minutes=20)).date(), now.date()})
     Rollout.objects.filter(finished_at=None).update(stage_converged_at=now - timedelta(minutes=16))
     for minute in range(15):
         at = now - timedelta(minutes=minute, seconds=1)
-        for revision, rate, waits in ((in_force, 0.6, WELL), (tried, hit_rate, ttft)):
+        for revision, rate, waits in ((active, 0.6, WELL), (canary, hit_rate, ttft)):
             cached = 40_000 * (rate + 0.01 * (minute % 2))
             counters = {"requests": 200, "ok_requests": 200, "usage_reported": 200}
             tokens = {"prompt_tokens": 40_000, "cached_tokens": cached}
@@ -76,7 +76,7 @@ def test_from_the_first_pool_to_a_rollback(site, complaints):
     page.reload()
     expect(page.get_by_role("heading", name="Canary: 25 % of prefixes")).to_be_visible()
     looked_at()
-    minutes_of_traffic(2, in_force=1, hit_rate=0.8, ttft=WELL)
+    minutes_of_traffic(2, active=1, hit_rate=0.8, ttft=WELL)
     acknowledge()
     page.reload()
     expect(page.get_by_role("heading", name="Active on every router")).to_be_visible()
@@ -85,7 +85,7 @@ def test_from_the_first_pool_to_a_rollback(site, complaints):
 
     draft_and_try(page, "random", "whoever is free", looked_at)
     acknowledge()
-    minutes_of_traffic(3, in_force=2, hit_rate=0.2, ttft=SLOWLY)
+    minutes_of_traffic(3, active=2, hit_rate=0.2, ttft=SLOWLY)
     page.reload()
     expect(page.get_by_text("Rolled back automatically:")).to_be_visible()
     expect(page.locator("table").first).to_contain_text("failed")

@@ -121,7 +121,7 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
 
     ended = rest.get(f"rollouts/{rollout['id']}").json()
     assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
-    assert any(reading["verdict"] == "breached" for reading in ended["steps"][-1]["evidence"])
+    assert any(reading["verdict"] == "failed" for reading in ended["steps"][-1]["evidence"])
     assert rest.get("policies/default").json()["live"]["settings"]["strategy"] == "prefix_hash"
     tab.goto(f"/rollouts/{rollout['id']}/")
     expect(tab.get_by_text("Rolled back automatically:")).to_be_visible()
@@ -141,10 +141,10 @@ def test_killing_replicas_fails_no_request_alerts_once_for_each_and_not_of_their
         assert rest.patch(f"alert-rules/{rules[kind]}", json={"settings": settings}).status_code == 200
     names = {replica["name"] for replica in rest.get("replicas").json()["results"]}
     assert len(names) == 4
-    trial_gone = datetime.now(UTC) + timedelta(seconds=20)
-    stack.until(lambda: judged_well(rest, rules["hit_rate_drop"], trial_gone), 200, "a window after the trial")
+    rolled_back_at = datetime.now(UTC) + timedelta(seconds=20)
+    stack.until(lambda: judged_well(rest, rules["hit_rate_drop"], rolled_back_at), 200, "a window after the canary")
     stack.until(
-        lambda: not rest.get("alerts", params={"state": "firing"}).json()["results"], 60, "the trial's drop to end"
+        lambda: not rest.get("alerts", params={"state": "firing"}).json()["results"], 60, "the canary's drop to end"
     )
     with receiving() as receiver:
         channel = rest.post("channels", json={"name": "on-call", "config": {"url": receiver.url}})

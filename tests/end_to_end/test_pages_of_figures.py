@@ -169,12 +169,12 @@ def test_from_an_alert_the_cause_is_named_and_the_replica_and_the_change_are_at_
     clicks += 1
     expect(page.get_by_role("heading", name="Pool chat")).to_be_visible()
     expect(page.locator("#events")).to_contain_text("revision 2")  # the change, when, by whom
-    expect(page.locator("#in-force")).to_contain_text("chat r2")
+    expect(page.locator("#active-policy")).to_contain_text("chat r2")
     page.locator("#replicas").get_by_role("link", name="gpu-8").click()  # the one whose strip turned cold
     clicks += 1
     expect(page.locator("#events")).to_contain_text("gpu-8 restarted")
     page.go_back()
-    page.locator("#in-force").get_by_role("link", name="Policy").click()
+    page.locator("#active-policy").get_by_role("link", name="Policy").click()
     clicks += 1
 
     expect(page.get_by_role("heading", name="chat")).to_be_visible()

@@ -88,7 +88,7 @@ def poisoned(everything, full, operator):
 
 
 # Codes that only programs write, and by which a row is found or understood.
-KEPT = {"username", "password", "boot", "kind", "move", "plan", "digest", "sha256", "unit"}
+KEPT = {"username", "password", "boot", "kind", "move", "transition", "plan", "digest", "sha256", "unit"}
 
 
 def poison(model, key, field, string):

@@ -37,20 +37,20 @@ class PolicySerializer(serializers.ModelSerializer[RoutingPolicy]):
     pool = ByName(read_only=True)
     group = serializers.CharField(source="group.name", default=None, read_only=True, allow_null=True)
     live = serializers.SerializerMethodField()
-    trial = serializers.SerializerMethodField()
+    canary = serializers.SerializerMethodField()
     draft = serializers.SerializerMethodField()
 
     class Meta:
         model = RoutingPolicy
-        fields = ("id", "name", "pool", "group", "live", "trial", "draft")
+        fields = ("id", "name", "pool", "group", "live", "canary", "draft")
 
     def get_live(self, policy: RoutingPolicy) -> dict[str, Any] | None:
         """The active revision."""
         return self._revision(policy, "live")
 
-    def get_trial(self, policy: RoutingPolicy) -> dict[str, Any] | None:
+    def get_canary(self, policy: RoutingPolicy) -> dict[str, Any] | None:
         """The revision that is published and not active yet."""
-        return self._revision(policy, "trial")
+        return self._revision(policy, "canary")
 
     def get_draft(self, policy: RoutingPolicy) -> dict[str, Any] | None:
         """The revision being edited."""
@@ -205,7 +205,7 @@ class ReadingSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     unit = serializers.CharField()
     baseline = serializers.FloatField(allow_null=True)
-    trial = serializers.FloatField(allow_null=True)
+    canary = serializers.FloatField(allow_null=True)
     limit = serializers.FloatField(allow_null=True)
     verdict = serializers.CharField()
     detail = serializers.CharField()
@@ -241,7 +241,7 @@ class StepSerializer(serializers.ModelSerializer[RolloutStep]):
 
     class Meta:
         model = RolloutStep
-        fields = ("at", "move", "before", "after", "stage", "by", "reason", "evidence")
+        fields = ("at", "transition", "before", "after", "stage", "by", "reason", "evidence")
 
 
 class RouterProgressSerializer(serializers.Serializer[Any]):
@@ -249,7 +249,7 @@ class RouterProgressSerializer(serializers.Serializer[Any]):
 
     name = serializers.CharField()
     progress = serializers.ChoiceField(choices=[(str(progress), str(progress)) for progress in Progress])
-    on_trial = serializers.BooleanField(source="gets_canary_requests")
+    gets_canary_requests = serializers.BooleanField()
     running = serializers.IntegerField(allow_null=True)
     reason = serializers.CharField()
 

@@ -73,7 +73,7 @@ class _PoolChange:
         """Whether a policy of the pool compares what replicas have cached."""
         policies = [route.policy for route in self.after.values()]
         settings = [policy.settings for policy in policies]
-        settings += [policy.trial.settings for policy in policies if policy.trial]
+        settings += [policy.canary.settings for policy in policies if policy.canary]
         return any(isinstance(item, schema.ResidencySettings) for item in settings)
 
     def describe_share(self, share: float) -> str:

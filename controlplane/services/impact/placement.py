@@ -79,7 +79,9 @@ def placement_effects(
 
 
 def _route_changes(before: Route, after: Route, differences: Differences) -> Iterator[_Change]:
-    policy = tuple(path for path in differences.under(before.policy_path, after.policy_path) if "trial" not in path)
+    policies = (before.policy_path, after.policy_path)
+    of_canaries = differences.under(*((*path, "canary") for path in policies))
+    policy = tuple(path for path in differences.under(*policies) if path not in of_canaries)
     tier1_overrides = [(*path, "tier1") for path in (before.path, after.path, ("pools", after.pool.name))]
     boundary = differences.under(*tier1_overrides)
     if before.settings.name != after.settings.name:
@@ -289,12 +291,12 @@ def _boundary_text(tier1: schema.Tier1) -> str:
 
 def _canary_effects(old: Mapping[Any, Route], new: Mapping[Any, Route], differences: Differences) -> Iterator[Effect]:
     for path, route, old_route in _policies(old, new):
-        if paths := differences.under((*path, "trial")):
-            yield _canary_effect(route, old_route.policy.trial if old_route else None, paths)
+        if paths := differences.under((*path, "canary")):
+            yield _canary_effect(route, old_route.policy.canary if old_route else None, paths)
 
 
 def _canary_effect(route: Route, before: schema.Canary | None, paths: tuple[Path, ...]) -> Effect:
-    policy, after, impact = route.policy, route.policy.trial, Impact.MOVE
+    policy, after, impact = route.policy, route.policy.canary, Impact.MOVE
     if after is not None:
         text = f"Revision {after.revision} ({after.settings.name}) of policy {policy.name} is a canary for "
         text += describe_stage(after)
@@ -307,7 +309,7 @@ def _canary_effect(route: Route, before: schema.Canary | None, paths: tuple[Path
         impact = Impact.QUIET
     else:
         text = f"Revision {policy.revision} of policy {policy.name} becomes active for all requests."
-    return Effect("trial", impact, (route.label,), text, _json(before), _json(after), None, paths)
+    return Effect("canary", impact, (route.label,), text, _json(before), _json(after), None, paths)
 
 
 def _renumbering_effects(

@@ -1,11 +1,13 @@
-"""The state machine of rollouts: the table of transitions, and performing one.
+"""The state machine of rollouts: the tables of transitions, and performing one.
 
-Theory of operation. Every transition is made on the locked row, rejected if the table does not allow it, and recorded
-as a RolloutStep and an event. Rows alone tell routers what to run: while a rollout is open and approved, its revision
-is a canary for the requests of the current stage; entering the last stage makes the revision active; aborting, rolling
-back and superseding end the canary, so that the active revision places all requests as before. Each of these freezes a
-snapshot, so one number states what every router should run. A database trigger rejects other changes of a published
-revision's state.
+Theory of operation. Every transition is made on the locked row, rejected if its table does not allow it, and recorded
+as a RolloutStep and an event. Users and the control plane have a table each, because they promote and resume from
+different states: only a user resumes a paused rollout, and only the control plane resumes one that is on hold.
+
+Rows alone tell routers what to run: while a rollout is open and approved, its revision is a canary for the requests of
+the current stage; entering the last stage makes the revision active; aborting, rolling back and superseding end the
+canary, so that the active revision places all requests as before. Each of these freezes a snapshot, so one number
+states what every router should run. A database trigger rejects other changes of a published revision's state.
 
 Lock order: routers, policy, rollouts by id, then the audit log's and the snapshots' advisory locks.
 """
@@ -47,10 +49,9 @@ class Transition:
     text: str  # follows "Revision 7 of chat"; {scope} is the current stage
 
 
-TRANSITIONS = {
+BY_USER = {
     transition.name: transition
     for transition in (
-        # by users
         Transition("approve", (AWAITING,), PENDING, EventKind.ROLLOUT_APPROVED, "was approved"),
         Transition("pause", (PENDING, PROGRESSING, HOLDING), PAUSED, EventKind.ROLLOUT_PAUSED, "was paused"),
         Transition("resume", (PAUSED,), PROGRESSING, EventKind.ROLLOUT_RESUMED, "was resumed"),
@@ -58,16 +59,24 @@ TRANSITIONS = {
             "promote",
             (PROGRESSING, PAUSED, HOLDING),
             PROGRESSING,
-            EventKind.ROLLOUT_WIDENED,
+            EventKind.ROLLOUT_PROMOTED,
             "was promoted manually to {scope}",
         ),
         Transition("abort", (AWAITING, *STARTED), ABORTED, EventKind.ROLLOUT_ABORTED, "was aborted"),
         Transition("supersede", (AWAITING, *STARTED), SUPERSEDED, EventKind.ROLLOUT_SUPERSEDED, "was superseded"),
-        # by acknowledgements of routers, the analysis and the clock
-        Transition("begin", (PENDING,), PROGRESSING, EventKind.ROLLOUT_BEGUN, "runs on its first router"),
-        Transition("widen", (PROGRESSING, HOLDING), PROGRESSING, EventKind.ROLLOUT_WIDENED, "was promoted to {scope}"),
+    )
+}
+
+# Required by acknowledgements of routers, the analysis or the clock.
+AUTOMATIC = {
+    transition.name: transition
+    for transition in (
+        Transition("start", (PENDING,), PROGRESSING, EventKind.ROLLOUT_ACKNOWLEDGED, "runs on its first router"),
+        Transition(
+            "promote", (PROGRESSING, HOLDING), PROGRESSING, EventKind.ROLLOUT_PROMOTED, "was promoted to {scope}"
+        ),
         Transition("hold", (PENDING, PROGRESSING), HOLDING, EventKind.ROLLOUT_HELD, "is on hold"),
-        Transition("release", (HOLDING,), PROGRESSING, EventKind.ROLLOUT_RELEASED, "is no longer on hold"),
+        Transition("resume", (HOLDING,), PROGRESSING, EventKind.ROLLOUT_HOLD_ENDED, "is no longer on hold"),
         Transition(
             "complete",
             (PENDING, PROGRESSING, HOLDING),
@@ -78,6 +87,8 @@ TRANSITIONS = {
         Transition("roll_back", STARTED, ROLLED_BACK, EventKind.ROLLOUT_ROLLED_BACK, "was rolled back automatically"),
     )
 }
+
+TRANSITIONS = (*BY_USER.values(), *AUTOMATIC.values())
 
 
 # --- revisions ------------------------------------------------------------------------------------------
@@ -125,20 +136,18 @@ def _end_canary(revision: PolicyRevision, after: RevisionState) -> None:
 # --- rollouts -------------------------------------------------------------------------------------------
 
 
-def check_transition(rollout: Rollout, name: str) -> Transition:
-    """RolloutTransitionError unless the table allows the transition from the current state."""
-    transition = TRANSITIONS[name]
+def check_transition(rollout: Rollout, transition: Transition) -> None:
+    """RolloutTransitionError unless the transition is allowed from the current state."""
     if rollout.state not in transition.before:
-        state = RolloutState(rollout.state).label.lower()
-        raise RolloutTransitionError(f"The {rollout} is {state} and cannot be changed by {name.replace('_', ' ')}.")
-    return transition
+        state, name = RolloutState(rollout.state).label.lower(), transition.name.replace("_", " ")
+        raise RolloutTransitionError(f"The {rollout} is {state} and cannot be changed by {name}.")
 
 
 def change_state(
-    rollout: Rollout, name: str, *, by: User | None = None, reason: str = "", evidence: Any = None
+    rollout: Rollout, transition: Transition, *, by: User | None = None, reason: str = "", evidence: Any = None
 ) -> None:
     """Perform a transition on a locked row and record it; RolloutTransitionError."""
-    transition = check_transition(rollout, name)
+    check_transition(rollout, transition)
     before, rollout.state, rollout.why = rollout.state, transition.after, reason[:500]
     if transition.after != HOLDING:
         rollout.held_by = ""
@@ -146,7 +155,7 @@ def change_state(
     if not rollout.is_open:
         rollout.finished_at = timezone.now()
     rollout.save()
-    record_step(rollout, name, before=before, by=by, reason=reason, evidence=evidence)
+    record_step(rollout, transition.name, before=before, by=by, reason=reason, evidence=evidence)
     detail = {"before": before, "after": rollout.state, "evidence": evidence}
     text = transition.text.format(scope=scope_text(rollout))
     record_rollout_event(rollout, transition.event, text, by=by, detail=detail, reason=reason)
@@ -175,25 +184,27 @@ def enter_stage(rollout: Rollout, stage: int, *, by: User | None = None) -> None
 
 
 def enter_next_stage(
-    rollout: Rollout, name: str, *, by: User | None = None, reason: str = "", evidence: Any = None
+    rollout: Rollout, transition: Transition, *, by: User | None = None, reason: str = "", evidence: Any = None
 ) -> None:
-    """Enter the next stage by transition ``promote`` or ``widen``."""
-    check_transition(rollout, name)
+    """Enter the next stage by a user's or the automatic ``promote``."""
+    check_transition(rollout, transition)
     enter_stage(rollout, rollout.stage + 1, by=by)
-    change_state(rollout, name, by=by, reason=reason, evidence=evidence)
+    change_state(rollout, transition, by=by, reason=reason, evidence=evidence)
 
 
 def hold_rollout(rollout: Rollout, held_by: HoldReason, reason: str, evidence: Any) -> None:
     rollout.held_by = held_by
-    change_state(rollout, "hold", reason=reason, evidence=evidence)
+    change_state(rollout, AUTOMATIC["hold"], reason=reason, evidence=evidence)
 
 
-def end_rollout(rollout: Rollout, name: str, *, by: User | None = None, reason: str = "", evidence: Any = None) -> None:
+def end_rollout(
+    rollout: Rollout, transition: Transition, *, by: User | None = None, reason: str = "", evidence: Any = None
+) -> None:
     """Perform a final transition, which ends the canary. The caller freezes the snapshot."""
-    check_transition(rollout, name)
+    check_transition(rollout, transition)
     if is_canary(rollout):
-        _end_canary(rollout.revision, RevisionState.WITHDRAWN)
-    change_state(rollout, name, by=by, reason=reason, evidence=evidence)
+        _end_canary(rollout.revision, RevisionState.ROLLED_BACK)
+    change_state(rollout, transition, by=by, reason=reason, evidence=evidence)
 
 
 def record_step(
@@ -202,7 +213,7 @@ def record_step(
     """Record a transition after it was made."""
     RolloutStep.objects.create(
         rollout=rollout,
-        move=name,
+        transition=name,
         before=before,
         after=rollout.state,
         stage=rollout.stage,

@@ -36,7 +36,9 @@ from controlplane.models import (
 )
 from controlplane.services.policies.rollout_plans import AT_ONCE, RolloutPlan, read_stage
 from controlplane.services.policies.rollout_transitions import (
+    AUTOMATIC,
     AWAITING,
+    BY_USER,
     HOLDING,
     PENDING,
     PROGRESSING,
@@ -64,7 +66,7 @@ class Verdict(StrEnum):
 
     WARMING = "warming"  # too early
     PASSED = "passed"
-    BREACHED = "breached"
+    FAILED = "failed"  # worse than allowed
     INCONCLUSIVE = "inconclusive"  # too few requests, or too close to a limit
 
 
@@ -108,7 +110,7 @@ def open_rollout(
 def supersede_rollouts(policy: RoutingPolicy, *, by: User | None = None, reason: str = "") -> None:
     """End the open rollouts of a policy before another publication. The caller locked the policy's row."""
     for rollout in lock_open_rollouts(revision__policy=policy):
-        end_rollout(rollout, "supersede", by=by, reason=reason)
+        end_rollout(rollout, BY_USER["supersede"], by=by, reason=reason)
 
 
 def _start(rollout: Rollout, by: User | None) -> None:
@@ -129,7 +131,7 @@ def approve_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     if rollout.started_by_id == by.pk:
         raise SelfApprovalError("You published this revision; another user has to approve it.")
     rollout.approved_by = by
-    change_state(rollout, "approve", by=by, reason=reason)
+    change_state(rollout, BY_USER["approve"], by=by, reason=reason)
     _start(rollout, by)
     return rollout
 
@@ -138,7 +140,7 @@ def approve_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 def pause_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     """Enter no further stage for now. The canary keeps its requests, and the analysis continues."""
     rollout = _lock_canary(rollout_id, "pause")
-    change_state(rollout, "pause", by=by, reason=reason)
+    change_state(rollout, BY_USER["pause"], by=by, reason=reason)
     return rollout
 
 
@@ -146,7 +148,7 @@ def pause_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 def resume_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     """Continue after a pause."""
     rollout = _lock_canary(rollout_id, "resume")
-    change_state(rollout, "resume", by=by, reason=reason)
+    change_state(rollout, BY_USER["resume"], by=by, reason=reason)
     return rollout
 
 
@@ -154,7 +156,7 @@ def resume_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 def promote_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     """Enter the next stage now, regardless of the analysis."""
     rollout = _lock_canary(rollout_id, "promote")
-    enter_next_stage(rollout, "promote", by=by, reason=reason)
+    enter_next_stage(rollout, BY_USER["promote"], by=by, reason=reason)
     return rollout
 
 
@@ -162,7 +164,7 @@ def promote_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
 def abort_rollout(rollout_id: int, *, by: User, reason: str = "") -> Rollout:
     """End the canary: the active revision places all requests again at once."""
     rollout = _lock_canary(rollout_id, "abort")
-    end_rollout(rollout, "abort", by=by, reason=reason)
+    end_rollout(rollout, BY_USER["abort"], by=by, reason=reason)
     freeze_snapshot(reason=f"rollout of {rollout.revision} aborted", by=by)
     return rollout
 
@@ -185,7 +187,7 @@ def _lock_canary(rollout_id: int, action: str) -> Rollout:
 def apply_verdict(rollout_id: int, *, stage: int, verdict: Verdict, readings: list[dict[str, Any]]) -> None:
     """Apply an analysis result to a stage; results for another stage or an ended rollout are ignored.
 
-    A breach rolls back, also during a pause. A pass enters the next stage once the stage was observed long enough; an
+    A failure rolls back, also during a pause. A pass enters the next stage once the stage was observed long enough; an
     inconclusive result puts the rollout on hold from then on.
     """
     for rollout in lock_started_rollouts(pk=rollout_id, stage=stage, guard__isnull=False):
@@ -198,16 +200,16 @@ def _apply_verdict(rollout: Rollout, verdict: Verdict, readings: list[dict[str, 
     rollout.save(update_fields=["readings", "readings_at"])
     texts = [str(reading["detail"]) for reading in readings if reading.get("verdict") == verdict]
     reason = " ".join(texts) or f"Analysis result: {verdict}."
-    if verdict is Verdict.BREACHED:
-        end_rollout(rollout, "roll_back", reason=reason, evidence=readings)
+    if verdict is Verdict.FAILED:
+        end_rollout(rollout, AUTOMATIC["roll_back"], reason=reason, evidence=readings)
         freeze_snapshot(reason=f"rollout of {rollout.revision} rolled back")
     elif verdict is Verdict.PASSED and rollout.state in {PROGRESSING, HOLDING}:
-        if _is_observed(rollout) and rollout.held_by != HoldReason.REFUSAL:
-            enter_next_stage(rollout, "widen", reason="The analysis passed.", evidence=readings)
-        elif rollout.held_by == HoldReason.GUARD:
-            change_state(rollout, "release", reason="The analysis is conclusive again.", evidence=readings)
+        if _is_observed(rollout) and rollout.held_by != HoldReason.REJECTION:
+            enter_next_stage(rollout, AUTOMATIC["promote"], reason="The analysis passed.", evidence=readings)
+        elif rollout.held_by == HoldReason.ANALYSIS:
+            change_state(rollout, AUTOMATIC["resume"], reason="The analysis is conclusive again.", evidence=readings)
     elif verdict is Verdict.INCONCLUSIVE and rollout.state == PROGRESSING and _is_observed(rollout):
-        hold_rollout(rollout, HoldReason.GUARD, reason, readings)
+        hold_rollout(rollout, HoldReason.ANALYSIS, reason, readings)
 
 
 # --- acknowledgements and the clock ---------------------------------------------------------------------
@@ -259,13 +261,13 @@ def _advance(rollout: Rollout, fleet: _Fleet) -> None:
         rollout.stage_converged_at = timezone.now()
         rollout.save(update_fields=["stage_converged_at"])
     if converged and not is_canary(rollout):
-        change_state(rollout, "complete")
+        change_state(rollout, AUTOMATIC["complete"])
         return
     if rollout.state == PENDING and running:
-        change_state(rollout, "begin", evidence=[router.name for router in running])
+        change_state(rollout, AUTOMATIC["start"], evidence=[router.name for router in running])
     outdated = [router for router in fleet.routers if router not in running]
     nacks = [{"router": router.name, **(router.last_nack or {})} for router in outdated]
-    _hold_or_release(rollout, [nack for nack in nacks if nack.get("revision", 0) >= snapshot.number])
+    _hold_or_resume(rollout, [nack for nack in nacks if nack.get("revision", 0) >= snapshot.number])
     if rollout.state == PROGRESSING and is_canary(rollout) and _is_observed(rollout):
         _finish_stage(rollout)
 
@@ -276,24 +278,24 @@ def _runs_on_stage_router(rollout: Rollout, running: Sequence[Router]) -> bool:
     return names is None or any(router.name in names for router in running)
 
 
-def _hold_or_release(rollout: Rollout, nacks: Sequence[dict[str, Any]]) -> None:
+def _hold_or_resume(rollout: Rollout, nacks: Sequence[dict[str, Any]]) -> None:
     if nacks and rollout.state in {PENDING, PROGRESSING}:
         reason = f"Router {nacks[0]['router']} rejects it: {nacks[0]['path']}: {nacks[0]['reason']}"
-        hold_rollout(rollout, HoldReason.REFUSAL, reason, nacks)
-    elif not nacks and rollout.held_by == HoldReason.REFUSAL:
-        change_state(rollout, "release", reason="No router rejects it any more.")
+        hold_rollout(rollout, HoldReason.REJECTION, reason, nacks)
+    elif not nacks and rollout.held_by == HoldReason.REJECTION:
+        change_state(rollout, AUTOMATIC["resume"], reason="No router rejects it any more.")
 
 
 def _finish_stage(rollout: Rollout) -> None:
     """Enter the next stage of a rollout without analysis; hold one whose analysis has stopped."""
     timeout = timedelta(seconds=GUARD_TIMEOUT_S)
     if rollout.guard is None:
-        enter_next_stage(rollout, "widen", reason="The observation time of the stage is over.")
+        enter_next_stage(rollout, AUTOMATIC["promote"], reason="The observation time of the stage is over.")
         return
     has_result = rollout.readings_at is not None and rollout.readings_at >= timezone.now() - timeout
     if _is_observed(rollout, extra=timeout) and not has_result:
         reason = "There is no analysis result: is telemetry's worker running?"
-        hold_rollout(rollout, HoldReason.GUARD, reason, rollout.readings)
+        hold_rollout(rollout, HoldReason.ANALYSIS, reason, rollout.readings)
 
 
 def _is_observed(rollout: Rollout, *, extra: timedelta = timedelta()) -> bool:

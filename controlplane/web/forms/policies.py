@@ -1,4 +1,4 @@
-"""Forms that publish a draft, move a rollout and revert a policy."""
+"""Forms that publish a draft, change the state of a rollout and revert a policy."""
 
 from __future__ import annotations
 

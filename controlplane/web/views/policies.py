@@ -49,7 +49,7 @@ def get_policy(policy_id: int) -> RoutingPolicy:
 @require_GET
 def policy_list(request: HttpRequest) -> HttpResponse:
     """Every pool with its policy and the policies of its task groups."""
-    current = PolicyRevision.objects.exclude(state__in=(RevisionState.RETIRED, RevisionState.WITHDRAWN))
+    current = PolicyRevision.objects.exclude(state__in=(RevisionState.RETIRED, RevisionState.ROLLED_BACK))
     revisions = Prefetch("revisions", current.select_related("author"), to_attr="current")
     policies = RoutingPolicy.objects.prefetch_related(revisions)
     pools = viewable(request, Pool.objects.all()).prefetch_related(

@@ -20,7 +20,7 @@ from controlplane.models import OPEN_ROLLOUTS, RevisionState, Rollout, RolloutSt
 from controlplane.schema_fields import SettingInfo
 from controlplane.services.policies import rollouts as services
 from controlplane.services.policies.rollout_plans import describe_stage, guard_catalogue, read_stage
-from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollout_transitions import BY_USER
 from controlplane.services.policies.rollouts import Progress, RouterProgress, router_progress
 from controlplane.web.base import current_user, errors_as_messages, first_page, int_parameter, render_live, viewable
 from controlplane.web.forms.base import setting_label
@@ -98,11 +98,11 @@ def rollout_detail(request: HttpRequest, rollout_id: int) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-def rollout_move(request: HttpRequest, rollout_id: int, move: str) -> HttpResponse:
+def rollout_transition(request: HttpRequest, rollout_id: int, transition: str) -> HttpResponse:
     """Confirm and make a transition."""
     rollout, action, form = (
         get_object_or_404(_rollouts(), pk=rollout_id),
-        ACTIONS[move],
+        ACTIONS[transition],
         ReasonForm(request.POST or None),
     )
     if request.method == "POST" and (form.is_valid() or not form.is_bound):
@@ -111,7 +111,7 @@ def rollout_move(request: HttpRequest, rollout_id: int, move: str) -> HttpRespon
             action.service(rollout.pk, by=current_user(request), reason=reason)
             messages.success(request, f"The rollout of revision {rollout.revision.number} was {action.done}")
         return redirect("controlplane:rollout", rollout_id=rollout.pk)
-    has_next = move == "promote" and not rollout.is_last_stage
+    has_next = transition == "promote" and not rollout.is_last_stage
     next_step = f" Next step: {_stage_text(rollout.stages[rollout.stage + 1])}." if has_next else ""
     context = {
         "title": f"{action.label}: revision {rollout.revision.number} of {rollout.revision.policy.name}",
@@ -163,11 +163,11 @@ def _context(rollout: Rollout) -> dict[str, Any]:
         "readings": [_reading(reading) for reading in rollout.readings],
         "unread": _no_readings(rollout),
         "steps": steps,
-        "overridden": next((step for step in steps if step.move == "publish" and step.evidence), None),
+        "overridden": next((step for step in steps if step.transition == "publish" and step.evidence), None),
         "actions": [
             (name, action, f"controlplane:rollout-{name}")
             for name, action in ACTIONS.items()
-            if is_canary and rollout.state in TRANSITIONS[name].before
+            if is_canary and rollout.state in BY_USER[name].before
         ],
     }
 
@@ -227,7 +227,7 @@ def _limit(rollout: Rollout, info: SettingInfo) -> dict[str, str]:
 
 def _reading(reading: dict[str, Any]) -> dict[str, Any]:
     name, unit = reading["name"], reading["unit"]
-    values = {side: _with_unit(name, unit, reading[side]) for side in ("baseline", "trial", "limit")}
+    values = {side: _with_unit(name, unit, reading[side]) for side in ("baseline", "canary", "limit")}
     return {**reading, **values, "name": name.removesuffix("_s")}
 
 

@@ -43,7 +43,7 @@ CHANGES = (
     EventKind.POLICY_PUBLISHED,
     EventKind.POLICY_REMOVED,
     EventKind.ROLLOUT_STARTED,
-    EventKind.ROLLOUT_WIDENED,
+    EventKind.ROLLOUT_PROMOTED,
     EventKind.GROUP_CREATED,
     EventKind.GROUP_CHANGED,
     EventKind.GROUP_REMOVED,

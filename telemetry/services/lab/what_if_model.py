@@ -96,7 +96,7 @@ def _revisions_of(what_if: WhatIf) -> dict[str, dict[str, Any]]:
     """Settings of the last revision of each policy that placed requests of the window, by the policy's name."""
     placed = Decision.objects.filter(pool=what_if.pool.name, at__gte=what_if.start, at__lt=what_if.end)
     newest = dict(
-        placed.exclude(arm="trial").values("policy").annotate(newest=Max("revision")).values_list("policy", "newest")
+        placed.exclude(arm="canary").values("policy").annotate(newest=Max("revision")).values_list("policy", "newest")
     )
     revisions = PolicyRevision.objects.filter(policy__pool=what_if.pool, policy__name__in=newest).select_related(
         "policy"
@@ -152,7 +152,7 @@ def _notes(traffic: CapturedTraffic, pool: PoolConfig) -> list[str]:
         )
     if len(traffic) == MAX_REQUESTS:
         notes.append(f"Only the newest {MAX_REQUESTS} requests of the window were replayed.")
-    if pool.policy.trial is not None or any(group.policy and group.policy.trial for group in pool.groups):
+    if pool.policy.canary is not None or any(group.policy and group.policy.canary for group in pool.groups):
         notes.append("A canary placed part of these requests.")
     return notes
 

@@ -216,7 +216,7 @@ def candidate_pool(pool: PoolConfig, candidate: Candidate) -> PoolConfig:
 
 
 def _policy(policy: PolicyConfig, settings: Settings | None) -> PolicyConfig:
-    return msgspec.structs.replace(policy, settings=settings or policy.settings, trial=None)
+    return msgspec.structs.replace(policy, settings=settings or policy.settings, canary=None)
 
 
 def _group(group: TaskGroupConfig, settings: Mapping[str, Settings | None], replicas: set[str]) -> TaskGroupConfig:

@@ -24,7 +24,7 @@ COLUMNS = ("at", "kind", "pool", "replica", "router", "actor", "summary")  # of 
 FILTERS = ("pool", "replica", "router", "actor", "after", "before")  # besides ``kind``; as over REST
 TOPICS = {  # prefixes of kinds
     "All": (),
-    "Policies": ("policy_", "rollout_", "revision_", "trial_", "guard_"),
+    "Policies": ("policy_", "rollout_"),
     "Fleet": ("pool_", "replica_", "group_", "source_"),
     "Routers": ("router_", "config_"),
     "Alerts": ("alert_", "rule_", "channel_", "silence_"),

@@ -76,11 +76,11 @@ def _form(request: HttpRequest, form: MetricsServerForm, server: MetricsServer |
 
 
 @require_POST
-def server_try(request: HttpRequest, server_id: int) -> HttpResponse:
+def server_test(request: HttpRequest, server_id: int) -> HttpResponse:
     """Query a metrics server now, and show for which replicas it has metrics."""
     server = get_object_or_404(MetricsServer, pk=server_id)
-    context = {"server": server, "trial": metrics_servers.try_server(server)}
-    return render(request, "telemetry/metrics_server_tried.html", context)
+    context = {"server": server, "test_result": metrics_servers.try_server(server)}
+    return render(request, "telemetry/metrics_server_test.html", context)
 
 
 @require_http_methods(["GET", "POST"])

@@ -59,8 +59,8 @@ EXAMPLES = {
     ("api:policy-draft", "DELETE"): ("policies/here-pool.here-group/draft", None),
     ("api:policy-publish", "POST"): ("policies/here-pool.here-group/publish", {"reason": "why not"}),
     ("api:policy-revert", "POST"): ("policies/here-pool/revert", {"revision": 1}),
-    ("api:rollout-pause", "POST"): ("rollouts/{trial}/pause", {"reason": "lunch"}),
-    ("api:rollout-abort", "POST"): ("rollouts/{trial}/abort", {"reason": "no"}),
+    ("api:rollout-pause", "POST"): ("rollouts/{canary}/pause", {"reason": "lunch"}),
+    ("api:rollout-abort", "POST"): ("rollouts/{canary}/abort", {"reason": "no"}),
     ("api:rollout-resume", "POST"): ("rollouts/{paused}/resume", None),
     ("api:rollout-promote", "POST"): ("rollouts/{paused}/promote", None),
     ("api:rollout-approve", "POST"): ("rollouts/{awaiting}/approve", None),
@@ -133,7 +133,7 @@ def store_objects():
     paused = pause_rollout(publish_stages(here.pool.policies.get(group=None)).pk, by=operator)
     own = create_policy(here.pool, create_task_group(here.pool, "own"))
     publish_revision(save_draft(own, {"strategy": "random"}).pk)
-    rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "trial": publish_stages(own).pk}
+    rollouts = {"awaiting": awaiting.pk, "paused": paused.pk, "canary": publish_stages(own).pk}
     plain = create_task_group(here.pool, "plain")
     other, _ = create_token(operator, name="other", scopes=["read"])
     acknowledge(here.alert, by=operator)

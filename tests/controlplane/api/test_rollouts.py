@@ -6,7 +6,7 @@ from controlplane.models import Role, Rollout
 from controlplane.services.access.people import set_role
 from controlplane.services.access.tokens import create_token
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from tests.controlplane.rollouts import BREACH, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
+from tests.controlplane.rollouts import FAILED, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
 from tests.rest_client import CarefulClient
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_pool")]
@@ -47,7 +47,7 @@ def test_a_plan_becomes_stages_with_the_guard_on(api, policy):
     assert [stage["share"] for stage in shown["stages"]] == [0.05, 0.25, 1.0]
     assert shown["guard"]["max_hit_rate_drop"] == 0.05
     policy_shown = api.get("/api/v1/policies/default").json()
-    assert (policy_shown["live"]["number"], policy_shown["trial"]["number"]) == (1, 2)
+    assert (policy_shown["live"]["number"], policy_shown["canary"]["number"]) == (1, 2)
 
 
 def test_stages_and_guard_limits_can_be_set(api, policy):
@@ -89,10 +89,10 @@ def test_a_rollout_shows_its_steps_and_every_router(api, policy):
 
     shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
 
-    assert (shown["state"], shown["held_by"]) == ("holding", "refusal")
-    assert [step["move"] for step in shown["steps"]] == ["publish", "begin", "hold"]
+    assert (shown["state"], shown["held_by"]) == ("holding", "rejection")
+    assert [step["transition"] for step in shown["steps"]] == ["publish", "start", "hold"]
     assert shown["steps"][-1]["evidence"][0]["router"] == "router-2"
-    progress = {router["name"]: (router["progress"], router["on_trial"]) for router in shown["routers"]}
+    progress = {router["name"]: (router["progress"], router["gets_canary_requests"]) for router in shown["routers"]}
     assert progress == {
         "router-1": ("acknowledged", True),
         "router-2": ("refused", False),
@@ -105,11 +105,11 @@ def test_readings_are_shown_with_their_limits(api, policy):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy, guard={})
-    reading = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "trial": None, "limit": 0.05}
+    reading = {"name": "hit_rate", "unit": "ratio", "baseline": 0.6, "canary": None, "limit": 0.05}
     tag = api.get(f"{ROLLOUTS}/{rollout.pk}").json()["etag"]
     verdict(rollout, "warming", [{**reading, "verdict": "inconclusive", "detail": "Too few requests."}])
     shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
-    assert (shown["readings"][0]["baseline"], shown["readings"][0]["trial"]) == (0.6, None)
+    assert (shown["readings"][0]["baseline"], shown["readings"][0]["canary"]) == (0.6, None)
     assert shown["etag"].partition(".")[0] == tag.partition(".")[0], "observed fields do not change the configured half"
 
 
@@ -118,16 +118,18 @@ def test_each_transition_is_an_action_with_a_reason(api, policy, operator):
     ack()
     rollout = publish_stages(policy)
     ack()
-    for move, state in (
+    for transition, state in (
         ("pause", "paused"),
         ("resume", "progressing"),
         ("promote", "progressing"),
         ("abort", "aborted"),
     ):
-        response = api.post(f"{ROLLOUTS}/{rollout.pk}/{move}", {"reason": f"because of {move}"}, format="json")
-        assert (response.status_code, response.json()["state"]) == (200, state), move
+        response = api.post(
+            f"{ROLLOUTS}/{rollout.pk}/{transition}", {"reason": f"because of {transition}"}, format="json"
+        )
+        assert (response.status_code, response.json()["state"]) == (200, state), transition
         step = response.json()["steps"][-1]
-        assert (step["move"], step["by"], step["reason"]) == (move, "olga", f"because of {move}")
+        assert (step["transition"], step["by"], step["reason"]) == (transition, "olga", f"because of {transition}")
     assert api.post(f"{ROLLOUTS}/{rollout.pk}/abort").status_code == 409
     assert api.post(f"{ROLLOUTS}/99999/abort").status_code == 404
 
@@ -145,8 +147,8 @@ def test_operators_pause_and_abort_and_approvers_resume_and_promote(policy, clie
     ack()
     operator, approver = client_of(Role.OPERATOR), client_of(Role.APPROVER)
     path = f"{ROLLOUTS}/{rollout.pk}"
-    for move in ("resume", "promote", "approve"):
-        assert operator.post(f"{path}/{move}").status_code == 403, move
+    for transition in ("resume", "promote", "approve"):
+        assert operator.post(f"{path}/{transition}").status_code == 403, transition
     assert operator.post(f"{path}/pause").status_code == 200
     assert approver.post(f"{path}/resume").status_code == 200
     assert operator.post(f"{path}/abort").status_code == 200
@@ -168,7 +170,7 @@ def test_a_publisher_cannot_approve_their_own_rollout(api, policy, client_of):
 def test_rollouts_can_be_filtered(api, policy):
     first = publish_stages(policy)
     second = publish_stages(policy, settings=FORMER, guard={})
-    verdict(second, "breached", BREACH)
+    verdict(second, "failed", FAILED)
     third = publish_revision(save_draft(policy, NEXT).pk)
 
     def ids(query):

@@ -128,6 +128,14 @@ def test_a_canary_is_described_from_start_to_end():
     assert "Revision 2 of policy chat becomes active for all requests." in promoted
 
 
+def test_a_policy_change_of_a_pool_named_canary_is_no_change_of_a_canary():
+    before, after = (
+        replace(config, pools=(replace(config.pools[0], name="canary"),)) for config in (fleet(), fleet(PREFIX()))
+    )
+
+    assert "Requests of pool canary are placed by prefix_hash" in only_effect(before, after).text
+
+
 def test_a_revision_with_the_same_settings_moves_nothing():
     before = fleet()
     after = with_policy(before, schema.PolicyConfig("chat", 7, LOWEST()), pool="chat", group=None)

@@ -87,8 +87,8 @@ def test_a_stage_is_entered_once_by_concurrent_controllers(policy):
 
     rollout.refresh_from_db()
     assert rollout.stage == 1, "the next stage waits for the router"
-    assert [step.move for step in rollout.steps.all()] == ["publish", "begin", "widen"]
-    assert Event.objects.filter(kind="rollout_widened").count() == 1
+    assert [step.transition for step in rollout.steps.all()] == ["publish", "start", "promote"]
+    assert Event.objects.filter(kind="rollout_promoted").count() == 1
 
 
 def test_concurrent_verdicts_and_user_actions_leave_one_active_revision(policy, operator):
@@ -99,7 +99,7 @@ def test_concurrent_verdicts_and_user_actions_leave_one_active_revision(policy, 
     draft = save_draft(policy, {"strategy": "least_load"})
 
     outcomes = at_once(
-        lambda: apply_verdict(rollout.pk, stage=0, verdict=Verdict.BREACHED, readings=[]),
+        lambda: apply_verdict(rollout.pk, stage=0, verdict=Verdict.FAILED, readings=[]),
         lambda: apply_verdict(rollout.pk, stage=0, verdict=Verdict.PASSED, readings=[]),
         lambda: abort_rollout(rollout.pk, by=operator),
         lambda: promote_rollout(rollout.pk, by=operator),
@@ -109,8 +109,8 @@ def test_concurrent_verdicts_and_user_actions_leave_one_active_revision(policy, 
 
     assert all(outcome is None or isinstance(outcome, Rollout | ConflictError) for outcome in outcomes)
     live, config = policy.live(), ConfigSnapshot.objects.first().document["pools"][0]["policy"]
-    assert (live.number, config["revision"], "trial" in config) == (3, 3, False)
+    assert (live.number, config["revision"], "canary" in config) == (3, 3, False)
     rollout.refresh_from_db()
     rollout.revision.refresh_from_db()
-    assert rollout.revision.state in {"withdrawn", "retired"}
+    assert rollout.revision.state in {"rolled_back", "retired"}
     assert not rollout.is_open

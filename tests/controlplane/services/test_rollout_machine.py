@@ -22,7 +22,7 @@ from controlplane.errors import RolloutTransitionError
 from controlplane.models import OPEN_ROLLOUTS, PolicyRevision, Rollout, RolloutState, Router, RoutingPolicy
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollout_transitions import BY_USER, TRANSITIONS
 from controlplane.services.policies.rollouts import (
     Verdict,
     abort_rollout,
@@ -126,16 +126,16 @@ class Rollouts(RuleBasedStateMachine):
         rollout.refresh_from_db()
         if late and stage:
             assert (rollout.state, rollout.stage) == (before, stage)
-        elif verdict is Verdict.BREACHED and rollout.guard is not None and rollout.revision.state != "live":
+        elif verdict is Verdict.FAILED and rollout.guard is not None and rollout.revision.state != "live":
             assert rollout.state == RolloutState.ROLLED_BACK
 
     @precondition(lambda self: self.open_rollout() is not None)
-    @rule(move=st.sampled_from(sorted(ACTIONS)))
-    def user_acts(self, move):
+    @rule(action=st.sampled_from(sorted(ACTIONS)))
+    def user_acts(self, action):
         rollout = self.open_rollout()
-        allowed = rollout.state in TRANSITIONS[move].before and rollout.revision.state == "trial"
+        allowed = rollout.state in BY_USER[action].before and rollout.revision.state == "canary"
         try:
-            ACTIONS[move](rollout.pk, by=None, reason="because")
+            ACTIONS[action](rollout.pk, by=None, reason="because")
         except RolloutTransitionError:
             assert not allowed
         else:
@@ -145,9 +145,9 @@ class Rollouts(RuleBasedStateMachine):
     def one_revision_is_active_and_at_most_one_is_a_canary(self):
         states = list(PolicyRevision.objects.filter(policy=self.policy).values_list("state", flat=True))
         assert states.count("live") == 1
-        assert states.count("trial") <= 1
+        assert states.count("canary") <= 1
         assert Rollout.objects.filter(state__in=OPEN_ROLLOUTS).count() <= 1
-        assert states.count("trial") == 0 or self.open_rollout() is not None
+        assert states.count("canary") == 0 or self.open_rollout() is not None
 
     @invariant()
     def the_configuration_matches_the_rows(self):
@@ -155,31 +155,31 @@ class Rollouts(RuleBasedStateMachine):
         assert (config["revision"], config["settings"]) == (live.number, live.settings)
         canary, rollout = self.policy.canary(), self.open_rollout()
         if canary is None:
-            assert "trial" not in config
+            assert "canary" not in config
             return
         scope = rollout.stages[rollout.stage]
-        assert (config["trial"]["revision"], config["trial"]["settings"]) == (canary.number, canary.settings)
-        assert (config["trial"]["share"], config["trial"]["routers"]) == (scope["share"], scope["routers"])
+        assert (config["canary"]["revision"], config["canary"]["settings"]) == (canary.number, canary.settings)
+        assert (config["canary"]["share"], config["canary"]["routers"]) == (scope["share"], scope["routers"])
 
     @invariant()
     def a_rolled_back_revision_leaves_no_trace(self):
         """The active settings change only by another active revision."""
-        config = {name: value for name, value in newest_pool_policy("machine").items() if name != "trial"}
+        config = {name: value for name, value in newest_pool_policy("machine").items() if name != "canary"}
         if config["revision"] == self.active["revision"]:
-            assert config == {name: value for name, value in self.active.items() if name != "trial"}
+            assert config == {name: value for name, value in self.active.items() if name != "canary"}
         else:
             assert config["revision"] > self.active["revision"]
             self.active = config
 
     @invariant()
-    def every_transition_is_in_the_table(self):
+    def every_transition_is_in_a_table(self):
         for rollout in Rollout.objects.prefetch_related("steps"):
             steps = list(rollout.steps.all())
             assert steps[-1].after == rollout.state
             for previous, step in pairwise(steps):
                 assert step.before == previous.after
-                assert step.before in TRANSITIONS[step.move].before
-                assert step.after == TRANSITIONS[step.move].after
+                same_name = [transition for transition in TRANSITIONS if transition.name == step.transition]
+                assert any(step.before in each.before and step.after == each.after for each in same_name)
 
     @invariant()
     def a_complete_rollout_has_an_active_revision(self):

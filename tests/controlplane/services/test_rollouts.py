@@ -8,7 +8,7 @@ from controlplane.models import AuditEntry, Event
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group, remove_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, remove_policy, save_draft
-from controlplane.services.policies.rollout_transitions import TRANSITIONS
+from controlplane.services.policies.rollout_transitions import AUTOMATIC, BY_USER
 from controlplane.services.policies.rollouts import (
     GUARD_TIMEOUT_S,
     abort_rollout,
@@ -23,8 +23,8 @@ from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
 from tests.controlplane.rollouts import (
     ABORTED,
     AWAITING,
-    BREACH,
     COMPLETE,
+    FAILED,
     FORMER,
     HOLDING,
     INCONCLUSIVE,
@@ -36,13 +36,13 @@ from tests.controlplane.rollouts import (
     SUPERSEDED,
     ack,
     announce_all,
-    moves,
     nack,
     newest,
     newest_pool_policy,
     publish_stages,
     start_routers,
     state,
+    transitions,
     verdict,
 )
 
@@ -57,8 +57,8 @@ def test_a_stage_sends_a_share_to_the_canary_beside_the_active_revision(policy, 
 
     config = newest_pool_policy()
     assert (config["revision"], config["settings"]) == (1, FORMER)
-    assert (config["trial"]["revision"], config["trial"]["share"]) == (2, 0.05)
-    assert config["trial"]["settings"]["strategy"] == "prefix_hash"
+    assert (config["canary"]["revision"], config["canary"]["share"]) == (2, 0.05)
+    assert config["canary"]["settings"]["strategy"] == "prefix_hash"
     assert [stage["share"] for stage in rollout.stages] == [0.05, 0.25, 1.0]
     assert (policy.live().number, policy.canary().number) == (1, 2)
 
@@ -81,18 +81,18 @@ def test_the_next_stage_follows_once_every_router_ran_the_stage_for_its_time(pol
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 1)
-    assert newest_pool_policy()["trial"]["share"] == 0.25
+    assert newest_pool_policy()["canary"]["share"] == 0.25
     ack()
     time_machine_at(200)
     announce_all(routers)
     advance_rollouts()
     assert state(rollout) == (PROGRESSING, 2)
-    assert "trial" not in newest_pool_policy()
+    assert "canary" not in newest_pool_policy()
     assert newest_pool_policy()["revision"] == 2
     assert dict(policy.revisions.values_list("number", "state")) == {1: "retired", 2: "live"}
     ack()
     assert state(rollout)[0] == COMPLETE
-    assert moves(rollout) == ["publish", "begin", "widen", "widen", "complete"]
+    assert transitions(rollout) == ["publish", "start", "promote", "promote", "complete"]
 
 
 def test_a_stage_waits_for_a_router(policy, time_machine_at):
@@ -129,7 +129,7 @@ def test_the_next_stage_waits_for_a_router_that_joined(policy, routers):
 
 def test_a_stage_on_named_routers_needs_one_of_them(policy, routers, time_machine_at):
     rollout = publish_stages(policy, [{"routers": ["router-2"]}])
-    assert newest_pool_policy()["trial"]["routers"] == ["router-2"]
+    assert newest_pool_policy()["canary"]["routers"] == ["router-2"]
     time_machine_at(LOST_AFTER_S + 1)
     announce_all(routers[:1])
     mark_lost_routers()
@@ -142,13 +142,13 @@ def test_a_stage_for_task_groups_drops_those_that_the_policy_no_longer_places(po
     for name in ("chat", "batch"):
         create_task_group(policy.pool, name)
     rollout = publish_stages(policy, [{"groups": ["batch", "chat"]}])
-    assert newest_pool_policy()["trial"]["groups"] == ["batch", "chat"]
+    assert newest_pool_policy()["canary"]["groups"] == ["batch", "chat"]
     remove_task_group(policy.pool.groups.get(name="batch"))
-    assert newest_pool_policy()["trial"]["groups"] == ["chat"]
+    assert newest_pool_policy()["canary"]["groups"] == ["chat"]
 
     own = create_policy(policy.pool, policy.pool.groups.get(name="chat"))
     publish_revision(save_draft(own, FORMER).pk)
-    assert "trial" not in newest_pool_policy()
+    assert "canary" not in newest_pool_policy()
     assert state(rollout)[0] in {PENDING, PROGRESSING}
 
 
@@ -159,7 +159,7 @@ def test_a_groups_policy_has_canaries_from_its_second_revision_on(policy, router
     publish_revision(own.draft().pk)
     publish_stages(own)
     config = newest().document["pools"][0]["groups"][0]["policy"]
-    assert (config["revision"], config["trial"]["revision"]) == (1, 2)
+    assert (config["revision"], config["canary"]["revision"]) == (1, 2)
 
     remove_policy(own)
     assert newest().document["pools"][0]["groups"][0]["policy"] is None
@@ -201,8 +201,8 @@ def test_a_paused_canary_is_not_promoted_and_can_be_rolled_back(policy, routers,
     verdict(rollout, "passed")
     advance_rollouts()
     assert state(rollout) == (PAUSED, 0)
-    assert newest_pool_policy()["trial"]["share"] == 0.05
-    verdict(rollout, "breached", BREACH)
+    assert newest_pool_policy()["canary"]["share"] == 0.05
+    verdict(rollout, "failed", FAILED)
     assert state(rollout)[0] == ROLLED_BACK
 
 
@@ -223,18 +223,22 @@ def test_an_active_revision_cannot_be_promoted_or_aborted(policy, routers, opera
 # --- rejections by routers ------------------------------------------------------------------------------
 
 
-def test_a_rejection_holds_the_rollout_until_no_router_rejects_it(policy, routers):
+def test_a_rejection_holds_the_rollout_until_no_router_rejects_it(policy, routers, operator):
     rollout = publish_stages(policy)
     ack(routers[0])
     nack(routers[1])
     rollout.refresh_from_db()
-    assert (rollout.state, rollout.held_by) == (HOLDING, "refusal")
+    assert (rollout.state, rollout.held_by) == (HOLDING, "rejection")
     assert rollout.why == "Router router-2 rejects it: $.pools[0]: no room"
     assert rollout.steps.last().evidence[0]["router"] == "router-2"
     advance_rollouts()
+    with pytest.raises(RolloutTransitionError, match="is on hold and cannot be changed by resume"):
+        resume_rollout(rollout.pk, by=operator)
     ack(routers[1])
     assert state(rollout)[0] == PROGRESSING
-    assert moves(rollout)[-2:] == ["hold", "release"]
+    assert transitions(rollout)[-2:] == ["hold", "resume"]
+    assert Event.objects.filter(kind="rollout_hold_ended").count() == 1
+    assert not AuditEntry.objects.filter(kind="rollout_hold_ended").exists()  # nobody decided it
 
 
 def test_a_passed_analysis_does_not_override_a_rejection(policy, routers, time_machine_at):
@@ -278,7 +282,7 @@ def test_an_inconclusive_analysis_holds_after_the_observation_time(policy, route
     assert state(rollout)[0] == PROGRESSING
     time_machine_at(61)
     verdict(rollout, "inconclusive", INCONCLUSIVE)
-    assert (rollout.state, rollout.held_by, rollout.why) == (HOLDING, "guard", "12 of 200 requests so far.")
+    assert (rollout.state, rollout.held_by, rollout.why) == (HOLDING, "analysis", "12 of 200 requests so far.")
     advance_rollouts()
     assert state(rollout)[0] == HOLDING
     verdict(rollout, "passed")
@@ -298,23 +302,23 @@ def test_a_rollout_on_hold_can_be_promoted_and_rolled_back(policy, routers, time
     ack()
     time_machine_at(200)
     verdict(rollout, "inconclusive", INCONCLUSIVE)
-    verdict(rollout, "breached", BREACH)
+    verdict(rollout, "failed", FAILED)
     assert state(rollout)[0] == ROLLED_BACK
 
 
 def test_results_for_another_stage_or_an_ended_rollout_are_ignored(policy, routers):
     without_analysis = publish_stages(policy)
-    verdict(without_analysis, "breached", BREACH)
+    verdict(without_analysis, "failed", FAILED)
     assert state(without_analysis)[0] == PENDING
     rollout = publish_stages(policy, guard={})
     ack()
     promote_rollout(rollout.pk, by=None)
-    verdict(rollout, "breached", BREACH, stage=0)
+    verdict(rollout, "failed", FAILED, stage=0)
     assert (state(rollout), rollout.readings) == ((PROGRESSING, 1), [])
     abort_rollout(rollout.pk, by=None)
-    verdict(rollout, "breached", BREACH)
+    verdict(rollout, "failed", FAILED)
     assert state(rollout)[0] == ABORTED
-    apply_verdict(10**6, stage=0, verdict="breached", readings=[])
+    apply_verdict(10**6, stage=0, verdict="failed", readings=[])
 
 
 def test_a_missing_analysis_holds_a_finished_stage(policy, routers, time_machine_at):
@@ -327,7 +331,7 @@ def test_a_missing_analysis_holds_a_finished_stage(policy, routers, time_machine
     time_machine_at(60 + GUARD_TIMEOUT_S + 1)
     advance_rollouts()
     rollout.refresh_from_db()
-    assert (rollout.state, rollout.held_by) == (HOLDING, "guard")
+    assert (rollout.state, rollout.held_by) == (HOLDING, "analysis")
     assert "no analysis result" in rollout.why
     verdict(rollout, "passed")
     assert state(rollout) == (PROGRESSING, 1)
@@ -345,30 +349,30 @@ def test_the_configuration_is_the_same_after_a_canary_ends_byte_for_byte(policy,
     if end == "abort":
         abort_rollout(rollout.pk, by=None, reason="looks bad")
     elif end == "roll_back":
-        verdict(rollout, "breached", BREACH)
+        verdict(rollout, "failed", FAILED)
     else:
         update_project(policy.pool.project, needs_approval=True)
         publish_revision(save_draft(policy, {"strategy": "least_load"}).pk)
 
     assert newest().sha256 == before
     rollout.refresh_from_db()
-    assert (rollout.state, rollout.finished_at is not None) == (TRANSITIONS[end].after, True)
+    assert (rollout.state, rollout.finished_at is not None) == ({**BY_USER, **AUTOMATIC}[end].after, True)
     rollout.revision.refresh_from_db()
-    assert rollout.revision.state == "withdrawn"
+    assert rollout.revision.state == "rolled_back"
     assert policy.live().number == 1
 
 
-def test_a_breach_keeps_its_evidence(policy, routers):
+def test_a_failed_analysis_keeps_its_evidence(policy, routers):
     rollout = publish_stages(policy, guard={})
     ack()
-    verdict(rollout, "breached", BREACH)
+    verdict(rollout, "failed", FAILED)
 
     step = rollout.steps.last()
-    assert (step.move, step.evidence, step.by) == ("roll_back", BREACH, None)
+    assert (step.transition, step.evidence, step.by) == ("roll_back", FAILED, None)
     assert rollout.why == "A hit rate of 41.0 % compared with 60.0 %."
     event = Event.objects.get(kind="rollout_rolled_back")
     assert "A hit rate of 41.0 %" in event.summary
-    assert event.detail["evidence"] == BREACH
+    assert event.detail["evidence"] == FAILED
     assert AuditEntry.objects.get(kind="rollout_rolled_back").actor == ""
 
 
@@ -378,15 +382,15 @@ def test_each_transition_is_a_step_and_an_event_with_user_and_reason(policy, rou
     pause_rollout(rollout.pk, by=operator, reason="lunch")
     abort_rollout(rollout.pk, by=operator, reason="no")
 
-    steps = [(step.move, step.before, step.after, step.reason) for step in rollout.steps.all()]
+    steps = [(step.transition, step.before, step.after, step.reason) for step in rollout.steps.all()]
     assert steps == [
         ("publish", "", PENDING, "warmer"),
-        ("begin", PENDING, PROGRESSING, ""),
+        ("start", PENDING, PROGRESSING, ""),
         ("pause", PROGRESSING, PAUSED, "lunch"),
         ("abort", PAUSED, ABORTED, "no"),
     ]
     kinds = list(Event.objects.filter(kind__startswith="rollout").order_by("pk").values_list("kind", flat=True))
-    assert kinds == ["rollout_started", "rollout_begun", "rollout_paused", "rollout_aborted"]
+    assert kinds == ["rollout_started", "rollout_acknowledged", "rollout_paused", "rollout_aborted"]
     started = Event.objects.get(kind="rollout_started")
     assert "is a canary for 5 % of prefixes" in started.summary
     assert (started.detail["before"], started.detail["revision"]) == (FORMER, 2)
@@ -417,7 +421,7 @@ def test_a_rollout_that_needs_approval_starts_when_somebody_else_approves(
 
     approve_rollout(rollout.pk, by=second, reason="looks right")
     assert state(rollout) == (PENDING, 0)
-    assert (rollout.approved_by, newest_pool_policy()["trial"]["share"]) == (second, 0.05)
+    assert (rollout.approved_by, newest_pool_policy()["canary"]["share"]) == (second, 0.05)
     with pytest.raises(RolloutTransitionError):
         approve_rollout(rollout.pk, by=second)
 
@@ -450,7 +454,7 @@ def test_the_database_rejects_an_approval_by_the_publisher_and_a_second_canary(p
         type(rollout).objects.filter(pk=rollout.pk).update(approved_by=operator)
     with pytest.raises(IntegrityError), transaction.atomic():
         policy.revisions.create(
-            number=9, state="trial", settings=FORMER, digest="", published_at=rollout.revision.published_at
+            number=9, state="canary", settings=FORMER, digest="", published_at=rollout.revision.published_at
         )
 
 
@@ -458,10 +462,10 @@ def test_the_database_rejects_an_approval_by_the_publisher_and_a_second_canary(p
     ("number", "before", "after"),
     [
         (1, "retired", "live"),
-        (2, "live", "trial"),
-        (2, "live", "withdrawn"),
-        (3, "withdrawn", "trial"),
-        (4, "trial", "retired"),
+        (2, "live", "canary"),
+        (2, "live", "rolled_back"),
+        (3, "rolled_back", "canary"),
+        (4, "canary", "retired"),
     ],
 )
 def test_the_database_rejects_other_transitions_of_a_revision(policy, number, before, after):

@@ -13,7 +13,7 @@ from controlplane.services.policies.rollout_transitions import TRANSITIONS
 from controlplane.services.routers import LOST_AFTER_S, mark_lost_routers
 from controlplane.web.tags import transition_words
 from tests.controlplane.rollouts import (
-    BREACH,
+    FAILED,
     FORMER,
     INCONCLUSIVE,
     NEXT,
@@ -38,8 +38,8 @@ def page(visitor, rollout):
 
 
 def test_the_history_of_a_rollout_is_in_the_past_tense(visitor, policy):
-    words = [transition_words(name) for name in ("publish", *TRANSITIONS)]
-    assert all(re.match(r"\w+ed\b|Put on|Hold ended|Active on", text) for text in words), words
+    words = [transition_words(name) for name in ("publish", *(transition.name for transition in TRANSITIONS))]
+    assert all(re.match(r"\w+ed\b|Put on|Active on", text) for text in words), words
 
     publish(visitor, policy)
 
@@ -169,7 +169,7 @@ def test_readings_stand_beside_their_limits_with_their_verdicts(visitor, policy,
     ack()
     assert "Caches warm up first: the analysis starts after 2 min." in page(visitor, rollout)
     time_machine_at(600)
-    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "trial": 1.24, "limit": 0.39}
+    ttft = {"name": "ttft_p95_s", "unit": "seconds", "baseline": 0.31, "canary": 1.24, "limit": 0.39}
     verdict(rollout, "inconclusive", [*INCONCLUSIVE, {**ttft, "verdict": "passed", "detail": "as before"}])
     text = page(visitor, rollout)
     for words in ("60.0 %", "5.0 %", "310 ms", "1.24 s", "inconclusive", "passed", "12 of 200 requests so far."):
@@ -181,7 +181,7 @@ def test_a_rollback_says_why_and_keeps_its_evidence(visitor, policy):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy, guard={})
-    verdict(rollout, "breached", BREACH)
+    verdict(rollout, "failed", FAILED)
     text = page(visitor, rollout)
     assert "<strong>Rolled back automatically:</strong> A hit rate of 41.0 % compared with 60.0 %." in text
     assert '<span class="badge bad">failed</span>' in text
@@ -234,29 +234,29 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
         page(visitor, rollout)
 
 
-# --- moving ------------------------------------------------------------------------------------------
+# --- transitions -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("move", "said", "after"),
+    ("transition", "said", "after"),
     [
         ("pause", "keeps its current share until somebody resumes", "paused"),
         ("promote", "Next step: 25 % of prefixes.", "progressing"),
         ("abort", "The active revision places all requests again", "aborted"),
     ],
 )
-def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, move, said, after):
+def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, transition, said, after):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)
     ack()
-    assert f"/rollouts/{rollout.pk}/{move}/" in page(visitor, rollout)
-    assert said in visitor.get(f"/rollouts/{rollout.pk}/{move}/").text
+    assert f"/rollouts/{rollout.pk}/{transition}/" in page(visitor, rollout)
+    assert said in visitor.get(f"/rollouts/{rollout.pk}/{transition}/").text
     assert state(rollout)[0] == "progressing"
-    visitor.post(f"/rollouts/{rollout.pk}/{move}/", {"reason": "because"}, follow=True)
+    visitor.post(f"/rollouts/{rollout.pk}/{transition}/", {"reason": "because"}, follow=True)
     assert state(rollout)[0] == after
     step = rollout.steps.last()
-    assert (step.move, step.by.username, step.reason) == (move, "olga", "because")
+    assert (step.transition, step.by.username, step.reason) == (transition, "olga", "because")
 
 
 def test_a_late_transition_changes_nothing(visitor, policy):

@@ -43,7 +43,7 @@ def with_canary(
     share: float = 1.0,
     settings: Settings | None = None,
     *,
-    in_force: Settings | None = None,
+    active: Settings | None = None,
     groups: tuple[TaskGroupConfig, ...] = (),
     tier1: Tier1 | None = None,
     name: str = "everyday",
@@ -51,10 +51,10 @@ def with_canary(
     only: tuple[str, ...] | None = None,
 ) -> RouterConfig:
     """A pool with a canary; ``only``: for these groups."""
-    base = pool(in_force or PrefixHashSettings(), groups=groups)
+    base = pool(active or PrefixHashSettings(), groups=groups)
     next_settings = settings or LeastLoadSettings()
-    trial = Canary(revision=CANARY, settings=next_settings, share=share, routers=routers, groups=only)
-    policy = replace(base.policy, name=name, trial=trial)
+    canary = Canary(revision=CANARY, settings=next_settings, share=share, routers=routers, groups=only)
+    policy = replace(base.policy, name=name, canary=canary)
     return config(replace(base, policy=policy, tier1=tier1))
 
 
@@ -125,7 +125,7 @@ def test_canaries_of_different_policies_get_different_prefixes() -> None:
 def test_a_changed_boundary_does_not_change_the_canarys_requests(text: str, share: float) -> None:
     prompts = [chat(("system", "Be brief."), ("user", text + turn)) for turn in "ab"]
     moved = PrefixHashSettings(boundary=Boundary.SYSTEM)
-    same, second = placement(with_canary(share)), placement(with_canary(share, moved, in_force=moved))
+    same, second = placement(with_canary(share)), placement(with_canary(share, moved, active=moved))
 
     assert [revision(same, prompt=it) for it in prompts] == [revision(second, prompt=it) for it in prompts]
 
@@ -178,7 +178,7 @@ def test_a_canary_may_be_limited_to_groups() -> None:
 
 def test_a_task_groups_own_policy_may_have_a_canary() -> None:
     own = PolicyConfig(
-        name="batch", revision=7, settings=RoundRobinSettings(), trial=Canary(revision=8, settings=LeastLoadSettings())
+        name="batch", revision=7, settings=RoundRobinSettings(), canary=Canary(revision=8, settings=LeastLoadSettings())
     )
     router = placement(config(pool(groups=(TaskGroupConfig(name="batch", policy=own),))))
 
@@ -197,11 +197,11 @@ def test_the_verdict_agrees_with_the_placement(text: str, share: float) -> None:
 
     assert verdict is not None
     assert verdict.place is not None
-    assert (verdict.in_force, verdict.on_trial, verdict.share) == (ACTIVE, CANARY, share)
+    assert (verdict.active_revision, verdict.canary_revision, verdict.share) == (ACTIVE, CANARY, share)
     assert 0.0 <= verdict.place <= 1.0
-    is_tried = decision.policy.revision == CANARY
-    assert (verdict.arm is Arm.CANARY) == is_tried
-    assert verdict.why is (ArmReason.WITHIN_SHARE if is_tried else ArmReason.BEYOND_SHARE)
+    is_canary = decision.policy.revision == CANARY
+    assert (verdict.arm is Arm.CANARY) == is_canary
+    assert verdict.why is (ArmReason.WITHIN_SHARE if is_canary else ArmReason.BEYOND_SHARE)
     assert decision.route.arm is verdict.arm
 
 
@@ -225,7 +225,7 @@ def test_both_revisions_share_loads_and_residency() -> None:
 
 def test_a_promoted_revision_keeps_what_it_learnt() -> None:
     settings = AffinityGroupsSettings(half_life=100)
-    before = placement(with_canary(0.5, settings, in_force=RoundRobinSettings()))
+    before = placement(with_canary(0.5, settings, active=RoundRobinSettings()))
     hot, rare, *_ = [text for text in map(str, range(100)) if revision(before, text) == CANARY]
     for _ in range(300):
         before.dispatch(decided(before, hot)).end()
@@ -259,7 +259,7 @@ def test_changes_of_a_canary_keep_the_turns_of_the_active_revision() -> None:
 
     groups = (TaskGroupConfig(name="batch"), TaskGroupConfig(name="coding"))
     stages = [
-        with_canary(share, in_force=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
+        with_canary(share, active=RoundRobinSettings(), groups=groups, only=("coding",)) for share in (0.1, 0.7, 1.0)
     ]
     ended = config(pool(RoundRobinSettings(), groups=groups))
     targets = turns([ended, *stages, ended])

@@ -332,11 +332,11 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 HISTOGRAM = "warmpath_router_policy_ttft_seconds"
 
 
-def with_canary(replicas: list[FakeReplica], share: float = 0.5, **trial: Any) -> RouterConfig:
+def with_canary(replicas: list[FakeReplica], share: float = 0.5, **fields: Any) -> RouterConfig:
     whole = config(replicas, settings=PrefixHashSettings())
-    tried = Canary(revision=2, settings=LeastLoadSettings(), share=share, **trial)
+    canary = Canary(revision=2, settings=LeastLoadSettings(), share=share, **fields)
     pool = whole.pools[0]
-    return replace(whole, pools=(replace(pool, policy=replace(pool.policy, trial=tried)),))
+    return replace(whole, pools=(replace(pool, policy=replace(pool.policy, canary=canary)),))
 
 
 def body(number: int) -> bytes:

@@ -278,9 +278,9 @@ async def test_a_decision_has_the_predicted_and_the_delivered_hit(
 
 async def test_no_prompt_text_is_stored(replica: FakeReplica) -> None:
     async with routed(config([replica])) as harness:
-        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "canary " * 500}]}).encode())
+        await harness.chat(json.dumps({"messages": [{"role": "user", "content": "tripwire " * 500}]}).encode())
         for path in ("/admin/decisions", "/metrics", "/admin/config", "/admin/replicas"):
-            assert "canary" not in json.dumps(await harness.admin("GET", path))
+            assert "tripwire" not in json.dumps(await harness.admin("GET", path))
 
 
 def test_the_ring_is_bounded_in_records_and_bytes() -> None:

@@ -42,7 +42,7 @@ async def test_every_figure_has_the_revision_that_placed_the_request(two: list[F
     assert min(by_revision.values()) > 0
     assert [str(decision["revision"]) for decision in listed["decisions"]] == reported
     arms = {(it["revision"], it["arm"], it["strategy"]) for it in listed["decisions"]}
-    assert arms == {(1, "in_force", "prefix_hash"), (2, "trial", "least_load")}
+    assert arms == {(1, "active", "prefix_hash"), (2, "canary", "least_load")}
     for name in ("requests_total", "usage_reported_total"):
         counted = dict.fromkeys(by_revision, 0.0)
         for labels, value in metrics_text[f"warmpath_router_{name}"]:
@@ -61,13 +61,13 @@ async def test_an_explanation_names_the_revision_and_the_reason(two: list[FakeRe
             explained_request = json.dumps({"path": "/v1/chat/completions", "body": json.loads(body(number))})
             _, explained = await harness.admin("POST", "/admin/explain", data=explained_request)
             sent = await harness.chat(body(number))
-            canary = explained["trial"]
+            canary = explained["canary"]
             is_canary = canary["place"] < 0.5
             assert canary | {"place": 0} == {
-                "arm": "trial" if is_canary else "in_force",
+                "arm": "canary" if is_canary else "active",
                 "why": "within_share" if is_canary else "beyond_share",
-                "in_force": 1,
-                "on_trial": 2,
+                "active_revision": 1,
+                "canary_revision": 2,
                 "share": 0.5,
                 "place": 0,
             }
@@ -92,7 +92,7 @@ async def test_a_retry_stays_with_its_revision(two: list[FakeReplica]) -> None:
         _, listed = await harness.admin("GET", "/admin/decisions")
 
     assert {response.status for response in responses} == {200}
-    assert {(it["revision"], it["arm"]) for it in listed["decisions"]} == {(2, "trial")}
+    assert {(it["revision"], it["arm"]) for it in listed["decisions"]} == {(2, "canary")}
     assert any(it["retries"] for it in listed["decisions"])
 
 

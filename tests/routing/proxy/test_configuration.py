@@ -300,8 +300,10 @@ async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> N
         process = Process("--config", str(file), "--state-dir", str(tmp_path / "state"), "--name", "one")
         port = await asyncio.to_thread(process.wait_ready)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        secret = json.dumps({"prompt": "canary-prompt", "user": "canary-user"}).encode()
-        writer.write(post(b"/v1/completions", secret, [b"Authorization: Bearer canary-key", b"Cookie: canary=cookie"]))
+        secret = json.dumps({"prompt": "tripwire-prompt", "user": "tripwire-user"}).encode()
+        writer.write(
+            post(b"/v1/completions", secret, [b"Authorization: Bearer tripwire-key", b"Cookie: tripwire=cookie"])
+        )
         async with asyncio.timeout(10):
             await reader.readuntil(b"\n\n")
         process.popen.send_signal(signal.SIGTERM)
@@ -317,7 +319,7 @@ async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> N
     build = {"version": __version__, "compiled": str("TEST_COMPILED" in os.environ).lower()}
     assert " INFO serving " + " ".join(f"{name}={value}" for name, value in build.items()) in text
     assert "revision=3" in text
-    assert "canary" not in text
+    assert "tripwire" not in text
 
 
 def test_a_process_that_cannot_serve_logs_the_reason(tmp_path: Path) -> None:

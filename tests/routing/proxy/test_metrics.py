@@ -217,7 +217,7 @@ async def test_every_series_of_every_histogram_has_the_same_edges(two: list[Fake
         for group in (b"coding", b"chatting", b"coding", b"coding"):
             await harness.chat(headers=[b"X-Task-Group: " + group])
         placed = record()
-        placed.arm = "trial"
+        placed.arm = "canary"
         harness.router.services.metrics.count_placed(placed, Outcome.OK)
         placed.is_streamed, placed.ttft_s, placed.latency_s = False, None, 2.0
         harness.router.services.metrics.count_placed(placed, Outcome.OK)

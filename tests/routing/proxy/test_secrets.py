@@ -25,14 +25,14 @@ from routing.schema import (
 from tests.fakes.replica import FakeReplica, Script, answering, hanging, raw, resetting
 from tests.routing.proxy.harness import CHAT, SECRET, Harness, config, decision_page, post, routed
 
-CANARY = b"canary"
+TRIPWIRE = b"tripwire"
 SECRETS = (
-    *(b"Authorization: Bearer canary-key", b"Cookie: sessionid=canary-cookie", b"X-Session-ID: canary-session"),
-    *(b"X-Task-Group: canary-group", b"X-Api-Key: canary-other-key", b"X-Request-Id: canary request"),
+    *(b"Authorization: Bearer tripwire-key", b"Cookie: sessionid=tripwire-cookie", b"X-Session-ID: tripwire-session"),
+    *(b"X-Task-Group: tripwire-group", b"X-Api-Key: tripwire-other-key", b"X-Request-Id: tripwire request"),
 )
-PROMPT = b'{"model":"tiny","prompt":"canary-prompt","user":"canary-user","prompt_cache_key":"canary-cache"}'
-PATH = b"/v1/completions?key=canary-query"
-ECHO = b'{"error":{"message":"you said canary-prompt"}}'
+PROMPT = b'{"model":"tiny","prompt":"tripwire-prompt","user":"tripwire-user","prompt_cache_key":"tripwire-cache"}'
+PATH = b"/v1/completions?key=tripwire-query"
+ECHO = b'{"error":{"message":"you said tripwire-prompt"}}'
 LIMITS = Limits(
     max_body_bytes=4096,
     first_byte_timeout_s=0.1,
@@ -44,27 +44,27 @@ LIMITS = Limits(
 SAID: dict[str, bytes] = {
     "sound": post(PATH, PROMPT, SECRETS),
     "no JSON": post(PATH, PROMPT[:-1], SECRETS),
-    "an unknown model": post(PATH, PROMPT.replace(b"tiny", b"canary-model"), SECRETS),
-    "a model that is no string": post(PATH, PROMPT.replace(b'"tiny"', b'["canary"]'), SECRETS),
-    "no such path": post(b"/canary-path", PROMPT, SECRETS),
-    "a malformed header": post(PATH, PROMPT, (*SECRETS, b"canary name: canary value")),
-    "a malformed request line": b"canary canary\r\n\r\n",
-    "another host": post(b"http://canary.example/v1/completions", PROMPT, SECRETS),
-    "a malformed Host": post(PATH, PROMPT, (*SECRETS, b"Host: canary")),
-    "a broken chunk": post(PATH, b"canary", (*SECRETS, b"Transfer-Encoding: chunked")),
+    "an unknown model": post(PATH, PROMPT.replace(b"tiny", b"tripwire-model"), SECRETS),
+    "a model that is no string": post(PATH, PROMPT.replace(b'"tiny"', b'["tripwire"]'), SECRETS),
+    "no such path": post(b"/tripwire-path", PROMPT, SECRETS),
+    "a malformed header": post(PATH, PROMPT, (*SECRETS, b"tripwire name: tripwire value")),
+    "a malformed request line": b"tripwire tripwire\r\n\r\n",
+    "another host": post(b"http://tripwire.example/v1/completions", PROMPT, SECRETS),
+    "a malformed Host": post(PATH, PROMPT, (*SECRETS, b"Host: tripwire")),
+    "a broken chunk": post(PATH, b"tripwire", (*SECRETS, b"Transfer-Encoding: chunked")),
     "too much": post(PATH, PROMPT * 100, SECRETS),
     "half a head": post(PATH, PROMPT, SECRETS)[:150],
     "half a body": post(PATH, PROMPT, SECRETS)[:-5],
 }
 ANSWERED: dict[str, Script] = {
-    "well": answering(ECHO, extra=b"Set-Cookie: canary=canary\r\n"),
+    "well": answering(ECHO, extra=b"Set-Cookie: tripwire=tripwire\r\n"),
     "400": answering(ECHO, status=400),
     "500": answering(ECHO, status=500),
     "503": answering(ECHO, status=503),
-    "with no HTTP": raw(b"canary\r\n\r\n"),
-    "with a malformed header": raw(b"HTTP/1.1 200 OK\r\ncanary name: canary\r\n\r\n"),
-    "half": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ncanary", then_close=True),
-    "with more than was asked for": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\ncanarycanary"),
+    "with no HTTP": raw(b"tripwire\r\n\r\n"),
+    "with a malformed header": raw(b"HTTP/1.1 200 OK\r\ntripwire name: tripwire\r\n\r\n"),
+    "half": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\ntripwire", then_close=True),
+    "with more than was asked for": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\ntripwiretripwire"),
     "with a reset": resetting,
     "never": hanging,
 }
@@ -78,10 +78,10 @@ async def say(harness: Harness, sent: bytes) -> None:
 
 async def nothing_is_kept(harness: Harness) -> None:
     await harness.at_rest()
-    assert CANARY not in str(decision_page(harness.router.services.decisions, 0, 100)).encode()
+    assert TRIPWIRE not in str(decision_page(harness.router.services.decisions, 0, 100)).encode()
     for page in ("/metrics", "/admin/decisions", "/admin/replicas", "/admin/config"):
         status, text = await harness.admin("GET", page)
-        assert (status, "canary" in str(text)) == (200, False)
+        assert (status, "tripwire" in str(text)) == (200, False)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ async def test_nothing_that_a_client_sends_is_logged(
     async with routed(snapshot) as harness:
         await say(harness, SAID[sent])
         await nothing_is_kept(harness)
-    assert "canary" not in caplog.text
+    assert "tripwire" not in caplog.text
 
 
 @pytest.mark.parametrize("answered", ANSWERED)
@@ -112,7 +112,7 @@ async def test_nothing_that_a_replica_sends_is_logged(
         await say(harness, SAID["sound"])
         await nothing_is_kept(harness)
         await harness.until(lambda: "replica_down" in caplog.text, "the health checks to fail")
-    assert "canary" not in caplog.text
+    assert "tripwire" not in caplog.text
 
 
 @pytest.mark.parametrize("location", [(Placement, "decide"), (LoadTracker, "dispatch")], ids=["placing", "dispatching"])
@@ -121,43 +121,43 @@ async def test_internal_errors_quote_nothing(
     location: tuple[type, str], replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ValueError("canary-prompt")
+        raise ValueError("tripwire-prompt")
 
     monkeypatch.setattr(*location, fail)
     async with routed(config([replica])) as harness:
         assert (await harness.chat(PROMPT, SECRETS)).status == 500
     assert "error=ValueError" in caplog.text
-    assert "canary" not in caplog.text
+    assert "tripwire" not in caplog.text
 
 
 async def test_internal_errors_of_explanations_quote_nothing(
     replica: FakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise ValueError("canary-prompt")
+        raise ValueError("tripwire-prompt")
 
     async with routed(config([replica])) as harness:
         monkeypatch.setattr(Placement, "decide", fail)
         case = {"path": CHAT.decode(), "body": json.loads(PROMPT)}
         assert await harness.admin("POST", "/admin/explain", json=case) == (500, {"error": "internal error"})
     assert "error=ValueError" in caplog.text
-    assert "canary" not in caplog.text
+    assert "tripwire" not in caplog.text
 
 
 # --- keys that are ours to check, and ours to send ---
 
-KEY = "canary-" + "5e" * 32
+KEY = "tripwire-" + "5e" * 32
 GUARDED: dict[str, tuple[bytes, int]] = {
     "let in": (post(CHAT, PROMPT, (b"Authorization: Bearer " + KEY.encode(),)), 200),
     "over a rate": (post(CHAT, PROMPT, (b"Authorization: Bearer " + KEY.encode(),)), 429),
     "with an unknown key": (post(CHAT, PROMPT, SECRETS), 401),
     "with two keys": (post(CHAT, PROMPT, (*SECRETS, b"Authorization: Bearer " + KEY.encode())), 401),
     "with a model of others": (
-        post(CHAT, PROMPT.replace(b"tiny", b"canary-model"), (b"Authorization: Bearer " + KEY.encode(),)),
+        post(CHAT, PROMPT.replace(b"tiny", b"tripwire-model"), (b"Authorization: Bearer " + KEY.encode(),)),
         403,
     ),
     "asking for too much": (
-        post(CHAT, PROMPT.replace(b"{", b'{"n":"canary",', 1), (b"Authorization: Bearer " + KEY.encode(),)),
+        post(CHAT, PROMPT.replace(b"{", b'{"n":"tripwire",', 1), (b"Authorization: Bearer " + KEY.encode(),)),
         400,
     ),
 }
@@ -206,7 +206,7 @@ async def test_keys_of_clients_and_replicas_are_never_shown(
         shown += [(response.head + response.body).decode()] if status != 200 else []
     for text in shown:
         assert not [secret for secret in secrets if secret in text]
-    assert "canary" not in caplog.text
+    assert "tripwire" not in caplog.text
 
 
 @pytest.mark.parametrize("field", ["digest", "api_key", "hash_secret"])
@@ -226,4 +226,4 @@ async def test_a_rejected_configuration_keeps_its_secrets(
         _, shown = await harness.admin("GET", "/admin/config")
     assert status == 422
     assert nack["path"].endswith(field)
-    assert "canary" not in f"{nack} {shown} {caplog.text}"
+    assert "tripwire" not in f"{nack} {shown} {caplog.text}"

@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
                 "name": "everyday",
                 "revision": 3,
                 "settings": {"strategy": "prefix_hash", "boundary": "bytes"},
-                "trial": {"revision": 4, "settings": {"strategy": "tiered"}, "share": 0.1, "groups": ["batch"]},
+                "canary": {"revision": 4, "settings": {"strategy": "tiered"}, "share": 0.1, "groups": ["batch"]},
             },
             "replicas": [
                 {"name": "a", "url": "http://127.0.0.1:8000", "weight": 2.0, "state": "active", "adapters": ["sql"]},

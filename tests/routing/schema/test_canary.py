@@ -30,11 +30,11 @@ def canary(**fields: Any) -> Canary:
 
 def in_pool(tested: Canary) -> RouterConfig:
     whole = pool(groups=GROUPS)
-    return config(replace(whole, policy=replace(whole.policy, trial=tested)))
+    return config(replace(whole, policy=replace(whole.policy, canary=tested)))
 
 
 def in_group(tested: Canary) -> RouterConfig:
-    return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, trial=tested)))))
+    return config(pool(groups=(GROUPS[0], replace(GROUPS[1], policy=replace(OWN, canary=tested)))))
 
 
 @pytest.mark.parametrize(
@@ -51,23 +51,23 @@ def in_group(tested: Canary) -> RouterConfig:
 def test_a_canary_round_trips(tested: Canary) -> None:
     written = dump_snapshot(in_pool(tested), 1)
 
-    assert load_snapshot(written.document).config.pools[0].policy.trial == tested
+    assert load_snapshot(written.document).config.pools[0].policy.canary == tested
 
 
 @pytest.mark.parametrize(
     ("snapshot", "path", "reason"),
     [
-        (in_pool(canary(revision=3)), "$.pools[0].policy.trial.revision", "revision 3 is active"),
-        (in_group(canary(revision=2)), "$.pools[0].groups[1].policy.trial.revision", "revision 2 is active"),
-        (in_pool(canary(revision=0)), "$.pools[0].policy.trial.revision", ">= 1"),
-        (in_pool(canary(share=0.0)), "$.pools[0].policy.trial.share", "> 0"),
-        (in_pool(canary(share=1.01)), "$.pools[0].policy.trial.share", "<= 1"),
-        (in_pool(canary(routers=())), "$.pools[0].policy.trial.routers", "null for all"),
-        (in_pool(canary(routers=("Router 1",))), "$.pools[0].policy.trial.routers[0]", "regex"),
-        (in_pool(canary(groups=())), "$.pools[0].policy.trial.groups", "null for all"),
-        (in_pool(canary(groups=("coding", "nobody"))), "$.pools[0].policy.trial.groups[1]", "'nobody'"),
-        (in_pool(canary(groups=("batch",))), "$.pools[0].policy.trial.groups[0]", "its own policy"),
-        (in_group(canary(groups=("batch",))), "$.pools[0].groups[1].policy.trial.groups", "only a pool's policy"),
+        (in_pool(canary(revision=3)), "$.pools[0].policy.canary.revision", "revision 3 is active"),
+        (in_group(canary(revision=2)), "$.pools[0].groups[1].policy.canary.revision", "revision 2 is active"),
+        (in_pool(canary(revision=0)), "$.pools[0].policy.canary.revision", ">= 1"),
+        (in_pool(canary(share=0.0)), "$.pools[0].policy.canary.share", "> 0"),
+        (in_pool(canary(share=1.01)), "$.pools[0].policy.canary.share", "<= 1"),
+        (in_pool(canary(routers=())), "$.pools[0].policy.canary.routers", "null for all"),
+        (in_pool(canary(routers=("Router 1",))), "$.pools[0].policy.canary.routers[0]", "regex"),
+        (in_pool(canary(groups=())), "$.pools[0].policy.canary.groups", "null for all"),
+        (in_pool(canary(groups=("coding", "nobody"))), "$.pools[0].policy.canary.groups[1]", "'nobody'"),
+        (in_pool(canary(groups=("batch",))), "$.pools[0].policy.canary.groups[0]", "its own policy"),
+        (in_group(canary(groups=("batch",))), "$.pools[0].groups[1].policy.canary.groups", "only a pool's policy"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -31,6 +31,6 @@ async def test_all_workers_send_the_same_prefixes_to_the_canary_and_their_metric
     assert len(workers) == 2
     assert all(len(revisions) == 1 for revisions in told.values())
     assert {revision for revisions in told.values() for revision in revisions} == {"1", "2"}
-    tried = sum(TURNS for revisions in told.values() if revisions == {"2"})
+    of_canary = sum(TURNS for revisions in told.values() if revisions == {"2"})
     counted = {labels["revision"]: value for labels, value in samples(text)[f"{HISTOGRAM}_count"]}
-    assert counted == {"1": PROMPTS * TURNS - tried, "2": tried}
+    assert counted == {"1": PROMPTS * TURNS - of_canary, "2": of_canary}

@@ -44,7 +44,7 @@ def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *
 
 def configured(*pools: str, with_canary: bool = False) -> ConfiguredSeries:
     settings = RoundRobinSettings()
-    policy = PolicyConfig("p", 3, settings, trial=Canary(4, settings, 0.5) if with_canary else None)
+    policy = PolicyConfig("p", 3, settings, canary=Canary(4, settings, 0.5) if with_canary else None)
     replicas = (ReplicaConfig("a", "http://a:8000"),)
     return ConfiguredSeries(
         RouterConfig(

@@ -50,7 +50,7 @@ def stored() -> list[str]:
 
 def test_a_decision_is_stored_as_the_router_reports_it(server):
     ring = FakeRing()
-    ring.records = [decision(1, group="support", rank=2, arm="trial", cached_tokens=None, opening={"segments": []})]
+    ring.records = [decision(1, group="support", rank=2, arm="canary", cached_tokens=None, opening={"segments": []})]
     router(server, "one", ring)
     DecisionCursor.objects.create(router=Router.objects.get(), sample_ratio=1.0)
 
@@ -59,7 +59,7 @@ def test_a_decision_is_stored_as_the_router_reports_it(server):
     row = Decision.objects.get()
     assert (row.at, row.boot, row.seq, row.request_id) == (T0 + timedelta(milliseconds=10), "b1", 1, "r1")
     assert (row.pool, row.group, row.policy, row.replica, row.rank, row.arm) == (
-        *("chat", "support", "everyday", "a", 2, "trial"),
+        *("chat", "support", "everyday", "a", 2, "canary"),
     )
     assert (row.prompt_tokens, row.cached_tokens, row.block_tokens, row.hash_tokens) == (240, None, 16, 64)
     assert [format_hash(block) for block in row.blocks] == hashes(1, 4)

@@ -22,7 +22,7 @@ from tests.telemetry.conftest import T0
 from tests.telemetry.readings import route_reading, stored_together
 
 pytestmark = pytest.mark.django_db
-BEFORE = T0 - timedelta(minutes=30)  # when the trial's history begins
+BEFORE = T0 - timedelta(minutes=30)  # when the canary's history begins
 GUARD_LIMITS = {"warm_up_s": 60, "min_requests": 100}
 FAST, SLOW = {48: 50, 50: 45, 52: 5}, {50: 60, 90: 40}  # TTFT by bucket: some 0.01 s; 0.08 s
 
@@ -102,7 +102,7 @@ def test_a_canary_with_slow_plain_responses_is_rolled_back(pool, routers, begin,
     readings = judged(rollout, time_machine, 8)
 
     assert rollout.state == RolloutState.ROLLED_BACK
-    assert readings["plain_latency_p95_s"]["verdict"] == Verdict.BREACHED
+    assert readings["plain_latency_p95_s"]["verdict"] == Verdict.FAILED
     assert "ttft_p95_s" not in readings
 
 
@@ -114,8 +114,8 @@ def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, 
     readings = judged(rollout, time_machine, 8)
     assert rollout.state == RolloutState.ROLLED_BACK
     hits = readings["hit_rate"]
-    assert hits["verdict"] == Verdict.BREACHED
-    assert (hits["baseline"], hits["trial"]) == (pytest.approx(0.605, abs=0.01), pytest.approx(0.305, abs=0.01))
+    assert hits["verdict"] == Verdict.FAILED
+    assert (hits["baseline"], hits["canary"]) == (pytest.approx(0.605, abs=0.01), pytest.approx(0.305, abs=0.01))
     assert hits["limit"] == pytest.approx(0.555, abs=0.01)
     assert readings["ttft_p95_s"]["verdict"] == Verdict.PASSED
     assert rollout.steps.order_by("-pk").first().evidence == rollout.readings
@@ -131,7 +131,7 @@ def test_errors_and_latency_roll_back(pool, routers, begin, time_machine, harmfu
     for minute in range(1, 9):
         traffic(routers[0], minute, 1)
         traffic(routers[0], minute, 2, **harm)
-    assert judged(rollout, time_machine, 8)[name]["verdict"] == Verdict.BREACHED
+    assert judged(rollout, time_machine, 8)[name]["verdict"] == Verdict.FAILED
     assert rollout.state == RolloutState.ROLLED_BACK
 
 
@@ -143,8 +143,8 @@ def test_load_skew_rolls_back(pool, routers, begin, time_machine):
         traffic(routers[0], minute, 1)
         traffic(routers[0], minute, 2, replicas=(900, 10))
     readings = judged(rollout, time_machine, 8)
-    assert (readings["load_skew"]["verdict"], readings["load_skew"]["baseline"]) == (Verdict.BREACHED, 1.0)
-    assert readings["load_skew"]["trial"] == pytest.approx(950 / 505, abs=0.02)
+    assert (readings["load_skew"]["verdict"], readings["load_skew"]["baseline"]) == (Verdict.FAILED, 1.0)
+    assert readings["load_skew"]["canary"] == pytest.approx(950 / 505, abs=0.02)
 
 
 def test_a_harmless_canary_is_promoted_when_the_stage_ends(pool, routers, begin, time_machine):
@@ -160,27 +160,27 @@ def test_a_harmless_canary_is_promoted_when_the_stage_ends(pool, routers, begin,
     assert pool.policies.get(group=None).live().number == 2
 
 
-def two_groups(router, minute, *, trial_assistant, trial_chat):
-    """A trial that got mostly chat, of which hardly anything hits, beside a baseline that got mostly assistants."""
+def two_groups(router, minute, *, canary_assistant, canary_chat):
+    """A canary that got mostly chat, of which hardly anything hits, beside a baseline that got mostly assistants."""
     traffic(router, minute, 1, group="assistant", hit_rate=0.9, replicas=(80, 80))
     traffic(router, minute, 1, group="chat", hit_rate=0.1, replicas=(20, 20))
-    traffic(router, minute, 2, group="assistant", hit_rate=trial_assistant, replicas=(20, 20))
-    traffic(router, minute, 2, group="chat", hit_rate=trial_chat, replicas=(80, 80))
+    traffic(router, minute, 2, group="assistant", hit_rate=canary_assistant, replicas=(20, 20))
+    traffic(router, minute, 2, group="chat", hit_rate=canary_chat, replicas=(80, 80))
 
 
 def test_another_mix_of_groups_does_not_count_against_the_canary(pool, routers, begin, time_machine):
     rollout = begin(by_share(pool, max_error_ratio=0.05))
     for minute in range(1, 12):
-        two_groups(routers[0], minute, trial_assistant=0.9, trial_chat=0.1)
+        two_groups(routers[0], minute, canary_assistant=0.9, canary_chat=0.1)
     hits = judged(rollout, time_machine, 9)["hit_rate"]
     assert hits["verdict"] == Verdict.PASSED
-    assert hits["trial"] == pytest.approx(hits["baseline"]) == pytest.approx(0.2 * 0.9 + 0.8 * 0.1, abs=0.01)
+    assert hits["canary"] == pytest.approx(hits["baseline"]) == pytest.approx(0.2 * 0.9 + 0.8 * 0.1, abs=0.01)
     judged(rollout, time_machine, 11)
     assert rollout.stage == 1
 
 
 def test_another_mix_of_groups_does_not_hide_harm(pool, routers, begin, time_machine):
-    """As a whole the trial hits 54 %, no less than the baseline's 54 %; each group hits less than its own."""
+    """As a whole the canary hits 54 %, no less than the baseline's 54 %; each group hits less than its own."""
     rollout = begin(by_share(pool))
     for minute in range(1, 9):
         traffic(routers[0], minute, 1, group="assistant", hit_rate=0.98, replicas=(25, 25))
@@ -188,7 +188,7 @@ def test_another_mix_of_groups_does_not_hide_harm(pool, routers, begin, time_mac
         traffic(routers[0], minute, 2, group="assistant", hit_rate=0.68, replicas=(75, 75))
         traffic(routers[0], minute, 2, group="chat", hit_rate=0.15, replicas=(25, 25))
     hits = judged(rollout, time_machine, 8)["hit_rate"]
-    assert (hits["verdict"], rollout.state) == (Verdict.BREACHED, RolloutState.ROLLED_BACK)
+    assert (hits["verdict"], rollout.state) == (Verdict.FAILED, RolloutState.ROLLED_BACK)
     assert hits["baseline"] == pytest.approx(0.75 * 0.98 + 0.25 * 0.4, abs=0.01)
 
 
@@ -240,7 +240,7 @@ def test_a_router_is_compared_with_others_and_with_its_own_past(pool, routers, b
         60,
     ]
     assert sum(one.requests for one in measured.canary.before) == 2000
-    assert judged(rollout, time_machine, 8)["hit_rate"]["verdict"] == Verdict.BREACHED
+    assert judged(rollout, time_machine, 8)["hit_rate"]["verdict"] == Verdict.FAILED
 
 
 def test_a_rollout_without_guard_or_stages_is_not_analyzed(pool, routers, begin, time_machine):

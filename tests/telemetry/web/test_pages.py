@@ -66,7 +66,7 @@ def test_a_task_group_that_no_one_defined_has_a_page_whatever_it_is_called(visit
         assert visitor.get(live).status_code == 200, live
 
 
-def test_a_pool_says_what_fires_and_which_policy_is_in_force(visitor, fleet, noon):
+def test_a_pool_says_what_fires_and_which_policy_is_active(visitor, fleet, noon):
     drop_alert(fleet, noon)
 
     text = visitor.get("/pools/chat/").text

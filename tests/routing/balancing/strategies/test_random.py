@@ -98,8 +98,8 @@ def test_groups_use_different_reproducible_random_sequences(settings: Settings) 
 
 
 def test_a_canary_uses_another_random_sequence_than_the_active_revision() -> None:
-    trial = Canary(revision=4, settings=RandomSettings(), share=0.5)
-    policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), trial=trial)
+    canary = Canary(revision=4, settings=RandomSettings(), share=0.5)
+    policy = PolicyConfig(name="drawn", revision=3, settings=RandomSettings(), canary=canary)
     members = pool(members=replicas(12))
     placement = Placement(config(structs.replace(members, policy=policy)), LoadTracker(), seed=7)
     chosen: dict[int, list[str]] = {3: [], 4: []}

@@ -155,7 +155,7 @@ def test_a_reason_publishes_and_is_audited_with_what_it_overrode(draft, django_u
         publish_revision(draft.pk, by=olga, override_reason="  ")
     rollout = publish_revision(draft.pk, by=olga, override_reason="the new engine needs it")
 
-    step = rollout.steps.get(move="publish")
+    step = rollout.steps.get(transition="publish")
     assert step.evidence["override_reason"] == "the new engine needs it"
     assert (step.evidence["code"], step.evidence["figures"][0]["is_exceeded"]) == ("what-if-worse", True)
     event = Event.objects.get(kind=EventKind.PREDICTION_OVERRIDDEN)
@@ -180,7 +180,7 @@ def test_reverting_and_aborting_are_never_refused(policy, draft):
     canary = publish_revision(save_draft(policy, {"strategy": "random"}).pk, plan=plan, override_reason="a test")
     abort_rollout(canary.pk, by=None)
     canary.revision.refresh_from_db()
-    assert canary.revision.state == RevisionState.WITHDRAWN
+    assert canary.revision.state == RevisionState.ROLLED_BACK
 
 
 def test_a_draft_with_the_active_settings_needs_no_prediction(policy):
