@@ -118,5 +118,5 @@ def maintain_partitions() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def roll_up_readings() -> None:
-    """Roll up the bins that are over, and re-aggregate those with late readings."""
+    """Roll up complete bins, and re-aggregate those with late readings."""
     rollup.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)

@@ -100,7 +100,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry:alerts": VIEW,
     "telemetry:alert": VIEW,
     "telemetry:alert-acknowledge": _rule(POST=OPERATOR),
-    "telemetry:alert-release": _rule(POST=OPERATOR),
+    "telemetry:alert-unacknowledge": _rule(POST=OPERATOR),
     "telemetry:silences": VIEW,
     "telemetry:silence-new": _form(OPERATOR),
     "telemetry:silence-end": _rule(POST=OPERATOR),
@@ -249,7 +249,7 @@ RULES: Mapping[str, Rule] = {
     **_resource("telemetry-api:prediction"),
     **_resource("telemetry-api:alert"),
     "telemetry-api:alert-acknowledge": _rule(POST=OPERATOR),
-    "telemetry-api:alert-release": _rule(POST=OPERATOR),
+    "telemetry-api:alert-unacknowledge": _rule(POST=OPERATOR),
     **_resource("telemetry-api:silence", create=OPERATOR, change=OPERATOR, remove=OPERATOR),
     "telemetry-api:silence-preview": _rule(POST=OPERATOR),
     **_resource(

@@ -111,9 +111,9 @@ def _print(context: Context, what_if: dict[str, Any]) -> None:
             for number, row in enumerate(result["candidates"])
         ],
     )
-    for sentence in (row["sentence"] or row["reason"] for row in result["candidates"]):
-        if sentence:
-            context.output.message(sentence)
+    for summary in (row["summary"] or row["reason"] for row in result["candidates"]):
+        if summary:
+            context.output.message(summary)
     for problem in result["calibration"]["problems"]:
         context.output.message(f"Not calibrated: {problem}")
     for note in result["notes"]:

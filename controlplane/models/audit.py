@@ -163,7 +163,7 @@ class EventKind(models.TextChoices):
     ALERT_FIRING = "alert_firing", "Alert firing"
     ALERT_RESOLVED = "alert_resolved", "Alert resolved"
     ALERT_ACKNOWLEDGED = "alert_acknowledged", "Alert acknowledged"
-    ALERT_RELEASED = "alert_released", "Alert no longer acknowledged"
+    ALERT_UNACKNOWLEDGED = "alert_unacknowledged", "Alert no longer acknowledged"
     SILENCE_CREATED = "silence_created", "Silence created"
     SILENCE_CHANGED = "silence_changed", "Silence changed"
     SILENCE_ENDED = "silence_ended", "Silence ended"

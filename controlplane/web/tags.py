@@ -31,7 +31,7 @@ _TONES = {  # of badges, by the stored or shown word
     "ember": ("live", "proposed", "canary"),
     "warn": (
         "starting", "draining", "stale", "pending", "progressing", "behind", "draft", "terminating", "missing",
-        "holding", "waiting", "awaiting_approval", "warning", "opened", "inconclusive", "expired", "unsigned",
+        "holding", "waiting", "awaiting_approval", "warning", "inconclusive", "expired", "unsigned",
         "unchecked", "other key",
     ),
     "bad": (
@@ -54,7 +54,7 @@ _EVENT_TONES = {
 
 # Stored words that pages show as another.
 _WORDS = {
-    "live": "active", "muted": "suppressed",
+    "live": "active",
     "refused": "rejected", "holding": "on hold", "dead": "failed",
 }  # fmt: skip
 

@@ -274,7 +274,7 @@ class Record:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
-            "opening": msgspec.json.decode(self.structure) if self.structure else None,
+            "prompt_structure": msgspec.json.decode(self.structure) if self.structure else None,
         }
 
     @property

@@ -111,7 +111,7 @@ export class Chart {
     await window.Plotly.react(this.plot, shown, drawn, CONFIG);
     if (first) this.plot.on("plotly_relayout", (change) => this.relayouted(change));
     this.note(meta.empty ? `No data: ${meta.empty}.` : "");
-    this.plot.setAttribute("aria-label", meta.sentence);
+    this.plot.setAttribute("aria-label", meta.summary);
     this.fillTable();
   }
 

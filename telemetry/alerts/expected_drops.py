@@ -106,7 +106,7 @@ def mark_expected_drop(rule: EvaluatedRule, verdict: Verdict) -> Verdict:
 
     Up to four queries for a drop within the rule's warm-up time after a replica restarted, went down or came up.
     """
-    changes = rule.view.recent_membership_changes(rule.settings.warm_up_reach_s)
+    changes = rule.view.recent_membership_changes(rule.settings.warm_up_lookback_s)
     is_marked = RESTARTED in verdict.figures and verdict.figures[WITHOUT_RESTARTED] is Result.OK
     if verdict.result is not Result.BREACH or not changes or is_marked:
         return verdict
@@ -116,14 +116,16 @@ def mark_expected_drop(rule: EvaluatedRule, verdict: Verdict) -> Verdict:
     if rule.evaluate(verdict, corrected).result is Result.BREACH:
         figures = {name: value for name, value in verdict.figures.items() if name != RESTARTED}
         return replace(verdict, figures=figures)
-    return mark_expected(verdict, {name: times[-1] for name, times in changes.items()}, rule.settings.warm_up_reach_s)
+    return mark_expected(
+        verdict, {name: times[-1] for name, times in changes.items()}, rule.settings.warm_up_lookback_s
+    )
 
 
 def _corrected_window(
     rule: EvaluatedRule, changes: Mapping[str, Sequence[datetime]], newest: WindowSum
 ) -> WindowSum | None:
     """The newest window as if no replica had been unavailable; None if unknown."""
-    cold = rule.view.recent_restarts(rule.settings.warm_up_reach_s)
+    cold = rule.view.recent_restarts(rule.settings.warm_up_lookback_s)
     without_cold = None if rule.group else rule.view.window_without(cold)
     window, is_without_cold = (
         (without_cold, True) if without_cold is not None and without_cold.queries else (newest, False)

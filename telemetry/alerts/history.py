@@ -53,9 +53,9 @@ class HistoryQuery:
     until: datetime
     first: datetime | None = None  # end of the first step to evaluate; None: the last step alone
     days_back: int = 0  # of hours
-    series_reach_s: float = 0.0  # length of the series of bins before ``first``
+    series_lookback_s: float = 0.0  # length of the series of bins before ``first``
     caches_series: bool = False  # keep the series of bins for the next evaluation
-    restart_reach_s: float = 0.0  # how long before ``first`` restarts matter
+    restart_lookback_s: float = 0.0  # how long before ``first`` restarts matter
     control: ControlPlaneState | None = None
 
     @property
@@ -125,7 +125,7 @@ class _Loader:
         self.groups = self._steps(rows, lambda row: (row.pool, row.group), _group_window)
         self.failures = self._failures(rows)
         self.ejections = load_ejections(self.ids, window) if Source.EJECTIONS in sources else {}
-        self.restarts, self.changes = self._membership_changes() if self.query.restart_reach_s else ({}, {})
+        self.restarts, self.changes = self._membership_changes() if self.query.restart_lookback_s else ({}, {})
         self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
 
@@ -166,6 +166,7 @@ class _Loader:
 
     @property
     def _first_end(self) -> datetime:
+        """End of the first evaluated window."""
         return self.query.first or self.query.until
 
     def _steps(
@@ -205,7 +206,7 @@ class _Loader:
         for replica in self.replicas:
             if replica.pk in self.hit_rate_ids:
                 ids_of_pool[replica.pool_id].append(replica.pk)
-        start = grid_floor(self._first_end - timedelta(seconds=self.query.series_reach_s), self.query.step_s)
+        start = grid_floor(self._first_end - timedelta(seconds=self.query.series_lookback_s), self.query.step_s)
         through = grid_floor(self.query.until, self.query.step_s)
         query = SeriesQuery(self.pools, ids_of_pool, start, through, self.query.step_s)
         return load_series(query, cached=self.query.caches_series)
@@ -246,7 +247,7 @@ class _Loader:
 
     def _membership_changes(self) -> tuple[dict[int, list[datetime]], dict[int, list[datetime]]]:
         """Times of each replica's restarts, and of all its downs, ups and restarts, ascending. One query."""
-        since = self._first_end - timedelta(seconds=self.query.restart_reach_s)
+        since = self._first_end - timedelta(seconds=self.query.restart_lookback_s)
         events = Event.objects.filter(
             kind__in=MEMBERSHIP_CHANGES, at__gt=since, at__lte=self.query.until, replica_id__in=self.ids
         )

@@ -37,9 +37,9 @@ class Source(StrEnum):
     CONTROL = "control"  # which configuration routers run and when rules were last evaluated; current state only
 
 
-def whole_steps(reach_s: float, step_s: float) -> int:
+def whole_steps(length_s: float, step_s: float) -> int:
     """Number of whole steps in a length of time, at least one."""
-    return max(math.floor(reach_s / step_s + 1e-9), 1)
+    return max(math.floor(length_s / step_s + 1e-9), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ControlPlaneState:
 
     behind_s: Mapping[str, float] = field(default_factory=dict)  # router -> seconds behind the newest configuration
     rejections: Mapping[str, str] = field(default_factory=dict)  # router -> why it rejected the newest configuration
-    routers: int = 0  # that are present
+    routers: int = 0  # number of routers that are present
     since_evaluation_s: float = 0.0
 
 
@@ -167,18 +167,24 @@ class HistoryView:
         """A replica's newest step; None where no scrape was attempted."""
         return self._newest(self.history.engines.get(replica))
 
-    def since_success_s(self, replica: str, reach_s: float) -> float | None:
-        """Seconds since the last successful scrape of a replica, in whole steps; None for none within the reach."""
-        back = (back for back, step in self._scrapes(replica, reach_s) if step.read)
+    def since_success_s(self, replica: str, lookback_s: float) -> float | None:
+        """Seconds since the last successful scrape of a replica, in whole steps.
+
+        None if there is none in the last ``lookback_s`` seconds.
+        """
+        back = (back for back, step in self._scrapes(replica, lookback_s) if step.read)
         return next((steps * self.history.step_s for steps in back), None)
 
-    def since_first_scrape_s(self, replica: str, reach_s: float) -> float:
-        """Seconds since the first attempted scrape within the reach, in whole steps."""
-        return max((back for back, _ in self._scrapes(replica, reach_s)), default=0) * self.history.step_s
+    def since_first_scrape_s(self, replica: str, lookback_s: float) -> float:
+        """Seconds since the first attempted scrape in the last ``lookback_s`` seconds, in whole steps."""
+        return max((back for back, _ in self._scrapes(replica, lookback_s)), default=0) * self.history.step_s
 
-    def since_any_scrape_s(self, reach_s: float) -> float | None:
-        """Seconds since the last attempted scrape of any replica, in whole steps; None for none within the reach."""
-        newest = [back for name in self.history.engines for back, _ in self._scrapes(name, reach_s)]
+    def since_any_scrape_s(self, lookback_s: float) -> float | None:
+        """Seconds since the last attempted scrape of any replica, in whole steps.
+
+        None if there is none in the last ``lookback_s`` seconds.
+        """
+        newest = [back for name in self.history.engines for back, _ in self._scrapes(name, lookback_s)]
         return min(newest) * self.history.step_s if newest else None
 
     def recent_restarts(self, within_s: float) -> dict[str, datetime]:
@@ -225,10 +231,10 @@ class HistoryView:
     def _step_start(self) -> datetime:
         return self.now - timedelta(seconds=self.history.step_s)
 
-    def _scrapes(self, replica: str, reach_s: float) -> list[tuple[int, ReplicaStep]]:
-        """Steps with an attempted scrape within the reach: (number of steps back, step), newest first."""
+    def _scrapes(self, replica: str, lookback_s: float) -> list[tuple[int, ReplicaStep]]:
+        """(number of steps back, step) of attempted scrapes in the last ``lookback_s`` seconds, newest first."""
         steps = self.history.engines.get(replica)
-        count = min(whole_steps(reach_s, self.history.step_s), self.index + 1) if steps else 0
+        count = min(whole_steps(lookback_s, self.history.step_s), self.index + 1) if steps else 0
         return [(back, step) for back in range(count) if steps and (step := steps[self.index - back]) is not None]
 
     def _within(self, events: Mapping[str, Sequence[datetime]], within_s: float) -> dict[str, list[datetime]]:

@@ -2,7 +2,7 @@
 
 Theory of operation. A detector consumes each bin once, so an evaluation costs only the bins since the evaluation
 before, and a preview the bins of its period. A process keeps the series of the pools that it evaluated. The cache
-changes no result: a series loaded again for ``HistoryQuery.series_reach_s`` gives the same levels, which depend on a
+changes no result: a series loaded again for ``HistoryQuery.series_lookback_s`` gives the same levels, which depend on a
 bounded time (``Sensitivity.baseline_s``).
 """
 
@@ -128,17 +128,17 @@ def load_series(query: SeriesQuery, *, cached: bool) -> dict[int, HitRateSeries]
     ``cached`` series are kept for the next evaluation, which loads only the newer bins.
     """
     loaded: dict[int, HitRateSeries] = {}
-    behind: dict[datetime, list[Pool]] = defaultdict(list)
+    pools_by_end: dict[datetime, list[Pool]] = defaultdict(list)
     for pool in query.pools:
         series = _cache.pop((pool.pk, query.bin_s), None) if cached else None
         if series is None or not series.start <= query.start <= series.through <= query.through:
             series = HitRateSeries(query.bin_s, query.start, query.start)
         loaded[pool.pk] = series
-        behind[series.through].append(pool)
+        pools_by_end[series.through].append(pool)
         if cached:
             _cache[pool.pk, query.bin_s] = series
     keep_s = (query.through - query.start).total_seconds()
-    for since, pools in behind.items():
+    for since, pools in pools_by_end.items():
         if since < query.through:
             bins = load_bins(pools, query.hit_rate_ids, since, query.through, query.bin_s)
             changes = _load_changes(pools, since, query.through)

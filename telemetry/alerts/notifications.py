@@ -34,7 +34,15 @@ from telemetry.alerts.pipeline import record_transition
 from telemetry.alerts.verdict import ENDED, Result, Verdict
 from telemetry.channels.enqueue import enqueue
 from telemetry.matchers import Matcher, match_all, parse_stored
-from telemetry.models import Alert, AlertState, AlertTransition, NotificationKind, RuleKind, Silence
+from telemetry.models import (
+    Alert,
+    AlertState,
+    AlertTransition,
+    NotificationKind,
+    RuleKind,
+    Silence,
+    SuppressionReason,
+)
 
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
@@ -50,7 +58,7 @@ MAX_EXPLAINED = timedelta(minutes=10)  # after a replica went down, this may exp
 _TRANSITIONS = {
     NotificationKind.FIRING: AlertTransition.NOTIFIED,
     NotificationKind.REPEATED: AlertTransition.REPEATED,
-    NotificationKind.RESOLVED: AlertTransition.RESOLVED_NOTIFIED,
+    NotificationKind.RESOLVED: AlertTransition.RESOLUTION_NOTIFIED,
 }
 Claim = Callable[[Alert], bool]
 
@@ -59,8 +67,8 @@ Claim = Callable[[Alert], bool]
 class Suppression:
     """Why an alert is not notified, as its row stores it."""
 
-    why: str  # "silence", "inhibited" or "restart"
-    words: str
+    reason: str  # a SuppressionReason
+    text: str
     by: int | None = None  # the silence's or the alert's id
     until: str | None = None  # ISO; None: unknown
 
@@ -82,18 +90,19 @@ def suppression_of(
     """Why an alert is not notified, or None. ``verdict`` is this evaluation's; None if there is none."""
     for silence, matchers in silences:
         if silence_applies(silence, matchers, alert):
-            return Suppression("silence", silence.comment, silence.pk, silence.ends_at.isoformat())
+            return Suppression(SuppressionReason.SILENCE, silence.comment, silence.pk, silence.ends_at.isoformat())
     for other in firing:
         if inhibits(other, alert, now):
-            return Suppression("inhibited", other.summary, other.pk)
-    before = Suppression(**alert.muted) if alert.muted and alert.muted["why"] != "silence" else None
+            return Suppression(SuppressionReason.INHIBITED, other.summary, other.pk)
+    stored = alert.suppression
+    before = Suppression(**stored) if stored and stored["reason"] != SuppressionReason.SILENCE else None
     if verdict is None or verdict.result is not Result.BREACH:
         return before
     if before and verdict.figures.get(ENDED):
         return before
     if replicas := verdict.figures.get(RESTARTED):
         text = f"{', '.join(replicas)} restarted or was down, which alone explains the drop."
-        return Suppression("restart", text, until=verdict.figures["warm_at"])
+        return Suppression(SuppressionReason.RESTART, text, until=verdict.figures["warm_at"])
     return None
 
 
@@ -101,7 +110,7 @@ def inhibits(source: Alert, alert: Alert, now: datetime) -> bool:
     """Whether one alert explains another; of two alerts about replicas, only for the same replica."""
     if alert.rule.kind in _FLEET_WIDE and source.rule.kind == alert.rule.kind:
         in_project = source.pool.project_id == alert.pool.project_id
-        return in_project and source.pk < alert.pk and source.muted is None
+        return in_project and source.pk < alert.pk and source.suppression is None
     if source.pool_id != alert.pool_id or alert.rule.kind not in INHIBITED_BY.get(source.rule.kind, frozenset()):
         return False
     if source.subject and not alert.subject:
@@ -120,11 +129,11 @@ def notify_due(now: datetime, verdicts: Mapping[int, Verdict] | None = None) -> 
     firing = list(_alerts().filter(state=AlertState.FIRING).order_by("pk"))
     with isolated_items(PeriodicTask.NOTIFICATIONS, is_complete=True) as item:
         update_suppressions(firing, now, verdicts or {}, item)
-        audible = [alert for alert in firing if alert.muted is None]
-        new = [alert for alert in audible if alert.notified_at is None]
+        not_suppressed = [alert for alert in firing if alert.suppression is None]
+        new = [alert for alert in not_suppressed if alert.notified_at is None]
         due_pools = {alert.pool_id for alert in new if _has_waited(alert, now)}
         due = [alert for alert in new if alert.pool_id in due_pools]
-        repeated = [alert for alert in audible if _is_repeat_due(alert, now)]
+        repeated = [alert for alert in not_suppressed if _is_repeat_due(alert, now)]
         return (
             _notify(due, NotificationKind.FIRING, _claim_notification(now), now, item)
             + _notify(repeated, NotificationKind.REPEATED, _claim_notification(now), now, item)
@@ -137,10 +146,10 @@ def notify_resolved(among: QuerySet[Alert], now: datetime, item: Items | None = 
 
     Without ``item`` errors are raised.
     """
-    resolved = among.filter(state=AlertState.RESOLVED, resolved_notified_at=None, notification_count__gt=0)
+    resolved = among.filter(state=AlertState.RESOLVED, resolution_notified_at=None, notification_count__gt=0)
 
     def claim(alert: Alert) -> bool:
-        return bool(Alert.objects.filter(pk=alert.pk, resolved_notified_at=None).update(resolved_notified_at=now))
+        return bool(Alert.objects.filter(pk=alert.pk, resolution_notified_at=None).update(resolution_notified_at=now))
 
     return _notify(resolved.order_by("pk"), NotificationKind.RESOLVED, claim, now, item)
 
@@ -153,21 +162,21 @@ def update_suppressions(firing: list[Alert], now: datetime, verdicts: Mapping[in
         with item(f"{alert.pool.name}: alert {alert.pk}"):
             current = suppression_of(alert, silences=silences, firing=firing, verdict=verdicts.get(alert.pk), now=now)
             document = asdict(current) if current else None
-            if document != alert.muted:
+            if document != alert.suppression:
                 _store_suppression(alert, document, now)
 
 
 @transaction.atomic
 def _store_suppression(alert: Alert, document: dict[str, object] | None, now: datetime) -> None:
-    before = alert.muted
-    unchanged = Q(muted__isnull=True) if before is None else Q(muted=before)
-    if not Alert.objects.filter(unchanged, pk=alert.pk, state=AlertState.FIRING).update(muted=document):
+    before = alert.suppression
+    unchanged = Q(suppression__isnull=True) if before is None else Q(suppression=before)
+    if not Alert.objects.filter(unchanged, pk=alert.pk, state=AlertState.FIRING).update(suppression=document):
         return
-    alert.muted = document
+    alert.suppression = document
     if document is None:
         record_transition(alert, AlertTransition.UNSUPPRESSED, now)
-    elif before is None or before["why"] != document["why"] or before["by"] != document["by"]:
-        record_transition(alert, AlertTransition.SUPPRESSED, now, text=str(document["words"]))
+    elif before is None or before["reason"] != document["reason"] or before["by"] != document["by"]:
+        record_transition(alert, AlertTransition.SUPPRESSED, now, text=str(document["text"]))
 
 
 def _alerts() -> QuerySet[Alert]:

@@ -139,12 +139,12 @@ def _load(evaluations: Sequence[Evaluation], now: datetime, item: Items) -> Iter
         query = HistoryQuery(
             sources=frozenset().union(*(evaluation.kind.needs(evaluation.group) for evaluation in batch)),
             step_s=step_s,
-            count=max(whole_steps(each.reach_s, step_s) for each in rule_settings),
+            count=max(whole_steps(each.lookback_s, step_s) for each in rule_settings),
             until=batch[0].until,
             days_back=max(each.days_back for each in rule_settings),
-            series_reach_s=max(each.series_reach_s for each in rule_settings),
+            series_lookback_s=max(each.series_lookback_s for each in rule_settings),
             caches_series=True,
-            restart_reach_s=max(each.warm_up_reach_s for each in rule_settings),
+            restart_lookback_s=max(each.warm_up_lookback_s for each in rule_settings),
             control=control,
         )
         pools = {evaluation.rule.pool_id: evaluation.rule.pool for evaluation in batch}
@@ -263,7 +263,7 @@ def record_transition(
     alert: Alert, transition: AlertTransition, now: datetime, *, text: str = "", by: Any = None
 ) -> None:
     """Add an entry to an alert's timeline."""
-    AlertStep.objects.create(alert=alert, at=now, move=transition, by=by, note=text[:500])
+    AlertStep.objects.create(alert=alert, at=now, transition=transition, by=by, note=text[:500])
 
 
 def _close_removed(evaluation: Evaluation, verdicts: Collection[str], now: datetime) -> None:
@@ -309,7 +309,7 @@ def _record_mix_change(rule: AlertRule, before: Mapping[str, Any], figures: Mapp
         return
     points, groups = figures["mix_points"], figures["mix_groups"]
     shares = ", ".join(
-        f"{group['name'] or 'no task group'} {group['usual_ratio'] * 100:.0f} to {group['share_ratio'] * 100:.0f} %"
+        f"{group['name'] or 'no task group'} {group['baseline_ratio'] * 100:.0f} to {group['share_ratio'] * 100:.0f} %"
         for group in groups
     )
     summary = (

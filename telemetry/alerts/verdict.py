@@ -31,13 +31,13 @@ class Reason(StrEnum):
     WITHIN = "within"  # the value is within its limit
     BELOW = "below"  # the value is below its limit
     ABOVE = "above"  # the value is above its limit
-    SCRAPES_FAIL = "unread"
+    SCRAPES_FAIL = "scrapes_fail"
     NO_READINGS = "no_readings"  # nothing was scraped in the newest window
     NOT_REPORTED = "not_reported"  # no engine or router reports the figure
     LITTLE_TRAFFIC = "little_traffic"  # below a minimum in the newest window
     LITTLE_HISTORY = "little_history"  # too few windows with enough traffic before the newest one
     STARTING = "starting"  # added recently and never scraped successfully
-    NO_REPLICAS = "nobody"  # no replica or router, or too few
+    NO_REPLICAS = "no_replicas"  # no replica or router, or too few
     FAILED = "failed"  # the evaluation raised an exception; the worker's log has it
     NOT_STORED = "not_stored"  # the rule looks at current state of which no history is stored
 
@@ -56,8 +56,7 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The form that the rule's row stores and REST shows."""
-        document = asdict(self)
-        return {"answer": document.pop("result"), **document}
+        return asdict(self)
 
 
 Verdicts = dict[str, Verdict]  # by subject: a replica's name, or POOL

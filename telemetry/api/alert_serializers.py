@@ -13,7 +13,7 @@ from controlplane.models import Pool, Project
 from controlplane.schema_fields import json_schemas
 from telemetry.alerts.kinds import KINDS
 from telemetry.api.serializers import MATCHERS, MatcherField
-from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence
+from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence, SuppressionReason
 from telemetry.services.alerts.previews import DAYS, MAX_DAYS
 from telemetry.services.alerts.rules import effective_settings
 from telemetry.services.alerts.silences import conditions
@@ -112,7 +112,7 @@ class EpisodeSerializer(serializers.Serializer[Any]):
     worst = serializers.FloatField(source="worst.value", allow_null=True)
     limit = serializers.FloatField(source="worst.limit", allow_null=True)
     unit = serializers.CharField(source="worst.unit")
-    muted = serializers.BooleanField(source="is_cold", help_text="Suppressed, as after a restart of the replica.")
+    is_suppressed = serializers.BooleanField(help_text="Suppressed, as after a restart of the replica.")
 
 
 class PreviewPoint(serializers.Serializer[Any]):
@@ -125,13 +125,13 @@ class PreviewPoint(serializers.Serializer[Any]):
 
 
 class PreviewResponse(serializers.Serializer[Any]):
-    """Preview of a rule. ``answers``: number of evaluations by result."""
+    """Preview of a rule. ``results``: number of evaluations by result."""
 
-    sentence = serializers.CharField(source="summary")
+    summary = serializers.CharField()
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
     fired = serializers.IntegerField()
-    answers = serializers.DictField(source="results", child=serializers.IntegerField())
+    results = serializers.DictField(child=serializers.IntegerField())
     episodes = EpisodeSerializer(many=True)
     points = PreviewPoint(many=True)
 
@@ -143,14 +143,14 @@ class AlertStepSerializer(serializers.ModelSerializer[AlertStep]):
 
     class Meta:
         model = AlertStep
-        fields = ("at", "move", "by", "note")
+        fields = ("at", "transition", "by", "note")
 
 
-class MuteSerializer(serializers.Serializer[Any]):
+class SuppressionSerializer(serializers.Serializer[Any]):
     """Why notifications of an alert are suppressed."""
 
-    why = serializers.ChoiceField(choices=["silence", "inhibited", "restart"])
-    words = serializers.CharField()
+    reason = serializers.ChoiceField(choices=SuppressionReason.choices)
+    text = serializers.CharField()
     by = serializers.IntegerField(allow_null=True, help_text="Id of the silence or of the inhibiting alert.")
     until = serializers.DateTimeField(allow_null=True)
 
@@ -164,17 +164,17 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
     labels = serializers.DictField(child=serializers.CharField(), read_only=True)
     detail = serializers.DictField(read_only=True)
     causes = serializers.ListField(child=serializers.DictField(), read_only=True)
-    muted = MuteSerializer(read_only=True, allow_null=True)
+    suppression = SuppressionSerializer(read_only=True, allow_null=True)
     reachable_ratio = serializers.FloatField(
         read_only=True,
         allow_null=True,
         help_text="For a drop: the pool's reachable hit rate; details in detail.reachable.",
     )
-    told_at = serializers.DateTimeField(
-        source="notified_at", read_only=True, allow_null=True, help_text="Last notification that it fires."
+    notified_at = serializers.DateTimeField(
+        read_only=True, allow_null=True, help_text="Last notification that it fires."
     )
-    tellings = serializers.IntegerField(
-        source="notification_count", read_only=True, help_text="Notifications that it fires, repeats included."
+    notification_count = serializers.IntegerField(
+        read_only=True, help_text="Notifications that it fires, repeats included."
     )
 
     class Meta:
@@ -205,9 +205,9 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
             "acknowledged_at",
             "acknowledged_by",
             "acknowledged_note",
-            "muted",
-            "told_at",
-            "tellings",
+            "suppression",
+            "notified_at",
+            "notification_count",
         )
 
 

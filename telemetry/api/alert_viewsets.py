@@ -37,9 +37,9 @@ OBSERVED = (
     "summary",
     "detail",
     "causes",
-    "muted",
-    "told_at",
-    "tellings",
+    "suppression",
+    "notified_at",
+    "notification_count",
     "steps",
 )
 
@@ -113,7 +113,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
 
     @extend_schema(request=None, responses=s.AlertWithSteps)
     @action(detail=True, methods=["post"])
-    def release(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+    def unacknowledge(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Unacknowledge: notifications are repeated again. 409 if the alert has ended."""
         alerts.unacknowledge(self.get_object(), by=signed_in_user(request))
         return self._response()

@@ -90,7 +90,7 @@ class SweepPointSerializer(serializers.Serializer[Any]):
 
 
 class SweepSerializer(serializers.Serializer[Any]):
-    """The newest capacity sweep. Without calibration there are no sentences."""
+    """The newest capacity sweep. Without calibration there are no summaries."""
 
     what_if = serializers.IntegerField()
     state = serializers.CharField()
@@ -99,7 +99,7 @@ class SweepSerializer(serializers.Serializer[Any]):
     requests = serializers.IntegerField(allow_null=True)
     by_replicas = SweepPointSerializer(many=True)
     by_cache = SweepPointSerializer(many=True)
-    sentences = serializers.ListField(child=serializers.CharField())
+    summaries = serializers.ListField(child=serializers.CharField())
 
 
 class TierEffectSerializer(serializers.Serializer[Any]):
@@ -126,7 +126,7 @@ class TierAdviceSerializer(serializers.Serializer[Any]):
 
     tier = CacheTierSerializer()
     advice = serializers.ChoiceField(choices=[str(advice) for advice in Advice])
-    sentence = serializers.CharField()
+    summary = serializers.CharField()
     break_even_tokens = serializers.FloatField(allow_null=True)
     never_wins = serializers.BooleanField()
     effect = TierEffectSerializer(allow_null=True)

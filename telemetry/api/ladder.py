@@ -57,14 +57,14 @@ class LossSerializer(serializers.Serializer[Any]):
 
 
 class LadderSerializer(serializers.Serializer[Any]):
-    """A ladder. ``doubt_ratio``: standard error from sampling; ``notes``: other limits of its accuracy."""
+    """A ladder. ``standard_error_ratio``: standard error from sampling; ``notes``: other limits of its accuracy."""
 
     group = serializers.CharField(allow_null=True)
-    sentence = serializers.CharField()
+    summary = serializers.CharField()
     requests = serializers.IntegerField()
     prompt_tokens = serializers.FloatField()
     sample_ratio = serializers.FloatField()
-    doubt_ratio = serializers.FloatField(allow_null=True)
+    standard_error_ratio = serializers.FloatField(allow_null=True)
     reported_ratio = serializers.FloatField()
     terms = TermSerializer(many=True)
     losses = LossSerializer(many=True)
@@ -85,7 +85,7 @@ class CurveSerializer(serializers.Serializer[Any]):
 
     at = serializers.DateTimeField()
     requests = serializers.IntegerField()
-    room_tokens = serializers.IntegerField(allow_null=True)
+    cache_tokens = serializers.IntegerField(allow_null=True)
     points = CapacityPointSerializer(many=True)
     reason = serializers.CharField(allow_blank=True)
 
@@ -197,11 +197,11 @@ class LadderView(TransactionalView):
 def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
     return {
         "group": group,
-        "sentence": summary(ladder),
+        "summary": summary(ladder),
         "requests": ladder.requests,
         "prompt_tokens": ladder.prompt_tokens,
         "sample_ratio": ladder.sample_ratio,
-        "doubt_ratio": ladder.ratio(ladder.standard_error_tokens),
+        "standard_error_ratio": ladder.ratio(ladder.standard_error_tokens),
         "reported_ratio": ladder.reported_ratio,
         "terms": [{"term": name, "tokens": value, "ratio": ladder.ratio(value)} for name, value in ladder.terms],
         "losses": [
@@ -215,7 +215,7 @@ def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
 def _curve_as_json(curve: CapacityCurve | None) -> dict[str, Any] | None:
     if curve is None:
         return None
-    return {name: getattr(curve, name) for name in ("at", "requests", "room_tokens", "points", "reason")}
+    return {name: getattr(curve, name) for name in ("at", "requests", "cache_tokens", "points", "reason")}
 
 
 def _worth_as_json(worth: Worth) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class ReconciledSerializer(serializers.Serializer[Any]):
     pool = serializers.CharField()
     replica = serializers.CharField()
     engine = SideSerializer(help_text="engine counters, at admission")
-    answers = SideSerializer(help_text="usage in its responses")
+    responses = SideSerializer(help_text="usage in its responses")
     prediction = SideSerializer(help_text="router predictions, for responses with usage")
     not_eligible_tokens = serializers.IntegerField(allow_null=True, help_text="prompt tokens without a cache lookup")
     points = serializers.FloatField(allow_null=True, help_text="largest difference of two of them, percentage points")
@@ -298,7 +298,7 @@ def _reconciliation_as_json(row: Reconciled) -> dict[str, Any]:
         "pool": row.pool,
         "replica": row.replica,
         "engine": {"ratio": row.engine.ratio, "requests": row.engine.requests},
-        "answers": {"ratio": row.responses.ratio, "requests": row.responses.reported_responses},
+        "responses": {"ratio": row.responses.ratio, "requests": row.responses.reported_responses},
         "prediction": {"ratio": row.responses.predicted_ratio, "requests": row.responses.predicted_responses},
         "not_eligible_tokens": row.engine.not_eligible_tokens,
         "points": row.comparison.points,

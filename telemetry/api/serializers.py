@@ -143,11 +143,11 @@ class ChannelInput(serializers.Serializer[Any]):
 
 
 class AttemptSerializer(serializers.ModelSerializer[DeliveryAttempt]):
-    """A delivery attempt. ``duration_s`` null: unfinished, or its worker died. ``answer``: start of the response."""
+    """A delivery attempt. ``duration_s`` null: unfinished, or its worker died. ``response``: its beginning."""
 
     class Meta:
         model = DeliveryAttempt
-        fields = ("number", "started_at", "duration_s", "status", "error", "answer")
+        fields = ("number", "started_at", "duration_s", "status", "error", "response")
 
 
 class DeliverySerializer(serializers.ModelSerializer[Notification]):
@@ -223,7 +223,7 @@ class GroupPromptsSerializer(serializers.Serializer[Any]):
 
     pool = serializers.CharField()
     group = serializers.CharField(allow_blank=True)
-    openings = serializers.IntegerField(source="prompts", help_text="Number of compared prompts.")
+    prompts = serializers.IntegerField(help_text="Number of compared prompts.")
     requests_per_s = serializers.FloatField(allow_null=True)
     findings = PromptFindingSerializer(many=True)
 

@@ -1,9 +1,9 @@
 """Stored data of the time before and during a drop, and the causes that are derived from it. Pure.
 
 Theory of operation. Everything is counted in tokens of prompts whose responses reported cached tokens. The loss of a
-part of the traffic is what it would have had cached at its usual rate, less what it had: ``Sums.lost``. Parts are cut
-by replica, task group, revision or prefix, and a cause explains as many tokens as the parts that it affects lost. What
-is unknown is None, and a function that needs it uses something else.
+part of the traffic is what it would have had cached at its baseline rate, less what it had: ``Sums.lost``. Parts are
+cut by replica, task group, revision or prefix, and a cause explains as many tokens as the parts that it affects lost.
+What is unknown is None, and a function that needs it uses something else.
 
 The change point is the time that best divides a series of bins into a higher and a lower level: the cut where two
 levels, one for each part, leave the smallest sum of squared deviations, each bin weighted by its tokens (the first step
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from telemetry.lab.ladder import Ladder
 from telemetry.lint.structure import PromptStructure
 
-MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no usual rate of its own
+MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no baseline rate of its own
 BEFORE_S = 180.0  # longest time from an event to the drop that it caused
 LATE_S = 45.0  # longest time from the drop to its event, because clocks and scrapes differ
 LEAST_BINS = 2  # on either side of a change point
@@ -40,7 +40,7 @@ class CauseKind(StrEnum):
     REPLICA_ADDED = "replica_added"
     REPLICA_LOST = "replica_lost"
     REVISION = "revision"
-    AFFINITY_GIVEN_UP = "affinity_given_up"
+    OVERFLOW = "overflow"
     INDEX_STALE = "index_stale"
     ENGINE_SILENT = "engine_silent"
 
@@ -116,9 +116,9 @@ class Sums:
         """Share of requests sent away from their preferred replica because of its load; None if not counted."""
         return self.spilled / self.requests if self.spilled is not None and self.requests else None
 
-    def lost(self, usual: float | None) -> float:
-        """Tokens that would be cached at the usual rate and are not; negative if more are cached."""
-        return 0.0 if usual is None else self.prompt * usual - self.cached
+    def lost(self, baseline: float | None) -> float:
+        """Tokens that would be cached at the baseline rate and are not; negative if more are cached."""
+        return 0.0 if baseline is None else self.prompt * baseline - self.cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Period:
         return self.total.prompt / tokens if tokens else 0.0
 
     def term_ratio(self, name: str) -> float | None:
-        """A term of the ladder as a ratio of its prompt tokens (ALGORITHMS K); None if unknown."""
+        """A term of the ladder as a ratio of its prompt tokens; None if unknown."""
         return None if self.ladder is None else self.ladder.ratio(getattr(self.ladder, name))
 
     def gap(self, upper: str, lower: str) -> float | None:
@@ -273,29 +273,29 @@ class Evidence:
 
     @cached_property
     def lost(self) -> float:
-        """Recomputed tokens that would be cached at the usual rate: by the engines or the routers, the larger one."""
+        """Tokens that would be cached at the baseline rate and are not, by engines or routers: the larger number."""
         by_routers = self.now.total.lost(self.before.total.rate)
         by_engines = self.now.engine_total.lost(self.before.engine_total.rate)
         return max(by_engines, by_routers, 0.0)
 
-    def usual_rate(self, replica: str) -> float | None:
+    def baseline_rate(self, replica: str) -> float | None:
         """Rate of a replica before the drop; that of all replicas if it had little traffic."""
         own = self.before.by_replica.get(replica)
         has_traffic = own is not None and own.prompt > MIN_TOKEN_SHARE * self.before.total.prompt
         return own.rate if own is not None and has_traffic else self.before.total.rate
 
     def lost_at(self, replicas: Iterable[str]) -> float:
-        """Tokens that these replicas lost, each relative to its own usual rate."""
+        """Tokens that these replicas lost, each relative to its own baseline rate."""
         now = self.now.by_replica
-        return sum(max(now[name].lost(self.usual_rate(name)), 0.0) for name in replicas if name in now)
+        return sum(max(now[name].lost(self.baseline_rate(name)), 0.0) for name in replicas if name in now)
 
     def lost_by_prefixes_of(self, replicas: Iterable[str]) -> float | None:
         """Tokens that prefixes lost, at any replica, that were at these replicas before; None if unknown."""
         if not self.before.prefixes or not self.now.prefixes:
             return None
-        affected, main, usual = set(replicas), self.before.main_replicas, self.before.by_prefix
+        affected, main, baseline = set(replicas), self.before.main_replicas, self.before.by_prefix
         now = self.now.by_prefix.items()
-        lost = sum(max(sums.lost(usual[key].rate), 0.0) for key, sums in now if main.get(key) in affected)
+        lost = sum(max(sums.lost(baseline[key].rate), 0.0) for key, sums in now if main.get(key) in affected)
         return lost * self.now.sample_factor
 
     def gap_growth(self, upper: str, lower: str) -> float | None:

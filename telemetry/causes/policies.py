@@ -26,7 +26,7 @@ REVISION_GROWTH = 0.1  # of the tokens: growth of a revision's share that may ma
 HIT_AS_USUAL = 0.3  # factor for a revision that placed requests before the drop and hit as usual
 CLEARED_AFTER_S = 30.0  # a revision that hit as usual for at least this long after its last event is not the cause
 MIN_REVISION_REQUESTS = 50  # a revision with fewer requests before the drop has no rate of its own
-USUAL_TOLERANCE = 0.03  # below the usual rate that still counts as usual, 0 to 1
+USUAL_TOLERANCE = 0.03  # below the baseline rate that still counts as usual, 0 to 1
 USUAL_TOLERANCE_OF_FALL = 1 / 3  # the same as a part of the fall; the larger tolerance applies
 EVENTS = frozenset(
     {"policy_published", "rollout_started", "rollout_acknowledged", "rollout_promoted", "rollout_completed"}
@@ -41,7 +41,7 @@ class GrownRevision:
     policy: str
     revision: int
     sums: Sums
-    usual: float | None  # hit rate of the same task groups before
+    baseline: float | None  # hit rate of the same task groups before
     other_rate: float | None  # hit rate of the policy's other revisions now; None if they place almost nothing
     share: float  # of all tokens
     hit_as_usual: bool  # it placed requests before the drop and hit as usual
@@ -55,8 +55,8 @@ def grown_revisions(evidence: Evidence) -> list[GrownRevision]:
     for key, sums in now.items():
         share = sums.prompt / all_now
         if key[0] and share - before.get(key, Sums()).prompt / all_before >= REVISION_GROWTH:
-            usual, other_rate = _usual_rate(evidence, key), _other_revisions_rate(evidence, key)
-            grown.append(GrownRevision(*key, sums, usual, other_rate, share, _hit_as_usual(evidence, key)))
+            baseline, other_rate = _baseline_rate(evidence, key), _other_revisions_rate(evidence, key)
+            grown.append(GrownRevision(*key, sums, baseline, other_rate, share, _hit_as_usual(evidence, key)))
     return grown
 
 
@@ -65,10 +65,10 @@ def check_revision(evidence: Evidence) -> Finding | None:
     suspects = [revision for revision in grown_revisions(evidence) if not _is_cleared(evidence, revision)]
     if not suspects:
         return None
-    worst = max(suspects, key=lambda it: it.sums.lost(it.usual) * (HIT_AS_USUAL if it.hit_as_usual else 1.0))
+    worst = max(suspects, key=lambda it: it.sums.lost(it.baseline) * (HIT_AS_USUAL if it.hit_as_usual else 1.0))
     events = _events(evidence, worst)
-    usual = worst.usual if worst.other_rate is None else worst.other_rate
-    tokens = max(worst.sums.lost(usual), 0.0)
+    baseline = worst.baseline if worst.other_rate is None else worst.other_rate
+    tokens = max(worst.sums.lost(baseline), 0.0)
     lost_by_placement = evidence.gap_growth("capacity", "delivered")
     if lost_by_placement is not None:
         tokens = min(tokens, max(lost_by_placement, 0.0))
@@ -79,14 +79,14 @@ def check_revision(evidence: Evidence) -> Finding | None:
         tokens,
         certainty * (HIT_AS_USUAL if worst.hit_as_usual else 1.0),
         f"Revision {worst.revision} of policy {worst.policy} places {percent(worst.share)} of the tokens: hit rate "
-        f"{percent(worst.sums.rate)} instead of {percent(usual)}.",
+        f"{percent(worst.sums.rate)} instead of {percent(baseline)}.",
         f"Roll back to the revision before {worst.revision}, or roll it out as a canary with a guard.",
         {
             "policy": worst.policy,
             "revision": worst.revision,
             "share_ratio": round(worst.share, 3),
-            "beside_ratio": worst.other_rate,
-            "did_well_before": worst.hit_as_usual,
+            "other_revisions_ratio": worst.other_rate,
+            "normal_before_drop": worst.hit_as_usual,
             "events": [event.summary for event in events],
         },
     )
@@ -107,7 +107,7 @@ def _key(route: Route) -> Key:
     return route.policy, route.revision
 
 
-def _usual_rate(evidence: Evidence, key: Key) -> float | None:
+def _baseline_rate(evidence: Evidence, key: Key) -> float | None:
     groups = {route.group for route in evidence.now.routes if _key(route) == key}
     return total(route.sums for route in evidence.before.routes if route.group in groups).rate
 
@@ -147,19 +147,19 @@ def check_overflow(evidence: Evidence) -> Finding | None:
     if lost_replicas(evidence)[0] or added_replicas(evidence)[0] or has_new_revision(evidence):
         certainty *= OTHER_CAUSE
     return Finding(
-        CauseKind.AFFINITY_GIVEN_UP,
+        CauseKind.OVERFLOW,
         tokens,
         certainty,
         f"{percent(now)} of the requests overflowed to another replica because the one with their prefix was too busy; "
         f"before, {percent(before or 0.0)} did.",
         "Add replicas, or let requests wait longer for a replica that has their prefix: a higher load_factor "
-        "(prefix_hash, tiered) or a lower alpha (lowest_cost). Test it on recorded traffic first.",
-        {"spilled_ratio": round(now, 4), "usual_spilled_ratio": before and round(before, 4)},
+        "(prefix_hash, tiered) or a higher alpha (lowest_cost). Test it on recorded traffic first.",
+        {"overflow_ratio": round(now, 4), "baseline_overflow_ratio": before and round(before, 4)},
     )
 
 
 def has_new_revision(evidence: Evidence) -> bool:
-    """Whether a revision that did not do well before the drop places more of the traffic."""
+    """Whether a revision that was not as usual before the drop places more of the traffic."""
     return any(not revision.hit_as_usual for revision in grown_revisions(evidence))
 
 
@@ -178,9 +178,9 @@ def lost_at_other_replicas(evidence: Evidence) -> float | None:
     """Tokens that known prefixes lost at other replicas than their main one; None if unknown."""
     if not evidence.before.prefixes or not evidence.now.prefixes:
         return None
-    main, usual = evidence.before.main_replicas, evidence.before.by_prefix
+    main, baseline = evidence.before.main_replicas, evidence.before.by_prefix
     lost = (
-        max(prefix.sums.lost(usual[prefix.group, prefix.prefix].rate), 0.0)
+        max(prefix.sums.lost(baseline[prefix.group, prefix.prefix].rate), 0.0)
         for prefix in evidence.now.prefixes
         if prefix.replica != main.get((prefix.group, prefix.prefix), prefix.replica)
     )
@@ -208,16 +208,16 @@ def check_stale_index(evidence: Evidence) -> Finding | None:
         f"{percent(before or 0.0)}. Most of it at {names_text(names)}.",
         "Check whether other clients use these engines (requests that bypass the router, other adapters), whether they "
         "have less cache than configured for their replica, and whether their KV events arrive.",
-        {"gap_ratio": round(now, 4), "usual_gap_ratio": before and round(before, 4), "replicas": names},
+        {"gap_ratio": round(now, 4), "baseline_gap_ratio": before and round(before, 4), "replicas": names},
     )
 
 
 def _gap_growth(evidence: Evidence, replica: str) -> float | None:
     now = evidence.now.by_replica[replica]
-    gap, usual = _prediction_gap(now), _prediction_gap(evidence.before.by_replica.get(replica, Sums()))
-    if usual is None:
-        usual = _prediction_gap(evidence.before.total)
-    return None if gap is None or usual is None else (gap - max(usual, 0.0)) * now.predicted_prompt
+    gap, baseline = _prediction_gap(now), _prediction_gap(evidence.before.by_replica.get(replica, Sums()))
+    if baseline is None:
+        baseline = _prediction_gap(evidence.before.total)
+    return None if gap is None or baseline is None else (gap - max(baseline, 0.0)) * now.predicted_prompt
 
 
 def _prediction_gap(sums: Sums) -> float | None:

@@ -50,7 +50,7 @@ def check_restart(evidence: Evidence) -> Finding | None:
         tokens,
         CERTAINTY * match,
         f"{names_text(names)} restarted with an empty cache: hit rate {percent(next(iter(rates.values()), None))} "
-        f"instead of {percent(evidence.usual_rate(names[0]))}.",
+        f"instead of {percent(evidence.baseline_rate(names[0]))}.",
         "No action if the hit rate recovers: the cache fills as prompts repeat. To fill it before traffic arrives, "
         "enable the pool's warm_up. If the replica restarts again, read the engine's log.",
         {"replicas": names, "hit_rates": rates, "events": [event.summary for event in events]},
@@ -76,20 +76,20 @@ def added_replicas(evidence: Evidence) -> tuple[list[str], list[RelatedEvent]]:
 
 
 def check_addition(evidence: Evidence) -> Finding | None:
-    """Measured by the tokens that the added replicas lost relative to the usual rate of all."""
+    """Measured by the tokens that the added replicas lost relative to the baseline rate of all."""
     names, events = added_replicas(evidence)
     if not names:
         return None
-    usual = evidence.before.total.rate
+    baseline = evidence.before.total.rate
     sums = [evidence.now.by_replica[name] for name in names]
     share = sum(part.prompt for part in sums) / evidence.now.total.prompt
     rate = percent(sum(part.cached for part in sums) / sum(part.prompt for part in sums))
     return Finding(
         CauseKind.REPLICA_ADDED,
-        sum(max(part.lost(usual), 0.0) for part in sums),
+        sum(max(part.lost(baseline), 0.0) for part in sums),
         CERTAINTY * max(evidence.timing_match(event) for event in events),
         f"{names_text(names)} joined with an empty cache and got {percent(share)} of the tokens: hit rate {rate} "
-        f"instead of {percent(usual)}.",
+        f"instead of {percent(baseline)}.",
         "No action if the hit rate recovers: the caches fill as prompts repeat. Before adding the next replica, enable "
         "the pool's warm_up, which prefills the prefixes that a replica will get.",
         {"replicas": names, "share_ratio": round(share, 3), "events": [event.summary for event in events]},
@@ -140,11 +140,11 @@ def check_silent_engine(evidence: Evidence) -> Finding | None:
     rest = Sums(
         prompt=sum(engine.queries or 0 for engine in reporting), cached=sum(engine.hits or 0 for engine in reporting)
     )
-    usual = before.engine_total.rate or 0.0
-    fall = usual - (now.engine_total.rate or 0.0)
+    baseline = before.engine_total.rate or 0.0
+    fall = baseline - (now.engine_total.rate or 0.0)
     share = 1.0
     if rest.rate is not None and now.engine_total.prompt:
-        share = (usual - rest.rate) / fall if fall > 0 else 0.0
+        share = (baseline - rest.rate) / fall if fall > 0 else 0.0
     return Finding(
         CauseKind.ENGINE_SILENT,
         min(max(share, 0.0), 1.0) * evidence.lost,
@@ -153,5 +153,5 @@ def check_silent_engine(evidence: Evidence) -> Finding | None:
         f"of the other replicas, which was {percent(rest.rate)} before, too.",
         "Check whether the engine was updated or started with other options (prefix caching, statistics): it may hit "
         "as often as before without counting it.",
-        {"replicas": names, "others_usual_ratio": rest.rate},
+        {"replicas": names, "others_baseline_ratio": rest.rate},
     )

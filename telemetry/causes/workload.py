@@ -84,7 +84,7 @@ def _described_change(evidence: Evidence, group: str) -> Change | None:
     signatures = {structure.signature for structure in before}
     new = [structure for structure in now if structure.signature not in signatures]
     share = len(new) / len(now)
-    if share - _usually_new(before) < NEW_PREFIX_GROWTH:
+    if share - _baseline_new_share(before) < NEW_PREFIX_GROWTH:
         return None
     newest = new[-COMPARED:]
     keeps_changing = len({structure.signature for structure in new}) > max(2, 0.3 * len(new))
@@ -103,7 +103,7 @@ def _structures(period: Period, group: str) -> list[PromptStructure]:
     ]
 
 
-def _usually_new(structures: Sequence[PromptStructure]) -> float:
+def _baseline_new_share(structures: Sequence[PromptStructure]) -> float:
     """Share of the later half that the earlier half does not have."""
     half = len(structures) // 2
     earlier = {structure.signature for structure in structures[:half]}
@@ -131,12 +131,12 @@ def _key_change(evidence: Evidence, group: str) -> Change | None:
 
 def _lost(evidence: Evidence, group: str) -> float:
     """Tokens that a group lost: with its new prefixes if they are known, else in all."""
-    usual = group_sums(evidence.before, group).rate
-    whole = group_sums(evidence.now, group).lost(usual)
+    baseline = group_sums(evidence.before, group).rate
+    whole = group_sums(evidence.now, group).lost(baseline)
     turnover = prefix_turnover(evidence, group)
     if turnover is None or not turnover.new.prompt:
         return max(whole, 0.0)
-    return max(min(turnover.new.lost(usual) * evidence.now.sample_factor, whole), 0.0)
+    return max(min(turnover.new.lost(baseline) * evidence.now.sample_factor, whole), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,9 @@ def check_workload_change(evidence: Evidence) -> Finding | None:
         "policy without affinity, so that it does not evict what others share.",
         {
             "reachable_ratio": now,
-            "usual_reachable_ratio": before,
+            "baseline_reachable_ratio": before,
             "requests_per_s": round(rates[1], 3),
-            "usual_requests_per_s": round(rates[0], 3),
+            "baseline_requests_per_s": round(rates[0], 3),
             "groups": _grown_groups(evidence),
         },
     )
@@ -204,11 +204,11 @@ def check_workload_change(evidence: Evidence) -> Finding | None:
 
 def _lost_by_mix(evidence: Evidence) -> float | None:
     """Tokens lost because the mix of prefixes changed, with each known prefix hitting as usual; None if unknown."""
-    usual, sums_before = evidence.before.total.rate, evidence.before.by_prefix
-    if usual is None or not sums_before or not evidence.now.prefixes:
+    baseline, sums_before = evidence.before.total.rate, evidence.before.by_prefix
+    if baseline is None or not sums_before or not evidence.now.prefixes:
         return None
     lost = sum(
-        sums.prompt * (usual - (sums_before[key].rate or 0.0)) if key in sums_before else sums.lost(usual)
+        sums.prompt * (baseline - (sums_before[key].rate or 0.0)) if key in sums_before else sums.lost(baseline)
         for key, sums in evidence.now.by_prefix.items()
     )
     return lost * evidence.now.sample_factor
@@ -237,17 +237,17 @@ def check_capacity(evidence: Evidence) -> Finding | None:
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
     else:
-        tokens = (_lost_at_main_replica(evidence) or 0.0) + _lost_elsewhere(evidence)
+        tokens = (_lost_at_main_replica(evidence) or 0.0) + _evicted_at_other_replicas(evidence)
         certainty = WITH_PRESSURE if _has_more_pressure(evidence) else WITHOUT_LADDER
     if tokens < EVICTED_GROWTH * evidence.now.total.prompt:
         return None
     if lost_replicas(evidence)[0]:
         certainty *= REPLICA_LOST
     usage, before = _kv_usage(evidence.now), _kv_usage(evidence.before)
-    gap, usual = evidence.now.gap("reachable", "capacity"), evidence.before.gap("reachable", "capacity")
+    gap, baseline = evidence.now.gap("reachable", "capacity"), evidence.before.gap("reachable", "capacity")
     summary = (
         f"The caches are too small for what repeats: {percent(gap)} of the tokens were evicted before they were used "
-        f"again, {percent(usual)} before."
+        f"again, {percent(baseline)} before."
         if gap is not None
         else "Known prefixes hit less though nothing moved them: caches evict them before they are used again."
     )
@@ -258,7 +258,7 @@ def check_capacity(evidence: Evidence) -> Finding | None:
         summary,
         "Give the engines more KV cache (memory, a quantised cache, offloading to the host), add replicas, or send "
         "fewer task groups to each replica. The capacity curve of the pool shows the effect of each.",
-        {"gap_ratio": gap, "usual_gap_ratio": usual, "kv_usage_ratio": usage, "usual_kv_usage_ratio": before},
+        {"gap_ratio": gap, "baseline_gap_ratio": baseline, "kv_usage_ratio": usage, "baseline_kv_usage_ratio": before},
     )
 
 
@@ -272,23 +272,23 @@ def _has_more_pressure(evidence: Evidence) -> bool:
         sum(engine.preemptions or 0.0 for engine in period.engines) / period.seconds
         for period in (evidence.now, evidence.before)
     )
-    usage, usual = _kv_usage(evidence.now), _kv_usage(evidence.before)
-    return now > 2 * before or (usage is not None and usual is not None and usage > usual + 0.1)
+    usage, baseline = _kv_usage(evidence.now), _kv_usage(evidence.before)
+    return now > 2 * before or (usage is not None and baseline is not None and usage > baseline + 0.1)
 
 
 def _lost_at_main_replica(evidence: Evidence) -> float | None:
     if not evidence.before.prefixes or not evidence.now.prefixes:
         return None
-    main, usual, restarted = evidence.before.main_replicas, evidence.before.by_prefix, restarted_replicas(evidence)
+    main, baseline, restarted = evidence.before.main_replicas, evidence.before.by_prefix, restarted_replicas(evidence)
     lost = (
-        max(prefix.sums.lost(usual[prefix.group, prefix.prefix].rate), 0.0)
+        max(prefix.sums.lost(baseline[prefix.group, prefix.prefix].rate), 0.0)
         for prefix in evidence.now.prefixes
         if prefix.replica == main.get((prefix.group, prefix.prefix)) and prefix.replica not in restarted
     )
     return sum(lost) * evidence.now.sample_factor
 
 
-def _lost_elsewhere(evidence: Evidence) -> float:
+def _evicted_at_other_replicas(evidence: Evidence) -> float:
     """Tokens that known prefixes lost at other replicas without overflow: no replica had them cached any more.
 
     0 if replicas or a revision may have moved them.

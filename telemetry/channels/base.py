@@ -182,8 +182,8 @@ class ChannelKind:
     target: Callable[[Config], str]  # where a config sends to, without secrets
     destination: Callable[[Config], str]  # canonical address that its secrets may be sent to
     check: Callable[[Config], None] = field(default=lambda _: None)  # of fields in combination; ConfigError
-    resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None  # firing alerts, to receivers
-    # that forget alerts which are not repeated
+    # Sends firing alerts again, to receivers that forget alerts which are not repeated. None: not needed
+    resend: Callable[[Config, Sequence[Mapping[str, Any]], datetime], None] | None = None
 
     def complete(self, values: Config) -> dict[str, Any]:
         """A complete config of some values; ConfigError."""
@@ -209,6 +209,6 @@ class ChannelKind:
 
 
 def origin(url: str) -> str:
-    """Scheme and host of a URL: its path is often a secret (S13)."""
+    """Scheme and host of a URL: its path is often a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"

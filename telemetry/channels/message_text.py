@@ -87,7 +87,7 @@ def figure(value: Any, unit: str) -> str | None:
 
 
 def time_text(text: Any) -> str | None:
-    """An ISO time in UTC for people."""
+    """An ISO time as readable UTC text; None for an invalid one."""
     try:
         return f"{datetime.fromisoformat(str(text)):%Y-%m-%d %H:%M:%S} UTC" if text else None
     except ValueError:

@@ -44,7 +44,7 @@ class Bin:
     failed: float = 0  # because of a replica or a router
     prompt_tokens: float = 0  # of responses that reported cached tokens (H16)
     cached_tokens: float = 0
-    ttft: Buckets | None = None  # router's clock, of streamed responses (T1b)
+    ttft: Buckets | None = None  # router's clock, of streamed responses
     non_streamed_latency: Buckets | None = None  # of the other responses, to their last byte
 
 

@@ -102,7 +102,7 @@ def _stage_filter(stage: Stage) -> Callable[[Row], bool]:
 
 
 def bin_length_s(observe_s: float) -> float:
-    """A minute, or less for a stage shorter than ten minutes."""
+    """Length of a bin: a minute, or less for a stage shorter than ten minutes."""
     return float(math.floor(min(max(observe_s / BINS, SHORTEST_BIN_S), LONGEST_BIN_S)))
 
 

@@ -212,7 +212,7 @@ class EngineFit:
     overhead_s: float  # of TTFT, whatever the prompt
     step_s: float
     decode_s: float
-    requests: int  # that the fit rests on
+    requests: int  # number of requests in the fit
 
 
 def fit_engine(traffic: CapturedTraffic, rows: Integers) -> EngineFit:

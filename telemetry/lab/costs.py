@@ -71,7 +71,7 @@ def prefill_of(tokens: float | None, rate: float | None, price: Price | None) ->
 class Savings:
     """Prefill a day of a pool or task group."""
 
-    requests: int  # that the figures rest on
+    requests: int  # number of requests that were measured
     prompt_tokens: float  # a day
     saved: Prefill  # delivered from caches
     missed: Prefill  # reachable, and computed again all the same

@@ -53,7 +53,7 @@ class Sums:
     split: float = 0.0
     best: float = 0.0
     predicted: float = 0.0
-    doubt: float = 0.0  # standard error of ``predicted`` from sampling of blocks
+    sampling_error: float = 0.0  # standard error of ``predicted`` from sampling of blocks
     reported_requests: int = 0
     reported_tokens: float = 0.0  # of prompts whose responses report cached tokens
     delivered: float = 0.0
@@ -68,8 +68,8 @@ SUM_FIELDS = tuple(column.name for column in fields(Sums))
 def reachable_error(sums: Sums) -> float | None:
     """Standard error of reachable / prompt tokens, 0 to 1; None for fewer than two requests.
 
-    Combines two independent parts: sampling of blocks (``doubt``), and the number of requests, by a ratio estimator
-    (Cochran, "Sampling Techniques", 1977, section 6.3) that assumes independent requests.
+    Combines two independent parts: sampling of blocks (``sampling_error``), and the number of requests, by a ratio
+    estimator (Cochran, "Sampling Techniques", 1977, section 6.3) that assumes independent requests.
     """
     count, total = sums.requests, sums.prompt_tokens
     if count < 2 or not total:
@@ -77,7 +77,7 @@ def reachable_error(sums: Sums) -> float | None:
     ratio = min(max(sums.reachable / total, 0.0), 1.0)
     squares = sums.reachable_squares - 2 * ratio * sums.reachable_products + ratio**2 * sums.prompt_squares
     variance = count / (count - 1) * max(squares, 0.0) / total**2
-    return sqrt(variance + (sums.doubt / total) ** 2)
+    return sqrt(variance + (sums.sampling_error / total) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
         sums.requests,
         sample_ratio,
         sums.reported_tokens / sums.prompt_tokens if sums.prompt_tokens else 0.0,
-        sums.doubt,
+        sums.sampling_error,
         reason,
     )
 
@@ -226,8 +226,8 @@ LOSS_TEXTS = {
         "placement",
         "Placement",
         "Another replica had more of the prompt cached than the chosen one.",
-        "With a cache-aware strategy this is the cost of balancing load: add replicas, or lower the weight of load. "
-        "With another strategy, such as round_robin, choose a cache-aware one.",
+        "With a cache-aware strategy this is the cost of balancing load: add replicas, or raise alpha (lowest_cost) or "
+        "load_factor (cache_aware, prefix_hash). With another strategy, such as round_robin, choose a cache-aware one.",
         "policies",
     ),
     "stale": LossText(

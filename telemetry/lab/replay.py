@@ -32,7 +32,7 @@ Booleans = NDArray[np.bool_]
 
 
 class BinSums:
-    """Sums of one bin by task group, and block sizes at points of divergence, which give ``Sums.doubt``."""
+    """Sums of one bin by task group, and block sizes at points of divergence, which give ``Sums.sampling_error``."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sums] = {}
@@ -41,7 +41,7 @@ class BinSums:
 
     def add(self, groups: Coded, columns: Mapping[str, Floats | Booleans]) -> None:
         """Add requests, as columns named like ``Sums``; True values are counted."""
-        added = {name: _by_group(groups, column) for name, column in columns.items()}
+        added = {name: _sums_by_group(groups, column) for name, column in columns.items()}
         for number, group in enumerate(groups.names):
             sums = self.sums.setdefault(group, Sums())
             for name, column in added.items():
@@ -62,11 +62,12 @@ class BinSums:
             split = max(sums.split, sums.best)
             result[group] = replace(sums, split=split, capacity=max(sums.capacity, split))
             if group in self.divergences:
-                result[group].doubt = depth_error(ratio) * sqrt(np.square(self.divergences[group][1]).sum())
+                result[group].sampling_error = depth_error(ratio) * sqrt(np.square(self.divergences[group][1]).sum())
         return result
 
 
-def _by_group(groups: Coded, column: Floats | Booleans) -> list[float]:
+def _sums_by_group(groups: Coded, column: Floats | Booleans) -> list[float]:
+    """Sums of a column by group, in the order of ``groups.names``; of booleans the number of true ones."""
     if column.dtype == np.bool_:
         sums: list[float] = np.bincount(groups.codes[column.astype(np.bool_)], minlength=len(groups.names)).tolist()
     else:

@@ -89,8 +89,8 @@ class Gap(NamedTuple):
 class Gaps:
     """Lengths of the prefixes that a pool lost to capacity and fragmentation, from captured requests."""
 
-    requests: int  # that were examined
-    prompt_tokens: float  # theirs
+    requests: int  # number of examined requests
+    prompt_tokens: float  # of these requests
     error_tokens: float  # standard error of one gap, from block sampling
     sums: tuple[Gap, ...]  # by ascending length, the first of all gaps
 

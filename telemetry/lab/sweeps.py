@@ -111,7 +111,7 @@ def _point(row: Mapping[str, Any], counted_s: float, price: Price | None) -> Poi
     )
 
 
-def sentences(sweep: Sweep, currency: str = "") -> list[str]:
+def summaries(sweep: Sweep, currency: str = "") -> list[str]:
     """What one replica fewer and one more would bring; [] without calibration."""
     if not sweep.is_calibrated:
         return []

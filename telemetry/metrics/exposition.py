@@ -1,4 +1,4 @@
-"""Parses the text exposition format into samples, with limits: whatever a replica sends is untrusted input (S8).
+"""Parses the text exposition format into samples, with limits: whatever a replica sends is untrusted input.
 
 Theory of operation. A vLLM replica serves some 700 lines, of which Warmpath reads about 80, so lines are filtered by
 prefix before they are parsed. The part before a line's value (name and labels) is the same at every scrape:

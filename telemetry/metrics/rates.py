@@ -83,10 +83,10 @@ class RouterCounts:
     """What responses of a replica reported to the routers, and what routers predicted for some of them."""
 
     requests: int | None = None
-    reported_responses: int | None = None  # those that reported their cached tokens (H16)
+    reported_responses: int | None = None  # responses that reported their cached tokens (H16)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    predicted_responses: int | None = None  # that also reported their cached tokens; the next three are theirs
+    predicted_responses: int | None = None  # responses with a prediction and cached tokens; the next three are theirs
     predicted_prompt_tokens: int | None = None
     predicted_tokens: int | None = None  # predicted to be cached
     predicted_cached_tokens: int | None = None

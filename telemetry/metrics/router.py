@@ -39,7 +39,7 @@ OUTCOMES = {
     "cancelled": "cancelled_requests",
 }
 SPILLED = "spilled_requests"
-OVERFLOW_REASONS = frozenset({"spill", "elsewhere", "spread"})  # the preferred replica was overloaded
+OVERFLOW_REASONS = frozenset({"spill", "elsewhere", "spread"})  # not the preferred replica, because of load
 NO_PREFERENCE_REASONS = frozenset({"", "round_robin", "random", "least_load", "less_of_two"})  # no preferred replica
 REUSE_TTFT = "warmpath_router_reuse_ttft_seconds"
 HISTOGRAMS = {  # no route key has samples in two of one kind
@@ -124,6 +124,7 @@ def read_router(text: str) -> RouterSample:
 
 
 def _kv_streams(samples: list[Sample]) -> KvStreams:
+    """State and figures of the KV event streams, by replica and rank."""
     streams: KvStreams = {}
     for sample in samples:
         if sample.name not in _KV_METRICS or not 0 <= sample.value <= MAX_COUNT:

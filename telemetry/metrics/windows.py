@@ -120,7 +120,7 @@ class FleetTiles:
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     ttft_source: str | None = None  # the clock: "router" or "engine" (T1)
-    ttft_timed_ratio: float | None = None  # timed responses / all responses; engines time all (T1b)
+    ttft_timed_ratio: float | None = None  # timed responses / all responses; engines time all
     plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
     plain_p95_s: float | None = None
     requests_per_s: float | None = None
@@ -163,7 +163,7 @@ class GroupRow:
     reachable: ReachableShare | None = None
     ttft_p50_s: float | None = None  # router's clock
     ttft_p95_s: float | None = None
-    ttft_timed_ratio: float | None = None  # timed responses / all responses (T1b)
+    ttft_timed_ratio: float | None = None  # timed responses / all responses
     plain_p50_s: float | None = None  # latency of responses that were not streamed, routers' clock
     plain_p95_s: float | None = None
     requests_per_s: float | None = None

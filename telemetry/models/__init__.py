@@ -1,6 +1,16 @@
 """Django models of telemetry. ``scraping``, ``storage``, ``alerts`` and ``services`` write their rows."""
 
-from telemetry.models.alert import Alert, AlertRule, AlertState, AlertStep, AlertTransition, RuleKind, Severity, Silence
+from telemetry.models.alert import (
+    Alert,
+    AlertRule,
+    AlertState,
+    AlertStep,
+    AlertTransition,
+    RuleKind,
+    Severity,
+    Silence,
+    SuppressionReason,
+)
 from telemetry.models.decision import CapacityCurve, Decision, DecisionCursor, LadderBin, ReplayState
 from telemetry.models.notification import (
     Channel,
@@ -51,6 +61,7 @@ __all__ = [
     "Severity",
     "ShortLink",
     "Silence",
+    "SuppressionReason",
     "WhatIf",
     "WhatIfState",
 ]

@@ -52,7 +52,7 @@ class AlertRule(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
     evaluated_at = models.DateTimeField(null=True, editable=False)
-    verdict = models.JSONField(default=dict, editable=False)  # {"answer", "reason", figures ...} of that evaluation
+    verdict = models.JSONField(default=dict, editable=False)  # {"result", "reason", figures ...} of that evaluation
 
     class Meta:
         ordering = ("pool__name", "name")
@@ -83,7 +83,7 @@ class Alert(models.Model):
     subject = models.CharField(max_length=64, default="", db_default="")  # a replica's name; "": the pool or the group
     state = models.CharField(max_length=8, choices=AlertState, default=AlertState.PENDING)
     severity = models.CharField(max_length=8, choices=Severity, default=Severity.WARNING, db_default=Severity.WARNING)
-    labels = models.JSONField(default=dict, db_default=EMPTY_OBJECT)  # that silences match: telemetry.alerts.message
+    labels = models.JSONField(default=dict, db_default=EMPTY_OBJECT)  # silences match these: telemetry.alerts.message
     started_at = models.DateTimeField()  # the first evaluation with a breach
     last_breach_at = models.DateTimeField()  # the last evaluation with a breach
     fired_at = models.DateTimeField(null=True)
@@ -101,10 +101,14 @@ class Alert(models.Model):
     acknowledged_at = models.DateTimeField(null=True)  # repeated notifications stop
     acknowledged_by = models.CharField(max_length=150, default="", db_default="")
     acknowledged_note = models.CharField(max_length=500, default="", db_default="")
-    muted = models.JSONField(null=True)  # a Suppression of telemetry.alerts.notifications; None: notified as usual
-    notified_at = models.DateTimeField(null=True)  # last notification that it fires
-    notification_count = models.PositiveIntegerField(default=0, db_default=0)  # that it fires, repeats included
-    resolved_notified_at = models.DateTimeField(null=True)
+    suppression = models.JSONField(
+        null=True
+    )  # a Suppression of telemetry.alerts.notifications; None: notified as usual
+    notified_at = models.DateTimeField(null=True)  # time of the last notification that it fires
+    notification_count = models.PositiveIntegerField(
+        default=0, db_default=0
+    )  # notifications that it fires, repeats included
+    resolution_notified_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ("-started_at", "-pk")
@@ -128,17 +132,25 @@ class Alert(models.Model):
 class AlertTransition(TextChoices):
     """One entry of an alert's timeline."""
 
-    PENDING = "opened", "Pending"
+    PENDING = "pending", "Pending"
     FIRED = "fired", "Firing"
     EXPLAINED = "explained", "Causes found"
-    NOTIFIED = "told", "Notified"
+    NOTIFIED = "notified", "Notified"
     REPEATED = "repeated", "Notified again"
-    SUPPRESSED = "muted", "Notifications suppressed"
-    UNSUPPRESSED = "unmuted", "Notifications no longer suppressed"
+    SUPPRESSED = "suppressed", "Notifications suppressed"
+    UNSUPPRESSED = "unsuppressed", "Notifications no longer suppressed"
     ACKNOWLEDGED = "acknowledged", "Acknowledged"
-    UNACKNOWLEDGED = "released", "Unacknowledged"
+    UNACKNOWLEDGED = "unacknowledged", "Unacknowledged"
     RESOLVED = "resolved", "Resolved"
-    RESOLVED_NOTIFIED = "end_told", "Resolution notified"
+    RESOLUTION_NOTIFIED = "resolution_notified", "Resolution notified"
+
+
+class SuppressionReason(TextChoices):
+    """Why a firing alert sends no notifications."""
+
+    SILENCE = "silence", "Silence"
+    INHIBITED = "inhibited", "Inhibited by another alert"
+    RESTART = "restart", "Expected after a restart"
 
 
 class AlertStep(models.Model):
@@ -146,7 +158,7 @@ class AlertStep(models.Model):
 
     alert = models.ForeignKey(Alert, models.CASCADE, related_name="steps")
     at = models.DateTimeField(default=timezone.now)
-    move = models.CharField(max_length=12, choices=AlertTransition)
+    transition = models.CharField(max_length=20, choices=AlertTransition)
     # None: the evaluator
     by = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, null=True, related_name="+")
     note = models.CharField(max_length=500, default="", blank=True)
@@ -155,7 +167,7 @@ class AlertStep(models.Model):
         ordering = ("pk",)
 
     def __str__(self) -> str:
-        return f"{self.alert_id}: {self.move}"
+        return f"{self.alert_id}: {self.transition}"
 
 
 class Silence(models.Model):

@@ -37,7 +37,7 @@ class Decision(models.Model):
     reason = models.TextField()
     status = models.SmallIntegerField(null=True)  # of the response; None: there was none
     streamed = models.BooleanField(null=True)  # None: there was no response
-    ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response (T1, T1b)
+    ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response (T1)
     latency_s = models.FloatField(null=True)  # until the response's last byte; None: it was incomplete
     prompt_tokens_estimate = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
@@ -55,7 +55,7 @@ class Decision(models.Model):
     request_id = models.TextField()
     retries = models.SmallIntegerField()
     candidates = models.JSONField(null=True)  # loads, hits and costs; stored for some requests
-    opening = models.JSONField(null=True)  # the prompt's structure: hashes of its segments; described for few requests
+    prompt_structure = models.JSONField(null=True)  # hashes of its segments; stored for few requests
 
     def __str__(self) -> str:
         return f"{self.request_id} to {self.replica} at {self.at:%F %T}"
@@ -106,7 +106,7 @@ class LadderBin(models.Model):
     split = _tokens_field()
     best = _tokens_field()
     predicted = _tokens_field()
-    doubt = _tokens_field()
+    sampling_error = _tokens_field()
     reported_requests = models.IntegerField(default=0)
     reported_tokens = _tokens_field()
     delivered = _tokens_field()
@@ -145,14 +145,14 @@ class CapacityCurve(models.Model):
     since = models.DateTimeField(null=True)  # of the first request counted
     requests = models.IntegerField(default=0)
     sample_ratio = models.FloatField(default=1.0)
-    room_tokens = models.BigIntegerField(null=True)  # cache size of a replica, on average, at the multiple 1
+    cache_tokens = models.BigIntegerField(null=True)  # cache size of a replica, on average, at the multiple 1
     replicas = models.IntegerField(default=0)
     points = models.JSONField(default=list)  # [{"multiple", "one", "split", "shared"}], ascending
     placements = models.JSONField(null=True)  # a telemetry.lab.placements.Placements; None: not enough requests
     working_set = models.JSONField(null=True)  # a telemetry.lab.capacity.WorkingSet; None: not enough reuse
     reason = models.CharField(max_length=200, blank=True)  # why there are no points
     prefill_rate = models.FloatField(null=True)  # tokens/s of a replica, fitted to streamed responses; None: unknown
-    fitted_requests = models.IntegerField(default=0, db_default=0)  # that the rate rests on
+    fitted_requests = models.IntegerField(default=0, db_default=0)  # number of requests in that fit
     gaps = models.JSONField(null=True)  # telemetry.lab.shared_cache.Gaps; None: not computed
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from telemetry.models.alert import Alert
 
 
 class Channel(models.Model):
-    """A destination of alerts. Its config (URL, secrets) is encrypted at rest and never in a response (S13).
+    """A destination of alerts. Its config (URL, secrets) is encrypted at rest and never in a response.
 
     ``delivered_at``, ``failed_at`` and ``error`` are those of the last attempts.
     """
@@ -112,7 +112,7 @@ class DeliveryAttempt(models.Model):
     started_at = models.DateTimeField()
     duration_s = models.FloatField(null=True)  # None: unfinished, or its worker died
     status = models.PositiveSmallIntegerField(null=True)  # of HTTP or SMTP; None without a response
-    answer = models.CharField(max_length=200, blank=True, db_default="")  # beginning of the response, without secrets
+    response = models.CharField(max_length=200, blank=True, db_default="")  # its beginning, without secrets
     error = models.CharField(max_length=200, blank=True)  # "" for a success; never has the URL
 
     class Meta:
@@ -126,7 +126,7 @@ class DeliveryAttempt(models.Model):
 class Heartbeat(models.Model):
     """An external monitor that gets regular requests and raises an alarm when they stop. One row at most."""
 
-    encrypted = models.BinaryField(editable=False)  # the URL, which is a secret as a whole (S13)
+    encrypted = models.BinaryField(editable=False)  # the URL, which is a secret as a whole
     every_s = models.PositiveIntegerField(default=60)
     due_at = models.DateTimeField()  # time of the next one
     sent_at = models.DateTimeField(null=True, editable=False)  # the last success

@@ -53,7 +53,7 @@ class Reading(models.Model):
     model = models.TextField()  # as served; "" in a failed scrape
     engine = models.TextField()  # data-parallel rank (H15); "" in a failed scrape
     state = models.TextField(choices=STATES)
-    interval_s = models.FloatField(null=True)  # that the increases cover; longer than usual after missed scrapes (H10)
+    interval_s = models.FloatField(null=True)  # time that the increases cover; longer after missed scrapes (H10)
 
     queries = _count_field()  # tokens looked up in the prefix cache, at admission
     hits = _count_field()  # tokens found on the device
@@ -146,7 +146,7 @@ class RouterReading(models.Model):
     predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached
 
-    ttft_layout = _layout_field()  # router's clock, of streamed responses only (T1, T1b, T8)
+    ttft_layout = _layout_field()  # router's clock, of streamed responses only (T1, T8)
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)

@@ -74,7 +74,7 @@ class ScrapeState(models.Model):
 
 
 class MetricsServer(models.Model):
-    """A server with Prometheus' query API. Its credentials are encrypted at rest and never returned by REST (S13)."""
+    """A server with Prometheus' query API. Its credentials are encrypted at rest and never returned by REST."""
 
     name = models.CharField(max_length=100, unique=True)
     url = models.CharField(max_length=2048)  # up to what /api/v1/query follows

@@ -22,7 +22,7 @@ from telemetry.models import Decision, DecisionCursor
 from telemetry.storage.store import Row, Table, store_rows
 
 MIN_SAMPLE_RATIO = 2.0**-12
-FADE_S = 600.0  # in which a peak falls to a third
+FADE_S = 600.0  # time in which a peak falls to a third
 MAX_BLOCKS = 4096  # of one prompt; a router hashes 2,048 at most
 MAX_JSON_BYTES = 32 << 10  # of candidates, and of a prompt structure; routers send less
 MAX_CLOCK_SKEW = timedelta(hours=1)  # by which a router's clock may be fast
@@ -76,7 +76,7 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     cached_tokens: BigCount | None = None
     generated_tokens: BigCount | None = None
     candidates: Any = None
-    opening: Any = None
+    prompt_structure: Any = None
 
     def __post_init__(self) -> None:
         """Check that there is a position for each block, within the prompt."""
@@ -106,7 +106,7 @@ class Progress:
 
     router: Router
     cursor: DecisionCursor
-    rows_left: int  # that this run may still store
+    rows_left: int  # rows that this run may still store
     candidates_left: int
     blocks: int = 0  # of all prompts, sampled or not
     oldest: datetime | None = None
@@ -212,8 +212,10 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
             "prefix": parse_hash(record.prefix),
             "session": parse_hash(record.session),
             "blocks": [parse_hash(block) for block in record.blocks],
-            "opening": _bounded_json(record.opening),
-            "candidates": _bounded_json(record.candidates if keeps_candidates or record.opening is not None else None),
+            "prompt_structure": _bounded_json(record.prompt_structure),
+            "candidates": _bounded_json(
+                record.candidates if keeps_candidates or record.prompt_structure is not None else None
+            ),
             "router_id": progress.router.pk,
             "boot": progress.cursor.boot,
             "sample_ratio": 1.0 if record.positions is None else ratio,

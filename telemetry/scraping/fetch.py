@@ -1,4 +1,4 @@
-"""HTTP requests to targets: many at a time, one exposition (with limits, S8), and the version of an engine (H13)."""
+"""HTTP requests to targets: many at a time, one exposition (with limits), and the version of an engine (H13)."""
 
 from __future__ import annotations
 

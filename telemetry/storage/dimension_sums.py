@@ -15,7 +15,7 @@ from telemetry.metrics.engine_names import COUNTERS, GAUGES, OPTIONAL_COUNTERS, 
 from telemetry.metrics.rates import RouterCounts, accounted_ratio, sum_known
 from telemetry.metrics.windows import Window
 from telemetry.storage.rollup_tables import ENGINES, ROUTERS, readings_in, sums_in
-from telemetry.storage.sums import OF_POOLS, OF_REPLICAS, STEP, Coverage, during, fetch_rows
+from telemetry.storage.sums import OF_POOLS, OF_REPLICAS, STEP, Coverage, fetch_rows, window_parameters
 
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
 _USAGE = """sum(requests)::bigint, sum(usage_reported)::bigint,
@@ -97,7 +97,7 @@ def rank_sums(replica_id: int, window: Window, names: Sequence[str], *, whole: b
         from {source.sql} readings where replica_id = %(id)s
         group by model, engine, start order by model, engine, start
         """,  # noqa: S608 - names are columns of ENGINES
-        during(window, whole=whole) | source.parameters | {"id": replica_id},
+        window_parameters(window, whole=whole) | source.parameters | {"id": replica_id},
     )
     return [_keyed_sums(row, names) for row in rows if any(row[0])]
 
@@ -130,7 +130,7 @@ def route_sums(
             {"" if replica is None else "and replica = %(replica)s"}
         group by 1, start order by 1, start
         """,  # noqa: S608 - names are columns of ROUTERS and keys of KEYS
-        during(window, whole=whole, pools=pools) | source.parameters | {"group": group, "replica": replica},
+        window_parameters(window, whole=whole, pools=pools) | source.parameters | {"group": group, "replica": replica},
     )
     return [_keyed_sums(row, names) for row in rows]
 
@@ -144,7 +144,7 @@ def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:
             bool_or(stale_scrapes > 0)
         from {source.sql} readings where pool = '' group by start order by start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole) | source.parameters,
+        window_parameters(window, whole=whole) | source.parameters,
     )
     return [Coverage(*row) for row in rows]
 
@@ -162,7 +162,7 @@ def engine_gauges(
         from {source.sql} readings where replica_id = %(id)s
         group by model, engine, start order by model, engine, start
         """,  # noqa: S608 - the column is one of three
-        during(window) | source.parameters | {"id": replica_id},
+        window_parameters(window) | source.parameters | {"id": replica_id},
     )
     return [(tuple(key), start, mean, stale) for key, start, mean, stale in rows]
 
@@ -172,8 +172,8 @@ def total(rows: Iterable[KeyedSums], name: str) -> int | None:
     return sum_known(row.get(name) for row in rows)
 
 
-def counted(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[EngineTotals]:
-    """Sums of some OPTIONAL_COUNTERS of some replicas together, per step; ValueError for another name."""
+def optional_counter_sums(replica_ids: Sequence[int], window: Window, names: Sequence[str]) -> list[EngineTotals]:
+    """Sums of the named OPTIONAL_COUNTERS over the replicas, per step; ValueError for another name."""
     _check(names, OPTIONAL_COUNTERS)
     source = sums_in(ENGINES, window, (*names, "stale_scrapes"))
     rows = fetch_rows(
@@ -181,7 +181,7 @@ def counted(replica_ids: Sequence[int], window: Window, names: Sequence[str]) ->
         select {STEP} as start, bool_or(stale_scrapes > 0), {_sums(names)}
         from {source.sql} readings where {OF_REPLICAS} group by start order by start
         """,  # noqa: S608 - the names are of a fixed list
-        during(window) | source.parameters | {"ids": list(replica_ids)},
+        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
     )
     return [_totals(row, names) for row in rows]
 
@@ -201,7 +201,7 @@ def counter_sums_by_replica(replica_ids: Sequence[int], window: Window, names: S
         select replica_id, max(covered_s), start, bool_or(stale), {_sums(names)}
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - the names are of a fixed list
-        during(window) | source.parameters | {"ids": list(replica_ids)},
+        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
     )
     return [ReplicaTotals(pk, covered_s, _totals(tuple(row), names)) for pk, covered_s, *row in rows]
 
@@ -219,7 +219,7 @@ def waiting_by_reason(replica_ids: Sequence[int], window: Window) -> list[Engine
         select start, false, {", ".join(f"sum({name})" for name in WAITING_REASONS)}
         from by_engine group by start order by start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | source.parameters | {"ids": list(replica_ids)},
+        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
     )
     return [_totals(row, WAITING_REASONS) for row in rows]
 
@@ -232,7 +232,7 @@ def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
         from telemetry_routerreading
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica = %(replica)s and requests is not null
         """,
-        during(window) | {"pool": pool, "replica": replica},
+        window_parameters(window) | {"pool": pool, "replica": replica},
     )
     return UsageReports(*rows[0])
 
@@ -240,14 +240,14 @@ def usage_reports(pool: str, replica: str, window: Window) -> UsageReports:
 def router_counts_by_replica(pools: Sequence[str] | None, window: Window) -> dict[tuple[str, str], RouterCounts]:
     """Reported and predicted tokens over a window by (pool, replica), of some pools by name or of all. One query."""
     sql = f"select pool, replica, {_USAGE} {_FROM_REPLICAS} group by pool, replica"
-    return {(row[0], row[1]): RouterCounts(*row[2:]) for row in fetch_rows(sql, during(window, pools=pools))}
+    return {(row[0], row[1]): RouterCounts(*row[2:]) for row in fetch_rows(sql, window_parameters(window, pools=pools))}
 
 
 def router_counts_by_step(pools: Sequence[str], window: Window) -> list[RouterCountsStep]:
     """``router_counts_by_replica`` per step, ascending; steps without a request are left out. One query."""
     keys = "pool, replica, start"
     sql = f"select pool, replica, {STEP} as start, {_USAGE} {_FROM_REPLICAS} group by {keys} order by {keys}"
-    rows = fetch_rows(sql, during(window, pools=pools))
+    rows = fetch_rows(sql, window_parameters(window, pools=pools))
     return [RouterCountsStep(pool, replica, start, RouterCounts(*sums)) for pool, replica, start, *sums in rows]
 
 
@@ -260,16 +260,16 @@ def newest_prompt_structures(
     """
     rows = fetch_rows(
         f"""
-        select pool, "group", opening::text, prompt_tokens, block_tokens from (
-            select pool, "group", at, opening, prompt_tokens, block_tokens,
+        select pool, "group", prompt_structure::text, prompt_tokens, block_tokens from (
+            select pool, "group", at, prompt_structure, prompt_tokens, block_tokens,
                 row_number() over (partition by pool, "group" order by at desc) as number
             from telemetry_decision
-            where at > %(start)s and at <= %(end)s and opening is not null and {OF_POOLS}
+            where at > %(start)s and at <= %(end)s and prompt_structure is not null and {OF_POOLS}
                 and (%(group)s::text is null or "group" = %(group)s)
         ) as described
         where number <= %(most)s order by pool, "group", at
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, pools=pools) | {"group": group, "most": most},
+        window_parameters(window, pools=pools) | {"group": group, "most": most},
     )
     return [(row[0], row[1], row[2], row[3], row[4]) for row in rows]
 

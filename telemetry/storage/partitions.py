@@ -24,7 +24,7 @@ DECISIONS = ("telemetry_decision",)
 PARENTS = (*READINGS, *DECISIONS)
 MONTHLY = frozenset(TABLES[300] + TABLES[3600] + TABLES[21_600])
 DAYS_AHEAD = 2
-MAX_OVERDUE_DAYS = 7  # that data is retained for rollups that are behind, so that the disk does not fill up
+MAX_OVERDUE_DAYS = 7  # longest extra retention for rollups that are behind, so that the disk does not fill up
 
 
 @dataclass(frozen=True, slots=True)

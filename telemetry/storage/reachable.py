@@ -49,7 +49,7 @@ def reachable_by_pool(pools: Sequence[str] | None, window: Window) -> dict[str, 
 def reachable_over_time(
     pools: Sequence[str] | None, window: Window, *, group: str | None = None
 ) -> dict[datetime, ReachableShare]:
-    """The known shares per step, by its start; each from the bins of ``MIN_WINDOW`` or of the step before its end."""
+    """Reachable hit rate by start of step, over a trailing window: the step, or ``MIN_WINDOW`` if that is longer."""
     rows = _bins(pools, window, group).values("at").annotate(**_SUMS).order_by("at")
     return _over_time(list(rows), window)
 
@@ -80,15 +80,15 @@ def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> Que
 def _over_time(rows: Sequence[Mapping[str, Any]], window: Window) -> dict[datetime, ReachableShare]:
     starts = [row["at"] for row in rows]
     step = timedelta(seconds=window.step_s)
-    reach = max(step, MIN_WINDOW)
+    length = max(step, MIN_WINDOW)
     shares: dict[datetime, ReachableShare] = {}
     for start in window.starts():
         end = min(start + step, window.end)
-        bins = rows[bisect_left(starts, bin_start(end - reach)) : bisect_left(starts, end)]
+        bins = rows[bisect_left(starts, bin_start(end - length)) : bisect_left(starts, end)]
         row: dict[str, Any] = {name: sum(row[name] or 0 for row in bins) for name in _SUMS if name.startswith("sum_")}
         if bins:
             row |= {"first": bins[0]["first"], "last": bins[-1]["last"]}
-        if share := _share(row, Window(end - reach, end, window.step_s)):
+        if share := _share(row, Window(end - length, end, window.step_s)):
             shares[start] = share
     return shares
 

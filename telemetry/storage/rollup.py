@@ -134,7 +134,7 @@ def _first_bin(resolution_s: int) -> datetime | None:
 
 
 def _repair(resolution_s: int, readings_since: datetime, item: Items) -> int:
-    """Re-aggregate marked bins; those whose readings were dropped stay as they are."""
+    """Re-aggregate marked bins; the number of them. Bins whose readings were dropped stay as they are."""
     reached, repaired = rolled_through(), 0
     for repair in RollupRepair.objects.filter(resolution_s=resolution_s).order_by("at")[:REPAIRS]:
         through = reached[resolution_s]

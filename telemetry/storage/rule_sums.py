@@ -15,7 +15,7 @@ from typing import Any
 from telemetry.causes.evidence import Bin, EngineSums, Prefix, Route, Sums
 from telemetry.metrics.histograms import Buckets
 from telemetry.metrics.windows import Window
-from telemetry.storage.sums import STEP, during, fetch_rows, merged_layouts
+from telemetry.storage.sums import STEP, fetch_rows, merged_layouts, window_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSu
         where at > %(start)s and at <= %(end)s and replica_id = any(%(ids)s::bigint[]) and state <> 'stale'
         group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | {"ids": list(replica_ids)},
+        window_parameters(window) | {"ids": list(replica_ids)},
     )
     return [PressureSums(*row) for row in rows]
 
@@ -109,9 +109,9 @@ def described_prompts(pool: str, group: str | None, start: datetime, end: dateti
     """(task group, time, prompt structure as JSON) of the newest decisions that have one."""
     rows = fetch_rows(
         """
-        select "group", at, opening::text from telemetry_decision
+        select "group", at, prompt_structure::text from telemetry_decision
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and (%(group)s::text is null or "group" = %(group)s)
-            and opening is not null
+            and prompt_structure is not null
         order by at desc limit %(most)s
         """,
         _parameters(pool, group, start, end) | {"most": MAX_DESCRIBED},
@@ -156,7 +156,7 @@ def _parameters(pool: str, group: str | None, start: datetime, end: datetime) ->
 
 
 class LatencyKind(StrEnum):
-    """What routers measure: the TTFT of streamed responses and the latency of plain ones (T1b)."""
+    """What routers measure: the TTFT of streamed responses and the latency of plain ones."""
 
     TTFT = "ttft"
     PLAIN_LATENCY = "plain_latency"
@@ -202,7 +202,7 @@ def revision_sums(policy: str, window: Window) -> list[RevisionSums]:
         where at > %(start)s and at <= %(end)s and policy = %(policy)s and requests is not null
         group by start, router_id, "group", revision order by start, router_id, "group", revision
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | {"policy": policy},
+        window_parameters(window) | {"policy": policy},
     )
     return [RevisionSums(*row) for row in rows]
 
@@ -217,7 +217,7 @@ def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) 
             and reuse = '' and {of}_layout_id is not null
         group by 1, 2, 3, 4, 5, 6 order by 1, 2, 3, 4
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | {"pool": pool, "policy": policy},
+        window_parameters(window) | {"pool": pool, "policy": policy},
     )
     merged = merged_layouts(((*key,), layout, position, count) for *key, layout, position, count in rows)
     return [
@@ -234,6 +234,6 @@ def requests_by_replica(pool: str, window: Window) -> dict[str, int]:
         where at > %(start)s and at <= %(end)s and pool = %(pool)s and replica <> '' and requests is not null
         group by replica
         """,
-        during(window) | {"pool": pool},
+        window_parameters(window) | {"pool": pool},
     )
     return dict(rows)

@@ -126,7 +126,7 @@ class Coverage:
     """How well routers were scraped during one step."""
 
     start: datetime
-    routers: int  # that were scraped
+    routers: int  # number of scraped routers
     covered_s: float  # router-seconds
     stale: bool
 
@@ -175,13 +175,13 @@ def engine_sums(replica_ids: Sequence[int], window: Window, *, whole: bool = Fal
         select replica_id, start, max(covered_s), bool_or(stale), bool_and(not_reported), max(gap_s), {by_replica}
         from by_engine group by replica_id, start order by replica_id, start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole) | source.parameters | {"ids": list(replica_ids)},
+        window_parameters(window, whole=whole) | source.parameters | {"ids": list(replica_ids)},
     )
     return [EngineSums(*row) for row in rows]
 
 
 def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
-    """Per replica and step, in no order."""
+    """Per replica and step, unordered."""
     return _hits(
         f"select replica_id, {STEP_NUMBER}, queries, hits, external_hits, stale, not_reported from by_step",  # noqa: S608 - no part of it comes from outside
         replica_ids,
@@ -190,7 +190,7 @@ def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
 
 
 def hit_sums_by_set(sets: Sequence[Sequence[int]], window: Window) -> list[Hits]:
-    """Per set of replicas and step, in no order. Replicas without known queries add no external hits (H3)."""
+    """Per set of replicas and step, unordered. Replicas without known queries add no external hits (H3)."""
     members = [(pk, number) for number, ids in enumerate(sets) for pk in ids]
     return _hits(
         f"""
@@ -218,7 +218,7 @@ def _hits(select: str, replica_ids: Sequence[int], window: Window, **parameters:
         )
         {select}
         """,  # noqa: S608 - no part of it comes from outside
-        during(window) | source.parameters | parameters | {"ids": list(replica_ids)},
+        window_parameters(window) | source.parameters | parameters | {"ids": list(replica_ids)},
     )
     return [Hits(*row) for row in rows]
 
@@ -239,7 +239,7 @@ def router_sums(
         from {source.sql} readings where (pool = '' or {OF_POOLS})
         group by pool, "group", start order by pool, "group", start
         """,  # noqa: S608 - no part of it comes from outside
-        during(window, whole=whole, pools=pools) | source.parameters,
+        window_parameters(window, whole=whole, pools=pools) | source.parameters,
     )
     sums = [RouterSums(*row[:-3]) for row in rows if row[0]]
     return sums, [Coverage(row[2], *row[-3:]) for row in rows if not row[0]]
@@ -264,7 +264,7 @@ def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetim
 
 
 def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[tuple[int, int, float | None, bool]]:
-    """(replica id, number of the step, mean over the step, whether a scrape failed in it), in no order."""
+    """(replica id, number of the step, mean over the step, whether a scrape failed in it), unordered."""
     if column not in Gauges.__dataclass_fields__:
         raise ValueError(f"{column!r} is not a gauge of a reading")
     aggregate = "avg" if column == "kv_usage_ratio" else "sum"
@@ -278,7 +278,7 @@ def mean_gauge(replica_ids: Sequence[int], window: Window, column: str) -> list[
         )
         select replica_id, {STEP_NUMBER}, {aggregate}(value), bool_or(stale) from by_engine group by replica_id, start
         """,  # noqa: S608 - the column is one of three
-        during(window) | source.parameters | {"ids": list(replica_ids)},
+        window_parameters(window) | source.parameters | {"ids": list(replica_ids)},
     )
 
 
@@ -287,7 +287,7 @@ def engine_ttft(
 ) -> Histograms:
     """TTFT by the engines' clock. Keys are "", or with ``by="replica"`` the replica's id."""
     source = histograms_in(ENGINE_TTFT, window, by_part=True, whole=whole)
-    parameters = during(window, whole=whole) | source.parameters | {"parts": [str(pk) for pk in replica_ids]}
+    parameters = window_parameters(window, whole=whole) | source.parameters | {"parts": [str(pk) for pk in replica_ids]}
     key = {None: "''", "replica": "part::bigint"}[by]
     return _histograms(key, f"{source.sql} rows", "part = any(%(parts)s)", parameters)
 
@@ -295,7 +295,7 @@ def engine_ttft(
 def pools_engine_ttft(pools: Sequence[str] | None, window: Window, *, whole: bool = False) -> Histograms:
     """TTFT of the replicas of some pools by name, or of all, by the engines' clock. The key is ""."""
     source = histograms_in(ENGINE_TTFT, window, by_part=False, whole=whole)
-    parameters = during(window, whole=whole, pools=pools) | source.parameters
+    parameters = window_parameters(window, whole=whole, pools=pools) | source.parameters
     return _histograms("''", f"{source.sql} rows", OF_POOLS, parameters)
 
 
@@ -320,7 +320,7 @@ def _router_histograms(
     histogram: Histogram, pools: Sequence[str] | None, window: Window, *, by: str | None, whole: bool
 ) -> Histograms:
     """Histograms of routers. Rows with a reuse repeat the requests of those without. Only readings have the replica."""
-    parameters = during(window, whole=whole, pools=pools)
+    parameters = window_parameters(window, whole=whole, pools=pools)
     if by == "replica":
         key = "array[pool, replica]"
         condition = f"at > %(start)s and at <= %(end)s and {histogram.column}_layout_id is not null"
@@ -384,7 +384,7 @@ def merged_layouts(rows: Iterable[tuple[K, int, int, int]]) -> dict[K, Merged]:
     return {key: histogram for key, histogram in merged.items() if histogram is not None}
 
 
-def during(window: Window, *, whole: bool = False, pools: Sequence[str] | None = None) -> dict[str, Any]:
+def window_parameters(window: Window, *, whole: bool = False, pools: Sequence[str] | None = None) -> dict[str, Any]:
     """The parameters of ``STEP``, of a condition on ``at``, and of ``OF_POOLS`` (None: all pools)."""
     step = window.length_s + 1 if whole else window.step_s
     listed = None if pools is None else list(pools)

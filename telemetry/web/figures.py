@@ -170,7 +170,7 @@ def _meta(view: View, lines: Sequence[Series], marks: Sequence[Marker], window: 
     return {
         "title": view.title,
         "unit": view.unit,
-        "sentence": chart_summary(view, window, lines, sum(mark.count for mark in marks)),
+        "summary": chart_summary(view, window, lines, sum(mark.count for mark in marks)),
         "empty": "" if known else why_empty(view, lines),
         "notes": notes_of(lines),
     }

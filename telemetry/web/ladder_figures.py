@@ -17,7 +17,7 @@ from telemetry.services.alerts.previews import Episode, Point
 from telemetry.web import figures
 from telemetry.web.charts import figure_text
 
-TOTAL, LOST, GOT = figures.COLOURS[1], figures.COLOURS[0], figures.COLOURS[2]
+TOTAL, LOST, DELIVERED = figures.COLOURS[1], figures.COLOURS[0], figures.COLOURS[2]
 CURVES = (
     ("shared", "One shared cache of the same total size", 2),
     ("split", "One cache per replica, as placed", 0),
@@ -61,7 +61,7 @@ def steps_of(ladder: Ladder) -> list[Step]:
 def ladder_figure(ladder: Ladder) -> dict[str, Any]:
     """The breakdown as floating bars, the first at the top."""
     steps = steps_of(ladder)
-    colours = [TOTAL, *([LOST] * (len(steps) - 2)), GOT]
+    colours = [TOTAL, *([LOST] * (len(steps) - 2)), DELIVERED]
     trace = {
         "type": "bar",
         "orientation": "h",
@@ -142,11 +142,11 @@ def figure_layout(left: int) -> dict[str, Any]:
 
 
 def figure_json(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: str) -> dict[str, Any]:
-    """A figure as ``static/js/ladder.js`` reads it; ``text`` is the sentence under the chart."""
+    """A figure as ``static/js/ladder.js`` reads it; ``text`` is the summary under the chart."""
     from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()
-    return {"data": figure["data"], "layout": figure["layout"], "meta": {"sentence": text}}
+    return {"data": figure["data"], "layout": figure["layout"], "meta": {"summary": text}}
 
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 800.0, 220.0, 64.0, 24.0, 10.0  # in units of the SVG
@@ -162,7 +162,7 @@ class Sketch:
     bands: list[dict[str, Any]]  # times at which the rule fires: {"x", "width"}
     rows: list[tuple[float, str]]  # (y, label)
     columns: list[tuple[float, str]]  # (x, label)
-    sentence: str
+    summary: str
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
@@ -170,7 +170,7 @@ class Sketch:
 
 
 def draw(
-    points: Sequence[Point], episodes: Sequence[Episode], start: datetime, end: datetime, *, sentence: str
+    points: Sequence[Point], episodes: Sequence[Episode], start: datetime, end: datetime, *, summary: str
 ) -> Sketch | None:
     """The chart of a rule's values and limits as SVG coordinates; None without any value."""
     unit = points[-1].unit if points else "ratio"
@@ -191,7 +191,7 @@ def draw(
         bands=bands,
         rows=[(scale.y(top * part) or 0.0, figure_text(top * part, unit)) for part in (0.0, 0.5, 1.0)],
         columns=[(scale.x(at), _time(at, scale.length_s)) for at in _ticks(start, end)],
-        sentence=sentence,
+        summary=summary,
     )
 
 

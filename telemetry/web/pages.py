@@ -44,7 +44,7 @@ def telemetry_status_context(request: HttpRequest) -> dict[str, Any]:
     now = timezone.now()
 
     def status() -> Any:
-        firing = Q(state=AlertState.FIRING, muted__isnull=True)
+        firing = Q(state=AlertState.FIRING, suppression__isnull=True)
         return telemetry_status(viewable(request, open_alerts()).filter(firing), now)
 
     return {"telemetry_status": SimpleLazyObject(status)}

@@ -127,7 +127,7 @@ def _time(text: str) -> datetime | None:
 class PageState:
     """The subject and time range of a page. ``error`` says which part of the URL is not shown."""
 
-    pools: list[Pool]  # that the user may see
+    pools: list[Pool]  # pools that the user may see
     subject: Subject
     range: TimeRange
     query: QueryDict  # of the URL, with the names of the subject, for requests of charts and refreshes

@@ -41,11 +41,11 @@ _RESULTS = {"ok": ("OK", "good"), "breach": ("firing", "bad"), "no_data": ("no d
 _NO_DATA_REASONS = {
     "no_readings": "no successful scrape recently",
     "not_reported": "the engines do not report this metric",
-    "unread": "scrapes fail, but not for long enough to alert",
+    "scrapes_fail": "scrapes fail, but not for long enough to alert",
     "little_traffic": "not enough traffic",
     "little_history": "not enough history for a baseline",
     "starting": "replicas are starting and have not been scraped yet",
-    "nobody": "nothing to evaluate",
+    "no_replicas": "nothing to evaluate",
     "failed": "the evaluation failed; see the worker's log",
 }
 _AGREEMENTS = {
@@ -88,8 +88,8 @@ def notes_of(rows: Iterable[Reconciled]) -> list[tuple[str, list[str]]]:
 def verdict_words(rule: AlertRule, state: str) -> SafeString:
     """The result of a rule's last evaluation; ``state`` is that of its alerts: firing, pending or "" for none."""
     verdict = rule.verdict or {}
-    label, colour = _RESULTS.get(verdict.get("answer", ""), ("not evaluated yet", ""))
-    if verdict.get("answer") == "breach" and state == AlertState.PENDING:
+    label, colour = _RESULTS.get(verdict.get("result", ""), ("not evaluated yet", ""))
+    if verdict.get("result") == "breach" and state == AlertState.PENDING:
         label, colour = "pending", "warn"
     unit, value, limit = verdict.get("unit", "ratio"), verdict.get("value"), verdict.get("limit")
     text = _NO_DATA_REASONS.get(verdict.get("reason", ""), "")
@@ -131,7 +131,7 @@ def newer_evaluation(alert: Alert) -> dict[str, Any] | None:
         "value": verdict.get("value"),
         "unit": verdict.get("unit", alert.unit),
         "reason": _NO_DATA_REASONS.get(verdict.get("reason", ""), "no result"),
-        "resolves_at": _resolves_at(alert) if verdict.get("answer") == "ok" else None,
+        "resolves_at": _resolves_at(alert) if verdict.get("result") == "ok" else None,
     }
 
 

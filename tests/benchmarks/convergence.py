@@ -1,4 +1,4 @@
-"""How soon sixteen real routers run a published configuration: ``python -m tests.benchmarks convergence`` (R4).
+"""How soon sixteen real routers run a published configuration: ``python -m tests.benchmarks convergence``.
 
 A separate PostgreSQL, the real services and the worker's task, and routers with sockets and folders in this process.
 Measured from the start of a publication until the last acknowledgement is stored.

@@ -22,29 +22,30 @@ def test_a_failed_condition_or_row_leads_to_exit_status_1(
     def failing_row(_: Verdict, __: argparse.Namespace) -> None:
         raise RuntimeError("the router did not start")
 
-    monkeypatch.setattr(soak, "ROWS", {"R6": row, "R9": failing_row})
+    monkeypatch.setattr(soak, "ROWS", {"kills": row, "aborts": failing_row})
     with pytest.raises(SystemExit) as end:
         soak.main([])
     assert end.value.code == 1
     output = capsys.readouterr().out
-    assert "R6: clients: 3 refused" in output
-    assert "R9: ended by: RuntimeError('the router did not start')" in output
+    assert "kills: clients: 3 refused" in output
+    assert "aborts: ended by: RuntimeError('the router did not start')" in output
 
 
 def test_the_exit_status_is_0_if_all_conditions_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "ROWS", {"R6": lambda verdict, _: verdict.check("clients", "none refused", passed=True)})
+    row = {"kills": lambda verdict, _: verdict.check("clients", "none refused", passed=True)}
+    monkeypatch.setattr(soak, "ROWS", row)
     soak.main([])
 
 
 @pytest.mark.parametrize(("after_kib", "passed"), [(104_000, True), (106_000, False), (90_000, True)])
 def test_memory_may_grow_by_five_percent(after_kib: int, passed: bool) -> None:
-    verdict = Verdict("R21")
+    verdict = Verdict("prefixes")
     verdict.check_memory(100_000, after_kib)
     assert (not verdict.failures) is passed
 
 
 def test_a_small_process_may_grow_by_one_malloc_arena() -> None:
-    verdict = Verdict("R21")
+    verdict = Verdict("prefixes")
     verdict.check_memory(10_000, 10_000 + SLACK_KIB)
     assert not verdict.failures
     verdict.check_memory(10_000, 10_001 + SLACK_KIB)
@@ -52,8 +53,8 @@ def test_a_small_process_may_grow_by_one_malloc_arena() -> None:
 
 
 def test_full_sets_full_sizes_except_for_explicit_options() -> None:
-    options = soak.parse_options(["--full", "--only", "R6", "R9", "--kills", "7"])
-    assert (options.only, options.kills, options.aborts, options.file_kills) == (["R6", "R9"], 7, 100_000, 1000)
+    options = soak.parse_options(["--full", "--only", "kills", "aborts", "--kills", "7"])
+    assert (options.only, options.kills, options.aborts, options.file_kills) == (["kills", "aborts"], 7, 100_000, 1000)
     assert (options.prefixes, options.streams) == (50_000_000, 5000)
     assert soak.parse_options([]).kills < 500
 
@@ -61,13 +62,13 @@ def test_full_sets_full_sizes_except_for_explicit_options() -> None:
 async def test_killed_writers_leave_a_complete_file_from_which_a_router_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_file, "ROUTER_EVERY", 30)
     monkeypatch.setattr(config_file, "SERVES_S", 10.0)  # other tests run at the same time
-    verdict = Verdict("R2")
+    verdict = Verdict("config_file")
     await config_file.measure(verdict, 30, seed=3)
     assert verdict.failures == []
 
 
 def test_memory_for_prompts_is_bounded_and_client_names_create_no_series() -> None:
-    """R21 at a small size: through every object that keeps state, with an index that a test can fill."""
+    """At a small size: through every object that keeps state, with an index that a test can fill."""
     state = prefixes.RouterState(Residency(max_entries=200))
     for number in range(300):
         state.serve(number)

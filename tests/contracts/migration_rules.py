@@ -1,4 +1,4 @@
-"""Rules for migrations that run while all processes serve, and with which the previous release still works (R22).
+"""Rules for migrations that run while all processes serve, and with which the previous release still works.
 
 Each rule returns what is wrong with an operation, or None. A table is big if it grows with traffic or time: rewriting
 it holds a lock for too long. Code of the previous release runs for a while after a migration: the columns it reads must

@@ -1,4 +1,4 @@
-"""Migrations after the first release run while all processes serve, and the previous release still works (R22)."""
+"""Migrations after the first release run while all processes serve, and the previous release still works."""
 
 import pytest
 from django.contrib.postgres.operations import AddIndexConcurrently

@@ -215,7 +215,7 @@ def told(receiver: Any, kind: str) -> list[str]:
 def judged_well(rest: httpx.Client, rule: int, since: datetime) -> bool:
     """Whether the rule's result after ``since`` was OK."""
     found = rest.get(f"alert-rules/{rule}").json()
-    return datetime.fromisoformat(found["evaluated_at"]) > since and found["verdict"].get("answer") == "ok"
+    return datetime.fromisoformat(found["evaluated_at"]) > since and found["verdict"].get("result") == "ok"
 
 
 def test_the_router_is_the_compiled_one_while_that_is_up_to_date(stack):

@@ -13,7 +13,7 @@ from telemetry.models import Reading, ScrapeState
 from tests.end_to_end.looking import eventually
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a process prepares database and browser
-MOST_SCRIPT_BYTES = 450_000  # gzipped, OPERATORS 2.4
+MOST_SCRIPT_BYTES = 450_000  # gzipped
 
 
 def wait_for_charts(page) -> None:

@@ -15,7 +15,7 @@ from tests.pace import cpu_slowness
 
 pytestmark = pytest.mark.timeout(300)  # its own limits count CPU time; side by side with other tests it takes long
 CHARTS = 6
-MOST_REFRESH_BYTES = 30_000  # OPERATORS 2.4
+MOST_REFRESH_BYTES = 30_000
 MOST_REFRESH_CPU_S = 0.25
 MOST_COLD_CPU_S = {8: 1.5, 64: 2.0}
 MOST_WARM_CPU_S = 0.6

@@ -1,4 +1,4 @@
-"""Migrations on tables with rows while other sessions read and write them (R22)."""
+"""Migrations on tables with rows while other sessions read and write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psycopg
 
 from tests.end_to_end.live_stack import ROOT, outside_pytest
 
-MAX_WAIT_S = 1.0  # of any other session (R22)
+MAX_WAIT_S = 1.0  # of any other session
 NEXT_RELEASE = "tests.reliability.next_release.settings"
 HOUR = "date_trunc('hour', now())"
 

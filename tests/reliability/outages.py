@@ -1,4 +1,4 @@
-"""Outages of PostgreSQL (R15) and of the broker (R12 to R14), and clients that poll during them."""
+"""Outages of PostgreSQL and of the broker, and clients that poll during them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.conftest import wait_until
 from tests.reliability.alerting_fleet import AlertingFleet
 from tests.reliability.stand import STATEMENT_S, Stand, soon, status_of
 
-RECOVERS_S = 5.0  # after PostgreSQL's return (R15)
+RECOVERS_S = 5.0  # after PostgreSQL's return
 CLIENT_TIMEOUT_S = STATEMENT_S + 2  # longer than the server's statement timeout
-RESUMES_S = 10.0  # after the broker's return (R12)
-LONG_RESUMES_S = 35.0  # after the broker's return from an hour's absence (R13)
-FLUSHED_S = 2.0  # two ticks of a stand's scraper (R14)
+RESUMES_S = 10.0  # after the broker's return
+LONG_RESUMES_S = 35.0  # after the broker's return from an hour's absence
+FLUSHED_S = 2.0  # two ticks of a stand's scraper
 CHANGE_BEFORE_S = 8.0  # the hit rate changes this long before the return, because alerts compare with the recent past
 PAGES = ("/", "/policies/", "/events/")
 ENDPOINTS = ("pools", "policies", "routers", "events", "alerts")

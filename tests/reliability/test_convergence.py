@@ -1,4 +1,4 @@
-"""R4: sixteen real routers run a published configuration: quickly without faults, eventually with many."""
+"""Sixteen real routers run a published configuration: quickly without faults, eventually with many."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""A database with a full disk (R23): writes fail, reads work, and it recovers without help."""
+"""A database with a full disk: writes fail, reads work, and it recovers without help."""
 
 import subprocess
 from contextlib import contextmanager
@@ -120,7 +120,7 @@ def fill_and_recover():
     tick(number + 2)
     assert refused_since() is None
     *_, last = stored()
-    assert (last[1], last[2]) == ("gap", 300)  # counts from the time when nothing could be stored (H10)
+    assert (last[1], last[2]) == ("gap", 300)  # counts from the time when nothing could be stored
     assert sum(queries or 0 for _, _, queries in stored()) == 100 * (number + 2)
     return number
 

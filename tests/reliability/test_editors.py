@@ -1,4 +1,4 @@
-"""R5: fifty users edit one policy at once; no change is lost silently."""
+"""Fifty users edit one policy at once; no change is lost silently."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

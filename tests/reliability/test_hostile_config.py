@@ -1,4 +1,4 @@
-"""R3: after any push, valid or not, a router runs the old or the new configuration completely, and its disk
+"""After any push, valid or not, a router runs the old or the new configuration completely, and its disk
 agrees.
 """
 

@@ -1,6 +1,6 @@
-"""R22: migrations run on tables with rows while other sessions read and write, and block none of them for a second.
+"""Migrations run on tables with rows while other sessions read and write, and block none of them for a second.
 
-At full size: ``python -m tests.benchmarks soak --only R22 --full``.
+At full size: ``python -m tests.benchmarks soak --only migrations --full``.
 """
 
 from collections.abc import Iterator

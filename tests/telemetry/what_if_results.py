@@ -99,7 +99,7 @@ def _candidate(name: str, start: datetime, hit_rate: float, ttft_s: float, verdi
         "figures": figures,
         "difference": None if verdict is None else difference,
         "verdict": verdict or "unknown",
-        "sentence": "" if verdict is None else f"{name}: hit rate +35 to +39 points",
+        "summary": "" if verdict is None else f"{name}: hit rate +35 to +39 points",
         "groups": {"agents": figures, "": figures},
         "timeline": [
             {"at": start.timestamp() + 60 * minute, "hit_rate": hit_rate, "ttft_p50_s": ttft_s}

@@ -13,7 +13,7 @@ from controlplane.services.impact.effect import Route, enumerate_names, format_c
 from controlplane.services.impact.placement import AFFINITY
 from routing import schema
 
-BYTES_PER_TOKEN = 4  # of English text, roughly; routers assume the same (ALGORITHMS: 256 bytes, about 64 tokens)
+BYTES_PER_TOKEN = 4  # of English text, roughly; routers assume the same: 256 bytes are about 64 tokens
 ASSUMED_TOKENS = 262_144  # cache size of a replica until its engine reports one
 MIN_LOAD_FACTOR = 1.05  # a lower one overflows at the slightest imbalance
 

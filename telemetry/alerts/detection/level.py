@@ -201,6 +201,7 @@ class Level:
             self._estimate()
 
     def _has_risen(self, sample: Sample, level: float, drop: float, inflation: float) -> bool:
+        """Advance the upward CUSUM by one bin; whether it crossed ``RISE_NATS``."""
         above = sample.ratio - level - self.level_variance**0.5
         step = drop * (above - drop / 2) / (self.variance(sample.requests) * inflation)
         self._rise = max(self._rise + min(step, RISE_NATS / 3), 0.0)
@@ -289,12 +290,12 @@ class Hour:
 def find_decline(
     hours: Mapping[datetime, Hour], now: datetime, *, drop: float, days: int, quiet_days: float
 ) -> Decline | None:
-    """The decline that lasts until the newest whole hour; None for none, or for too little data."""
+    """The decline that lasts until the newest whole hour; None if there is none, or too little data."""
     last = now.replace(minute=0, second=0, microsecond=0) - HOUR
     rows = [
         (at, hours[at], usual)
         for at in (last - HOUR * back for back in range(TESTED_HOURS - 1, -1, -1))
-        if at in hours and len(usual := _usual(hours, at, days)) >= MIN_DAYS
+        if at in hours and len(usual := _rates_on_earlier_days(hours, at, days)) >= MIN_DAYS
     ]
     if not rows:
         return None
@@ -311,8 +312,8 @@ def find_decline(
     return _decline(low_hours)
 
 
-def _usual(hours: Mapping[datetime, Hour], at: datetime, days: int) -> list[float]:
-    """Rates at the same hour of the days before."""
+def _rates_on_earlier_days(hours: Mapping[datetime, Hour], at: datetime, days: int) -> list[float]:
+    """Rates at the same hour of the days before ``at``, newest first."""
     same_hours = (hours.get(at - DAY * back) for back in range(1, days + 1))
     return [hour.ratio for hour in same_hours if hour is not None]
 

@@ -26,7 +26,7 @@ def setting(unit: str, description: str, *, le: float, ge: float | None = None, 
     return Meta(description=description, extra={"unit": unit}, gt=gt, le=le)
 
 
-# OPERATORS 2.6: fire after at least two scrapes, resolve after two windows.
+# Fire after at least two scrapes, resolve after two windows.
 ForS = Annotated[
     float, setting("seconds", "How long the limit must be broken before the alert fires.", ge=0, le=86_400)
 ]
@@ -60,7 +60,7 @@ class RuleSettings(Frozen, frozen=True):
         raise NotImplementedError
 
     @property
-    def reach_s(self) -> float:
+    def lookback_s(self) -> float:
         """Length of the history that an evaluation needs."""
         return self.step_s
 
@@ -70,12 +70,12 @@ class RuleSettings(Frozen, frozen=True):
         return 0
 
     @property
-    def warm_up_reach_s(self) -> float:
+    def warm_up_lookback_s(self) -> float:
         """How long restarts of replicas matter."""
         return 0.0
 
     @property
-    def series_reach_s(self) -> float:
+    def series_lookback_s(self) -> float:
         """Length of the series of bins; 0: none."""
         return 0.0
 
@@ -133,6 +133,7 @@ class Kind:
     evaluate_window: Callable[[Any, Verdict, WindowSum], Verdict] | None = None  # the verdict for another hit rate
 
     def needs(self, group: str) -> frozenset[Source]:
+        """Data that a rule of a task group needs, or of the pool for ``group`` ""."""
         return self.group_sources if group and self.group_sources is not None else self.sources
 
     @property

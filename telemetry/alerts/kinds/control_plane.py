@@ -93,7 +93,7 @@ class EvaluatorLagSettings(RuleSettings, frozen=True):
         return self.behind_s
 
     @property
-    def reach_s(self) -> float:
+    def lookback_s(self) -> float:
         return max(3600.0, self.behind_s)  # long enough to tell an outage from a fleet that was never scraped
 
 
@@ -106,7 +106,7 @@ def _evaluate_lag(settings: EvaluatorLagSettings, view: HistoryView, _: str) -> 
         return {POOL: above_limit(since_evaluation_s, settings.behind_s, "seconds", what="evaluated")}
     if any(view.engine(name) is not None for name in view.history.replicas):
         return {POOL: Verdict(Result.OK, Reason.WITHIN, 0.0, settings.behind_s, unit="seconds")}
-    since_scrape_s = view.since_any_scrape_s(settings.reach_s)
+    since_scrape_s = view.since_any_scrape_s(settings.lookback_s)
     if since_scrape_s is None:
         return {POOL: no_data(Reason.NO_READINGS)}  # scraping has not begun
     return {POOL: above_limit(since_scrape_s, settings.behind_s, "seconds", what="scraped")}

@@ -92,12 +92,12 @@ class HitRateDropSettings(RuleSettings, frozen=True):
         return self.days
 
     @property
-    def series_reach_s(self) -> float:
+    def series_lookback_s(self) -> float:
         """The period of the level before the oldest drop that can still be firing."""
         return self.baseline_s + self.accept_s
 
     @property
-    def warm_up_reach_s(self) -> float:
+    def warm_up_lookback_s(self) -> float:
         return self.warm_up_s
 
     @property
@@ -184,7 +184,7 @@ def _figures(detection: Detection) -> dict[str, Any]:
         "mix_points": round(detection.mix / POINT, 2),
         "mix_since": _iso(detection.mix_since),
         "mix_groups": [
-            {"name": share.group, "usual_ratio": round(share.usual, 4), "share_ratio": round(share.current, 4)}
+            {"name": share.group, "baseline_ratio": round(share.usual, 4), "share_ratio": round(share.current, 4)}
             for share in detection.shares[:NAMED_GROUPS]
         ],
     }

@@ -49,7 +49,7 @@ class HitRateFloorSettings(WindowSettings, frozen=True):
     keep_firing_s: KeepFiringS = 600.0
 
     @property
-    def warm_up_reach_s(self) -> float:
+    def warm_up_lookback_s(self) -> float:
         return self.warm_up_s
 
 
@@ -77,7 +77,7 @@ HIT_RATE_FLOOR = Kind(
     name="hit_rate_floor",
     label="Hit rate floor",
     about="Compares the hit rate with a fixed value: for a fleet whose cost or capacity was planned with one. It does "
-    "not know what is usual; a drop that stays above the floor is found by the other kind.",
+    "not know what is usual; a drop that stays above the floor is detected by a Hit rate drop rule.",
     settings=HitRateFloorSettings,
     sources=frozenset({Source.ENGINES}),
     group_sources=frozenset({Source.GROUPS}),

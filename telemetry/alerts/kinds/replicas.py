@@ -38,7 +38,7 @@ class ReplicaDownSettings(RuleSettings, frozen=True):
         return self.silent_s
 
     @property
-    def reach_s(self) -> float:
+    def lookback_s(self) -> float:
         return max(LONGEST_S, self.silent_s)
 
 
@@ -52,10 +52,10 @@ def _scrape_verdict(settings: ReplicaDownSettings, view: HistoryView, name: str)
         return no_data(Reason.NO_READINGS)  # no scrape was attempted: the scraper is down, not the replica
     if step.read:
         return Verdict(Result.OK, Reason.WITHIN, 0.0, settings.silent_s, unit="seconds")
-    since_success_s = view.since_success_s(name, settings.reach_s)
+    since_success_s = view.since_success_s(name, settings.lookback_s)
     if since_success_s is None and view.is_starting(name):
         return no_data(Reason.STARTING)
-    value = view.since_first_scrape_s(name, settings.reach_s) if since_success_s is None else since_success_s
+    value = view.since_first_scrape_s(name, settings.lookback_s) if since_success_s is None else since_success_s
     if value < settings.silent_s:
         return no_data(Reason.SCRAPES_FAIL)  # never scraped successfully, and not tried for long enough
     figures = {"at_least": since_success_s is None}

@@ -97,7 +97,7 @@ class TtftObjectiveSettings(RuleSettings, frozen=True):
         return self.short_s
 
     @property
-    def reach_s(self) -> float:
+    def lookback_s(self) -> float:
         return self.long_s
 
     @property

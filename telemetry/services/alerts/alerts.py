@@ -44,14 +44,25 @@ class AlertFilter(filters.FilterSet):
     severity = filters.MultipleChoiceFilter(choices=Severity.choices)
     subject = filters.CharFilter(label="A replica's name.")
     acknowledged = filters.BooleanFilter(field_name="acknowledged_at", lookup_expr="isnull", exclude=True)
-    muted = filters.BooleanFilter(field_name="muted", lookup_expr="isnull", exclude=True)
+    suppressed = filters.BooleanFilter(field_name="suppression", lookup_expr="isnull", exclude=True)
     state = filters.MultipleChoiceFilter(choices=AlertState.choices)
     after = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="gte")
     before = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="lt")
 
     class Meta:
         model = Alert
-        fields = ("pool", "rule", "kind", "severity", "subject", "state", "acknowledged", "muted", "after", "before")
+        fields = (
+            "pool",
+            "rule",
+            "kind",
+            "severity",
+            "subject",
+            "state",
+            "acknowledged",
+            "suppressed",
+            "after",
+            "before",
+        )
 
 
 @transaction.atomic
@@ -61,7 +72,7 @@ def acknowledge(alert: Alert, *, by: User, note: str = "") -> Alert:
     now = timezone.now()
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), note.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    count = alert.steps.filter(move=AlertTransition.ACKNOWLEDGED).count()
+    count = alert.steps.filter(transition=AlertTransition.ACKNOWLEDGED).count()
     record_transition(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
     summary = f"{by.get_username()} acknowledged the alert: {alert.summary}"
     record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=note)
@@ -81,7 +92,7 @@ def unacknowledge(alert: Alert, *, by: User) -> Alert:
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
     record_transition(alert, AlertTransition.UNACKNOWLEDGED, timezone.now(), by=by)
     summary = f"{by.get_username()} unacknowledged the alert: {alert.summary}"
-    record_event(EventKind.ALERT_RELEASED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk})
+    record_event(EventKind.ALERT_UNACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk})
     return alert
 
 

@@ -30,7 +30,7 @@ BINS = 60  # of baseline and drop together, to find the change point
 MIN_BIN_S = 10.0
 MIN_OVERLAP = 0.6  # share of a ladder bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
-EXPLAIN_EVERY = timedelta(minutes=3)  # while a drop fires, because evidence arrives late
+EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
 BASELINE = timedelta(hours=1)  # before the drop
 MIN_BASELINE = timedelta(minutes=2)
 MAX_AT_ONCE = 5  # alerts in one run: each costs 14 queries; the next run explains the others

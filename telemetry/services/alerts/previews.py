@@ -56,7 +56,7 @@ class Episode:
     worst: Verdict
     fired_at: datetime | None = None  # None: pending
     ended_at: datetime | None = None  # None: still open
-    is_cold: bool = True  # every breach was expected after a restart, so no notification would have been sent
+    is_suppressed: bool = True  # every breach was expected after a restart, so no notification would have been sent
 
     def length_s(self, now: datetime) -> float:
         return ((self.ended_at or now) - self.started_at).total_seconds()
@@ -67,7 +67,7 @@ class Replay:
     """Results of a replay: points and episodes, ascending."""
 
     points: list[Point] = field(default_factory=list)
-    episodes: list[Episode] = field(default_factory=list)  # that fired
+    episodes: list[Episode] = field(default_factory=list)  # episodes that fired
     results: Counter[str] = field(default_factory=Counter)  # number of steps by result
     _open: dict[str, Episode] = field(default_factory=dict)  # by subject
 
@@ -99,7 +99,7 @@ class Replay:
         if verdict.result is Result.BREACH:
             episode.last_breach_at = now
             episode.worst = worst_verdict({"worst": episode.worst, "this": verdict})
-            episode.is_cold = episode.is_cold and RESTARTED in verdict.figures
+            episode.is_suppressed = episode.is_suppressed and RESTARTED in verdict.figures
         if action is Action.FIRE:
             episode.fired_at = now
             self.episodes.append(episode)
@@ -137,7 +137,7 @@ class Preview:
     end: datetime
     requested_s: float  # length of the requested period
     points: Sequence[Point] = ()
-    episodes: Sequence[Episode] = ()  # that fired, the latest first; at most MAX_EPISODES
+    episodes: Sequence[Episode] = ()  # episodes that fired, the latest first; at most MAX_EPISODES
     fired: int = 0  # all episodes
     results: Mapping[str, int] = field(default_factory=dict)  # number of steps by result
     reason: str = ""  # why there is no preview
@@ -196,7 +196,7 @@ def preview_period(
         return Preview(kind, end, end, requested_s, reason=reason)
     replicas = max(pool.replicas.count(), 1)
     steps = min(whole_steps(requested_s, settings.step_s), MAX_STEPS, MAX_EVALUATIONS // replicas)
-    lead_steps = whole_steps(settings.reach_s, settings.step_s)
+    lead_steps = whole_steps(settings.lookback_s, settings.step_s)
     first = end - timedelta(seconds=(steps - 1) * settings.step_s)
     query = HistoryQuery(
         sources=kind.needs(group),
@@ -205,8 +205,8 @@ def preview_period(
         until=end,
         first=first,
         days_back=settings.days_back,
-        series_reach_s=settings.series_reach_s,
-        restart_reach_s=settings.warm_up_reach_s,
+        series_lookback_s=settings.series_lookback_s,
+        restart_lookback_s=settings.warm_up_lookback_s,
     )
     with _query_time_limit():
         history = load_histories([pool], query)[pool.pk]

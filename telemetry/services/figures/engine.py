@@ -21,8 +21,8 @@ from telemetry.services.figures.series import Point, line_of
 from telemetry.storage.dimension_sums import (
     EngineTotals,
     ReplicaTotals,
-    counted,
     counter_sums_by_replica,
+    optional_counter_sums,
     router_counts_by_replica,
 )
 from telemetry.storage.dimension_sums import waiting_by_reason as waiting_sums
@@ -70,7 +70,7 @@ def cache_churn(subject: Subject, window: Window) -> list[Series]:
 
 def prompt_sources(subject: Subject, window: Window) -> list[Series]:
     """Shares of the prompt tokens that were computed, cached, and transferred by a KV connector, 0 to 1."""
-    rows = counted(_ids(subject), window, PROMPT_SOURCES)
+    rows = optional_counter_sums(_ids(subject), window, PROMPT_SOURCES)
     lines = []
     for name, label in SOURCES.items():
         if any(row.values[name] is not None for row in rows):
@@ -81,7 +81,7 @@ def prompt_sources(subject: Subject, window: Window) -> list[Series]:
 
 def mm_hit_rate(subject: Subject, window: Window) -> list[Series]:
     """Cached / queried multimodal items, 0 to 1; no line without queries."""
-    rows = counted(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
+    rows = optional_counter_sums(_ids(subject), window, ("mm_cache_queries", "mm_cache_hits"))
     if not any(row.values["mm_cache_queries"] for row in rows):
         return []
     points = {row.start: _ratio_point(row, row.values["mm_cache_hits"], row.values["mm_cache_queries"]) for row in rows}
@@ -133,7 +133,9 @@ def _turnovers_per_hour(replica: Replica, row: ReplicaTotals) -> float | None:
 
 
 def _mean_durations(subject: Subject, window: Window, labels: Mapping[str, str]) -> list[Series]:
-    rows = counted(_ids(subject), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")])
+    rows = optional_counter_sums(
+        _ids(subject), window, [f"{name}_{part}" for name in labels for part in ("ms", "count")]
+    )
     return [
         line_of(label, window, _means(rows, name))
         for name, label in labels.items()

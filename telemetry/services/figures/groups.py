@@ -1,6 +1,6 @@
 """TTFT histograms of a subject by either clock, the share within an objective (T1, T6), and figures of a task group.
 
-Routers measure TTFT of streamed responses only, whose first byte is the first token (T1b); for others they measure the
+Routers measure TTFT of streamed responses only, whose first byte is the first token; for others they measure the
 latency of the whole response. A TTFT of routers therefore comes with the share of responses that it covers. Engines
 measure all requests.
 """
@@ -117,7 +117,7 @@ class GroupTiles:
     reachable: ReachableShare | None = None
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
-    ttft_timed_ratio: float | None = None  # share of responses with a TTFT (T1b)
+    ttft_timed_ratio: float | None = None  # share of responses with a TTFT
     plain_p50_s: float | None = None  # latency of responses that were not streamed
     plain_p95_s: float | None = None
     requests_per_s: float | None = None

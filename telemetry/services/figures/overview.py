@@ -66,7 +66,7 @@ def timed_ratio(ttft: Merged | None, non_streamed: Merged | None) -> float | Non
 
 
 def timed_note(ttft: Iterable[Merged], non_streamed: Iterable[Merged]) -> str:
-    """Text about the responses that a TTFT of routers covers (T1b); "" if that is all of them, or none."""
+    """Text about the responses that a TTFT of routers covers; "" if that is all of them, or none."""
     ratio = timed_ratio(sums.merge_histograms(ttft), sums.merge_histograms(non_streamed))
     return "" if ratio is None or ratio == 1 else f"Of streamed responses: {ratio:.0%} of all."
 

@@ -28,7 +28,7 @@ from telemetry.storage.dimension_sums import coverage, newest_prompt_structures,
 MAX_RANKED = 50_000  # rows read by a list in another order than time
 NEIGHBOUR_SPAN = timedelta(minutes=30)  # span before and after a decision with its neighbours
 MAX_NEIGHBOURS = 6  # on each side
-_LARGE_COLUMNS = ("blocks", "positions", "candidates", "opening")
+_LARGE_COLUMNS = ("blocks", "positions", "candidates", "prompt_structure")
 
 
 class Order(StrEnum):

@@ -88,7 +88,7 @@ def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
             placements and Placements(**placements),
             working_set and WorkingSet(**working_set),
             curve.replicas,
-            curve.room_tokens,
+            curve.cache_tokens,
         )
     return Worth(assess_routing(reachable_sums([pool.name], window), figures), assess_caches(figures), figures)
 

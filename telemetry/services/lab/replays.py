@@ -249,7 +249,7 @@ def update_curve(pool: Pool, now: datetime) -> CapacityCurve:
     reason = capacities.reason or (
         "" if len(requests) >= MIN_CURVE_REQUESTS else f"Fewer than {MIN_CURVE_REQUESTS} requests in an hour."
     )
-    values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "room_tokens": None}
+    values = {"at": now, "reason": reason, "points": [], "requests": 0, "since": None, "cache_tokens": None}
     values |= {"placements": None, "working_set": None}
     values |= {"prefill_rate": fit.prefill_rate, "fitted_requests": fit.requests, "gaps": None}
     if not reason and capacities.tokens:
@@ -284,7 +284,7 @@ def _curve(requests: Requests, capacities: dict[str, int]) -> dict[str, object]:
         "requests": curve.requests,
         "since": datetime.fromtimestamp(requests.at_s[warm], UTC),
         "sample_ratio": ratio,
-        "room_tokens": sum(capacities.values()) // len(capacities),
+        "cache_tokens": sum(capacities.values()) // len(capacities),
         "replicas": len(capacities),
     }
 

@@ -38,11 +38,11 @@ class Side:
 
     requests: int | None
     hit_rate: float | None
-    reported_ratio: float | None  # share of successful responses that the hit rate rests on
+    reported_ratio: float | None  # share of successful responses that report cached tokens
     reachable: float | None
     ttft_p50_s: float | None
     ttft_p95_s: float | None
-    timed_requests: int  # that TTFT rests on
+    timed_requests: int  # requests with a TTFT
     failed_ratio: float | None
     prefill_s_per_day: float | None  # of replicas
     money_per_day: float | None  # of that prefill

@@ -26,8 +26,8 @@ class SharedCache:
     tiers: list[TierAdvice]
 
     @property
-    def sentences(self) -> list[str]:
-        """One sentence about each tier."""
+    def summaries(self) -> list[str]:
+        """One sentence for each tier."""
         return [describe(found) for found in self.tiers]
 
     @property
@@ -49,8 +49,8 @@ class SharedCache:
             "placement_ratio": self.placement_ratio,
             "requests": self.gaps.requests if self.gaps else None,
             "tiers": [
-                {**found.as_json(), "sentence": sentence}
-                for found, sentence in zip(self.tiers, self.sentences, strict=True)
+                {**found.as_json(), "summary": summary}
+                for found, summary in zip(self.tiers, self.summaries, strict=True)
             ],
             "notes": self.notes,
         }

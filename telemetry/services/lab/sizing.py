@@ -58,5 +58,5 @@ def _sweep_as_json(found: PoolSweep) -> dict[str, Any]:
         "requests": found.counted_requests,
         "by_replicas": [asdict(point) for point in sweep.by_replicas] if sweep else [],
         "by_cache": [asdict(point) for point in sweep.by_cache] if sweep else [],
-        "sentences": found.sentences,
+        "summaries": found.summaries,
     }

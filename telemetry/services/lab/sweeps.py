@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from controlplane.errors import ConflictError
 from controlplane.models import Pool, ReplicaState
 from telemetry.lab.costs import Price
-from telemetry.lab.sweeps import Sweep, is_sweep, read_sweep, sentences, sweep_candidates
+from telemetry.lab.sweeps import Sweep, is_sweep, read_sweep, summaries, sweep_candidates
 from telemetry.models import WhatIf, WhatIfState
 from telemetry.services.lab.replays import capacities_of
 from telemetry.services.lab.what_ifs import MAX_REPLICAS, create_what_if
@@ -28,9 +28,9 @@ class PoolSweep:
     currency: str
 
     @property
-    def sentences(self) -> list[str]:
+    def summaries(self) -> list[str]:
         """What one replica fewer and one more would bring; [] without calibration."""
-        return sentences(self.sweep, self.currency) if self.sweep else []
+        return summaries(self.sweep, self.currency) if self.sweep else []
 
     @property
     def counted_requests(self) -> int | None:

@@ -206,7 +206,7 @@ def _candidate(
         "figures": None,
         "difference": None,
         "verdict": verdict(None),
-        "sentence": "",
+        "summary": "",
         "groups": {},
         "timeline": [],
         "reasons": result["reasons"],
@@ -218,7 +218,7 @@ def _candidate(
         "figures": figures(outcome).as_json(),
         "difference": change and change.as_json(),
         "verdict": verdict(change if is_calibrated else None),
-        "sentence": "" if change is None else describe(scenario["name"], change),
+        "summary": "" if change is None else describe(scenario["name"], change),
         "groups": {name: group.as_json() for name, group in figures_by_group(outcome).items()},
         "timeline": timeline(outcome),
     }

@@ -55,7 +55,7 @@ CLAIM_FOR_S = 30.0  # a run claims messages for so long; the next run claims the
 CONCURRENCY = 16  # messages being sent in one run
 MAX_PER_CHANNEL = 2  # messages being sent to one channel, in all runs together
 POLL_S = 0.5  # between two checks for due messages while others are being sent
-# Seconds from one attempt to the next (Standard Webhooks, OPERATORS 2.6): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
+# Seconds from one attempt to the next (Standard Webhooks): at once, 5 s, 5 min, 30 min, 2 h ... 24 h.
 RETRY_DELAYS_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 MAX_ATTEMPTS = len(RETRY_DELAYS_S) + 1
 GAVE_UP_REASON = f"a message was not delivered in {MAX_ATTEMPTS} attempts over {sum(RETRY_DELAYS_S) / 86_400:.1f} days"
@@ -195,7 +195,7 @@ def record_outcome(claim: Claim, outcome: Outcome, now: datetime) -> None:
         duration_s=outcome.duration_s,
         status=outcome.status,
         error=str(error)[:200] if error else "",
-        answer=outcome.response[:200],
+        response=outcome.response[:200],
     )
     pending = Notification.objects.filter(pk=claim.notification.pk, state=NotificationState.PENDING)
     claimed = pending.filter(attempts=claim.number)

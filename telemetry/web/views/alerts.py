@@ -54,8 +54,8 @@ def alert_list(request: HttpRequest) -> HttpResponse:
     pending = [alert for alert in opened if alert.state == AlertState.PENDING]
     states = {alert.rule_id: alert.state for alert in (*pending, *firing)}  # firing replaces pending
     context = {
-        "firing": [alert for alert in firing if alert.muted is None],
-        "muted": [alert for alert in firing if alert.muted is not None],
+        "firing": [alert for alert in firing if alert.suppression is None],
+        "suppressed": [alert for alert in firing if alert.suppression is not None],
         "pending": pending,
         "rules": [
             {"rule": rule, "condition": _condition(rule), "state": states.get(rule.pk, "")}
@@ -133,8 +133,8 @@ def _chart(alert: Alert, now: datetime) -> dict[str, Any]:
         period = preview_period(kind, kind.read(rule.settings), alert.pool, group=group, start=start, end=end)
     except InvalidError:
         return {}
-    sentence = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
-    sketch = draw(period.points, period.episodes, period.start, period.end, sentence=sentence)
+    summary = f"{kind.figure} and its limit from {start:%H:%M} to {end:%H:%M} UTC. {alert.summary}"
+    sketch = draw(period.points, period.episodes, period.start, period.end, summary=summary)
     return {"sketch": sketch, "points": period.points[::-1]}
 
 
@@ -149,7 +149,7 @@ def alert_acknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
 
 
 @require_POST
-def alert_release(request: HttpRequest, alert_id: int) -> HttpResponse:
+def alert_unacknowledge(request: HttpRequest, alert_id: int) -> HttpResponse:
     """Undo the acknowledgement of an alert."""
     alert = get_object_or_404(Alert, pk=alert_id)
     with errors_as_messages(request):
@@ -170,7 +170,7 @@ def silence_list(request: HttpRequest) -> HttpResponse:
 
 
 def _line(silence: Silence) -> dict[str, Any]:
-    return {"silence": silence, "words": " and ".join(service.conditions(silence))}
+    return {"silence": silence, "conditions": " and ".join(service.conditions(silence))}
 
 
 @require_http_methods(["GET", "POST"])

@@ -69,6 +69,7 @@ def event_csv(request: HttpRequest) -> HttpResponseBase:
 
 
 def _cells(event: Event) -> Iterator[Any]:
+    """Cells of a CSV row after the time; "" for unknown ones."""
     return ("" if (value := getattr(event, name)) is None else value for name in COLUMNS[1:])
 
 

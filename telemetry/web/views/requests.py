@@ -73,7 +73,7 @@ def request_detail(request: HttpRequest, place: str) -> HttpResponse:
         "reason": reason_text(decision.reason),
         "match": MATCHES.get(decision.matched_by, decision.matched_by),
         "comparison": comparison_text(decision),
-        "structure": PromptStructure.read(decision.opening) if decision.opening else None,
+        "structure": PromptStructure.read(decision.prompt_structure) if decision.prompt_structure else None,
         "neighbours": decisions.with_same_prefix(decision),
     }
     return render(request, "telemetry/request.html", context)

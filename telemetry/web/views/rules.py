@@ -111,6 +111,6 @@ def _preview(form: RuleForm, pool: Pool) -> dict[str, Any]:
     context: dict[str, Any] = {"previewed": True}
     with form.service_errors():
         preview = preview_rule(pool, kind=form.kind.name, settings=form.settings(), group=group)
-        sketch = draw(preview.points, preview.episodes, preview.start, preview.end, sentence=preview.summary)
+        sketch = draw(preview.points, preview.episodes, preview.start, preview.end, summary=preview.summary)
         context |= {"preview": preview, "sketch": sketch}
     return context

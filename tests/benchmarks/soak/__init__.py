@@ -2,10 +2,10 @@
 ...]``.
 
 Each row prints its results, and WRONG where a condition fails; the exit status is then 1. By default each takes about
-a minute. The full sizes of the goals are options, and ``--full`` sets them all: 1,000 kills during a write (R2), 500
-process kills (R6), 100,000 aborts (R9), 20 kills of the broker and an hour without it (R12, R13), 50 restarts and
-kills of PostgreSQL (R15), 1,000 killed deliveries (R16), 50 million prefixes (R21), 10 million rows under migrations
-(R22), ten minutes of faults of KV event streams, 5,000 streams, and longer times.
+a minute. The full sizes of the goals are options, and ``--full`` sets them all: 1,000 kills during a write, 500
+process kills, 100,000 aborts, 20 kills of the broker and an hour without it, 50 restarts and kills of PostgreSQL,
+1,000 killed deliveries, 50 million prefixes, 10 million rows under migrations, ten minutes of faults of KV event
+streams, 5,000 streams, and longer times.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from tests.benchmarks.soak.verdict import Verdict
 Row = Callable[[Verdict, argparse.Namespace], Coroutine[Any, Any, None] | None]
 
 ROWS: dict[str, Row] = {
-    "R2": lambda verdict, options: config_file.measure(verdict, options.file_kills, options.seed),
-    "R6": lambda verdict, options: kills.measure(verdict, options.kills, options.seed),
-    "R8": lambda verdict, options: illnesses.measure(verdict, options.seconds, options.seed),
-    "R9": lambda verdict, options: aborts.measure(verdict, options.aborts, options.seed),
-    "R10": lambda verdict, options: overload.measure(verdict, options.overload_seconds),
-    "R12": lambda verdict, options: broker.measure_kills(verdict, options.broker_kills, options.seed),
-    "R13": lambda verdict, options: broker.measure_long(verdict, options.broker_seconds),
-    "R14": lambda verdict, _: broker.measure_flushes(verdict),
-    "R15": lambda verdict, options: database.measure(verdict, options.restarts, options.seed),
-    "R16": lambda verdict, options: outbox.measure(verdict, options.deliveries, options.seed),
-    "R21": lambda verdict, options: prefixes.measure(verdict, options.prefixes),
-    "R22": lambda verdict, options: migrations.measure(verdict, options.rows),
+    "config_file": lambda verdict, options: config_file.measure(verdict, options.file_kills, options.seed),
+    "kills": lambda verdict, options: kills.measure(verdict, options.kills, options.seed),
+    "failures": lambda verdict, options: illnesses.measure(verdict, options.seconds, options.seed),
+    "aborts": lambda verdict, options: aborts.measure(verdict, options.aborts, options.seed),
+    "overload": lambda verdict, options: overload.measure(verdict, options.overload_seconds),
+    "broker_kills": lambda verdict, options: broker.measure_kills(verdict, options.broker_kills, options.seed),
+    "broker_outage": lambda verdict, options: broker.measure_long(verdict, options.broker_seconds),
+    "broker_flushes": lambda verdict, _: broker.measure_flushes(verdict),
+    "database": lambda verdict, options: database.measure(verdict, options.restarts, options.seed),
+    "deliveries": lambda verdict, options: outbox.measure(verdict, options.deliveries, options.seed),
+    "prefixes": lambda verdict, options: prefixes.measure(verdict, options.prefixes),
+    "migrations": lambda verdict, options: migrations.measure(verdict, options.rows),
     "events": lambda verdict, options: event_faults.measure(verdict, options.event_seconds, options.seed),
     "streams": lambda verdict, options: streams.measure(verdict, options.streams, options.stream_seconds),
 }
 OPTIONS: tuple[tuple[str, type[int | float], float, float, str], ...] = (  # name, type, default, full, help
-    ("--seconds", float, 180.0, 1800.0, "how long replicas fail in turn (R8)"),
-    ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed (R2)"),
-    ("--kills", int, 50, 500, "replica processes that are killed while they hold requests (R6)"),
-    ("--aborts", int, 20_000, 100_000, "clients that disconnect (R9)"),
-    ("--broker-kills", int, 3, 20, "kills of the broker, which is away for 8 to 60 s each time (R12)"),
-    ("--broker-seconds", float, 60.0, 3600.0, "how long the broker is unavailable (R13)"),
-    ("--restarts", int, 6, 50, "restarts and kills of PostgreSQL (R15)"),
-    ("--deliveries", int, 200, 1000, "messages whose delivering process is killed (R16)"),
-    ("--overload-seconds", float, 40.0, 240.0, "duration of the overload, the peak included (R10)"),
-    ("--prefixes", int, 8_000_000, 50_000_000, "distinct prefixes (R21)"),
-    ("--rows", int, 200_000, 10_000_000, "rows of each table that is migrated while it is read and written (R22)"),
+    ("--seconds", float, 180.0, 1800.0, "how long replicas fail in turn"),
+    ("--file-kills", int, 200, 1000, "writers of the last known good file that are killed"),
+    ("--kills", int, 50, 500, "replica processes that are killed while they hold requests"),
+    ("--aborts", int, 20_000, 100_000, "clients that disconnect"),
+    ("--broker-kills", int, 3, 20, "kills of the broker, which is away for 8 to 60 s each time"),
+    ("--broker-seconds", float, 60.0, 3600.0, "how long the broker is unavailable"),
+    ("--restarts", int, 6, 50, "restarts and kills of PostgreSQL"),
+    ("--deliveries", int, 200, 1000, "messages whose delivering process is killed"),
+    ("--overload-seconds", float, 40.0, 240.0, "duration of the overload, the peak included"),
+    ("--prefixes", int, 8_000_000, 50_000_000, "distinct prefixes"),
+    ("--rows", int, 200_000, 10_000_000, "rows of each table that is migrated while it is read and written"),
     ("--event-seconds", float, 60.0, 600.0, "how long KV event streams are killed, stalled and corrupted"),
     ("--streams", int, 2000, 5000, "streams at once"),
     ("--stream-seconds", float, 20.0, 60.0, "duration of the streams"),
@@ -93,7 +93,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="the full sizes of the goals: two and a half hours in all, one hour of it R13",
+        help="the full sizes of the goals: two and a half hours in all, one of them without the broker",
     )
     parser.add_argument("--seed", type=int, default=1)
     for name, kind, default, full, text in OPTIONS:

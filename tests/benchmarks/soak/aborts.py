@@ -1,4 +1,4 @@
-"""R9: clients that disconnect at every stage of a request.
+"""Clients that disconnect at every stage of a request.
 
 A client disconnects inside its headers or body, while it waits, or after the first event. The replica's connection
 must be closed within a second of the disconnect or of the request's arrival, whichever is later; afterwards no
@@ -17,7 +17,7 @@ from tests.fakes.replica import STREAM_HEAD, Call, FakeReplica, chunk, fake_repl
 
 CONCURRENCY = 32
 WARM_UP = 0.5  # share of the aborts; they fill the decision log
-CANCELLED_S = 1.0  # (R9)
+CANCELLED_S = 1.0
 EVENT = chunk(sse({"n": 1}))
 
 

@@ -1,4 +1,4 @@
-"""R12 to R14: the broker killed repeatedly, down for an hour, and flushed, under real web and worker processes.
+"""The broker killed repeatedly, down for an hour, and flushed, under real web and worker processes.
 
 During each outage the fleet's hit rate falls or recovers; each transition must be stored once and notified once. The
 API is polled throughout. Recovery time is measured from when the broker accepts connections again.
@@ -16,7 +16,7 @@ from tests.reliability.alerting_fleet import alerting_fleet
 from tests.reliability.outages import FLUSHED_S, LONG_RESUMES_S, RESUMES_S, BrokerOutage, flush_broker, kill_broker_for
 from tests.reliability.stand import running_stand
 
-AWAY_S = (8.0, 60.0)  # (R12)
+AWAY_S = (8.0, 60.0)
 FLUSHES = 20
 
 

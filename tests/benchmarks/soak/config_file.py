@@ -1,4 +1,4 @@
-"""R2: the last known good configuration, written by processes that are killed at random moments.
+"""The last known good configuration, written by processes that are killed at random moments.
 
 Each kill is a SIGKILL of a process that writes one revision after another and reports each one written. The newest
 complete file must hold at least the last reported revision, byte for byte. Sometimes a real router starts from the
@@ -28,7 +28,7 @@ from tests.benchmarks.soak.stand import pool_of, started
 from tests.benchmarks.soak.verdict import Verdict
 from tests.fakes.replica import fake_replicas
 
-SERVES_S = 2.0  # (R2)
+SERVES_S = 2.0
 KILL_WITHIN_S = 0.02  # the time of a few writes
 ROUTER_EVERY = 50  # kills between two starts of a router
 NO_CONTROL_PLANE = "http://127.0.0.1:9"  # a control plane that is down

@@ -1,4 +1,4 @@
-"""R15: PostgreSQL restarted, killed and down, under real web, worker and router processes.
+"""PostgreSQL restarted, killed and down, under real web, worker and router processes.
 
 A script and a browser poll all the time; the script must get 503 as problem+json and never 500. A router produces
 events every few seconds and is killed sometimes while it holds unsent events. Every event it wrote to disk must be

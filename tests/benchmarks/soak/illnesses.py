@@ -1,4 +1,4 @@
-"""R7, R8, R21: replicas hang, crash and lose their network in turn under 100 streams a second.
+"""Replicas hang, crash and lose their network in turn under 100 streams a second.
 
 One replica after another hangs, crashes with its requests, sends slowly, or is behind a faulty network; every tenth
 client disconnects. Each stream is checked byte by byte. The decision log is filled first. Memory depends on how many

@@ -1,4 +1,4 @@
-"""R6: a replica process is killed while it holds requests without a byte of a response.
+"""A replica process is killed while it holds requests without a byte of a response.
 
 Four replicas, 100 requests a second. Three stay up. The fourth answers a few requests, then holds them; once it holds
 some it is killed and restarted. No client may notice.

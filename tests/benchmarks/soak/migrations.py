@@ -1,4 +1,4 @@
-"""R22: migrations on tables of millions of rows while other sessions read and write them."""
+"""Migrations on tables of millions of rows while other sessions read and write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R16: the process that delivers a notification is killed around the send; another takes over when its lease ends.
+"""The process that delivers a notification is killed around the send; another takes over when its lease ends.
 
 A real PostgreSQL, a webhook receiver on loopback, and one process per delivery, killed with SIGKILL at a random
 moment. Nothing may be lost, nothing may arrive more than twice, and repeats have the same id.

@@ -1,4 +1,4 @@
-"""R10: five times the load that the replicas handle best.
+"""Five times the load that the replicas handle best.
 
 The pool handles ``BEST_CONCURRENCY`` requests at once well and slows down with each further one, like an engine that
 preempts. It gets its best load first, which gives the peak, and then five times as much from clients that retry at
@@ -19,7 +19,7 @@ from tests.fakes.replica import Call, FakeReplica, fake_replicas, plain_answer
 BEST_CONCURRENCY = 64
 OVERLOAD_FACTOR = 5
 SERVICE_S = 0.4
-GOODPUT = 0.9  # of the peak (R10)
+GOODPUT = 0.9  # of the peak
 RETRY_AFTER_S = 0.5  # clients retry after at most half of the Retry-After of a rejection
 PEAK_SHARE = 0.25  # of the time
 

@@ -1,4 +1,4 @@
-"""R21: memory of a router under an unbounded number of distinct prefixes.
+"""Memory of a router under an unbounded number of distinct prefixes.
 
 Calls the router's objects directly, without HTTP, which would take ten times as long: body -> canonical prompt ->
 hashes -> choice -> load tracker and residency -> decision record -> counters. A prompt has ``BLOCKS`` blocks, each

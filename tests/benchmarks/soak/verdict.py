@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DRIFT = 1.05  # allowed growth factor after the warm-up (R10, R21)
+DRIFT = 1.05  # allowed growth factor after the warm-up
 SLACK_KIB = 2048  # growth that is always allowed: one more malloc arena
 SLACK = 16  # sockets or tasks of health checks and idle connections
 

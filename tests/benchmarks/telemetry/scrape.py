@@ -1,4 +1,4 @@
-"""1,000 replicas every 10 s by one worker on one core: cost per scrape and regularity (R20)."""
+"""1,000 replicas every 10 s by one worker on one core: cost per scrape and regularity."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ EXAMPLES = {
     ("telemetry-api:alert-rule-detail", "PATCH"): ("alert-rules/{rule}", {"enabled": False}),
     ("telemetry-api:alert-rule-detail", "DELETE"): ("alert-rules/{rule}", None),
     ("telemetry-api:alert-acknowledge", "POST"): ("alerts/{alert}/acknowledge", {"note": "mine"}),
-    ("telemetry-api:alert-release", "POST"): ("alerts/{alert}/release", None),
+    ("telemetry-api:alert-unacknowledge", "POST"): ("alerts/{alert}/unacknowledge", None),
     ("telemetry-api:what-if-list", "POST"): (
         "what-ifs",
         {"pool": "here-pool", "candidates": [{"name": "random", "settings": {"strategy": "random"}}]},

@@ -1,6 +1,6 @@
-"""R12 to R14: the broker killed, down and flushed. It carries only wake-ups, so nothing may be lost.
+"""The broker killed, down and flushed. It carries only wake-ups, so nothing may be lost.
 
-At full size: ``python -m tests.benchmarks soak --only R12 R13 R14 --full``.
+At full size: ``python -m tests.benchmarks soak --only broker_kills broker_outage broker_flushes --full``.
 """
 
 import pytest
@@ -30,5 +30,5 @@ def test_no_transition_is_lost_and_work_resumes_quickly_after_any_outage(stand, 
 
 
 def test_a_flushed_broker_delays_work_by_two_ticks_at_most(stand):
-    """R14: due work is stored in PostgreSQL alone."""
+    """Due work is stored in PostgreSQL alone."""
     assert all(is_within(flush_broker(stand), FLUSHED_S) for _ in range(3))

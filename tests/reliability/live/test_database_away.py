@@ -1,6 +1,6 @@
-"""R15: PostgreSQL restarted, killed, down and frozen, under real web, worker and router processes.
+"""PostgreSQL restarted, killed, down and frozen, under real web, worker and router processes.
 
-At full size: ``python -m tests.benchmarks soak --only R15 --full``.
+At full size: ``python -m tests.benchmarks soak --only database --full``.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""R22: the next release migrates and is rolled back while this release's pages and REST answer."""
+"""The next release migrates and is rolled back while this release's pages and REST answer."""
 
 import pytest
 

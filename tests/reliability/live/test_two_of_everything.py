@@ -1,4 +1,4 @@
-"""R17: several workers, each with a beat, some with a clock that is an hour off."""
+"""Several workers, each with a beat, some with a clock that is an hour off."""
 
 import sys
 import time

@@ -134,7 +134,7 @@ def test_unused_blocks_expire_even_if_the_replica_gets_no_requests() -> None:
 
 
 def test_new_prompts_never_exceed_the_bound() -> None:
-    """A short version of R21 for state that grows with prompts."""
+    """State that grows with prompts; ``soak --only prefixes`` checks a whole router."""
     residency, rng = Residency(block_tokens=64, max_entries=1000), random.Random(7)
     for replica in (A, B, C):
         residency.add_replica(replica)

@@ -1,4 +1,4 @@
-"""Circuit breakers: ejection, probes, readmission, and the maximum share of ejected replicas (R8)."""
+"""Circuit breakers: ejection, probes, readmission, and the maximum share of ejected replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of silence, and replicas that are slower than their peers or only seem to be (R8)."""
+"""Limits of silence, and replicas that are slower than their peers or only seem to be."""
 
 from __future__ import annotations
 

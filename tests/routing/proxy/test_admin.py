@@ -254,7 +254,7 @@ async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> N
         "reason",
         "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
         "candidates", "hit_tokens", "prefill", "retries", "status", "streamed", "ttft_s", "latency_s",
-        "prompt_tokens", "cached_tokens", "generated_tokens", "session", "opening",
+        "prompt_tokens", "cached_tokens", "generated_tokens", "session", "prompt_structure",
     }  # fmt: skip
     load = {"replica", "running", "waiting_tokens"}
     assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its prompt is described

@@ -244,7 +244,6 @@ async def offered(harness: Harness, clients: int, seconds: float) -> Counter[int
 
 @alone
 async def test_at_five_times_the_load_goodput_stays_at_its_peak(replica: FakeReplica) -> None:
-    """R10 in short."""
     replica.script = Thrashing()
     concurrency = ConcurrencyConfig(max_running=8, max_waiting=8, max_wait_s=1.0)
     async with routed(config([replica], concurrency=concurrency)) as harness:

@@ -67,7 +67,6 @@ def announcing(harness: Harness, url: str) -> Iterator[asyncio.Task[None]]:
 async def test_an_unavailable_control_plane_changes_nothing(
     url: str, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R1 in short."""
     attempts: list[int] = []
     monkeypatch.setattr(announce, "_pause_s", lambda failures: attempts.append(failures) or 0.01)
     async with routed(config([replica])) as harness:
@@ -260,7 +259,7 @@ def test_a_failing_disk_does_not_stop_events(tmp_path: Path) -> None:
 
 
 def test_fifty_kills_lose_no_event(tmp_path: Path) -> None:
-    """R15: the process is killed at any time; a later process reports every event that was added."""
+    """The process is killed at any time; a later process reports every event that was added."""
     chance = random.Random(1)
     added: list[str] = []
     reported: set[str] = set()

@@ -68,7 +68,6 @@ async def test_nothing_after_connection_close_is_answered(replica: FakeReplica) 
 
 
 async def test_connections_are_limited_by_address(replica: FakeReplica) -> None:
-    """S2"""
     limits = Limits(max_connections_per_address=3)
     async with routed(config([replica])) as harness, harness.connect() as before:
         await before.send(post(CHAT))

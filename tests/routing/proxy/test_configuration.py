@@ -113,7 +113,6 @@ async def test_an_invalid_configuration_is_rejected_with_path_and_reason(two: li
 
 
 async def test_random_damage_leaves_the_old_or_the_new_configuration(two: list[FakeReplica]) -> None:
-    """R3"""
     chance = random.Random(11)
     old, new = config(two[:1]), config(two[1:], settings=PrefixHashSettings())
     async with routed(old, revision=1) as harness:
@@ -185,7 +184,7 @@ async def test_a_request_keeps_its_configuration_and_its_replica(two: list[FakeR
 
 # --- on disk -----------------------------------------------------------------------------------------
 async def test_a_router_starts_with_its_last_configuration(two: list[FakeReplica], tmp_path: Path) -> None:
-    """R2: without its control plane."""
+    """A router serves without its control plane."""
     async with routed(None, state_dir=tmp_path) as harness:
         await harness.push(config(two[:1]), 6)
     assert (tmp_path / CURRENT).stat().st_mode & 0o077 == 0
@@ -288,7 +287,7 @@ class Process:
 
 
 async def test_the_first_signal_drains_and_the_second_stops(tmp_path: Path) -> None:
-    """R11; ``test_shutdown.py`` covers the details."""
+    """``test_shutdown.py`` covers the details."""
 
     async def hang(call: Call) -> None:
         await call.send(STREAM_HEAD, chunk(sse({"n": 1})))

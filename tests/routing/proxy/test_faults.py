@@ -1,4 +1,4 @@
-"""What clients see of failing networks and replicas: R6, R7 and R9 in short."""
+"""What clients see of failing networks and replicas."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Streams:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
-    """R6: no error while another replica is up; all faults begin in the head of a response."""
+    """No error while another replica is up; all faults begin in the head of a response."""
     faults = [Fault.REFUSE, Fault.RESET, Fault.CLOSE, Fault.DELAY, Fault.TEAR, Fault.TRICKLE]
     streams = Streams()
 
@@ -113,7 +113,7 @@ async def test_faults_before_the_first_byte_cause_no_error(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [4, 5, 6])
 async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -> None:
-    """R7: a stream cut after its first byte has one error event and was not retried."""
+    """A stream cut after its first byte has one error event and was not retried."""
     faults = [Fault.RESET, Fault.CLOSE, Fault.TEAR, Fault.TRICKLE]
     streams = Streams()
     async with (
@@ -128,7 +128,7 @@ async def test_faults_in_a_stream_end_it_once_and_are_never_retried(seed: int) -
 
 
 async def test_five_hundred_kills_before_the_first_byte_cause_no_error(two: list[FakeReplica]) -> None:
-    """R6: a replica is killed with requests in flight, again and again."""
+    """A replica is killed with requests in flight, again and again."""
     two[0].script, two[1].script = resetting, (streams := Streams())
     async with routed(config(two, limits=LENIENT, health=PATIENT, breaker=NEVER_OUT)) as harness:
         first = 0
@@ -143,7 +143,7 @@ def descriptors() -> int:
 
 
 async def test_disconnected_clients_leave_nothing(two: list[FakeReplica]) -> None:
-    """R9: 2,000 requests, abandoned at every stage, leave no load, socket or task."""
+    """2,000 requests, abandoned at every stage, leave no load, socket or task."""
 
     async def script(call: Call) -> None:
         if begins(json.loads(call.body)["user"]):

@@ -1,4 +1,4 @@
-"""Clients that send too much or too slowly: their cost to the router and to other clients (S2, S3)."""
+"""Clients that send too much or too slowly: their cost to the router and to other clients."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ async def test_configured_series_follow_the_configuration(two: list[FakeReplica]
 
 
 def test_predictions_are_counted_beside_their_results() -> None:
-    """H17: a prediction for the estimated prompt is counted in tokens of the real one."""
+    """A prediction for the estimated prompt is counted in tokens of the real one."""
     metrics = Metrics()
     for hit_tokens, estimate, prompt, cached in ((200, 400, 500, 240), (0, 100, 100, 0), (None, 90, 90, 80)):
         answered = record()

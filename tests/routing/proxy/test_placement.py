@@ -113,13 +113,13 @@ async def test_the_first_decision_of_a_second_describes_its_prompt_without_text(
         _, listed = await harness.admin("GET", "/admin/decisions")
     first, second = listed["decisions"]
 
-    opening = first["opening"]
-    assert [segment["kind"] for segment in opening["segments"]] == ["tools", "system", "user"]
-    assert [(token["kind"], token["bytes"]) for token in opening["volatile"]][-1] == ("date", 10)
-    assert opening["tools"]["count"] == 1
-    assert opening["session"]
+    structure = first["prompt_structure"]
+    assert [segment["kind"] for segment in structure["segments"]] == ["tools", "system", "user"]
+    assert [(token["kind"], token["bytes"]) for token in structure["volatile"]][-1] == ("date", 10)
+    assert structure["tools"]["count"] == 1
+    assert structure["session"]
     assert "Canary" not in json.dumps(listed)
-    assert second["opening"] is None
+    assert second["prompt_structure"] is None
     assert all("cost" in candidate for candidate in first["candidates"])
     assert not any("cost" in candidate for candidate in second["candidates"])
 

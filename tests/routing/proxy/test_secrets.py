@@ -1,4 +1,4 @@
-"""No prompt, key, cookie or other content of clients and replicas gets into a log or a metric (S19)."""
+"""No prompt, key, cookie or other content of clients and replicas gets into a log or a metric."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ LARGE = 60_000  # bytes: more than the kernel buffers, and one read of the repli
 
 
 async def test_a_draining_router_finishes_running_requests(replica: FakeReplica) -> None:
-    """R11"""
     replica.script = held_response = Held()
     async with routed(config([replica])) as harness, harness.connect() as idle, harness.connect() as busy:
         await idle.send(get(b"/health"))
@@ -51,7 +50,6 @@ async def test_a_draining_router_finishes_running_requests(replica: FakeReplica)
 
 
 async def test_draining_ends_at_its_timeout(replica: FakeReplica) -> None:
-    """R11"""
 
     replica.script = hanging
     async with routed(config([replica], limits=Limits(drain_timeout_s=0.1))) as harness, harness.connect() as client:
@@ -111,7 +109,7 @@ async def goes_on(draining: asyncio.Task[None]) -> None:
 
 
 async def test_a_slow_client_receives_its_whole_response(replica: FakeReplica) -> None:
-    """R11: the replica has sent the whole response long before."""
+    """The replica has sent the whole response long before."""
     replica.script = answering(b"x" * LARGE)
     async with routed(config([replica])) as harness, narrow(harness) as client:
         client.writer.write(post(CHAT))

@@ -227,7 +227,7 @@ async def drip(client: RawClient, data: bytes, piece: int, every_s: float) -> by
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 4000", b"Transfer-Encoding: chunked"])
 async def test_a_body_below_the_minimum_rate_is_rejected(framing: bytes, replica: FakeReplica) -> None:
-    """S2: 100 bytes/s after the grace period, where 1,000 are required."""
+    """100 bytes/s after the grace period, where 1,000 are required."""
     limits = Limits(body_idle_timeout_s=5.0, body_grace_s=0.3)
     async with routed(config([replica], limits=limits)) as harness, harness.connect() as client:
         await client.send(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + framing + b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Slow engines whose health checks succeed: ejected by comparison, probed and readmitted (R8)."""
+"""Slow engines whose health checks succeed: ejected by comparison, probed and readmitted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.routing.proxy.harness import Harness, config, routed
 from tests.routing.proxy.streams import Load, p95
 
 SOONER = BreakerConfig(stall_s=1.0, open_s=0.4, slow_start_s=0.5)
-FOUND_S = 5.0  # (R8)
+FOUND_S = 5.0
 
 
 @dataclass
@@ -84,7 +84,7 @@ async def going(load: Load) -> AsyncIterator[None]:
 async def test_a_trickling_replica_is_ejected_within_five_seconds(
     four: list[FakeReplica],
 ) -> None:
-    """R8 in short, at the defaults: one event in 4 s, with normal first bytes."""
+    """At the defaults: one event in 4 s, with normal first bytes."""
     engines_made = engines(four)
     slow_index = random.Random(7).randrange(4)
     async with routed(config(four)) as harness:

@@ -175,7 +175,7 @@ async def test_streams_that_may_not_be_retried_wait(two: list[FakeReplica]) -> N
 
 @alone
 async def test_at_the_defaults_a_stall_ends_within_five_seconds() -> None:
-    """R8 in short: 4 replicas, 60 streams/s; other and later streams notice nothing."""
+    """4 replicas, 60 streams/s; other and later streams notice nothing."""
     chance = random.Random(4)
     async with fake_replicas(4) as replicas:
         engines_made = engines(replicas)

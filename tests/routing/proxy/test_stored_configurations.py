@@ -1,4 +1,4 @@
-"""The last known good configuration on disk, and signatures of configurations (S14)."""
+"""The last known good configuration on disk, and signatures of configurations."""
 
 from __future__ import annotations
 
@@ -102,7 +102,6 @@ def test_a_document_stays_even_if_the_folder_cannot_be_flushed(
 
 
 def test_killing_the_writer_leaves_a_whole_document(tmp_path: Path) -> None:
-    """R2 in short."""
     chance = random.Random(5)
     files, saved = LastKnownGood(tmp_path), 0
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Damaged configurations (R3): each is rejected with a reason, or accepted and usable."""
+"""Damaged configurations: each is rejected with a reason, or accepted and usable."""
 
 from __future__ import annotations
 

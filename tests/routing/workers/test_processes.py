@@ -1,4 +1,4 @@
-"""Workers die, are replaced and drained without affecting requests of other workers (R11)."""
+"""Workers die, are replaced and drained without affecting requests of other workers."""
 
 from __future__ import annotations
 

@@ -228,8 +228,8 @@ def test_one_stuck_router_is_notified_by_one_of_a_projects_pools(fleet):
     fleet.run(180)
     stuck = Alert.objects.filter(rule__kind="rollout_stuck", state=AlertState.FIRING).order_by("pk")
     first, second = stuck
-    assert first.muted is None
-    assert (second.muted["why"], second.muted["by"]) == ("inhibited", first.pk)
+    assert first.suppression is None
+    assert (second.suppression["reason"], second.suppression["by"]) == ("inhibited", first.pk)
 
 
 def test_a_replica_that_was_never_read_is_down_only_after_15_minutes(fleet):

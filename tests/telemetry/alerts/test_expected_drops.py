@@ -243,8 +243,8 @@ def test_a_restart_suppresses_the_drop_of_a_task_group_too(pool: Pool) -> None:
     world.until(world.second + 45)
 
     (alert,) = Alert.objects.filter(rule__name="agents")
-    assert (alert.notification_count, alert.muted["why"]) == (0, "restart")
-    assert alert.muted["words"].startswith("r1 restarted or was down")
+    assert (alert.notification_count, alert.suppression["reason"]) == (0, "restart")
+    assert alert.suppression["text"].startswith("r1 restarted or was down")
 
 
 def opening(key: int, replica: str, rate: float, tokens: float = 1000.0) -> Prefix:

@@ -16,7 +16,7 @@ from tests.telemetry.alerts.histories import FAILED, evaluated, only, past, step
 BREACH, OK, NO_DATA = Result.BREACH, Result.OK, Result.NO_DATA
 
 
-def answers(verdicts):
+def results(verdicts):
     return {subject: (verdict.result, verdict.reason) for subject, verdict in verdicts.items()}
 
 
@@ -30,7 +30,7 @@ def answers(verdicts):
     ],
 )
 def test_hit_rate_floor_compares_with_a_fixed_value(newest, expected):
-    assert answers(evaluated("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
+    assert results(evaluated("hit_rate_floor", past(300, windows={"": [newest]}))) == {"": expected}
 
 
 def test_a_rule_of_a_task_group_evaluates_only_this_group():
@@ -41,8 +41,8 @@ def test_a_rule_of_a_task_group_evaluates_only_this_group():
     assert only(evaluated("hit_rate_floor", history, "unheard-of")).reason is Reason.NO_READINGS
 
 
-def answered(delivered, predicted=None, requests=200):
-    """Answers of a replica, all of which told their cached tokens."""
+def responses_of(delivered, predicted=None, requests=200):
+    """Responses of a replica, all of which reported their cached tokens."""
     tokens = 1_000_000
     known = RouterCounts(requests, requests, tokens, round(delivered * tokens))
     if predicted is None:
@@ -57,20 +57,20 @@ def answered(delivered, predicted=None, requests=200):
 
 
 @pytest.mark.parametrize(
-    ("answers_", "engine", "expected", "between"),
+    ("responses", "engine", "expected", "between"),
     [
-        (answered(0.70, 0.80), step(0.70, requests=200), BREACH, "predicted"),
-        (answered(0.70, 0.70), step(0.00, requests=200), BREACH, "counted"),  # a counter stays 0: the cache works
-        (answered(0.70), step(0.00, requests=200), BREACH, "counted"),  # a strategy that predicts nothing
-        (answered(0.66, 0.70), step(0.67, requests=200), OK, "predicted"),
-        (answered(0.70), step(0.00, requests=250), NO_DATA, None),  # a fifth of its requests came past the routers
-        (answered(0.10, 0.90, requests=199), step(0.10, requests=199), NO_DATA, None),
-        (answered(0.70), replace(step(), queries=None, hits=None), NO_DATA, None),
+        (responses_of(0.70, 0.80), step(0.70, requests=200), BREACH, "predicted"),
+        (responses_of(0.70, 0.70), step(0.00, requests=200), BREACH, "counted"),  # a counter stays 0: the cache works
+        (responses_of(0.70), step(0.00, requests=200), BREACH, "counted"),  # a strategy that predicts nothing
+        (responses_of(0.66, 0.70), step(0.67, requests=200), OK, "predicted"),
+        (responses_of(0.70), step(0.00, requests=250), NO_DATA, None),  # a fifth of its requests came past the routers
+        (responses_of(0.10, 0.90, requests=199), step(0.10, requests=199), NO_DATA, None),
+        (responses_of(0.70), replace(step(), queries=None, hits=None), NO_DATA, None),
     ],
 )
-def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, expected, between):
+def test_two_hit_rates_more_than_five_points_apart_are_a_gap(responses, engine, expected, between):
     """H17"""
-    history = past(300, replicas=("r1",), responses={"r1": [answers_]}, engines={"r1": [engine]})
+    history = past(300, replicas=("r1",), responses={"r1": [responses]}, engines={"r1": [engine]})
 
     verdict = only(evaluated("prediction_gap", history))
 
@@ -80,7 +80,7 @@ def test_two_hit_rates_more_than_five_points_apart_are_a_gap(answers_, engine, e
 
 def test_counters_of_a_decode_replica_are_not_compared():
     """H19"""
-    parts = {"responses": {"r1": [answered(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
+    parts = {"responses": {"r1": [responses_of(0.7)]}, "engines": {"r1": [step(0.0, requests=200)]}}
     history = past(300, replicas=("r1",), **parts)
 
     assert only(evaluated("prediction_gap", history)).result is BREACH
@@ -106,7 +106,7 @@ def test_ttft_objective_breaches_when_both_windows_burn(before, now, expected):
     """T6: 95 % within a second; six times the budget is 30 % late."""
     history = past(300, count=12, first_tokens={"": [*[late(before)] * 11, late(now)]})
 
-    assert answers(evaluated("ttft_objective", history)) == {"": expected}
+    assert results(evaluated("ttft_objective", history)) == {"": expected}
 
 
 def test_late_share_is_exact_at_a_named_histogram_edge():
@@ -137,7 +137,7 @@ def test_a_replica_is_down_when_every_attempted_scrape_failed():
 
     verdicts = evaluated("replica_down", history)
 
-    assert answers(verdicts) == {
+    assert results(verdicts) == {
         "r1": (BREACH, Reason.SCRAPES_FAIL),
         "r2": (NO_DATA, Reason.NO_READINGS),
         "r3": (OK, Reason.WITHIN),
@@ -151,7 +151,7 @@ def test_a_new_replica_is_down_after_enough_failed_scrapes():
 
     verdicts = evaluated("replica_down", history)
 
-    assert answers(verdicts) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
+    assert results(verdicts) == {"new": (NO_DATA, Reason.SCRAPES_FAIL), "old": (BREACH, Reason.SCRAPES_FAIL)}
     kind = KINDS["replica_down"]
     assert kind.summarize(Scope("chat", "", "old"), kind.read({}), verdicts["old"]).endswith("for more than 30 s.")
 
@@ -162,7 +162,7 @@ def test_kv_pressure_is_usage_or_preemptions():
     pressure = {"r1": [full], "r2": [pushed], "r3": [PressureStep(0.94, 29)], "r4": [unknown]}
     verdicts = evaluated("kv_pressure", past(300, replicas=("r1", "r2", "r3", "r4", "r5"), pressure=pressure))
 
-    assert answers(verdicts) == {
+    assert results(verdicts) == {
         "r1": (BREACH, Reason.ABOVE),
         "r2": (BREACH, Reason.ABOVE),
         "r3": (OK, Reason.WITHIN),
@@ -184,7 +184,7 @@ def test_kv_pressure_is_usage_or_preemptions():
 def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expected):
     engines = {name: [step(requests=count)] for name, count in requests.items()}
 
-    assert answers(evaluated("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
+    assert results(evaluated("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expe
     ],
 )
 def test_rollout_stuck_compares_the_time_that_routers_are_behind(control, expected):
-    assert answers(evaluated("rollout_stuck", past(60, control=control))) == {"": expected}
+    assert results(evaluated("rollout_stuck", past(60, control=control))) == {"": expected}
 
 
 def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
@@ -225,7 +225,7 @@ def test_evaluator_lag_reports_missing_scrapes_and_late_evaluations():
     ],
 )
 def test_no_data_breaches_without_a_successful_scrape(engines, expected):
-    assert answers(evaluated("no_data", past(60, engines=engines))) == {"": expected}
+    assert results(evaluated("no_data", past(60, engines=engines))) == {"": expected}
 
 
 def test_a_pool_without_replicas_gives_no_result():
@@ -245,7 +245,7 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
     control = ControlPlaneState({"router-1": 200.0}, {"router-1": "no strategy x"}, 2)
     cases = {
         "hit_rate_floor": past(300, windows={"": [window(0.1)]}),
-        "prediction_gap": past(300, responses={"r1": [answered(0.1, 0.9)]}),
+        "prediction_gap": past(300, responses={"r1": [responses_of(0.1, 0.9)]}),
         "ttft_objective": past(300, count=12, first_tokens={"": [late(0.5)] * 12}),
         "replica_down": past(30, count=2, engines={"r1": [FAILED, FAILED]}),
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),

@@ -53,13 +53,13 @@ def firing(pool, kind="hit_rate_drop", *, since=0, subject=""):
     )  # fmt: skip
 
 
-def told():
-    """What was put into the outbox, in its order."""
+def sent():
+    """Kind and number of alerts of each message in the outbox, in its order."""
     return [(row.kind, len(row.alert_ids)) for row in Notification.objects.order_by("number")]
 
 
-def moves(alert):
-    return list(alert.steps.values_list("move", flat=True))
+def transitions(alert):
+    return list(alert.steps.values_list("transition", flat=True))
 
 
 def fresh(alert):
@@ -74,10 +74,10 @@ def test_alerts_of_a_pool_are_grouped_in_one_notification(pool, channel):
     firing(other, since=9)
 
     assert notify_due(at(10)) == 2
-    assert told() == [("firing", 2)]
+    assert sent() == [("firing", 2)]
     assert notify_due(at(19)) == 1
     assert notify_due(at(20)) == 0
-    assert told() == [("firing", 2), ("firing", 1)]
+    assert sent() == [("firing", 2), ("firing", 1)]
     payload = Notification.objects.order_by("number").first().payload
     assert [one["labels"]["kind"] for one in payload["data"]["alerts"]] == ["hit_rate_drop", "load_skew"]
 
@@ -87,7 +87,7 @@ def test_an_alert_resolved_before_its_notification_is_never_notified(pool, chann
     resolve(fresh(alert), at(5))
 
     assert notify_due(at(60)) == 0
-    assert told() == []
+    assert sent() == []
 
 
 def test_notifications_repeat_until_acknowledged_and_resume_when_unacknowledged(pool, channel, olga):
@@ -95,21 +95,22 @@ def test_notifications_repeat_until_acknowledged_and_resume_when_unacknowledged(
     update_rule(alert.rule, repeat_s=600)
     for second in (10, 600, 610, 1210):
         notify_due(at(second))
-    assert told() == [("firing", 1), ("repeated", 1), ("repeated", 1)]
+    assert sent() == [("firing", 1), ("repeated", 1), ("repeated", 1)]
 
     acknowledge(fresh(alert), by=olga, note="looking")
     assert notify_due(at(9000)) == 0
     unacknowledge(fresh(alert), by=olga)
     notify_due(at(9000))
     acknowledge(fresh(alert), by=olga)
-    assert [kind for kind, _ in told()] == [
+    assert [kind for kind, _ in sent()] == [
         "firing", "repeated", "repeated", "acknowledged", "repeated", "acknowledged",
     ]  # fmt: skip
     resolve(fresh(alert), at(9001))
     notify_due(at(9001))
-    assert told()[-1] == ("resolved", 1)
-    assert moves(alert) == [
-        "told", "repeated", "repeated", "acknowledged", "released", "repeated", "acknowledged", "resolved", "end_told",
+    assert sent()[-1] == ("resolved", 1)
+    assert transitions(alert) == [
+        "notified", "repeated", "repeated", "acknowledged", "unacknowledged", "repeated", "acknowledged", "resolved",
+        "resolution_notified",
     ]  # fmt: skip
     assert Event.objects.filter(kind="alert_acknowledged", actor=olga).count() == 2
     with pytest.raises(ConflictError):
@@ -121,7 +122,7 @@ def test_a_rule_without_repeat_notifies_once(pool, channel):
     update_rule(alert.rule, repeat_s=0)
     for second in (10, 100_000, 200_000):
         notify_due(at(second))
-    assert told() == [("firing", 1)]
+    assert sent() == [("firing", 1)]
     with pytest.raises(InvalidError):
         update_rule(alert.rule, repeat_s=59)
 
@@ -137,9 +138,9 @@ def test_a_silenced_alert_is_notified_if_it_fires_when_the_silence_ends(pool, ch
     alert = firing(pool)
 
     assert notify_due(at(599)) == 0
-    assert fresh(alert).muted["why"] == "silence"
+    assert fresh(alert).suppression["reason"] == "silence"
     assert notify_due(at(600)) == 1
-    assert moves(alert) == ["muted", "unmuted", "told"]
+    assert transitions(alert) == ["suppressed", "unsuppressed", "notified"]
 
 
 def test_a_notified_alert_notifies_its_resolution_though_silenced(pool, channel):
@@ -150,7 +151,7 @@ def test_a_notified_alert_notifies_its_resolution_though_silenced(pool, channel)
     assert notify_due(at(50_000)) == 0
     resolve(fresh(alert), at(50_001))
     assert notify_due(at(50_001)) == 1
-    assert told() == [("firing", 1), ("resolved", 1)]
+    assert sent() == [("firing", 1), ("resolved", 1)]
     with time_machine.travel(at(50_002), tick=False):
         assert end_silence(held).ends_at == at(50_002)
 
@@ -162,7 +163,7 @@ def test_a_silence_applies_to_its_own_project_only(pool, channel):
     alert_of_pool, alert_of_other_pool = firing(pool), firing(elsewhere)
 
     assert notify_due(at(10)) == 1
-    assert (fresh(alert_of_pool).muted, fresh(alert_of_other_pool).muted["why"]) == (None, "silence")
+    assert (fresh(alert_of_pool).suppression, fresh(alert_of_other_pool).suppression["reason"]) == (None, "silence")
 
 
 def test_a_silence_preview_lists_the_matching_alerts(pool):
@@ -183,27 +184,27 @@ def test_an_inhibiting_alert_suppresses_notifications(pool, channel, source):
 
     notify_due(at(10))
 
-    muted = {kind for kind, alert in alerts.items() if fresh(alert).muted}
-    assert muted == INHIBITED_BY[source] & alerts.keys()
-    assert fresh(elsewhere).muted is None
+    suppressed = {kind for kind, alert in alerts.items() if fresh(alert).suppression}
+    assert suppressed == INHIBITED_BY[source] & alerts.keys()
+    assert fresh(elsewhere).suppression is None
     resolve(fresh(alerts[source]), at(20))
     notify_due(at(21), {alert.pk: BROKEN for alert in alerts.values()})
-    assert not any(fresh(alert).muted for alert in alerts.values() if fresh(alert).state == "firing")
+    assert not any(fresh(alert).suppression for alert in alerts.values() if fresh(alert).state == "firing")
 
 
-@pytest.mark.parametrize("answer", [Result.OK, Result.NO_DATA])
-def test_an_inhibited_alert_is_notified_only_after_a_new_breach(pool, channel, answer):
+@pytest.mark.parametrize("result", [Result.OK, Result.NO_DATA])
+def test_an_inhibited_alert_is_notified_only_after_a_new_breach(pool, channel, result):
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool)
     notify_due(at(10), {drop.pk: BROKEN})
     resolve(fresh(down), at(20))
 
-    notify_due(at(21), {drop.pk: Verdict(answer, Reason.LITTLE_TRAFFIC)})
+    notify_due(at(21), {drop.pk: Verdict(result, Reason.LITTLE_TRAFFIC)})
     notify_due(at(26))  # no verdict this time
-    assert (fresh(drop).notified_at, fresh(drop).muted["by"]) == (None, down.pk)
+    assert (fresh(drop).notified_at, fresh(drop).suppression["by"]) == (None, down.pk)
 
     notify_due(at(31), {drop.pk: BROKEN})
-    assert (fresh(drop).notified_at, fresh(drop).muted) == (at(31), None)
-    assert told() == [("firing", 1), ("resolved", 1), ("firing", 1)]
+    assert (fresh(drop).notified_at, fresh(drop).suppression) == (at(31), None)
+    assert sent() == [("firing", 1), ("resolved", 1), ("firing", 1)]
 
 
 def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, channel):
@@ -213,7 +214,7 @@ def test_an_ejection_that_ended_with_an_outage_is_not_notified_after_it(pool, ch
     resolve(fresh(down), at(20))
 
     notify_due(at(21), {ejected.pk: long_ago})
-    assert (fresh(ejected).notified_at, fresh(ejected).muted["by"]) == (None, down.pk)
+    assert (fresh(ejected).notified_at, fresh(ejected).suppression["by"]) == (None, down.pk)
 
     notify_due(at(31), {ejected.pk: going_on})
     assert fresh(ejected).notified_at == at(31)
@@ -226,7 +227,7 @@ def test_an_ended_ejection_without_an_outage_is_notified(pool, channel):
 
 
 @pytest.mark.parametrize(
-    ("drop_since", "seconds", "is_muted"),
+    ("drop_since", "seconds", "is_suppressed"),
     [
         pytest.param(-50, 10, True, id="it began when the replica went"),
         pytest.param(-70, 10, False, id="it was there before the replica went"),
@@ -235,20 +236,20 @@ def test_an_ended_ejection_without_an_outage_is_notified(pool, channel):
         pytest.param(86_000, 86_010, False, id="it began long after"),
     ],
 )
-def test_a_down_replica_inhibits_later_drops_of_its_pool_for_a_while(pool, channel, drop_since, seconds, is_muted):
+def test_a_down_replica_inhibits_later_drops_of_its_pool_for_a_while(pool, channel, drop_since, seconds, is_suppressed):
     down, drop = firing(pool, "replica_down", subject="r1"), firing(pool, since=drop_since)
     Alert.objects.filter(pk=down.pk).update(limit=30.0)
 
     notify_due(at(seconds), {drop.pk: BROKEN})
 
-    assert bool(fresh(drop).muted) is is_muted
+    assert bool(fresh(drop).suppression) is is_suppressed
 
 
 def test_a_down_replica_inhibits_its_own_prediction_gap_only(pool, channel):
     firing(pool, "replica_down", subject="r1")
     gaps = [firing(pool, "prediction_gap", subject=name) for name in ("r1", "r2")]
     notify_due(at(10))
-    assert [bool(fresh(gap).muted) for gap in gaps] == [True, False]
+    assert [bool(fresh(gap).suppression) for gap in gaps] == [True, False]
 
 
 def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel):
@@ -256,11 +257,11 @@ def test_a_restarted_replica_s_drop_is_suppressed_during_warm_up(pool, channel):
     alert = firing(pool)
     cold = {"restarted": ["r1"], "warm_at": at(300).isoformat()}
     notify_due(at(10), {alert.pk: Verdict(Result.BREACH, Reason.BELOW, 0.1, 0.6, figures=cold)})
-    assert fresh(alert).muted["why"] == "restart"
+    assert fresh(alert).suppression["reason"] == "restart"
     notify_due(at(15))  # no verdict this time
-    assert fresh(alert).muted["why"] == "restart"
+    assert fresh(alert).suppression["reason"] == "restart"
     notify_due(at(20), {alert.pk: BROKEN})  # it is no longer its alone
-    assert told() == [("firing", 1)]
+    assert sent() == [("firing", 1)]
 
 
 @pytest.mark.parametrize("what", ["group", "pool"])
@@ -279,13 +280,13 @@ def test_removing_a_pool_or_group_notifies_the_resolution_of_its_alerts(pool, ch
         remove_pool(pool)
 
     connection.check_constraints()
-    assert told()[:2] == [("firing", 1), ("resolved", 1)]
-    assert told()[2:] == ([("firing", 1), ("resolved", 1)] if what == "pool" else [])
+    assert sent()[:2] == [("firing", 1), ("resolved", 1)]
+    assert sent()[2:] == ([("firing", 1), ("resolved", 1)] if what == "pool" else [])
     assert "because its rule was removed" in Event.objects.filter(kind="alert_resolved").first().summary
 
 
 def test_an_interrupted_notification_sends_nothing_and_the_next_run_sends_all(pool, channel, monkeypatch):
-    """R16: the claim and the messages are one transaction."""
+    """The claim and the messages are one transaction."""
     alert = firing(pool)
 
     def killed(*_, **__):
@@ -295,14 +296,14 @@ def test_an_interrupted_notification_sends_nothing_and_the_next_run_sends_all(po
         patch.setattr(notifications, "enqueue", killed)
         with pytest.raises(SystemExit):
             notify_due(at(10))
-    assert (fresh(alert).notified_at, told()) == (None, [])
+    assert (fresh(alert).notified_at, sent()) == (None, [])
     assert notify_due(at(15)) == 1
-    assert told() == [("firing", 1)]
+    assert sent() == [("firing", 1)]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_evaluators_notify_each_transition_once():
-    """R17, without the lock that normally keeps the others out."""
+    """Without the lock that normally keeps the others out."""
     pool = create_pool("race")
     create_channel("ops", config={"url": "https://hooks.example/x"})
     alerts = [firing(pool), firing(pool, "load_skew")]
@@ -326,7 +327,7 @@ def test_concurrent_evaluators_notify_each_transition_once():
             thread.join(timeout=30)
 
     per_kind = {}
-    for kind, count in told():
+    for kind, count in sent():
         per_kind[kind] = per_kind.get(kind, 0) + count
     assert per_kind == {"firing": 2, "repeated": 2, "resolved": 2}
-    assert moves(alerts[0]).count("told") == 1
+    assert transitions(alerts[0]).count("notified") == 1

@@ -61,7 +61,7 @@ def traffic(replica, start_s, end_s, ratio, *, tokens=10_000, requests=20):
 
 
 def evaluate(rule, second):
-    """One rule alone, and what is to be told of it; the rule as it is then."""
+    """One rule alone, with its notifications; the stored verdict."""
     now = T0 + timedelta(seconds=second)
     (fresh,) = AlertRule.objects.select_related("pool", "group").filter(pk=rule.pk)
     notify_due(now, pipeline.evaluate([fresh], now))
@@ -74,12 +74,12 @@ def states():
 
 def test_a_drop_on_a_new_fleet_fires_notifies_and_resolves(r1, rule, channel, pool):
     traffic(r1, 0, 240, 0.8)
-    assert evaluate(rule, 240).answer == "ok"
+    assert evaluate(rule, 240).result == "ok"
     assert states() == []
 
     traffic(r1, 240, 300, 0.1)
     verdict = evaluate(rule, 300)
-    assert (verdict.answer, verdict.baseline, verdict.value) == ("breach", pytest.approx(0.8), pytest.approx(0.1))
+    assert (verdict.result, verdict.baseline, verdict.value) == ("breach", pytest.approx(0.8), pytest.approx(0.1))
     assert states() == ["pending"]
     assert not Notification.objects.exists()
     evaluate(rule, 305)
@@ -140,11 +140,11 @@ def test_no_data_neither_fires_nor_resolves(r1, rule):
     assert states() == ["firing"]
 
     traffic(r1, 360, 420, 0.8, tokens=10, requests=0)
-    assert evaluate(rule, 420).answer != "ok"
+    assert evaluate(rule, 420).result != "ok"
     assert evaluate(rule, 3000).reason == "no_readings"
     assert states() == ["firing"]
     rule.refresh_from_db()
-    assert rule.verdict["answer"] == "no_data"
+    assert rule.verdict["result"] == "no_data"
 
 
 def test_the_level_does_not_follow_a_drop_while_its_alert_is_open(r1, rule):
@@ -155,7 +155,7 @@ def test_the_level_does_not_follow_a_drop_while_its_alert_is_open(r1, rule):
 
     verdict = evaluate(rule, 720)
 
-    assert (verdict.answer, verdict.baseline) == ("breach", pytest.approx(0.8))
+    assert (verdict.result, verdict.baseline) == ("breach", pytest.approx(0.8))
     assert states() == ["firing"]
 
 
@@ -216,7 +216,6 @@ def test_a_second_evaluator_does_nothing_while_the_first_runs(rule):
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_evaluators_create_one_alert_and_one_notification():
-    """R17"""
     pool = create_pool("race")
     rule = rules.update_rule(AlertRule.objects.get(pool=pool, kind="hit_rate_drop"), settings={**SETTINGS, "for_s": 0})
     create_channel("ops", config={"url": "https://hooks.example/x"})
@@ -262,7 +261,7 @@ def test_a_disabled_replica_stays_in_the_history_of_the_pool(rule, r1):
 
     verdict = evaluate(rule, 660)
 
-    assert verdict.answer == Result.BREACH
+    assert verdict.result == Result.BREACH
     assert verdict.baseline == pytest.approx(0.8)
 
 
@@ -274,7 +273,7 @@ def test_a_rule_disabled_during_its_evaluation_opens_no_alert(r1, rule):
 
     pipeline.evaluate([loaded], T0 + timedelta(seconds=420))
 
-    assert loaded.verdict["answer"] == "breach"
+    assert loaded.verdict["result"] == "breach"
     assert not Alert.objects.exists()
 
 

@@ -90,7 +90,7 @@ def test_a_slow_decline_is_found_against_the_same_hours_of_days_before(pool, r1)
         pipeline.evaluate([one], at(0))
         verdicts[days] = one.verdict
 
-    assert (verdicts[0]["answer"], verdicts[3]["answer"]) == ("ok", "breach")
+    assert (verdicts[0]["result"], verdicts[3]["result"]) == ("ok", "breach")
     assert verdicts[3]["baseline"] == pytest.approx(0.8)
 
 
@@ -152,7 +152,7 @@ def test_every_source_is_loaded_from_stored_readings(pool, r1):
     ]
     pipeline.evaluate(rules, at(300))
 
-    results = {rule.name: (rule.verdict["answer"], rule.verdict["value"]) for rule in rules}
+    results = {rule.name: (rule.verdict["result"], rule.verdict["value"]) for rule in rules}
     assert results["floor"] == ("breach", pytest.approx(0.2))
     assert results["gap"] == ("breach", pytest.approx(0.7))
     assert results["kv"] == ("breach", pytest.approx(12.0))
@@ -175,7 +175,7 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
     assert alert.explained_at == at(860)
     assert alert.causes[0]["kind"] == "replica_restarted"
     assert set(alert.causes[0]) == {"kind", "confidence", "summary", "evidence", "advice"}
-    assert alert.steps.get().move == "explained"
+    assert alert.steps.get().transition == "explained"
     notify_due(at(861))
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 
@@ -187,10 +187,10 @@ def test_a_sketch_has_a_line_per_segment_and_a_band_per_alert():
     history = past(300, count=6, windows={"": windows})
     preview = replay(kind, kind.read({"keep_firing_s": 0}), history)
 
-    sketch = draw(preview.points, preview.episodes, history.start, T0, sentence="s")
+    sketch = draw(preview.points, preview.episodes, history.start, T0, summary="s")
 
     assert (len(sketch.values), len(sketch.bands)) == (2, 1)
-    assert draw([], [], history.start, T0, sentence="s") is None
+    assert draw([], [], history.start, T0, summary="s") is None
 
 
 def test_thinning_keeps_the_points_farthest_beyond_the_limit():

@@ -22,7 +22,7 @@ FIRING = OpenAlert(True, T0, later(100))
 
 
 @pytest.mark.parametrize(
-    ("answer", "alert", "seconds", "step"),
+    ("result", "alert", "seconds", "step"),
     [
         (Result.OK, None, 0, Action.NONE),
         (Result.BREACH, None, 0, Action.OPEN),
@@ -38,24 +38,24 @@ FIRING = OpenAlert(True, T0, later(100))
         (Result.NO_DATA, FIRING, 5000, Action.NONE),
     ],
 )
-def test_each_result_moves_an_alert_to_its_next_state(answer, alert, seconds, step):
-    assert next_action(TIMING, answer, alert, later(seconds)) is step
+def test_each_result_moves_an_alert_to_its_next_state(result, alert, seconds, step):
+    assert next_action(TIMING, result, alert, later(seconds)) is step
 
 
 def test_a_rule_without_for_s_fires_at_once():
     assert next_action(replace(TIMING, for_s=0.0), Result.BREACH, None, T0) is Action.OPEN_FIRING
 
 
-answers = st.lists(st.tuples(st.sampled_from(Result), st.integers(1, 120)), max_size=60)
+results = st.lists(st.tuples(st.sampled_from(Result), st.integers(1, 120)), max_size=60)
 
 
-@given(answers=answers)
-def test_no_data_opens_and_resolves_nothing_and_firing_takes_for_s(answers):
+@given(results=results)
+def test_no_data_opens_and_resolves_nothing_and_firing_takes_for_s(results):
     alert, now = None, T0
-    for answer, seconds in answers:
+    for result, seconds in results:
         now += timedelta(seconds=seconds)
-        step = next_action(TIMING, answer, alert, now)
-        if answer is Result.NO_DATA:
+        step = next_action(TIMING, result, alert, now)
+        if result is Result.NO_DATA:
             assert step is Action.NONE or (step is Action.DROP and not alert.is_firing)
         if step is Action.OPEN:
             alert = OpenAlert(False, now, now)
@@ -66,5 +66,5 @@ def test_no_data_opens_and_resolves_nothing_and_firing_takes_for_s(answers):
             alert = replace(alert, last_breach_at=now)
         elif step in {Action.DROP, Action.RESOLVE}:
             assert alert is not None
-            assert answer is Result.OK or not alert.is_firing
+            assert result is Result.OK or not alert.is_firing
             alert = None

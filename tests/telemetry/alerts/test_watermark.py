@@ -52,8 +52,8 @@ def test_a_pool_s_hit_rate_waits_for_all_replicas_of_an_interval(pool, three):
     drop = evaluated(pool, "hit_rate_drop", {"baseline_s": 300, "days": 0, "min_requests": 10, "for_s": 0}, 240.5)
     floor = evaluated(pool, "hit_rate_floor", {**SHORT, "floor_ratio": 0.3}, 240.5)
 
-    assert (drop["answer"], drop["value"], drop["baseline"]) == ("ok", pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert floor["answer"] == "ok"
+    assert (drop["result"], drop["value"], drop["baseline"]) == ("ok", pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert floor["result"] == "ok"
     assert (
         drop["figures"]["requests"] == 6 * 120
     )  # two readings of each in a bin, and not two of some and one of others
@@ -72,7 +72,7 @@ def test_a_window_without_a_slow_replica_is_not_below_its_floor(pool, three):
 
     verdict = evaluated(pool, "hit_rate_floor", {**SHORT, "min_requests": 120}, 240.5)
 
-    assert (verdict["answer"], verdict["figures"]["requests"]) == ("ok", 120)
+    assert (verdict["result"], verdict["figures"]["requests"]) == ("ok", 120)
 
 
 def test_the_last_point_of_a_preview_equals_the_evaluation(pool, three, time_machine):
@@ -114,4 +114,4 @@ def test_a_hanging_replica_does_not_delay_the_watermark(pool, three):
 
     verdict = evaluated(pool, "hit_rate_floor", SHORT, 240.5)
 
-    assert (verdict["answer"], verdict["figures"]["requests"]) == ("ok", 80)
+    assert (verdict["result"], verdict["figures"]["requests"]) == ("ok", 80)

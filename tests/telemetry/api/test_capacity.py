@@ -33,7 +33,7 @@ def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_n
     assert (body["savings"]["currency"], body["savings"]["replica_day_price"]) == ("USD", pytest.approx(172.8))
     assert body["savings"]["saved_per_day"]["money"] > 0
     assert [point["replicas"] for point in body["sweep"]["by_replicas"]] == [3, 4, 5]
-    assert len(body["sweep"]["sentences"]) == 2
+    assert len(body["sweep"]["summaries"]) == 2
     cpu = body["shared_cache"]["tiers"][0]
     assert (cpu["tier"]["latency_s"], cpu["advice"]) == (0.01, "unknown")
     assert cpu["break_even_tokens"] > 0

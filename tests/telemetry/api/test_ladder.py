@@ -29,7 +29,7 @@ def test_a_ladder_has_terms_losses_groups_and_a_capacity_curve(api, fleet, url, 
     assert [term["term"] for term in ladder["terms"]] == [
         *("reachable", "capacity", "split", "best", "predicted", "delivered"),
     ]
-    assert ladder["sentence"].startswith("Hit rate ")
+    assert ladder["summary"].startswith("Hit rate ")
     assert ladder["requests"] == 900 == sum(group["requests"] for group in body["groups"])
     lost_tokens = sum(loss["tokens"] for loss in ladder["losses"])
     assert lost_tokens + ladder["terms"][-1]["tokens"] == pytest.approx(ladder["prompt_tokens"], rel=0.5)

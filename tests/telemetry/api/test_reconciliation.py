@@ -27,7 +27,7 @@ def test_each_replica_has_three_hit_rates_and_a_verdict(api, pool):
 
     assert (row["pool"], row["replica"], row["verdict"], row["points"]) == ("chat", "r1", "disagree", 40.0)
     assert row["engine"] == {"ratio": 0.0, "requests": 500}
-    assert row["answers"] == {"ratio": 0.4, "requests": 500}
+    assert row["responses"] == {"ratio": 0.4, "requests": 500}
     assert row["prediction"] == {"ratio": None, "requests": None}
     assert (row["not_eligible_tokens"], row["not_reported"]) == (1000, ["itl"])
 

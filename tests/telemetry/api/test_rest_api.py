@@ -224,7 +224,7 @@ def test_a_rule_of_another_kind_is_created_filtered_and_previewed(api, pool):
     preview_input = {"pool": "chat", "kind": "hit_rate_drop", "settings": {"days": 0}, "days": 0.1}
     preview = api.post(f"{ROOT}/alert-rules/preview", preview_input).json()
     assert (preview["fired"], preview["episodes"]) == (0, [])
-    assert "too little history" in preview["sentence"]
+    assert "too little history" in preview["summary"]
     invalid = api.post(f"{ROOT}/alert-rules/preview", {**preview_input, "settings": {"bin_s": 1}})
     assert invalid.json()["errors"][0]["pointer"] == "#/settings/bin_s"
 
@@ -236,8 +236,8 @@ def test_an_alert_is_acknowledged_and_silenced(api, pool):
     )
     address = f"{ROOT}/alerts/{alert.pk}"
     acknowledged = api.post(f"{address}/acknowledge", {"note": "looking into it"}).json()
-    assert (acknowledged["acknowledged_by"], acknowledged["steps"][0]["move"]) == ("olga", "acknowledged")
-    assert api.post(f"{address}/release").json()["acknowledged_at"] is None
+    assert (acknowledged["acknowledged_by"], acknowledged["steps"][0]["transition"]) == ("olga", "acknowledged")
+    assert api.post(f"{address}/unacknowledge").json()["acknowledged_at"] is None
     assert len(api.get(f"{ROOT}/alerts", {"acknowledged": "false"}).json()["results"]) == 1
 
     matchers = ["pool=chat", {"label": "pool", "op": "!=", "value": "lab, old"}]  # a matcher as an object

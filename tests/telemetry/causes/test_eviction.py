@@ -33,17 +33,17 @@ def tokens(judge, seen):
 
 
 @pytest.mark.parametrize(
-    ("spilled", "given_up", "evicted"),
+    ("spilled", "overflow", "evicted"),
     [
         pytest.param(400, 320_000, 0, id="all of it spilled"),
         pytest.param(100, 120_000, 200_000, id="a part did, and may have been longer than most"),
         pytest.param(0, 0, 320_000, id="none did: nobody held it any more"),
     ],
 )
-def test_losses_at_other_replicas_are_overflow_or_eviction(spilled, given_up, evicted):
+def test_losses_at_other_replicas_are_overflow_or_eviction(spilled, overflow, evicted):
     seen = evidence(spilled)
 
-    assert tokens(policies.check_overflow, seen) == pytest.approx(given_up)
+    assert tokens(policies.check_overflow, seen) == pytest.approx(overflow)
     assert tokens(workload.check_capacity, seen) == pytest.approx(evicted)
 
 

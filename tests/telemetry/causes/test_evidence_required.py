@@ -25,7 +25,7 @@ def _named(kind: str, variation: str, decoy: Decoy) -> Scenario:
 
 REVISION_BEFORE = next(it.decoy for it in SCENARIOS if it.decoy is not None and it.decoy.words == SAME_AGAIN)
 HUNG = replace(_named("replica_lost", "one of four", replace(REVISION_BEFORE, ahead_s=60)), count=2, live=120)
-FLOOD = _named("affinity_given_up", "a surge", Decoy("a restart, 4.5 minutes before", _restart_busiest, 270))
+FLOOD = _named("overflow", "a surge", Decoy("a restart, 4.5 minutes before", _restart_busiest, 270))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_ladder_separates_workload_changes_from_small_caches(pool, settings,
     first = explain_drop(pool, **when.as_spans())[0]
 
     assert first.kind == CauseKind.WORKLOAD_CHANGED
-    assert first.evidence["usual_reachable_ratio"] - first.evidence["reachable_ratio"] > 0.1
+    assert first.evidence["baseline_reachable_ratio"] - first.evidence["reachable_ratio"] > 0.1
 
 
 def test_without_data_there_are_no_causes(pool, django_assert_max_num_queries) -> None:

@@ -27,7 +27,7 @@ def evidence(*before, ahead_s=0.0):
 
 
 @pytest.mark.parametrize(
-    ("before", "did_well", "certainty"),
+    ("before", "was_normal", "certainty"),
     [
         ([route(1, 5000, 0.8)], False, 0.85),
         ([route(1, 5000, 0.8), route(2, 300, 0.79)], True, 0.255),  # it began to fall later, with the same revision
@@ -36,15 +36,15 @@ def evidence(*before, ahead_s=0.0):
         ([route(1, 5000, 0.8), route(2, 40, 0.79)], False, 0.85),  # too few to show anything
     ],
 )
-def test_a_revision_that_did_well_before_the_drop_has_low_confidence(before, did_well, certainty):
+def test_a_revision_that_was_normal_before_the_drop_has_low_confidence(before, was_normal, certainty):
     finding = check_revision(evidence(*before))
 
-    assert finding.evidence["did_well_before"] is did_well
+    assert finding.evidence["normal_before_drop"] is was_normal
     assert finding.certainty == pytest.approx(certainty)
 
 
 @pytest.mark.parametrize(("rate", "is_named"), [(0.79, False), (0.6, True)])
-def test_a_revision_that_did_well_since_its_event_is_not_named(rate, is_named):
+def test_a_revision_that_was_normal_since_its_event_is_not_named(rate, is_named):
     """Published a minute before the fall: what it placed since then shows whether that is its doing."""
     finding = check_revision(evidence(route(1, 5000, 0.8), route(2, 300, rate), ahead_s=60))
 

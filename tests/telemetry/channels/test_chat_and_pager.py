@@ -54,7 +54,7 @@ def test_slack_messages_for_several_alerts_tests_and_notices(receiver):
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_untrusted_text_cannot_mention_people_or_create_links(receiver, hostile):
-    """S9: Slack reads <!channel> and <url|text>, others a bare @channel."""
+    """Slack reads <!channel> and <url|text>, others a bare @channel."""
     labels = {"group": hostile, "replica": hostile, "severity": hostile}
     body = slack(receiver, message(summary=hostile, pool=hostile, rule=hostile, labels=labels))
     body["blocks"].pop()  # our own links

@@ -1,4 +1,4 @@
-"""S7: no channel connects to a forbidden address, however it is written and whatever its name resolves to."""
+"""No channel connects to a forbidden address, however it is written and whatever its name resolves to."""
 
 import socket
 from unittest.mock import patch

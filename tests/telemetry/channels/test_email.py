@@ -103,7 +103,7 @@ def test_several_alerts_are_one_mail_and_a_notice_also_goes_to_the_owner():
 
 
 def test_untrusted_text_is_escaped():
-    """S9: labels and summaries that people and clients chose."""
+    """Labels and summaries that people and clients chose."""
     with mail_server() as server:
         for hostile in HOSTILE:
             send(server.port, message(summary=hostile, pool=hostile))
@@ -204,7 +204,6 @@ def test_a_slow_server_is_disconnected_at_the_deadline(monkeypatch, chunk, secur
 
 
 def test_no_error_names_the_server_or_the_password(certificate, trusting):
-    """S13"""
     with mail_server(tls=certificate.server(), login=LOGIN) as server, refusing() as port:
         asked = {"security": "tls", "username": "u", "password": "s3cret-wrong", "tls": trusting}
         errors = [refused(server.port, **asked), refused(port)]

@@ -43,7 +43,7 @@ def test_the_same_alert_kind_and_sequence_is_one_message_and_a_repetition_anothe
 
 
 def test_messages_are_numbered_independently_of_clocks(pool, channel):
-    """R17: two workers whose clocks are two hours apart."""
+    """Two workers whose clocks are two hours apart."""
     told = make(pool)
     enqueue(told, "firing", T0 + timedelta(hours=1))
     enqueue(told, "resolved", T0 - timedelta(hours=1))

@@ -116,7 +116,6 @@ def test_a_message_that_is_too_long_is_not_sent(receiver):
 
 
 def test_no_error_names_the_url_or_the_secret(receiver):
-    """S13"""
     receiver.replies = [Reply(500), Reply(302), Reply(410)]
     errors = [refused(receiver.url) for _ in range(3)]
     with refusing() as port:

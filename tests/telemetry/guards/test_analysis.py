@@ -54,7 +54,7 @@ def test_a_harmful_canary_fails_within_15_minutes(name: str, harm: dict[str, flo
 
 
 def test_ttft_is_compared_among_streamed_responses_only() -> None:
-    """T1b: the latency of whole responses beside first tokens would fail any canary that gets more of the former."""
+    """The latency of whole responses beside first tokens would fail any canary that gets more of the former."""
     canary = minutes(1, 40, requests=300, unrest=0.1, streamed_ratio=0.2, plain_s=9.0)
     baseline = minutes(2, 40, requests=300, unrest=0.1, streamed_ratio=0.9)
     _, figures = verdicts(Measured(Side(canary), Side(baseline)))

@@ -94,7 +94,6 @@ def test_no_analysis_during_warm_up(pool, routers, begin, time_machine):
 
 
 def test_a_canary_with_slow_plain_responses_is_rolled_back(pool, routers, begin, time_machine):
-    """T1b"""
     rollout = begin(by_share(pool))
     for minute in range(1, 9):
         traffic(routers[0], minute, 1, plain=FAST)

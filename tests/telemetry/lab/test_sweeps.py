@@ -3,7 +3,7 @@
 import pytest
 
 from telemetry.lab.costs import Price
-from telemetry.lab.sweeps import is_sweep, read_sweep, sentences, sweep_candidates
+from telemetry.lab.sweeps import is_sweep, read_sweep, summaries, sweep_candidates
 
 PRICE = Price(2.5, 4, "USD")  # 240 a day for each replica
 
@@ -88,18 +88,18 @@ def test_curves_ascend_and_contain_the_present_size():
 
 
 def test_sentences_state_money_for_one_replica_fewer_and_the_reason_of_a_failed_candidate():
-    texts = sentences(read_sweep(CANDIDATES, RESULT, 100, PRICE), "USD")
+    texts = summaries(read_sweep(CANDIDATES, RESULT, 100, PRICE), "USD")
     assert texts == [
         "One replica fewer: hit rate -8 to -4 points, TTFT p50 +10 to +30 % (worse). It would save 240.00 USD a day.",
         "One replica more: No room.",
     ]
     unpriced = read_sweep(CANDIDATES, RESULT, 100, None)
-    assert "save" not in sentences(unpriced)[0]
+    assert "save" not in summaries(unpriced)[0]
     assert unpriced.present.money_per_day is None
 
 
 def test_without_calibration_there_is_no_advice():
     result = {**RESULT, "calibration": {"is_calibrated": False, "problems": ["Too few."]}}
     sweep = read_sweep(CANDIDATES, result, 100, PRICE)
-    assert sentences(sweep) == []
+    assert summaries(sweep) == []
     assert sweep.problems == ["Too few."]

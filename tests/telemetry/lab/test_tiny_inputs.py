@@ -91,7 +91,7 @@ def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minute
     count = sum(len(some) for some in spans)
     assert sum(sums.requests for sums in tally.result(replay.ratio).values()) == count
     for sums in tally.result(replay.ratio).values():
-        assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "doubt", *TERMS))
+        assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "sampling_error", *TERMS))
         assert_ladder_is_whole(sums, replay.ratio)
 
 
@@ -104,7 +104,7 @@ def assert_ladder_is_whole(sums: Sums, ratio: float) -> None:
 
 
 @given(st.builds(Sums, **dict.fromkeys(("requests", "reported_requests"), st.integers(0, 2)),
-                 **dict.fromkeys(("prompt_tokens", "reported_tokens", "doubt", *TERMS), st.floats(0, 9))),
+                 **dict.fromkeys(("prompt_tokens", "reported_tokens", "sampling_error", *TERMS), st.floats(0, 9))),
        st.sampled_from((1.0, 0.5, 2.0**-20)))  # fmt: skip
 def test_a_ladder_takes_any_sums(sums, ratio):
     assert_ladder_is_whole(sums, ratio)

@@ -74,7 +74,7 @@ def store_prompts(router: Router, now: datetime, beginnings: dict[tuple[str, str
             system = {"role": "system", "content": beginning.format(n=n) + rules()}
             document = _structure_document({"messages": [system, {"role": "user", "content": f"Hi {n}"}]})
             at = now - timedelta(seconds=5 * (count - n))
-            items.append(decision(len(items) + 1, at, pool=pool, group=group, opening=document))
+            items.append(decision(len(items) + 1, at, pool=pool, group=group, prompt_structure=document))
     cursor, _ = DecisionCursor.objects.get_or_create(router=router)
     page = {"boot": "b1", "next": len(items), "dropped": 0, "decisions": items}
     progress = Progress(router, cursor, rows_left=len(items), candidates_left=0)

@@ -134,7 +134,7 @@ def test_which_releases_count_a_request_once_per_retry(version, not_reported, tw
 
 
 def test_a_metric_under_another_name_is_not_reported_rather_than_0():
-    """H14, R19"""
+    """H14"""
     renamed = replica_text(1000, 400).replace("vllm:prefix_cache_hits_total", "vllm:kv_prefix_hits_total")
 
     _, engine = only(renamed)

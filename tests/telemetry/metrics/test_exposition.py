@@ -1,4 +1,4 @@
-"""Expositions of real engines and routers, and of hostile ones (S8, H9, H14, H15)."""
+"""Expositions of real engines and routers, and of hostile ones (H9, H14, H15)."""
 
 import contextlib
 import math
@@ -114,7 +114,7 @@ def lora_text(*adapters, at="1.8e9", started=5):
     ],
 )  # fmt: skip
 def test_adapters_are_bounded_and_unknown_where_they_may_be_wrong(text, adapters):
-    """An invalid list of adapters does not affect other figures (S8, T9)."""
+    """An invalid list of adapters does not affect other figures (T9)."""
     sample = read_replica(text)
 
     assert sample.lora_adapters == adapters
@@ -202,14 +202,12 @@ def test_label_values_may_contain_anything():
     ],
 )
 def test_an_invalid_exposition_is_rejected_as_a_whole(text):
-    """S8, R19"""
     with pytest.raises(ExpositionError):
         read_replica(text)
 
 
 @given(junk=st.text(max_size=200))
 def test_any_text_is_read_or_rejected(junk):
-    """S8"""
     for text in (
         junk + "\n",
         f"vllm:prefix_cache_queries_total{junk}\n",
@@ -222,7 +220,6 @@ def test_any_text_is_read_or_rejected(junk):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_randomly_damaged_exposition_is_read_or_rejected(seed):
-    """S8"""
     generator = random.Random(seed)
     text = list(replica_text(1000, 100, ttft=(1, 2, 3, 4, 5), started=1.0))
     for _ in range(30):

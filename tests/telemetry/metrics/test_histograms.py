@@ -1,4 +1,4 @@
-"""Histograms: METRICS rules T2 to T8."""
+"""Histograms: rules T2 to T8 of ``telemetry/metrics/README.md``."""
 
 import math
 import random

@@ -37,7 +37,7 @@ def increases(scrapes):
     ],
 )
 def test_the_golden_vectors(samples, rate):
-    """H1, METRICS section 1.2: restart 52.0 %, hidden reset 43.57 %, bad hour 5.0 %, idle undefined."""
+    """H1: restart 52.0 %, hidden reset 43.57 %, bad hour 5.0 %, idle undefined."""
     known = [added.counters for added in increases(scrape(10 * n, *sample) for n, sample in enumerate(samples))][1:]
 
     total = hit_rate_ratio(sum(counts["queries"] for counts in known), sum(counts["hits"] for counts in known))
@@ -106,7 +106,6 @@ def test_a_new_counter_is_unknown_once_unless_absence_means_zero():
 
 
 def test_late_and_duplicate_scrapes_have_no_increase_and_a_clock_set_back_starts_anew():
-    """R17"""
     before = scrape(10, 200, 60)
 
     assert increase(before, scrape(10, 300, 70), interval_s=10) is None
@@ -147,7 +146,7 @@ def play(history, *, has_start):
 
 @given(history=histories)
 def test_totals_are_exact_except_for_what_a_restart_loses_and_intervals_cover_the_time(history):
-    """H8, H9, H10, R19: gaps, duplicates and late scrapes lose nothing."""
+    """H8, H9, H10: gaps, duplicates and late scrapes lose nothing."""
     scrapes, missing = play(history, has_start=True)
     found = increases(scrapes)
 

@@ -58,7 +58,7 @@ def test_a_failed_scrape_leaves_a_gap_and_the_next_one_keeps_the_totals(pool, me
 def test_an_invalid_exposition_is_stale_and_changes_no_total(pool, metrics_server, response):
     scrape(pool, metrics_server, replica_text(1000, 100), response, replica_text(1500, 400))
 
-    assert stored("state", "queries") == [("first", None), ("stale", None), ("gap", 500)]  # R19, S8
+    assert stored("state", "queries") == [("first", None), ("stale", None), ("gap", 500)]
     assert events() == ["replica_changed"]  # the cache was reported; nothing went down
 
 

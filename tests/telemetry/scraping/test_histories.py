@@ -1,4 +1,4 @@
-"""The sum of all readings, whatever happens to a replica between scrapes (R19, S8).
+"""The sum of all readings, whatever happens to a replica between scrapes.
 
 A replica with one to three engines, two cache tiers, with or without start times (H9), is scraped repeatedly. In
 between it serves requests, restarts, fails, sends torn, NaN, negative or huge counts, or reports its hits under another
@@ -93,7 +93,7 @@ def play(history, count, *, has_start):
 @settings(deadline=None, max_examples=60)
 @given(history=histories, count=st.integers(1, 3))
 def test_totals_are_exact_except_for_what_a_restart_loses(history, count):
-    """R19, H4, H8, H9, H10, H12, H15: rejected and failed scrapes lose no token, and tiers add up to the hits."""
+    """H4, H8, H9, H10, H12, H15: rejected and failed scrapes lose no token, and tiers add up to the hits."""
     engines, readings = play(history, count, has_start=True)
 
     for engine, of_engine in zip(engines, readings, strict=True):
@@ -106,7 +106,7 @@ def test_totals_are_exact_except_for_what_a_restart_loses(history, count):
 @settings(deadline=None, max_examples=60)
 @given(history=histories, count=st.integers(1, 3), has_start=st.booleans())
 def test_no_count_is_negative_and_no_rate_above_one(history, count, has_start):
-    """R19, H3, H9, H14: also where restarts are hidden; hits under another name are unknown, not 0."""
+    """H3, H9, H14: also where restarts are hidden; hits under another name are unknown, not 0."""
     _, readings = play(history, count, has_start=has_start)
 
     for reading in (reading for of_engine in readings for reading in of_engine):

@@ -120,7 +120,7 @@ def test_the_version_is_read_once_an_hour_and_after_each_restart(pool, metrics_s
     ids=["not found", "not JSON", "a list", "a number", "not a version", "too long", "deeply nested"],
 )  # fmt: skip
 def test_an_invalid_version_is_unknown(pool, metrics_server, response):
-    """H13, S8"""
+    """H13"""
     metrics_server.script("/r1/version", response)
     scrape(pool, metrics_server, replica_text(9, 3))
 

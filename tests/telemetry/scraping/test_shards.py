@@ -28,7 +28,6 @@ shards = st.integers(1, MAX_SHARDS).flatmap(lambda of: st.builds(Shard, st.integ
     ],
 )
 def test_the_due_time_of_a_cycle(now_s, last_due_s, due_s, missed):
-    """R17"""
     assert WHOLE.due_s(now_s, 5.0, last_due_s) == due_s
     assert missed_cycles(last_due_s, due_s or now_s, 5.0) == missed
 

@@ -54,7 +54,7 @@ def test_a_cycle_of_64_targets_costs_a_bounded_number_of_queries(pool, metrics_s
 
 @alone
 def test_half_a_large_fleet_that_hangs_does_not_make_a_cycle_longer(pool, metrics_server, settings):
-    """R20, with an interval short enough for a test."""
+    """With an interval short enough for a test."""
     settings.SCRAPE_INTERVAL_S = 2  # so a scrape has 1.6 s
     with silent() as port:
         hung = [Replica(pool=pool, name=f"h{n}", url=f"http://127.0.0.1:{port}/h{n}") for n in range(150)]

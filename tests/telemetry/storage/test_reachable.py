@@ -74,7 +74,7 @@ def test_the_share_is_unknown_with_too_few_requests(pool):
 def test_the_share_is_unknown_if_its_error_is_too_large(pool):
     ladder_bin(pool, T0 - timedelta(minutes=5), requests=120, reachable=0.5, spread=0.5)
     assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
-    ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, doubt=20_000.0)
+    ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, sampling_error=20_000.0)
     assert reachable_share(["chat"], MINUTE) is None
     assert MAX_REACHABLE_ERROR == 0.05
 

@@ -284,7 +284,7 @@ def large_chunks():
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(early=scrapes, late=scrapes, until_min=st.integers(30, 200))
 def test_the_order_of_readings_and_rollups_changes_no_sum(replicas, early, late, until_min):
-    """Late and duplicate readings (R19), runs in between, and a window that ends anywhere."""
+    """Late and duplicate readings, runs in between, and a window that ends anywhere."""
     with connection.cursor() as cursor:
         for table in ("telemetry_reading", *(table for tables in TABLES.values() for table in tables)):
             cursor.execute(f"delete from {table}")

@@ -74,7 +74,7 @@ def test_an_open_alert_says_why_its_rule_has_no_current_value(visitor, fleet, no
 
 def test_each_kind_of_alert_names_its_value(visitor, operator, fleet, noon):
     alerts_of_every_state(fleet, operator)
-    Alert.objects.update(muted=None)
+    Alert.objects.update(suppression=None)
     Alert.objects.filter(subject="gpu-2").update(unit="count", value=8)
 
     text = visitor.get("/alerts/").text
@@ -196,7 +196,7 @@ def test_the_list_separates_notifying_suppressed_pending_and_resolved_alerts(vis
 
     text = visitor.get("/alerts/").text
 
-    assert "Moving a rack" in text.split('id="muted"')[1].split("</section>")[0]
+    assert "Moving a rack" in text.split('id="suppressed"')[1].split("</section>")[0]
     assert "TTFT objective of pool chat" in text.split('id="pending"')[1].split("</section>")[0]
     assert "acknowledged by olga: Adding a replica" in text
     assert "Replica down of pool chat, gpu-3" in text.split('id="recent"')[1]
@@ -229,7 +229,7 @@ def test_an_alert_is_acknowledged_and_unacknowledged_without_a_script(visitor, f
     assert "Acknowledged by olga" in page.text
     alert.refresh_from_db()
     assert (alert.acknowledged_by, alert.acknowledged_note) == ("olga", "mine")
-    visitor.post(f"/alerts/{alert.pk}/release/")
+    visitor.post(f"/alerts/{alert.pk}/unacknowledge/")
     alert.refresh_from_db()
     assert alert.acknowledged_at is None
     Alert.objects.update(state="resolved")

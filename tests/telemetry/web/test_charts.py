@@ -13,8 +13,8 @@ def test_a_figure_has_lines_marks_and_a_sentence(visitor, fleet, slug):
     kinds = [trace["meta"] for trace in figure["data"]]
     assert "line" in kinds
     assert kinds[-1] == "events"
-    assert "UTC. Latest values: " in figure["meta"]["sentence"]
-    assert "2 events marked" in figure["meta"]["sentence"]
+    assert "UTC. Latest values: " in figure["meta"]["summary"]
+    assert "2 events marked" in figure["meta"]["summary"]
     assert figure["meta"]["empty"] == ""
     assert [note["text"] for note in figure["layout"]["annotations"]] == ["chat r2", "gpu-4 restart"]
 
@@ -93,7 +93,7 @@ def test_an_empty_chart_says_why(visitor):
     figure = visitor.get("/charts/ttft/figure/").json()
 
     assert figure["meta"]["empty"] == "no streamed response"
-    assert "no data" in figure["meta"]["sentence"]
+    assert "no data" in figure["meta"]["summary"]
 
 
 @pytest.mark.parametrize(

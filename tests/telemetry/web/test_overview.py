@@ -60,7 +60,6 @@ def test_when_reading_stopped_the_page_says_since_when_and_what_is_safe(visitor,
 
 
 def test_when_the_disk_is_full_the_page_says_so(visitor, fleet, noon):
-    """R23"""
     ScrapeShard.objects.create(number=0, due_at=noon, lag_s=0, refused_since=noon + timedelta(minutes=1))
     with time_machine.travel(noon + timedelta(minutes=3), tick=False):
         text = visitor.get("/").text

@@ -20,7 +20,7 @@ def prompts(fleet) -> None:
         NOW,
         {("chat", "retrieval"): ("", 12), ("chat", "coding"): (DATED, 12), ("batch", ""): (DATED, 3)},
     )
-    assert Decision.objects.exclude(opening=None).count() == 27
+    assert Decision.objects.exclude(prompt_structure=None).count() == 27
 
 
 def test_the_most_expensive_finding_comes_first_with_its_position_cost_and_advice(visitor, prompts):
@@ -52,7 +52,7 @@ def test_rest_returns_the_same_findings(visitor, prompts, django_assert_max_num_
         answer = visitor.get("/api/v1/prompts?pool=chat")
     first, second = answer.json()["groups"]
 
-    assert (first["pool"], first["group"], first["openings"]) == ("chat", "coding", 12)
+    assert (first["pool"], first["group"], first["prompts"]) == ("chat", "coding", 12)
     (finding,) = first["findings"]
     assert (finding["kind"], finding["segment"], finding["at_tokens"]) == ("date", "system", 5)
     assert finding["effect"] == "identical tokens after it cannot be shared"

@@ -16,7 +16,7 @@ CANDIDATES = [
     {"replica": "gpu-2", "running": 1, "waiting_tokens": 10, "hit_tokens": 0, "cost": 1010.0},
     {"replica": "gpu-1", "running": 4, "waiting_tokens": 40, "hit_tokens": 800, "cost": 240.0},
 ]
-OPENING = {
+STRUCTURE = {
     "bytes": 9000,
     "described": 9000,
     "messages": 2,
@@ -95,7 +95,7 @@ def test_a_list_by_a_figure_reads_no_more_than_its_bound_and_says_since_when(vis
 
 def test_a_decision_is_explained_with_candidates_prediction_and_what_was_delivered(visitor, router, noon):
     before, one, after = decided_in_a_row(router, noon, 3)
-    type(one).objects.filter(seq=1).update(candidates=CANDIDATES, opening=OPENING, cached_tokens=300)
+    type(one).objects.filter(seq=1).update(candidates=CANDIDATES, prompt_structure=STRUCTURE, cached_tokens=300)
 
     text = visitor.get(f"/requests/{place_of(one)}/").text
 

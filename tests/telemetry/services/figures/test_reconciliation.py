@@ -81,7 +81,7 @@ def test_the_table_shows_which_rates_agree(pool, disagreeing):
 
 
 def test_an_engine_s_notes_name_what_it_lacks_and_what_skews_it(pool, replicas):
-    """H13, H19, R19: a gap names nothing, so the newest scrape that succeeded counts."""
+    """H13, H19: a gap names nothing, so the newest scrape that succeeded counts."""
     old, new, decode = replicas
     scraped(old, AT, engine="vllm", version="0.32.0")
     scraped(new, AT, engine="vllm", version="0.33.0")

@@ -196,7 +196,6 @@ def test_ttft_of_routers_is_preferred_over_ttft_of_engines(r1, router, pool):
 
 
 def test_ttft_has_the_share_of_timed_responses_and_other_responses_have_a_latency(r1, router, pool):
-    """T1b"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
     router_scraped(router, at)
@@ -216,7 +215,7 @@ def test_ttft_has_the_share_of_timed_responses_and_other_responses_have_a_latenc
 
 
 def test_ttft_is_of_engines_if_no_response_was_streamed(r1, router, pool):
-    """T1, T1b"""
+    """T1"""
     at = T0 + timedelta(seconds=5)
     engine_reading(r1, at, queries=1, hits=0, ttft={0: 90})
     router_scraped(router, at)

@@ -84,7 +84,7 @@ def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
     requests = sampled(spread(traffic(1200, placed="random")), 0.5)
     store(requests)
     replay_pools(at(30))
-    at_once = {row.pk: (row.predicted, row.split, row.reachable, row.doubt) for row in LadderBin.objects.all()}
+    at_once = {row.pk: (row.predicted, row.split, row.reachable, row.sampling_error) for row in LadderBin.objects.all()}
     LadderBin.objects.all().delete()
     ReplayState.objects.all().delete()
 
@@ -93,7 +93,7 @@ def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
 
     assert LadderBin.objects.count() == len(at_once) == 9  # three groups, three bins with requests
     for row in LadderBin.objects.all():
-        assert (row.predicted, row.split, row.reachable, row.doubt) == pytest.approx(at_once[row.pk])
+        assert (row.predicted, row.split, row.reachable, row.sampling_error) == pytest.approx(at_once[row.pk])
     assert ReplayState.objects.count() <= replays.MAX_STATES + 1  # and that of the newest minute
 
 
@@ -197,7 +197,7 @@ def test_the_capacity_curve_predicts_the_hit_rate_of_larger_caches(fleet):
     update_curves(at(40))
     curve = curve_of(fleet)
     points = {point["multiple"]: point for point in curve.points}
-    assert (curve.requests, curve.replicas, curve.room_tokens) == (2000, 4, CAPACITY_BLOCKS * HASH_TOKENS)
+    assert (curve.requests, curve.replicas, curve.cache_tokens) == (2000, 4, CAPACITY_BLOCKS * HASH_TOKENS)
     assert points[1.0]["split"] < points[2.0]["split"] < points[1.0]["shared"]
 
     real = replayed(requests, dict.fromkeys(CAPACITIES, 2 * CAPACITY_BLOCKS))

@@ -153,7 +153,7 @@ def test_the_newest_finished_sweep_is_shown_while_another_runs(fleet):  # noqa: 
     assert found.what_if == done
     assert open_sweep(fleet) == running
     assert [point.replicas for point in found.sweep.by_replicas] == [3, 4, 5]
-    assert found.sentences[0].endswith("It would save 172.80 USD a day.")
+    assert found.summaries[0].endswith("It would save 172.80 USD a day.")
 
 
 def test_captured_requests_say_how_long_the_lost_prefixes_are(fleet):  # noqa: F811
@@ -218,7 +218,7 @@ def test_a_sweep_of_served_traffic_fits_the_engines_and_ranks_the_sizes(pool):
     assert hit_rates[-1] > hit_rates[0] + 0.05
     fewest, most = found.sweep.by_replicas[0], found.sweep.by_replicas[-1]
     assert fewest.figures["ttft_p95_s"] > most.figures["ttft_p95_s"]
-    assert "It would save 172.80 USD a day" in found.sentences[0]
+    assert "It would save 172.80 USD a day" in found.summaries[0]
     doubled = serve(workload, LowestCostSettings(), cache_tokens=120_000)
     assert hit_rates[-2] == pytest.approx(doubled.hit_rate(80), abs=0.03), "what a fleet with twice the cache does"
 

@@ -1,4 +1,4 @@
-"""What the receiver counts after R16's kills, for the test and for the soak."""
+"""What the receiver counts after deliveries were killed, for the test and for the soak."""
 
 from __future__ import annotations
 

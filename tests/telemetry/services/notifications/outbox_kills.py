@@ -1,4 +1,4 @@
-"""R16: processes that deliver are killed with kill -9, again and again; what does the receiver count?
+"""Processes that deliver are killed with kill -9, again and again; what does the receiver count?
 
 A program, because it forks: ``python outbox_kills.py HOST DATABASE URL CYCLES SEED``, with a migrated database and a
 webhook receiver. Each cycle writes one message, lets a process deliver it that is killed at a moment that chance picks

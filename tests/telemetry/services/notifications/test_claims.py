@@ -100,7 +100,6 @@ def test_a_hanging_receiver_delays_no_other_and_uses_few_threads(clock, receiver
 
 @pytest.mark.django_db(transaction=True)
 def test_two_workers_at_once_send_each_message_once(receiver):
-    """R17"""
     channels = [create_channel(f"c{number}", config={"url": receiver.url}) for number in range(6)]
     for channel in channels:
         queue_messages(channel, "firing", "repeated", "resolved")
@@ -127,7 +126,7 @@ def test_two_workers_at_once_send_each_message_once(receiver):
 
 @pytest.mark.django_db(transaction=True)
 def test_processes_that_are_killed_around_the_send_lose_nothing_and_send_at_most_twice():
-    """R16, in short; ``make bench-soak`` has its 1,000 cycles."""
+    """``make bench-soak`` has its 1,000 cycles."""
     database = connection.settings_dict
     counted = killed_deliveries(str(database["HOST"]), database["NAME"], cycles=24, seed=7, timeout_s=100)
 

@@ -30,7 +30,7 @@ def test_a_message_is_delivered_once_and_the_log_says_how(queued, receiver, cloc
 
 
 def test_retries_follow_the_schedule_under_one_id(queued, clock):
-    """R18: at once, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
+    """At once, 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
     sender = ScriptedSender(*[connection_error() for _ in range(20)])
     waits = []
     while not deliveries()[0].finished_at:
@@ -94,7 +94,6 @@ def test_an_exception_in_a_channel_is_a_failed_attempt(queued, channel, clock):
 
 
 def test_a_failing_channel_is_disabled_and_its_owner_notified(channel, clock, django_user_model):
-    """R18"""
     owner = django_user_model.objects.create_user("olga", email="olga@example.org")
     doomed = create_channel("doomed", config={"url": "https://hooks.example/x"}, by=owner)
     mail = {"recipients": "a@example.org", "sender": "w@example.org", "host": "smtp.example.org"}

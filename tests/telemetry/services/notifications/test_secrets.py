@@ -26,7 +26,7 @@ def test_the_log_has_responses_without_secrets(queued, channel, receiver, clock)
 
     outbox.deliver_due(clock)
 
-    assert DeliveryAttempt.objects.get().answer == "no: ... ... ... [31m"
+    assert DeliveryAttempt.objects.get().response == "no: ... ... ... [31m"
     channel.refresh_from_db()
     assert (channel.failed_at, channel.error, channel.delivered_at) == (T0, "it responded with status 500", None)
 
@@ -50,7 +50,6 @@ def clock_now():
 
 
 def test_secrets_are_encrypted_and_never_shown(channel, receiver):
-    """S13"""
     with connection.cursor() as cursor:
         cursor.execute("select row_to_json(c)::text from telemetry_channel c")
         stored = cursor.fetchone()[0]
