@@ -75,7 +75,7 @@ class StaleDraftError(ConflictError):
     """Another revision became active since the editor read the policy."""
 
 
-class PublishRefusedError(ConflictError):
+class PredictionRequiredError(ConflictError):
     """The draft lacks the prediction that its pool requires. ``members`` are added to the problem document."""
 
     def __init__(self, detail: str, members: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 _TYPES = ("dtype", "torch_dtype")
-_KEPT = frozenset(
+_SIZE_KEYS = frozenset(
     {
         *_LAYERS,
         *_HEADS,
@@ -100,11 +100,11 @@ _KEPT = frozenset(
 )
 
 
-def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a ``config.json`` that the size follows from; those of ``text_config`` for a multimodal model."""
+def size_relevant_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a ``config.json`` that determine the size; those of ``text_config`` for a multimodal model."""
     text = config.get("text_config")
     merged = {**config, **(text if isinstance(text, dict) else {})}
-    kept = {name: merged[name] for name in sorted(_KEPT & merged.keys()) if merged[name] is not None}
+    kept = {name: merged[name] for name in sorted(_SIZE_KEYS & merged.keys()) if merged[name] is not None}
     quantization = merged.get("quantization_config")
     scheme = quantization.get("kv_cache_scheme") if isinstance(quantization, dict) else None
     if isinstance(scheme, dict) and scheme.get("num_bits") == 8:
@@ -124,8 +124,8 @@ def kv_bytes(settings: Mapping[str, Any] | None) -> KvBytes | None:
 
 
 def kv_bytes_of_model(config: Mapping[str, Any], cache_dtype: str = CacheDtype.AUTO) -> KvBytes:
-    """Bytes per token by a model's ``config.json``; InvalidError names a key that is missing or no positive number."""
-    config = kept_config(config)
+    """Bytes per token from a model's ``config.json``; InvalidError names a key that is missing or not positive."""
+    config = size_relevant_keys(config)
     size, notes = _number_bytes(config, cache_dtype)
     layers, layer_notes = _attention_layers(config)
     if "kv_lora_rank" in config:

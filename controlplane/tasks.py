@@ -20,7 +20,7 @@ from controlplane.egress import fleet_rules, guarded_client
 from controlplane.isolation import isolated_items
 from controlplane.models import ConfigSnapshot, PeriodicTask, ReplicaSource, Router
 from controlplane.push.client import Ack, Nack, Unreachable, deliver, sign
-from controlplane.services.access.people import delete_ended_sessions
+from controlplane.services.access.users import delete_ended_sessions
 from controlplane.services.audit_log import check_audit_daily
 from controlplane.services.discovery.adoption import claim_polls, record_poll, record_poll_failure
 from controlplane.services.discovery.reconcile import reconcile_source

@@ -31,7 +31,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
     reason = _not_ready_reason()
     worker = None if reason else _worker_state()
     if not reason and worker != "ok" and "worker" in request.GET.getlist("require"):
-        reason = "no worker was seen lately: nothing is scraped, evaluated or pushed to routers"
+        reason = "no worker has reported recently: nothing is scraped, evaluated or pushed to routers"
     if reason:
         return JsonResponse({"status": "not_ready", "reason": reason}, status=503)
     return JsonResponse({"status": "ready", "worker": worker})

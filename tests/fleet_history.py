@@ -196,11 +196,11 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
         "found": 7,
         "new": 2,
         "vanished": 1,
-        "looked_at": now,
+        "last_poll_at": now,
         "succeeded_at": now,
-        "refused": ["vllm-x: link-local."],
+        "rejected": ["vllm-x: link-local."],
     }
-    ReplicaSource.objects.filter(pk=cluster.pk).update(**row, next_look_at=now + timedelta(hours=1))
+    ReplicaSource.objects.filter(pk=cluster.pk).update(**row, next_poll_at=now + timedelta(hours=1))
     for number, condition in ((21, "ready"), (22, "ready"), (23, "not_ready")):
         _discovered(
             cluster, f"vllm-7d9c5b8f6d-{number}", number, condition=condition, labels={"node": f"gpu-node-{number}"}
@@ -211,7 +211,7 @@ def sources_at_work(pool: Pool, now: datetime) -> None:
     failing = create_source(pool, name="names", kind="dns", settings={"host": "vllm.example"}, adoption="adopt")
     error = "No name server responded within 10 s."
     ReplicaSource.objects.filter(pk=failing.pk).update(
-        looked_at=now, error=error, next_look_at=now + timedelta(hours=1)
+        last_poll_at=now, error=error, next_poll_at=now + timedelta(hours=1)
     )
 
 

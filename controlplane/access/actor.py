@@ -106,7 +106,7 @@ PROJECT_OF: dict[str, str | None] = {
     "controlplane.AuditEntry": None,
     "controlplane.AuditCheck": None,
     "controlplane.RoleAssignment": None,
-    "controlplane.PersonSession": None,
+    "controlplane.UserSession": None,
     "controlplane.SignInLock": None,
     "auth.User": None,
     "telemetry.AlertRule": "pool__project",

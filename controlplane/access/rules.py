@@ -22,7 +22,7 @@ class Rule:
 
     roles: Mapping[str, Role]  # by method
     fleet_wide: bool = False  # concerns no single project: the role must be held in all projects
-    # Methods that need a recent authentication of a person: they cannot be undone, change access, or show a secret.
+    # Methods that need a recent authentication of the user: they cannot be undone, change access, or show a secret.
     confirm: tuple[str, ...] = ()
 
 
@@ -140,7 +140,7 @@ RULES: Mapping[str, Rule] = {
     "controlplane:source-new": _form(EDITOR),
     "controlplane:source": _form(EDITOR),
     "controlplane:source-remove": _form(EDITOR),
-    "controlplane:source-look": _rule(POST=OPERATOR),
+    "controlplane:source-poll": _rule(POST=OPERATOR),
     "controlplane:discovered-adopt": _rule(POST=EDITOR),
     "controlplane:discovered-dismiss": _rule(POST=EDITOR),
     "controlplane:task-groups": VIEW,
@@ -173,18 +173,18 @@ RULES: Mapping[str, Rule] = {
     "telemetry:delivery": VIEW,
     "telemetry:delivery-replay": _rule(POST=OPERATOR),
     # --- pages: users and access ---
-    "controlplane:people": _rule(GET=ADMIN, fleet_wide=True),
-    "controlplane:person-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
-    "controlplane:person": _rule(GET=ADMIN),
-    "controlplane:person-role": _rule(POST=ADMIN, confirm=("POST",)),
-    "controlplane:person-active": _rule(POST=ADMIN, confirm=("POST",)),
-    "controlplane:person-password": _rule(POST=ADMIN, confirm=("POST",)),
-    "controlplane:person-unlock": _rule(POST=ADMIN, confirm=("POST",)),
-    "controlplane:person-second-factor": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:users": _rule(GET=ADMIN, fleet_wide=True),
+    "controlplane:user-new": _form(ADMIN, fleet_wide=True, confirm=("GET", "POST")),
+    "controlplane:user": _rule(GET=ADMIN),
+    "controlplane:user-role": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:user-active": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:user-password": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:user-unlock": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:user-second-factor": _rule(POST=ADMIN, confirm=("POST",)),
     "controlplane:project-new": _form(ADMIN, fleet_wide=True),
     "controlplane:project-approval": _rule(POST=ADMIN, confirm=("POST",)),
     "controlplane:project-remove": _form(ADMIN, confirm=("GET", "POST")),
-    "controlplane:person-sessions-end": _rule(POST=ADMIN, confirm=("POST",)),
+    "controlplane:user-sessions-end": _rule(POST=ADMIN, confirm=("POST",)),
     "controlplane:sessions": _rule(GET=VIEWER),  # the user's own
     "controlplane:session-end": _rule(POST=VIEWER, confirm=("POST",)),
     "controlplane:sessions-end-others": _rule(POST=VIEWER, confirm=("POST",)),
@@ -205,7 +205,7 @@ RULES: Mapping[str, Rule] = {
     **_resource("api:replica", create=EDITOR, change=EDITOR, remove=EDITOR),
     "api:replica-state": _rule(POST=OPERATOR),
     **_resource("api:replica-source", create=EDITOR, change=EDITOR, remove=EDITOR),
-    "api:replica-source-look": _rule(POST=OPERATOR),
+    "api:replica-source-poll": _rule(POST=OPERATOR),
     **_resource("api:discovered-replica"),
     "api:discovered-replica-adopt": _rule(POST=EDITOR),
     "api:discovered-replica-dismiss": _rule(POST=EDITOR),
@@ -320,7 +320,7 @@ MODEL_OF_URL_PARAMETER: Mapping[str, tuple[str, str]] = {
     "project_id": ("controlplane.Project", "pk"),
     "router_id": ("controlplane.Router", "pk"),
     "key_id": ("controlplane.ClientKey", "pk"),
-    "person_id": ("auth.User", "pk"),
+    "user_id": ("auth.User", "pk"),
     "rule_id": ("telemetry.AlertRule", "pk"),
     "alert_id": ("telemetry.Alert", "pk"),
     "silence_id": ("telemetry.Silence", "pk"),
@@ -348,5 +348,5 @@ def is_fleet_wide(route: str) -> bool:
 
 
 def needs_reauthentication(route: str, method: str) -> bool:
-    """Whether a person must have authenticated recently. Scripts authenticate with each request."""
+    """Whether a user must have authenticated recently. Scripts authenticate with each request."""
     return route in RULES and method in RULES[route].confirm

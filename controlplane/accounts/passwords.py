@@ -1,6 +1,6 @@
 """Signing in with a username and a password: guessing limits, known devices and password rules.
 
-A signed cookie marks devices on which a person signed in before. It names the person and a digest of their password
+A signed cookie marks devices on which a user signed in before. It names the user and a digest of their password
 hash, so a new password invalidates it. It grants no access: it only exempts the device from the limit on guesses at a
 name from all addresses together.
 """

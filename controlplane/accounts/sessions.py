@@ -1,4 +1,4 @@
-"""Sessions: encrypted in the database, listed per person, ended when idle; and what signing in records.
+"""Sessions: encrypted in the database, listed per user, ended when idle; and what signing in records.
 
 ``ControlPlaneConfig.ready`` imports this module so that the signal receivers are registered.
 """
@@ -26,14 +26,14 @@ from controlplane.accounts.sign_in_methods import record_authentication, record_
 from controlplane.accounts.single_sign_on import authenticated_at, groups_of
 from controlplane.encryption import decrypt, encrypt
 from controlplane.request_origin import client_address
-from controlplane.services.access.people import (
+from controlplane.services.access.sign_ins import record_sign_in, record_sign_in_failure
+from controlplane.services.access.users import (
     end_sessions,
     record_account_connected,
     record_second_factor_change,
     record_session,
     sync_group_roles,
 )
-from controlplane.services.access.sign_ins import record_sign_in, record_sign_in_failure
 
 ACTIVITY_INTERVAL_S = 300  # seconds between two writes of a session that is in use
 _ACTIVE_AT, _STARTED_AT, _LISTED_KEY = "active_at", "started_at", "listed_as"  # keys of a session
@@ -52,7 +52,7 @@ class EncryptedSerializer:
 
 
 class SessionEndMiddleware:
-    """Ends a session ``SESSION_COOKIE_AGE`` after the person's last request and ``SESSION_MAX_S`` after sign-in.
+    """Ends a session ``SESSION_COOKIE_AGE`` after the user's last request and ``SESSION_MAX_S`` after sign-in.
 
     Requests of pages that refresh themselves do not prolong a session.
     """

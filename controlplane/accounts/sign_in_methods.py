@@ -1,10 +1,10 @@
 """Sign-in methods of a user, the time of the last authentication, and limits on failed sign-ins.
 
 Theory of operation of the limits. allauth counts failures in Django's cache, a table in PostgreSQL, so all processes
-share the counts. Three counts exist: of a name from one address, of an address with any names, and of a person's second
+share the counts. Three counts exist: of a name from one address, of an address with any names, and of a user's second
 factor. IPv6 addresses count by their /64. A fourth count, of a name from all addresses together, bounds an attacker
-with many addresses. It applies only to devices on which this person never signed in (``passwords.is_known_device``),
-so an attacker cannot lock people out of their own devices. Counting takes a lock for each key, so concurrent failures
+with many addresses. It applies only to devices on which this user never signed in (``passwords.is_known_device``),
+so an attacker cannot lock users out of their own devices. Counting takes a lock for each key, so concurrent failures
 are all counted.
 """
 
@@ -27,10 +27,10 @@ from controlplane.encryption import decrypt, encrypt
 from controlplane.request_origin import rate_limit_network
 
 RECENT_S = 900  # an authentication this many seconds ago counts as recent
-CLOCK_SKEW_S = 60  # that a provider's clock may be ahead of ours
+CLOCK_SKEW_S = 60  # a provider's clock may be ahead of ours by this much
 _BY_PROVIDER, _AUTHENTICATED_AT = "signed_in_by_provider", "authenticated_at"  # keys of a session
 
-NEW_DEVICES = "new devices"  # stands for an address: all devices on which the person never signed in
+NEW_DEVICES = "new devices"  # stands for an address: all devices on which the user never signed in
 NAME_ACTION = "login_failed_name"  # in ACCOUNT_RATE_LIMITS
 
 
@@ -80,7 +80,7 @@ def signed_in_by_provider(request: HttpRequest) -> bool:
 
 
 def record_authentication(request: HttpRequest, *, at: float | None = None) -> None:
-    """Store when the person authenticated: now, or at the Unix time that the identity provider reports."""
+    """Store when the user authenticated: now, or at the Unix time that the identity provider reports."""
     request.session[_AUTHENTICATED_AT] = time.time() if at is None else at
 
 
@@ -109,7 +109,7 @@ def clear_failures(name: str, address: str) -> None:
 
 
 def clear_second_factor_failures(user_id: int) -> None:
-    """Unlock the second factor of a person."""
+    """Unlock the second factor of a user."""
     _clear(f"mfa-auth-user-{user_id}", "")  # allauth's key
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. allauth runs the authorization code flow with PKCE; every request to the provider goes through our
 egress rules. Returning users are identified by issuer and subject alone: e-mail addresses and names are ignored,
-because many providers let people choose theirs. A new user may sign in if one of their groups has a role here. A user
+because many providers let users choose theirs. A new user may sign in if one of their groups has a role here. A user
 with an existing account connects the two while signed in.
 """
 
@@ -21,8 +21,8 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from controlplane.egress import guarded_session, provider_rules
-from controlplane.services.access.people import record_first_single_sign_on, roles_of_groups
 from controlplane.services.access.sign_ins import record_sign_in_failure
+from controlplane.services.access.users import record_first_single_sign_on, roles_of_groups
 
 
 class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth ships no types
@@ -63,7 +63,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
 def render_sign_in_rejected(request: HttpRequest, reason: str, status: int = 403) -> HttpResponse:
     """Record a failed single sign-on and render its page."""
     record_sign_in_failure("", detail=" by single sign-on")
-    return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=status)
+    return render(request, "account/single_sign_on_rejected.html", {"reason": reason}, status=status)
 
 
 def groups_of(sociallogin: SocialLogin) -> list[str]:
@@ -74,7 +74,7 @@ def groups_of(sociallogin: SocialLogin) -> list[str]:
 
 
 def authenticated_at(sociallogin: SocialLogin) -> float | None:
-    """Unix time of the person's last authentication at the provider; None where the provider does not report it."""
+    """Unix time of the user's last authentication at the provider; None where the provider does not report it."""
     at = sociallogin.account.extra_data.get("id_token", {}).get("auth_time")
     return float(at) if isinstance(at, int | float) else None
 
@@ -85,5 +85,5 @@ def _problem_of_claims(claims: dict[str, Any]) -> str:
     if token.get("iss", "").rstrip("/") != settings.OIDC_ISSUER:
         return "The response is not from the configured issuer."
     if not token.get("sub") or userinfo.get("sub", token["sub"]) != token["sub"]:
-        return "The provider's ID token and userinfo name two different people."
+        return "The provider's ID token and userinfo name two different users."
     return ""

@@ -117,7 +117,7 @@ def signed_in_user(request: Request) -> User:
 
 
 def _check_session(request: Request) -> None:
-    """PermissionDenied where a signed-in person must set up a second factor or authenticate again first."""
+    """PermissionDenied where a signed-in user must set up a second factor or authenticate again first."""
     http_request = request._request  # noqa: SLF001 - Django's middleware keeps the session there
     if lacks_second_factor(http_request, actor(request)):
         raise PermissionDenied("Your role needs a second factor. Set it up on your account's page.")

@@ -119,7 +119,7 @@ class Subscription:
         self._position, self._rows = position, rows
         self._newest_seen: events.Position | None = None
         self._started_s = self._keepalive_s = self._checked_s = time.monotonic()
-        self._has_slot = threading.Lock()
+        self._release_once = threading.Lock()  # never released
 
     def next_chunk(self) -> bytes | None:
         """What to send now, b"" for nothing, None at the end. Queries the database; call it in a thread."""
@@ -133,7 +133,7 @@ class Subscription:
 
     def close(self) -> None:
         """Release the slot, once."""
-        if self._has_slot.acquire(blocking=False):
+        if self._release_once.acquire(blocking=False):
             _slots.release()
 
     def _next_chunk(self, now_s: float) -> bytes | None:

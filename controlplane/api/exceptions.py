@@ -24,7 +24,7 @@ from controlplane.errors import (
     GoneError,
     IdempotencyKeyReusedError,
     InvalidError,
-    PublishRefusedError,
+    PredictionRequiredError,
     RequestInProgressError,
     RoleNeededError,
     RouterUnavailableError,
@@ -99,7 +99,7 @@ SPECIFIC_TYPES: Mapping[type[Exception], str] = {
     RequestInProgressError: "still-running",
     IdempotencyKeyReusedError: "key-reused",
     TooManyWaitersError: "too-many-waiting",
-    PublishRefusedError: "prediction-required",
+    PredictionRequiredError: "prediction-required",
 }
 
 # The first matching entry applies.
@@ -200,18 +200,18 @@ def _errors(error: Exception) -> Iterator[dict[str, str]]:
         for fault in error.faults:
             yield {"pointer": pointer(fault.path), "detail": fault.reason}
     elif isinstance(error, exceptions.ValidationError):
-        yield from _flattened(error.detail, "#")
+        yield from _nested_errors(error.detail, "#")
 
 
-def _flattened(detail: Any, path: str) -> Iterator[dict[str, str]]:
-    """DRF's nested details as pointers; its ``non_field_errors`` belong to the object itself."""
+def _nested_errors(detail: Any, path: str) -> Iterator[dict[str, str]]:
+    """DRF's nested error details as JSON pointers with a text; ``non_field_errors`` belong to the object itself."""
     if isinstance(detail, dict):
         for name, inner in detail.items():
-            yield from _flattened(inner, path if name == "non_field_errors" else f"{path}/{name}")
+            yield from _nested_errors(inner, path if name == "non_field_errors" else f"{path}/{name}")
     elif isinstance(detail, list):
         for position, inner in enumerate(detail):
             is_nested = isinstance(inner, dict | list)
-            yield from _flattened(inner, f"{path}/{position}" if is_nested else path)
+            yield from _nested_errors(inner, f"{path}/{position}" if is_nested else path)
     else:
         yield {"pointer": path, "detail": str(detail)}
 

@@ -80,7 +80,7 @@ def earlier_version(
 
 
 def _values_before(state: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """The fields' values before a change; {} if the change did not lead to this state, and so is of another object."""
+    """The fields' values before a change; {} if the change did not lead to this state: it concerns another object."""
     before, after = change
     if not isinstance(before, dict) or not isinstance(after, dict):
         return {}

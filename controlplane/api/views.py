@@ -172,7 +172,7 @@ def query_flag(request: Request, name: str) -> bool:
 
 
 def _owner_of(request: Request) -> str | None:
-    """The owner of rate limits and idempotency keys: a token, or a person with a session; None for a router."""
+    """The owner of rate limits and idempotency keys: a token, or a user with a session; None for a router."""
     if isinstance(request.auth, ApiToken):
         return f"token:{request.auth.pk}"
     return f"user:{request.user.pk}" if isinstance(request.user, User) else None

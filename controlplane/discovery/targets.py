@@ -34,7 +34,7 @@ class SourceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Base of each kind's settings."""
 
 
-MAX_KEY_CHARS = 253  # of the longest name in DNS and Kubernetes
+MAX_KEY_CHARS = 253  # length of the longest name in DNS and Kubernetes
 MAX_LABELS = 32
 MAX_LABEL_CHARS = 200
 MAX_LISTED_REJECTIONS = 20

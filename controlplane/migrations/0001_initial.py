@@ -132,7 +132,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='PersonSession',
+            name='UserSession',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('key', models.CharField(editable=False, max_length=40, unique=True)),
@@ -140,7 +140,7 @@ class Migration(migrations.Migration):
                 ('agent', models.CharField(blank=True, max_length=200)),
                 ('started_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('seen_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='browsers', to=settings.AUTH_USER_MODEL)),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='browser_sessions', to=settings.AUTH_USER_MODEL)),
             ],
             options={
                 'ordering': ('-seen_at', '-pk'),
@@ -264,14 +264,14 @@ class Migration(migrations.Migration):
                 ('max_targets', models.PositiveIntegerField(default=256)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('settings_changed_at', models.DateTimeField(blank=True, null=True)),
-                ('next_look_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('looks', models.PositiveBigIntegerField(default=0)),
-                ('looked_at', models.DateTimeField(blank=True, null=True)),
+                ('next_poll_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ('poll_number', models.PositiveBigIntegerField(default=0)),
+                ('last_poll_at', models.DateTimeField(blank=True, null=True)),
                 ('succeeded_at', models.DateTimeField(blank=True, null=True)),
                 ('failing_since', models.DateTimeField(blank=True, null=True)),
                 ('error', models.CharField(blank=True, max_length=500)),
-                ('held', models.CharField(blank=True, max_length=500)),
-                ('refused', models.JSONField(default=list)),
+                ('hold_reason', models.CharField(blank=True, max_length=500)),
+                ('rejected', models.JSONField(default=list)),
                 ('found', models.PositiveIntegerField(blank=True, null=True)),
                 ('new', models.PositiveIntegerField(blank=True, null=True)),
                 ('vanished', models.PositiveIntegerField(blank=True, null=True)),
@@ -559,7 +559,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='replicasource',
-            index=models.Index(fields=['next_look_at'], name='source_due'),
+            index=models.Index(fields=['next_poll_at'], name='source_due'),
         ),
         migrations.AddConstraint(
             model_name='replicasource',

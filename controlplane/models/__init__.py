@@ -2,11 +2,11 @@
 
 from controlplane.models.access import ApiToken as ApiToken
 from controlplane.models.access import IdempotencyRecord as IdempotencyRecord
-from controlplane.models.access import PersonSession as PersonSession
 from controlplane.models.access import Role as Role
 from controlplane.models.access import RoleAssignment as RoleAssignment
 from controlplane.models.access import Scope as Scope
 from controlplane.models.access import SignInLock as SignInLock
+from controlplane.models.access import UserSession as UserSession
 from controlplane.models.audit import AuditCheck as AuditCheck
 from controlplane.models.audit import AuditEntry as AuditEntry
 from controlplane.models.audit import Event as Event

@@ -86,13 +86,13 @@ class ApiToken(models.Model):
         return f"{self.name} (wp_{self.key_id})"
 
 
-class PersonSession(models.Model):
+class UserSession(models.Model):
     """A signed-in browser session, for the list of sessions. Django stores the session data.
 
     A row without a Django session is ignored, and deleted later.
     """
 
-    user = models.ForeignKey(User, models.CASCADE, related_name="browsers")
+    user = models.ForeignKey(User, models.CASCADE, related_name="browser_sessions")
     key = models.CharField(max_length=40, unique=True, editable=False)  # Django's session key: never shown
     address = models.CharField(max_length=45, blank=True)  # of the last recorded request
     agent = models.CharField(max_length=200, blank=True)  # User-Agent header: untrusted text

@@ -118,7 +118,7 @@ class EventKind(models.TextChoices):
     ROLLOUT_ROLLED_BACK = "rollout_rolled_back", "Rolled back automatically"
     ROLLOUT_SUPERSEDED = "rollout_superseded", "Rollout superseded"
     CONFIG_APPLIED = "config_applied", "Configuration applied"
-    CONFIG_REFUSED = "config_refused", "Configuration rejected"
+    CONFIG_REJECTED = "config_rejected", "Configuration rejected"
     PROJECT_CREATED = "project_created", "Project created"
     PROJECT_CHANGED = "project_changed", "Project changed"
     PROJECT_REMOVED = "project_removed", "Project removed"

@@ -32,8 +32,8 @@ class SourceStatus(models.TextChoices):
 class ReplicaSource(models.Model):
     """A source that is polled for a pool's replicas; the engines found are ``DiscoveredReplica`` rows.
 
-    ``next_look_at`` and ``looks`` are the claim of a poll: claiming changes both, and a result is accepted only while
-    ``looks`` has the number that it was claimed with.
+    ``next_poll_at`` and ``poll_number`` are the claim of a poll: claiming changes both. A result is accepted only if
+    ``poll_number`` has not changed since.
     """
 
     pool = models.ForeignKey(Pool, models.PROTECT, related_name="sources")
@@ -52,14 +52,14 @@ class ReplicaSource(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     settings_changed_at = models.DateTimeField(null=True, blank=True)  # None: never
 
-    next_look_at = models.DateTimeField(default=timezone.now)
-    looks = models.PositiveBigIntegerField(default=0)
-    looked_at = models.DateTimeField(null=True, blank=True)  # end of the last poll
+    next_poll_at = models.DateTimeField(default=timezone.now)
+    poll_number = models.PositiveBigIntegerField(default=0)  # of the last claim; a change of settings increases it, too
+    last_poll_at = models.DateTimeField(null=True, blank=True)  # end of the last poll
     succeeded_at = models.DateTimeField(null=True, blank=True)  # of the last successful poll
     failing_since = models.DateTimeField(null=True, blank=True)
     error = models.CharField(max_length=500, blank=True)  # of the last poll; "" if it succeeded
-    held = models.CharField(max_length=500, blank=True)  # why missing replicas are not removed
-    refused = models.JSONField(default=list)  # why entries of the last result were rejected
+    hold_reason = models.CharField(max_length=500, blank=True)  # why missing replicas are not removed
+    rejected = models.JSONField(default=list)  # why entries of the last result were rejected
     found = models.PositiveIntegerField(null=True, blank=True)  # targets in the last result
     new = models.PositiveIntegerField(null=True, blank=True)  # new targets in the last result
     vanished = models.PositiveIntegerField(null=True, blank=True)  # discovered engines that were missing
@@ -80,7 +80,7 @@ class ReplicaSource(models.Model):
             ),
             CheckConstraint(condition=Q(max_targets__gte=1, max_targets__lte=1000), name="source_targets_range"),
         )
-        indexes = (models.Index(fields=["next_look_at"], name="source_due"),)
+        indexes = (models.Index(fields=["next_poll_at"], name="source_due"),)
 
     def __str__(self) -> str:
         return self.name
@@ -89,18 +89,18 @@ class ReplicaSource(models.Model):
     def status(self) -> SourceStatus:
         if not self.enabled:
             return SourceStatus.PAUSED
-        if self.looked_at is None:
+        if self.last_poll_at is None:
             return SourceStatus.NEW
         if self.is_stale:
             return SourceStatus.STALE
         if self.error:
             return SourceStatus.FAILING
-        return SourceStatus.HOLDING if self.held else SourceStatus.OK
+        return SourceStatus.HOLDING if self.hold_reason else SourceStatus.OK
 
     @property
     def is_stale(self) -> bool:
         """Whether no poll has succeeded for three intervals."""
-        if self.looked_at is None:
+        if self.last_poll_at is None:
             return False
         since = self.succeeded_at or self.created_at
         return timezone.now() - since > timedelta(seconds=3 * self.interval_s + self.deadline_s)

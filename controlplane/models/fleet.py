@@ -83,7 +83,7 @@ class Pool(Model):
     models = ArrayField(CharField(max_length=256), default=list, blank=True)  # served names; [] takes any model
     aliases = JSONField(default=list, blank=True)  # routing.schema.Alias
     adapters = JSONField(default=list, blank=True)  # routing.schema.Adapter
-    adapter_replicas = PositiveIntegerField(null=True, blank=True)  # that serve each adapter; None: all that have it
+    adapter_replicas = PositiveIntegerField(null=True, blank=True)  # replicas per adapter; None: all that have it
     description = TextField(blank=True, max_length=1000)
     health = JSONField(null=True, blank=True)  # routing.schema.HealthCheck
     breaker = JSONField(null=True, blank=True)  # routing.schema.BreakerConfig

@@ -30,7 +30,7 @@ OBSERVED = frozenset(
     {
         EventKind.AUDIT_BROKEN,  # nothing is appended to a broken log
         EventKind.CONFIG_APPLIED,
-        EventKind.CONFIG_REFUSED,
+        EventKind.CONFIG_REJECTED,
         EventKind.ROLLOUT_ACKNOWLEDGED,
         EventKind.ROLLOUT_COMPLETED,
         EventKind.ROLLOUT_HELD,

@@ -182,7 +182,7 @@ def record_nack(router_id: int, *, number: int, path: str, reason: str, running_
     last_nack = router.last_nack or {}
     if any(last_nack.get(key) != value for key, value in nack.items()):
         summary = f"Router {router.name} rejected configuration {number}: {nack['path']}: {nack['reason']}"
-        record_event(EventKind.CONFIG_REFUSED, summary, router=router, detail=nack)
+        record_event(EventKind.CONFIG_REJECTED, summary, router=router, detail=nack)
     router.last_nack = {**nack, "at": timezone.now().isoformat()}
     router.save()
     newest = newest_snapshot()
@@ -258,7 +258,7 @@ def _format_time(at: datetime) -> str:
 SUMMARIES = {
     EventKind.ROUTER_STARTED: "Router {router} started.",
     EventKind.CONFIG_LOADED: "Router {router} started with configuration {revision} ({source}).",
-    EventKind.CONFIG_REFUSED: "Router {router} could not start with its file: {path}: {reason}",
+    EventKind.CONFIG_REJECTED: "Router {router} could not start with its file: {path}: {reason}",
     EventKind.REPLICA_EJECTED: "Router {router} ejected replica {replica}: {reason}.",
     EventKind.REPLICA_READMITTED: "Router {router} readmitted replica {replica}.",
     EventKind.REPLICA_UNREACHABLE: "Router {router} cannot reach replica {replica}: {reason}.",
@@ -305,7 +305,7 @@ def _record_reports(router: Router, events: Sequence[Any], *, sent_at: float | N
             replica=replica,
             router=router,
             detail={**facts, "boot": report.boot, "seq": report.seq},
-            at=_time_of(report.at, sent_at, now),
+            at=_event_time(report.at, sent_at, now),
         )
 
 
@@ -325,7 +325,7 @@ def _summary(kind: EventKind, router: Router, reported_kind: str, facts: dict[st
     return SUMMARIES[kind].format_map(defaultdict(lambda: "-", facts, router=router.name))[:500]
 
 
-def _time_of(at: float, sent_at: float | None, now: datetime) -> datetime:
+def _event_time(at: float, sent_at: float | None, now: datetime) -> datetime:
     """The event's time by our clock, from its age by the router's clock."""
     age_s = (sent_at if sent_at is not None else now.timestamp()) - at
     age_s = 0.0 if math.isnan(age_s) else min(max(age_s, 0.0), MAX_EVENT_AGE.total_seconds())

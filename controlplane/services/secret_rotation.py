@@ -23,7 +23,7 @@ from controlplane.encryption import reencrypt
 from controlplane.models import EventKind
 from controlplane.services.events import record_event
 
-FACTOR_SECRETS = ("secret", "seed")  # in Authenticator.data
+FACTOR_SECRETS = ("secret", "seed")  # keys of Authenticator.data
 
 
 def rotate_secrets(*, by: User | None = None) -> dict[str, int]:

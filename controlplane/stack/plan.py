@@ -220,6 +220,6 @@ def _responds_ok(url: str) -> bool:
         return False
 
 
-def proxy_free_environment() -> None:
+def bypass_proxy_for_loopback() -> None:
     """Exclude loopback from a proxy that the environment configures."""
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"

@@ -134,6 +134,7 @@ class Supervisor:
                 self.print_line(running.child.name, line)
 
     async def _watch(self, running: RunningChild) -> None:
+        """Restart a child whenever it ends, after a pause that grows with consecutive failures."""
         failures = 0
         while True:
             status = await running.process.wait()

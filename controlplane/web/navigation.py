@@ -47,7 +47,7 @@ _SECTIONS = {
         ("Metrics servers", "telemetry:metrics-servers", "s"),
     ),
     "Access": (
-        ("Users", "controlplane:people", "u"),
+        ("Users", "controlplane:users", "u"),
         ("Client keys", "controlplane:client-keys", "y"),
         ("API tokens", "controlplane:tokens", "k"),
         ("Audit log", "controlplane:audit", "d"),

@@ -35,7 +35,7 @@ _TONES = {  # of badges, by the stored or shown word
         "unchecked", "other key",
     ),
     "bad": (
-        "failing", "down", "firing", "nack", "failed", "lost", "refused", "rejected", "dead", "unreachable",
+        "failing", "down", "firing", "nack", "failed", "lost", "rejected", "dead", "unreachable",
         "rolled_back", "critical", "fired",
     ),
     "cold": ("cold", "restart"),
@@ -44,7 +44,7 @@ _TONE_OF = {word: tone_name for tone_name, words in _TONES.items() for word in w
 
 _EVENT_TONES = {
     "source_failing": "bad", "source_recovered": "good", "source_holding": "bad", "replicas_missing": "cold",
-    "replica_down": "bad", "audit_broken": "bad", "alert_firing": "bad", "config_refused": "bad", "router_lost": "bad",
+    "replica_down": "bad", "audit_broken": "bad", "alert_firing": "bad", "config_rejected": "bad", "router_lost": "bad",
     "replica_up": "good", "alert_resolved": "good", "config_applied": "good", "router_joined": "good",
     "replica_ejected": "bad", "replica_unreachable": "bad", "replica_readmitted": "good", "replica_reachable": "good",
     "replica_restarted": "cold", "policy_published": "ember",
@@ -55,7 +55,7 @@ _EVENT_TONES = {
 # Stored words that pages show as another.
 _WORDS = {
     "live": "active",
-    "refused": "rejected", "holding": "on hold", "dead": "failed",
+    "holding": "on hold", "dead": "failed",
 }  # fmt: skip
 
 # Transitions of a rollout, as its history shows them.
@@ -79,8 +79,8 @@ _ACRONYMS = {
 
 # The consequences of a change: words and colour of the badge.
 _IMPACTS = {
-    "reset": ("cold caches", "cold"), "move": ("prefixes move", "warn"), "refuse": ("access", "warn"),
-    "steer": ("stays warm", "good"), "quiet": ("no effect", ""),
+    "cold_caches": ("cold caches", "cold"), "move": ("prefixes move", "warn"), "access": ("access", "warn"),
+    "placement": ("placement", "good"), "none": ("no effect", ""),
 }  # fmt: skip
 
 

@@ -96,8 +96,7 @@ async def _announce(
             content = await _read_json(response)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError also for a bad host or token
         return type(error).__name__
-    # A control plane from before events were introduced does not acknowledge them.
-    if isinstance(content, dict) and content.get("events_taken") == len(events):
+    if isinstance(content, dict) and content.get("acknowledged_events") == len(events):
         spool.acknowledge(events)
     return None
 

@@ -144,7 +144,7 @@ class StateObserver:
         spool.add("router_started", version=version)
         applied, nack = view.store.applied, view.store.last_nack
         if nack is not None:
-            spool.add("config_refused", path=nack.path, reason=nack.reason)
+            spool.add("config_rejected", path=nack.path, reason=nack.reason)
         if applied is not None and applied.source is not Source.PUSH:
             spool.add("config_loaded", source=applied.source, revision=applied.snapshot.revision)
 

@@ -56,7 +56,7 @@ class HeartbeatViewSet(mixins.RetrieveModelMixin, BaseViewSet[Heartbeat]):
     observed = OBSERVED
 
     @extend_schema(request=HeartbeatInput, responses={201: HeartbeatSerializer})
-    def begin(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
+    def create(self, request: Request, pk: int) -> Response:  # noqa: ARG002 - there is one
         """Create the heartbeat; 409 if it exists."""
         heartbeat = heartbeats.create_heartbeat(**validated_body(HeartbeatInput, request), by=signed_in_user(request))
         return Response(

@@ -27,7 +27,7 @@ urlpatterns = [
     path(
         "heartbeat",
         HeartbeatViewSet.as_view(
-            {"get": "retrieve", "post": "begin", "patch": "partial_update", "delete": "destroy"}, detail=True
+            {"get": "retrieve", "post": "create", "patch": "partial_update", "delete": "destroy"}, detail=True
         ),
         {"pk": 1},
         name="heartbeat",

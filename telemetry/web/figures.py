@@ -62,7 +62,7 @@ MARKED = {
     EventKind.TRAFFIC_MIX_CHANGED: ("traffic mix", "fleet"),
     EventKind.REPLICA_UP: ("up", "good"),
     EventKind.ALERT_RESOLVED: ("resolved", "good"),
-    EventKind.CONFIG_REFUSED: ("rejected", "bad"),
+    EventKind.CONFIG_REJECTED: ("rejected", "bad"),
     EventKind.ROUTER_LOST: ("router lost", "bad"),
     EventKind.CONFIG_APPLIED: ("applied", "policy"),
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.errors import InvalidError
-from controlplane.kv_cache import kept_config, kv_bytes, kv_bytes_of_model
+from controlplane.kv_cache import kv_bytes, kv_bytes_of_model, size_relevant_keys
 from controlplane.web.tags import byte_size, of_tokens
 
 LLAMA_70B = {
@@ -72,7 +72,7 @@ QWEN3_NEXT = {
 )
 def test_bytes_per_token_follow_from_the_model(config, dtype, expected):
     assert kv_bytes_of_model(config, dtype).bytes_per_token == expected
-    assert kv_bytes_of_model(kept_config(config), dtype).bytes_per_token == expected, "kept keys suffice"
+    assert kv_bytes_of_model(size_relevant_keys(config), dtype).bytes_per_token == expected, "kept keys suffice"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from django.test import Client
 from psycopg import sql
 from rest_framework.test import APIClient
 
-from controlplane.services.access.people import add_person
+from controlplane.services.access.users import add_user
 from controlplane.tasks import reconcile_routers
 from telemetry.tasks import deliver_notifications
 
@@ -21,7 +21,7 @@ WRONG = "canary-typed-5b1c22"
 API_KEY = "canary-engine-key-90ad44"
 WEBHOOK = "canary-webhook-path-1177ee"
 SECRET = base64.b64encode(b"canary-signing-secret-1c9f03-1234567").decode()
-PAGES = ("/fleet/", "/channels/", "/tokens/", "/people/", "/audit/", "/events/", "/audit.csv", "/routers/")
+PAGES = ("/fleet/", "/channels/", "/tokens/", "/users/", "/audit/", "/events/", "/audit.csv", "/routers/")
 LISTS = ("replicas", "channels", "deliveries", "tokens", "audit", "events", "config")
 pytestmark = pytest.mark.django_db
 
@@ -49,12 +49,12 @@ def planted(operator, pool, logs):
         responses.append(getattr(rest, method)(path, body, headers={"If-Match": "*"}))
         return responses[-1].text
 
-    web("/people/new/", username="ada", password=PASSWORD)
-    web("/people/new/", username="not a name", password=PASSWORD)
+    web("/users/new/", username="ada", password=PASSWORD)
+    web("/users/new/", username="not a name", password=PASSWORD)
     for fields in ({"login": "ada", "password": WRONG}, {"login": "ada", "password": PASSWORD}):
         responses += [Client().post("/accounts/login/", fields)]
     responses.append(Client().post("/accounts/login/", {"login": WRONG, "password": "x"}))
-    add_person("bob", password=PASSWORD)
+    add_user("bob", password=PASSWORD)
     replica = {"pool": pool.name, "name": "r1", "url": "http://10.0.0.1:8000", "api_key": API_KEY}
     assert '"r1"' in api("post", "/api/v1/replicas", replica)
     api("post", "/api/v1/replicas", replica | {"name": "r2", "api_key": API_KEY + " \n"})

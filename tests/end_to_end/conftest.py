@@ -242,7 +242,7 @@ def everything(full, operator):
         "pool": full.pk,
         "policy": policy.pk,
         "router": router.pk,
-        "person": operator.pk,
+        "user": operator.pk,
         "project": full.project_id,
     }
     rows |= {"request": place_of(decisions_at_work(full, router, now))}

@@ -151,8 +151,8 @@ class LiveStack:
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
         """A REST client with a new admin token."""
-        with signed_in(self.web) as person:
-            headers = {"Authorization": f"Bearer {admin_token(person)}", "If-Match": "*"}
+        with signed_in(self.web) as browser:
+            headers = {"Authorization": f"Bearer {admin_token(browser)}", "If-Match": "*"}
         with httpx.Client(base_url=f"{self.web}/api/v1/", headers=headers, timeout=20, trust_env=False) as client:
             yield client
 
@@ -177,10 +177,10 @@ def signed_in(url: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def admin_token(person: httpx.Client) -> str:
+def admin_token(browser: httpx.Client) -> str:
     """A new token for the REST API, from the page: a process for the command takes ten times the CPU time."""
-    form = {"name": "tests", "scope": "admin", "csrfmiddlewaretoken": person.cookies["csrftoken"]}
-    page = person.post("/tokens/", data=form, headers={"Referer": str(person.base_url)})
+    form = {"name": "tests", "scope": "admin", "csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+    page = browser.post("/tokens/", data=form, headers={"Referer": str(browser.base_url)})
     shown = re.search(r"<code>(wp_[^<\s]+)</code>", page.text)
     assert shown, page.text
     return shown[1]

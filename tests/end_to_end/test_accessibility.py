@@ -8,7 +8,7 @@ import pytest
 from django.db import OperationalError
 
 from controlplane.models import Role
-from controlplane.services.access.people import add_person, set_role
+from controlplane.services.access.users import add_user, set_role
 from tests.end_to_end.every_page import ANYWHERE, of_rows
 from tests.end_to_end.looking import SIZES, THEMES, look, look_at
 
@@ -48,7 +48,7 @@ REFUSED = (
     ("/channels/new/?kind=webhook", {"Name": "on-call", "URL": "ftp://x"}, "Add and send test"),
     ("/channels/heartbeat/", {"URL": "ftp://x"}, "Save"),
     ("/metrics-servers/new/", {"Name": "x", "URL": "ftp://x"}, "Add server"),
-    ("/people/new/", {}, "Add"),
+    ("/users/new/", {}, "Add"),
     ("/projects/new/", {"Name": "No Name!"}, "Add"),
     ("/client-keys/", {"Name": "No Name!"}, "Create"),
     ("/tokens/", {"Name": ""}, "Create"),
@@ -94,17 +94,17 @@ def test_errors(page, site, monkeypatch):
         page.goto("/search/?q=gpu")
         page.get_by_role("heading", name=title).wait_for()
         wrong[title] = look(page)
-    set_role(person := add_person("vera", password="a long enough password"), Role.VIEWER, None)
+    set_role(user := add_user("vera", password="a long enough password"), Role.VIEWER, None)
     seen = page.context.new_page()
     seen.context.clear_cookies()
-    seen.goto("/accounts/login/?next=/people/")
+    seen.goto("/accounts/login/?next=/users/")
     wrong["sign in"] = look(seen)
-    seen.get_by_label("Username").fill(person.username)
+    seen.get_by_label("Username").fill(user.username)
     seen.get_by_label("Password").fill("not hers")
     seen.get_by_role("button", name="Sign in").click()
     seen.get_by_role("alert").first.wait_for()
     wrong["wrong password"] = look(seen)
-    seen.get_by_label("Username").fill(person.username)
+    seen.get_by_label("Username").fill(user.username)
     seen.get_by_label("Password").fill("a long enough password")
     seen.get_by_role("button", name="Sign in").click()
     seen.get_by_role("heading", name="Permission denied").wait_for()

@@ -68,13 +68,13 @@ def test_a_user_sets_up_a_second_factor_and_signs_in_with_it(site, complaints):
 
     other = site.new_context(base_url=site.url).new_page()
     complaints.listen(other)
-    other.goto("/accounts/login/?next=/people/new/")
+    other.goto("/accounts/login/?next=/users/new/")
     other.get_by_label("Username").fill("olga")
     other.get_by_label("Password").fill(OURS)
     other.get_by_role("button", name="Sign in", exact=True).click()
     other.get_by_label("Code from your app").fill(recovery)
     other.get_by_role("button", name="Sign in").click()
-    other.wait_for_url("**/people/new/")
+    other.wait_for_url("**/users/new/")
 
 
 def test_the_pages_on_the_way(site, operator, provider, complaints):
@@ -102,8 +102,8 @@ def test_the_pages_on_the_way(site, operator, provider, complaints):
     for path in ("/accounts/confirm/code/", f"/accounts/oidc/{provider.name}/", "/accounts/single-sign-on/cancelled/"):
         page.goto(path)
         seen(path)
-    page.goto(f"/people/{operator.pk}/")
-    seen("a person with a second factor")
+    page.goto(f"/users/{operator.pk}/")
+    seen("a user with a second factor")
     stranger = site.new_context(viewport=SIZES[360], base_url=site.url).new_page()
     stranger.goto("/accounts/login/")
     page, entering = stranger, page

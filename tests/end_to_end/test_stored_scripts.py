@@ -15,8 +15,8 @@ from django.db import DataError, IntegrityError, connection, models, transaction
 from django.db.models import Subquery
 
 from controlplane.models import Event, EventKind, Pool, Role, Router, Scope
-from controlplane.services.access.people import add_person
 from controlplane.services.access.tokens import create_token
+from controlplane.services.access.users import add_user
 from controlplane.services.audit_log import append_entry
 from telemetry.models import Decision, RouterReading
 from tests.end_to_end.every_page import ANYWHERE, of_rows
@@ -56,7 +56,7 @@ def poisoned(everything, full, operator):
         )
         append_entry("pool_changed", string, reason=string, before={string: string}, after=[string])
         create_token(operator, name=string, scopes=[Scope.READ])
-        add_person(f"person-{number}", password="a long enough password")
+        add_user(f"user-{number}", password="a long enough password")
     with connection.cursor() as cursor:
         cursor.execute("set session_replication_role = replica")  # what never changes is changed here
     written = set()
@@ -151,8 +151,8 @@ def is_number(text):
 
 @pytest.fixture
 def here_admin(db):
-    from controlplane.services.access.people import set_role
+    from controlplane.services.access.users import set_role
 
-    person = add_person("root", password="a long enough password")
-    set_role(person, Role.ADMIN, None)
-    return person
+    user = add_user("root", password="a long enough password")
+    set_role(user, Role.ADMIN, None)
+    return user

@@ -115,8 +115,8 @@ def test_a_verdict_is_a_minute_away_by_keyboard_alone(stack: LiveStack, chromium
 
 
 def test_the_command_line_and_rest_bring_the_same_prediction(stack: LiveStack, tmp_path: Path) -> None:
-    with signed_in(stack.web) as person:
-        token = admin_token(person)
+    with signed_in(stack.web) as browser:
+        token = admin_token(browser)
     command = ".venv/bin/python -m controlplane.cli --json what-if default -s strategy=lowest_cost"
     done = subprocess.run(
         command.split(),

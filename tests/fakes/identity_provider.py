@@ -37,18 +37,18 @@ class IdentityProvider:
             "WARMPATH_OIDC_GROUP_ROLES": ",".join(f"{group}={role}" for group, role in group_roles.items()),
         }
 
-    def set_groups(self, person: str, *groups: str) -> None:
+    def set_groups(self, user: str, *groups: str) -> None:
         """Set a user's groups."""
-        path = self.folder / "people.json"
-        people = json.loads(path.read_text())
-        people[person]["groups"] = list(groups)
-        path.write_text(json.dumps(people))
+        path = self.folder / "users.json"
+        users = json.loads(path.read_text())
+        users[user]["groups"] = list(groups)
+        path.write_text(json.dumps(users))
 
     def override_claims(self, *, userinfo: bool = False, **claims: Any) -> None:
         """Replace claims from now on."""
         (self.folder / ("userinfo_claims.json" if userinfo else "claims.json")).write_text(json.dumps(claims))
 
-    def sign_in(self, url: str, person: str, browser: httpx.Client | None = None) -> str:
+    def sign_in(self, url: str, user: str, browser: httpx.Client | None = None) -> str:
         """Follow ``url`` like a browser, submit name and password if asked; the final redirect."""
         with browser or httpx.Client(trust_env=False) as session:
             response = session.get(url)
@@ -60,7 +60,7 @@ class IdentityProvider:
                     response = session.get(target)
                 else:
                     token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', response.text)[1]
-                    fields = {"csrfmiddlewaretoken": token, "login": person, "password": PASSWORD}
+                    fields = {"csrfmiddlewaretoken": token, "login": user, "password": PASSWORD}
                     response = session.post(str(response.url), data=fields)
         raise AssertionError(f"the provider did not redirect back: {response.text}")
 
@@ -69,7 +69,7 @@ class IdentityProvider:
 def running_provider(folder: Path, *redirect_uris: str) -> Iterator[IdentityProvider]:
     """A provider with the users ada and bob, for the length of a block."""
     folder.mkdir()
-    (folder / "people.json").write_text(json.dumps({name: {"password": PASSWORD} for name in ("ada", "bob", "admin")}))
+    (folder / "users.json").write_text(json.dumps({name: {"password": PASSWORD} for name in ("ada", "bob", "admin")}))
     (folder / "redirect_uris").write_text("\n".join(redirect_uris))
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """An OpenID provider as a process of its own: django-allauth's, with sign-in pages, PKCE and RS256.
 
-``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``people.json`` in
+``python tests/fakes/oidc_provider.py FOLDER`` listens on a free loopback port, which it prints. ``users.json`` in
 the folder lists users (``{"ada": {"password", "groups"}}``) and is read for every claim, so tests change groups by
 writing it. ``claims.json`` and ``userinfo_claims.json`` replace claims in the ID token and at userinfo.
 ``redirect_uris`` has one redirect URI per line, where ``PORT`` stands for the provider's port.
@@ -91,8 +91,8 @@ class Adapter(DefaultOIDCAdapter):
 
     def get_claims(self, purpose, user, client, scopes, email=None, **kwargs):
         claims = super().get_claims(purpose, user, client, scopes, email, **kwargs)
-        person = read("people.json").get(user.username, {})
-        claims |= {"groups": person.get("groups", []), "email": f"{user.username}@example.com", "email_verified": True}
+        groups = read("users.json").get(user.username, {}).get("groups", [])
+        claims |= {"groups": groups, "email": f"{user.username}@example.com", "email_verified": True}
         return claims | (read("userinfo_claims.json") if purpose == "userinfo" else {})
 
     def populate_id_token(self, id_token, *_, **__):
@@ -111,8 +111,8 @@ class Quiet(WSGIRequestHandler):
 
 def main():
     call_command("migrate", verbosity=0)
-    for name, person in read("people.json").items():
-        User.objects.create_user(name, password=person["password"], first_name=name.title())
+    for name, attributes in read("users.json").items():
+        User.objects.create_user(name, password=attributes["password"], first_name=name.title())
     with make_server("127.0.0.1", 0, WSGIHandler(), Server, Quiet) as server:
         Client.objects.create(
             id=CLIENT,

@@ -225,8 +225,8 @@ class Stand:
     @contextlib.contextmanager
     def rest(self) -> Iterator[httpx.Client]:
         """A REST client with a new token."""
-        with self.browser() as person:
-            headers = {"Authorization": f"Bearer {admin_token(person)}"}
+        with self.browser() as browser:
+            headers = {"Authorization": f"Bearer {admin_token(browser)}"}
         with httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=60, trust_env=False) as client:
             yield client
 

@@ -97,4 +97,4 @@ def test_a_rejection_is_shown_within_five_seconds(router, pool, tmp_path, client
     assert "cannot be written" in client.get("/routers/").content.decode()
     assert is_within(time.monotonic() - started, NACK_S)
     assert router.revision == before
-    assert Event.objects.filter(kind="config_refused").count() == 1
+    assert Event.objects.filter(kind="config_rejected").count() == 1

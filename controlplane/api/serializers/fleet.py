@@ -41,7 +41,7 @@ class ProjectSerializer(serializers.ModelSerializer[Project]):
 
 
 class ProjectChange(serializers.Serializer[Any]):
-    """Changes of a project. ``needs_approval``: a second person must approve each publication."""
+    """Changes of a project. ``needs_approval``: a second user must approve each publication."""
 
     description = serializers.CharField(max_length=1000, allow_blank=True, required=False)
     needs_approval = serializers.BooleanField(required=False)
@@ -249,7 +249,7 @@ class FleetSettingsChange(SettingsInput):
 KIND_CHOICES = [(kind.name, kind.label) for kind in KINDS.values()]
 # What polling a source reports.
 SOURCE_OBSERVED = (
-    *("status", "looked_at", "succeeded_at", "failing_since", "next_look_at", "error", "held", "refused"),
+    *("status", "last_poll_at", "succeeded_at", "failing_since", "next_poll_at", "error", "hold_reason", "rejected"),
     *("found", "new", "vanished"),
 )
 
@@ -260,7 +260,7 @@ class SourceSerializer(serializers.ModelSerializer[ReplicaSource]):
     pool = ByName(read_only=True)
     status = serializers.ChoiceField(choices=SourceStatus.choices, read_only=True)
     has_secret = serializers.SerializerMethodField()
-    refused = serializers.ListField(child=serializers.CharField(), read_only=True)
+    rejected = serializers.ListField(child=serializers.CharField(), read_only=True)
     settings = serializers.DictField(read_only=True)
 
     class Meta:

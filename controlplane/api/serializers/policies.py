@@ -112,12 +112,11 @@ class SettingChangeSerializer(serializers.Serializer[Any]):
 
 
 class EffectSerializer(serializers.Serializer[Any]):
-    """One effect of a change: on whom, what, and the share of prefixes that moves; null where it is unknown."""
+    """One effect of a change. ``affected`` names whose requests; ``moved_ratio`` is null where it is unknown."""
 
     kind = serializers.CharField()
     impact = serializers.ChoiceField(choices=[(str(impact), str(impact)) for impact in Impact])
-    resets = serializers.BooleanField()
-    who = serializers.ListField(source="affected", child=serializers.CharField())
+    affected = serializers.ListField(child=serializers.CharField())
     text = serializers.CharField()
     before = serializers.JSONField(allow_null=True)
     after = serializers.JSONField(allow_null=True)
@@ -125,12 +124,12 @@ class EffectSerializer(serializers.Serializer[Any]):
 
 
 class DraftWarningSerializer(serializers.Serializer[Any]):
-    """Something to check before publishing: what is likely wrong, what works all the same, what to do."""
+    """A likely mistake in a draft, what it does not affect, and what to do."""
 
     id = serializers.CharField()
     field = serializers.CharField(allow_blank=True)
     text = serializers.CharField()
-    still_safe = serializers.CharField()
+    unaffected = serializers.CharField()
     to_do = serializers.CharField()
 
 

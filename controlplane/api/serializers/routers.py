@@ -84,7 +84,7 @@ class AnnouncedSerializer(serializers.Serializer[Any]):
     """The configuration that the router should run. It is pushed to the router's admin port."""
 
     desired_revision = serializers.IntegerField(allow_null=True)
-    events_taken = serializers.IntegerField(help_text="Acknowledged events, which need not be sent again.")
+    acknowledged_events = serializers.IntegerField(help_text="Acknowledged events, which need not be sent again.")
 
 
 class ExplainInput(serializers.Serializer[Any]):

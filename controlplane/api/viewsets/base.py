@@ -58,7 +58,7 @@ class BaseViewSet(TransactionalView, viewsets.GenericViewSet[Row]):
             self._check_version(request)
         response = self._tagged(super().perform(request))
         if response.status_code == status.HTTP_201_CREATED:
-            if self.object_in(response) is not None and self.action == "create":
+            if self.action == "create" and not self.detail and self.object_in(response) is not None:
                 name = response.data.get(self.lookup_field, response.data.get("id"))
                 response["Location"] = f"{request.path}/{name}"
         elif not response.has_header("ETag") and (current := self.current_state()):

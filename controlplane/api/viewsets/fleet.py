@@ -145,8 +145,8 @@ class SourceViewSet(CrudViewSet[ReplicaSource]):
 
     @extend_schema(request=None, responses={202: serializers.SourceSerializer})
     @action(detail=True, methods=["post"])
-    def look(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
-        """Poll the source now; 202, and ``looked_at`` says when that was done. 409 while it is paused."""
+    def poll(self, request: Request, name: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Poll the source now; 202, and ``last_poll_at`` says when that was done. 409 while it is paused."""
         source = self.get_object()
         sources.request_poll(source)
         return Response(serializers.SourceSerializer(source).data, status.HTTP_202_ACCEPTED)

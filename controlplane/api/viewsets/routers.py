@@ -68,7 +68,7 @@ class AnnounceView(TransactionalView):
         routers.announce(**fields, signature=Signature(**signature) if signature else None)
         desired = newest_snapshot()
         number = desired.number if desired else None
-        return Response({"desired_revision": number, "events_taken": len(fields.get("events", ()))})
+        return Response({"desired_revision": number, "acknowledged_events": len(fields.get("events", ()))})
 
 
 AFTER = OpenApiParameter(

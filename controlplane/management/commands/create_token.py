@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from controlplane.errors import ControlPlaneError
-from controlplane.management import existing_person
+from controlplane.management import existing_user
 from controlplane.models import Scope
 from controlplane.services.access.tokens import create_token
 
@@ -23,7 +23,7 @@ class Command(BaseCommand):
         parser.add_argument("--days", type=int, help="days until it expires; without it, never")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        user = existing_person(options["username"])
+        user = existing_user(options["username"])
         expires_at = timezone.now() + timedelta(days=options["days"]) if options["days"] is not None else None
         try:
             _, text = create_token(user, name=options["name"], scopes=[Scope(options["scope"])], expires_at=expires_at)

@@ -26,7 +26,7 @@ class Command(BaseCommand):
     def handle(self, *_arguments: Any, **_options: Any) -> None:
         """Run until a signal. CommandError if the stack cannot start."""
         stack = StackSettings.from_environment(settings.DATA_DIR)
-        plan.proxy_free_environment()
+        plan.bypass_proxy_for_loopback()
         with _locked_data_dir(stack):
             _check_ports(stack)
             try:

@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from controlplane.errors import ConflictError
-from controlplane.management import existing_person
-from controlplane.services.access.people import reset_second_factor
+from controlplane.management import existing_user
+from controlplane.services.access.users import reset_second_factor
 
 
 class Command(BaseCommand):
@@ -18,7 +18,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
-            reset_second_factor(existing_person(options["username"]))
+            reset_second_factor(existing_user(options["username"]))
         except ConflictError as error:
             raise CommandError(str(error)) from None
         self.stdout.write(f"{options['username']} signs in with the password alone.")

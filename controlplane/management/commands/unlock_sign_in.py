@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from controlplane.management import existing_person
+from controlplane.management import existing_user
 from controlplane.services.access.sign_ins import unlock_sign_in
 
 
@@ -16,5 +16,5 @@ class Command(BaseCommand):
         parser.add_argument("username")
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        count = unlock_sign_in(existing_person(options["username"]))
+        count = unlock_sign_in(existing_user(options["username"]))
         self.stdout.write(f"{options['username']} may try again; locks lifted: {count}.")

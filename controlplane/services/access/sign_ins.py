@@ -35,8 +35,8 @@ def record_sign_in_failure(name: str, *, detail: str = "") -> None:
     if oldest is not None and oldest > timezone.now() - timedelta(hours=1):
         log.warning("sign_in_failure_not_audited: more than %d in one hour", MAX_FAILURES_PER_HOUR)
         return
-    person = find_person(name)
-    username = person.get_username() if person else "an unknown user"
+    user = find_user(name)
+    username = user.get_username() if user else "an unknown user"
     append_entry(SIGN_IN_FAILED, f"Sign-in as {username} failed{detail}.")
 
 
@@ -46,30 +46,30 @@ def record_lockout(name: str, address: str) -> None:
     if not cache.add(_lockout_key(name, address), value=True, timeout=settings.SIGN_IN_LOCK_S):
         return
     until = timezone.now() + timedelta(seconds=settings.SIGN_IN_LOCK_S)
-    person = find_person(name)
-    if person is None:
+    user = find_user(name)
+    if user is None:
         record_sign_in_failure("", detail=": too many failures")
         return
-    SignInLock.objects.update_or_create(user=person, address=address, defaults={"until": until})
-    summary = f"Sign-in of {person.username} from {address} is locked after too many failures."
+    SignInLock.objects.update_or_create(user=user, address=address, defaults={"until": until})
+    summary = f"Sign-in of {user.username} from {address} is locked after too many failures."
     record_event(EventKind.SIGN_IN_LOCKED, summary, detail={"after": {"until": until.isoformat()}})
 
 
 @transaction.atomic
-def unlock_sign_in(person: User, *, by: User | None = None) -> int:
+def unlock_sign_in(user: User, *, by: User | None = None) -> int:
     """Remove the user's locks at all addresses; their number."""
-    clear_second_factor_failures(person.pk)
-    locks = list(SignInLock.objects.select_for_update().filter(user=person))
+    clear_second_factor_failures(user.pk)
+    locks = list(SignInLock.objects.select_for_update().filter(user=user))
     for lock in locks:
-        clear_failures(person.username, lock.address)
-        cache.delete(_lockout_key(person.username, lock.address))
+        clear_failures(user.username, lock.address)
+        cache.delete(_lockout_key(user.username, lock.address))
         lock.delete()
     addresses = ", ".join(lock.address for lock in locks) or "any address"
-    record_event(EventKind.SIGN_IN_UNLOCKED, f"Sign-in of {person.username} from {addresses} was unlocked.", by=by)
+    record_event(EventKind.SIGN_IN_UNLOCKED, f"Sign-in of {user.username} from {addresses} was unlocked.", by=by)
     return len(locks)
 
 
-def find_person(name: str) -> User | None:
+def find_user(name: str) -> User | None:
     """The user of a name, ignoring case."""
     return None if "\0" in name or not name else User.objects.filter(username__iexact=name.strip()).first()
 

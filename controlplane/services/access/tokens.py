@@ -62,7 +62,7 @@ def find_token(text: str) -> ApiToken | None:
     if token is None or not matches or not _is_valid(token):
         return None
     current = keyed_digest(PURPOSE, secret)
-    if token.digest != current:  # of a former key, which can be removed once its tokens have been used
+    if token.digest != current:  # stored with a former secret key; the update lets operators remove that key
         ApiToken.objects.filter(pk=token.pk, digest=token.digest).update(digest=current)
     return token
 

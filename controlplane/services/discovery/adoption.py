@@ -27,7 +27,7 @@ from controlplane.services.events import record_event
 from controlplane.services.fleet.replicas import add_replica
 
 MAX_CONCURRENT = 16  # polls of one worker
-CLAIM_GRACE_S = 30.0  # by which a claim outlasts the poll's deadline
+CLAIM_GRACE_S = 30.0  # a claim ends this long after the poll's deadline
 _UPDATED = ("key", "name", "url", "condition", "labels", "state", "problem", "missing_since")
 
 
@@ -39,11 +39,11 @@ def claim_polls() -> list[ReplicaSource]:
     """Claim the sources that are due, the longest overdue first."""
     now = timezone.now()
     rows = ReplicaSource.objects.select_for_update(no_key=True, skip_locked=True)
-    claimed = list(rows.filter(enabled=True, next_look_at__lte=now).order_by("next_look_at")[:MAX_CONCURRENT])
+    claimed = list(rows.filter(enabled=True, next_poll_at__lte=now).order_by("next_poll_at")[:MAX_CONCURRENT])
     for source in claimed:
-        source.looks += 1
-        source.next_look_at = now + timedelta(seconds=source.interval_s + source.deadline_s + CLAIM_GRACE_S)
-        source.save(update_fields=["looks", "next_look_at"])
+        source.poll_number += 1
+        source.next_poll_at = now + timedelta(seconds=source.interval_s + source.deadline_s + CLAIM_GRACE_S)
+        source.save(update_fields=["poll_number", "next_poll_at"])
     return claimed
 
 
@@ -66,7 +66,7 @@ def record_poll(claimed: ReplicaSource, result: PollResult) -> bool:
         return False
     rows = list(source.discovered.select_for_update(of=("self",)))
     new = _merge(source, rows, result)
-    source.found, source.new, source.refused = len(result.targets), len(new), list(result.rejections)
+    source.found, source.new, source.rejected = len(result.targets), len(new), list(result.rejections)
     source.vanished = sum(row.missing_since is not None for row in rows if row.state != DiscoveredState.DISMISSED)
     if source.failing_since is not None:
         since = source.failing_since.isoformat(timespec="seconds")
@@ -137,7 +137,7 @@ def _values(row: DiscoveredReplica) -> list[Any]:
 def _lock_claimed(claimed: ReplicaSource) -> ReplicaSource | None:
     """The locked row; None if another poll or a change invalidated the claim, or the source was removed."""
     rows = ReplicaSource.objects.select_for_update(of=("self",), no_key=True).select_related("pool")
-    return rows.filter(pk=claimed.pk, looks=claimed.looks, enabled=True).first()
+    return rows.filter(pk=claimed.pk, poll_number=claimed.poll_number, enabled=True).first()
 
 
 def _record_failure(source: ReplicaSource, reason: str) -> None:
@@ -150,9 +150,9 @@ def _record_failure(source: ReplicaSource, reason: str) -> None:
 
 
 def _finish_poll(source: ReplicaSource) -> None:
-    source.looked_at = timezone.now()
-    if source.next_look_at > source.looked_at:  # unless a user requested another poll meanwhile
-        source.next_look_at = source.looked_at + timedelta(seconds=source.interval_s)
+    source.last_poll_at = timezone.now()
+    if source.next_poll_at > source.last_poll_at:  # unless a user requested another poll meanwhile
+        source.next_poll_at = source.last_poll_at + timedelta(seconds=source.interval_s)
     source.save()
 
 

@@ -58,7 +58,7 @@ class _Removals:
 
     drain: list[DiscoveredReplica]
     remove: list[DiscoveredReplica]
-    held: str = ""
+    hold_reason: str = ""
 
 
 def reconcile_source(source_id: int) -> None:
@@ -136,7 +136,7 @@ def _remove_missing(source_id: int) -> None:
         summary = f"Source {source.name} no longer finds {describe_engines(missing)}. Their replicas drain."
         record_event(EventKind.REPLICAS_MISSING, summary, pool=source.pool)
     _run_all(source, [*((row, _drain) for row in plan.drain), *((row, _remove) for row in plan.remove)])
-    _record_held(source, plan.held)
+    _record_hold(source, plan.hold_reason)
 
 
 def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now: datetime) -> _Removals:
@@ -159,13 +159,13 @@ def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now
         if active > 1 or not _serves_requests(row):
             drain.append(row)
             active -= _serves_requests(row)
-    held = ""
+    hold_reason = ""
     if len(allowed) < len(due):
-        held = (
+        hold_reason = (
             f"{len(missing)} of the pool's {counts['total']} replicas are missing; at most {limit} may drain at a time."
         )
     elif len(drain) < len(terminating) + len(allowed):
-        held = LAST_REPLICA
+        hold_reason = LAST_REPLICA
     drain_s = source.remove_after_s - source.drain_after_s
     remove = [
         row
@@ -175,7 +175,7 @@ def _plan_removals(source: ReplicaSource, rows: Sequence[DiscoveredReplica], now
         and _age_s(row.missing_since, now) >= source.remove_after_s
         and _age_s(row.drained_at, now) >= drain_s
     ]
-    return _Removals(drain, remove, held)
+    return _Removals(drain, remove, hold_reason)
 
 
 def _is_active(row: DiscoveredReplica) -> bool:
@@ -215,12 +215,13 @@ def _remove(discovered: DiscoveredReplica) -> None:
 
 
 @transaction.atomic
-def _record_held(source: ReplicaSource, held: str) -> None:
+def _record_hold(source: ReplicaSource, reason: str) -> None:
     """Store why missing replicas stay; an event when that starts."""
-    started = ReplicaSource.objects.filter(pk=source.pk, held="").update(held=held) if held else 0
-    ReplicaSource.objects.filter(pk=source.pk).exclude(held=held).update(held=held)
+    row = ReplicaSource.objects.filter(pk=source.pk)
+    started = row.filter(hold_reason="").update(hold_reason=reason) if reason else 0
+    row.exclude(hold_reason=reason).update(hold_reason=reason)
     if started:
-        record_event(EventKind.SOURCE_HOLDING, f"Source {source.name}: {held}", pool=source.pool)
+        record_event(EventKind.SOURCE_HOLDING, f"Source {source.name}: {reason}", pool=source.pool)
 
 
 @transaction.atomic

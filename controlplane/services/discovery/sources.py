@@ -80,8 +80,8 @@ def update_source(
         return source
     if source.settings != before["settings"]:
         source.settings_changed_at = timezone.now()
-    source.looks += 1
-    source.next_look_at = timezone.now()
+    source.poll_number += 1
+    source.next_poll_at = timezone.now()
     source.save()
     detail = {"before": before, "after": _event_fields(source)}
     summary = f"Replica source {source.name} was changed."
@@ -102,7 +102,7 @@ def remove_source(source: ReplicaSource, *, by: User | None = None) -> None:
 
 def request_poll(source: ReplicaSource) -> None:
     """Poll a source now; ConflictError while it is paused."""
-    if not ReplicaSource.objects.filter(pk=source.pk, enabled=True).update(next_look_at=timezone.now()):
+    if not ReplicaSource.objects.filter(pk=source.pk, enabled=True).update(next_poll_at=timezone.now()):
         raise ConflictError(f"Replica source {source.name} is paused; enable it first.")
     wake(POLL_TASK)
 

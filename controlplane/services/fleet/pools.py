@@ -11,7 +11,7 @@ from django.db import transaction
 from controlplane import schema_fields
 from controlplane.access.actor import roles_of
 from controlplane.errors import InUseError, InvalidError, NameTakenError, RoleNeededError
-from controlplane.kv_cache import Costs, KvCache, kept_config, kv_bytes
+from controlplane.kv_cache import Costs, KvCache, kv_bytes, size_relevant_keys
 from controlplane.models import EventKind, FleetSettings, Pool, Project, Role
 from controlplane.models.fleet import SHORT_NAME
 from controlplane.schema_fields import canonical_fields
@@ -177,7 +177,7 @@ def _checked(settings: PoolSettings) -> dict[str, Any]:
     values = canonical_fields(POOL_SETTINGS, raw)
     if (kv_cache := values.get("kv_cache")) is not None:
         if kv_cache["model_config"] is not None:
-            kv_cache["model_config"] = kept_config(kv_cache["model_config"])
+            kv_cache["model_config"] = size_relevant_keys(kv_cache["model_config"])
         kv_bytes(kv_cache)  # InvalidError if no size follows from it
     _check_requests(values)
     if "models" in values:

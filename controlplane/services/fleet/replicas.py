@@ -69,7 +69,7 @@ def update_replica(replica: Replica, *, by: User | None = None, **settings: Unpa
     """
     replica = _lock(replica)
     if "url" in settings and "api_key" not in settings:
-        _check_key_stays(replica, settings["url"])
+        _check_key_destination(replica, settings["url"])
     before = _event_fields(replica)
     _set_fields(replica, settings)
     return _finish_change(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", by)
@@ -84,7 +84,7 @@ def move_replica(replica: Replica, url: str) -> Replica:
     """
     replica = _lock(replica)
     if _source_changed(replica):
-        _check_key_stays(replica, url)
+        _check_key_destination(replica, url)
     before = _event_fields(replica)
     _set_fields(replica, {"url": url, "kv_events": events_at_host(replica, url)})
     return _finish_change(replica, before, EventKind.REPLICA_CHANGED, f"Replica {replica.name} was changed.", None)
@@ -94,7 +94,7 @@ def may_move(replica: Replica, url: str) -> bool:
     """Whether ``move_replica`` would accept the address."""
     try:
         if _source_changed(replica):
-            _check_key_stays(replica, url)
+            _check_key_destination(replica, url)
     except InvalidError:
         return False
     return True
@@ -236,7 +236,7 @@ def _set_api_key(replica: Replica, key: str | None) -> None:
         replica.api_key_encrypted, replica.api_key_set_at = encrypt(key.encode()), timezone.now()
 
 
-def _check_key_stays(replica: Replica, url: str) -> None:
+def _check_key_destination(replica: Replica, url: str) -> None:
     """InvalidError if a stored key would be sent to a different address."""
     if replica.api_key_encrypted is not None:
         before, after = address_of(replica.url), address_of(_checked_url(url))

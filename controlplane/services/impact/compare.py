@@ -23,7 +23,6 @@ from controlplane.services.impact.effect import (
     Impact,
     Path,
     find_differences,
-    format_count,
     format_value,
     is_explained,
     leaves_of,
@@ -154,17 +153,17 @@ def _access_effects(
         return
     if ("hash_secret",) in differences:
         text = (
-            "The fleet's hash secret changes: all prefixes are hashed anew and every cache is cold at first. Earlier "
-            "prefix hashes match nothing any more."
+            "The fleet's hash secret changes. All prefixes get new hashes, so every cache starts cold. Prefix hashes "
+            "in earlier records no longer match."
         )
-        yield Effect("hash_secret", Impact.RESET, ("every request",), text, paths=(("hash_secret",),))
+        yield Effect("hash_secret", Impact.COLD_CACHES, ("every request",), text, paths=(("hash_secret",),))
     affected = ("every client",)
     if ("access",) in differences:  # API keys become required, or are no longer required
-        text, old, new = "Requests no longer need an API key.", "API keys only", "anybody"
+        text, old, new = "Requests no longer need an API key.", "required", "not required"
         if after.access is not None:
-            keys = format_count(len(after.access.keys), "API key")
-            text, old, new = f"Requests need one of {keys}; others are rejected with 401.", new, old
-        yield Effect("access", Impact.REFUSE, affected, text, old, new, 0.0, (("access",),))
+            keys = f"{len(after.access.keys):,} configured"
+            text, old, new = f"Requests need an API key ({keys}); others are rejected with 401.", new, old
+        yield Effect("access", Impact.ACCESS, affected, text, old, new, 0.0, (("access",),))
     if before.access is None or after.access is None:
         return
     old_keys, new_keys = ({key.name for key in side.keys} for side in (before.access, after.access))
@@ -172,13 +171,15 @@ def _access_effects(
         path: Path = ("access", "keys", name)
         affected = (f"API key {name}",)
         if name not in old_keys:
-            yield Effect("key_added", Impact.REFUSE, affected, f"API key {name} is accepted.", None, name, 0.0, (path,))
+            yield Effect(
+                "key_added", Impact.ACCESS, affected, f"API key {name} is now accepted.", None, name, 0.0, (path,)
+            )
         elif name not in new_keys:
             text = f"API key {name} is no longer accepted: its requests are rejected with 401."
-            yield Effect("key_removed", Impact.REFUSE, affected, text, name, None, 0.0, (path,))
+            yield Effect("key_removed", Impact.ACCESS, affected, text, name, None, 0.0, (path,))
         elif (*path, "digest") in differences:
             text = f"API key {name} has a new secret: requests with the previous one are rejected with 401."
-            yield Effect("key_secret", Impact.REFUSE, affected, text, None, None, 0.0, ((*path, "digest"),))
+            yield Effect("key_secret", Impact.ACCESS, affected, text, None, None, 0.0, ((*path, "digest"),))
 
 
 # --- fields without a rule ------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
     for path, (before, after) in leaves.items():
         objects = [f"{_OBJECTS[step]} {name}" for step, name in pairwise(path) if step in _OBJECTS]
         field_start = max((index + 2 for index, step in enumerate(path[:-1]) if step in _OBJECTS), default=0)
-        field = f"{', '.join(path[field_start:-1])} {path[-1]}".replace("_", " ").strip()
+        field = ".".join(path[field_start:])
         unit, description = _schema_text(path)
         subject = " of ".join(reversed(objects)) or "every router"
         old, new = (_UNSET.get(path[-1], "none") if value is None else _text(value, path) for value in (before, after))
@@ -203,9 +204,9 @@ def field_effects(leaves: Mapping[Path, tuple[Any, Any]]) -> Iterator[Effect]:
         if path[-1] == "url":
             description = "The replica keeps its ring position; its cache may be cold."
         is_limit = path[0] == "limits" and path[-1].startswith("max_")
-        impact = Impact.MOVE if _SESSIONS & set(path) else Impact.STEER
+        impact = Impact.MOVE if _SESSIONS & set(path) else Impact.PLACEMENT
         if is_limit or _ACCEPTANCE & set(path):
-            impact = Impact.REFUSE
+            impact = Impact.ACCESS
         sides = _hide(before, path), _hide(after, path)
         affected = (objects or ["every request"])[-1]
         yield Effect("field", impact, (affected,), f"{text} {description}".strip(), *sides, None, (path,))

@@ -20,11 +20,11 @@ Path = tuple[str, ...]  # from the configuration's root; members of a list of na
 class Impact(StrEnum):
     """What an effect means for requests, most severe first."""
 
-    RESET = "reset"  # prefixes get new preferred replicas: caches are cold at first
+    COLD_CACHES = "cold_caches"  # prefixes get new preferred replicas: caches are cold at first
     MOVE = "move"  # some prefixes move to another replica and are cold there at first
-    REFUSE = "refuse"  # other requests are accepted or rejected
-    STEER = "steer"  # preferred replicas stay; requests around them are placed differently
-    QUIET = "quiet"  # no request is treated differently
+    ACCESS = "access"  # requests that were accepted are rejected, or the reverse
+    PLACEMENT = "placement"  # requests are placed differently, but prefixes keep their preferred replicas
+    NONE = "none"  # requests are treated as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,6 @@ class Effect:
     after: Any = None
     moved_ratio: float | None = None  # share of prefixes or conversations that move to another replica; None: unknown
     paths: tuple[Path, ...] = ()  # the leaves, or branches, that this effect explains
-
-    @property
-    def resets(self) -> bool:
-        return self.impact is Impact.RESET
 
 
 def sort_by_severity(effects: Iterable[Effect]) -> list[Effect]:

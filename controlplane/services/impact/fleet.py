@@ -39,11 +39,11 @@ def fleet_effects(
         models, replicas = enumerate_names(pool.models) or "any model", format_count(len(pool.replicas), "replica")
         text = f"Pool {pool.name} is new: {pool.policy.settings.name} places requests for {models} on {replicas}."
         paths: tuple[Path, ...] = (("pools", pool.name),)
-        yield Effect("pool_added", Impact.STEER, (f"pool {pool.name}",), text, None, pool.name, None, paths)
+        yield Effect("pool_added", Impact.PLACEMENT, (f"pool {pool.name}",), text, None, pool.name, None, paths)
     for name in old.keys() - {pool.name for pool in after.pools}:
         replicas = format_count(len(old[name].replicas), "replica")
         text = f"Pool {name} is removed with {replicas}: requests for its models are rejected."
-        yield Effect("pool_removed", Impact.REFUSE, (f"pool {name}",), text, name, None, None, (("pools", name),))
+        yield Effect("pool_removed", Impact.ACCESS, (f"pool {name}",), text, name, None, None, (("pools", name),))
 
 
 def _routes_in(config: schema.RouterConfig | None, pool: str) -> dict[str, Route]:
@@ -105,10 +105,10 @@ def _membership_effect(
     share, impact = change.share(name, afterwards=is_added), Impact.MOVE
     if str(ACTIVE) not in {old, new}:
         verb = "added" if is_added else "removed"
-        share, impact, text = 0.0, Impact.QUIET, f"Inactive replica {name} is {verb}: nothing moves."
+        share, impact, text = 0.0, Impact.NONE, f"Inactive replica {name} is {verb}: no prefix moves."
     elif not all(side.can_decode for side in (added, removed) if side):
         verb = "joins: it prefills" if is_added else "leaves: it no longer prefills"
-        share, impact, text = 0.0, Impact.STEER, f"Prefill replica {name} {verb} long prompts of the pool."
+        share, impact, text = 0.0, Impact.PLACEMENT, f"Prefill replica {name} {verb} long prompts of the pool."
     elif is_added:
         text = f"Replica {name} joins the ring: {change.describe_share(share)} move to it and are cold there at first."
     else:
@@ -136,17 +136,17 @@ def _events_effect(
 ) -> Effect:
     """The effect of switching KV events on or off, or of another endpoint."""
     name, old, new = after.name, before.kv_events, after.kv_events
-    impact = Impact.STEER if change.compares_prefixes else Impact.QUIET
+    impact = Impact.PLACEMENT if change.compares_prefixes else Impact.NONE
     if not change.compares_prefixes:
         text = (
             f"No policy of pool {change.pool} compares cached prefixes: the KV events of replica {name} are not used."
         )
     elif new is None:
-        text = f"Routers no longer follow the KV events of replica {name}: what it has cached is estimated."
+        text = f"Routers no longer follow the KV events of replica {name}: its cached blocks are estimated."
     else:
         text = (
-            f"Routers follow the KV events of replica {name} at {new.endpoint}: what it has cached is known as soon as "
-            "they are connected, and estimated until then."
+            f"Routers follow the KV events of replica {name} at {new.endpoint}: its cached blocks are known as soon as "
+            "routers are connected, and estimated until then."
         )
     affected = change.routes_to(name, afterwards=True)
     before_json, after_json = (msgspec.to_builtins(side) for side in (old, new))
@@ -159,12 +159,12 @@ def _role_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, chan
     if before.can_decode and not after.can_decode:
         outcome = f"it only prefills long prompts, and {change.describe_share(share)} move to other replicas"
     elif not before.can_decode and after.can_decode:
-        outcome = f"it prefills no prompts for other replicas, and {change.describe_share(share)} move to it"
+        outcome = f"it no longer prefills prompts for other replicas, and {change.describe_share(share)} move to it"
     else:
         outcome = "it gets the same requests as before"
     text = f"Replica {name} has the role {new} instead of {old}: {outcome}."
     affected = change.routes_to(name, afterwards=after.can_decode)
-    impact = Impact.MOVE if share else Impact.STEER
+    impact = Impact.MOVE if share else Impact.PLACEMENT
     return Effect("replica_role", impact, affected, text, old, new, share, (path,))
 
 
@@ -172,13 +172,13 @@ def _state_effect(before: schema.ReplicaConfig, after: schema.ReplicaConfig, cha
     name, active = after.name, after.state is ACTIVE
     effect = partial(Effect, "replica_state", before=str(before.state), after=str(after.state), paths=(path,))
     if not active and before.state is not ACTIVE:
-        text = f"Replica {name} is {after.state}, previously {before.state}: it gets no new requests either way."
-        return effect(Impact.QUIET, (f"pool {change.pool}",), text, moved_ratio=0.0)
+        text = f"Replica {name} is {after.state}, previously {before.state}: it gets no new requests in either state."
+        return effect(Impact.NONE, (f"pool {change.pool}",), text, moved_ratio=0.0)
     share = change.share(name, afterwards=active)
     if not after.can_decode:
         outcome = "prefills" if active else "no longer prefills"
         text = f"Prefill replica {name} is {after.state}: it {outcome} long prompts of the pool."
-        return effect(Impact.STEER, (f"pool {change.pool}",), text, moved_ratio=0.0)
+        return effect(Impact.PLACEMENT, (f"pool {change.pool}",), text, moved_ratio=0.0)
     if active:
         text = f"Replica {name} is active again: {change.describe_share(share)} return to it."
     else:
@@ -206,7 +206,7 @@ def _capacity_effect(
         f"The {label} of replica {name} is {new:g} instead of {old:g}: it gets {change.describe_share(new_share)}, "
         f"previously {percent(old_share)}."
     )
-    impact = Impact.MOVE if moved else Impact.STEER
+    impact = Impact.MOVE if moved else Impact.PLACEMENT
     return Effect(f"replica_{field}", impact, change.routes_to(name, afterwards=True), text, old, new, moved, (path,))
 
 
@@ -222,10 +222,10 @@ def _group_effects(before: schema.PoolConfig, after: schema.PoolConfig, change: 
             route = change.after[name]
             placed = f"{route.settings.name} places its requests on {format_count(len(route.replicas), 'replica')}"
             text = f"Task group {name} of pool {after.name} is new: {placed}."
-            yield Effect("group_added", Impact.STEER, affected, text, None, name, None, (path,))
+            yield Effect("group_added", Impact.PLACEMENT, affected, text, None, name, None, (path,))
         elif name not in new:
-            text = f"Task group {name} of pool {after.name} is removed: its requests become the pool's own."
-            yield Effect("group_removed", Impact.STEER, affected, text, name, None, None, (path,))
+            text = f"Task group {name} of pool {after.name} is removed: the pool's policy places its requests."
+            yield Effect("group_removed", Impact.PLACEMENT, affected, text, name, None, None, (path,))
         else:
             yield from _subset_effects(change.before[name], change.after[name], change.differences, path)
 
@@ -242,16 +242,16 @@ def _subset_effects(before: Route, after: Route, differences: Differences, path:
         maximum = "" if auto.max is None else f" and at most {auto.max:,}"
         moved = None
         text = (
-            f"{title} gets replicas by its share of traffic, at least {auto.reserved:,}{maximum}; each new one is cold "
-            "at first."
+            f"{title} gets replicas by its share of traffic, at least {auto.reserved:,}{maximum}; its prefixes are "
+            "cold on each new one at first."
         )
     else:
         if moved is None:
-            outcome = "how many of its prefixes move is unknown, because it has no active replica before or after"
+            outcome = "the share of its prefixes that moves is unknown, because it had or has no active replica"
         else:
-            outcome = f"{percent(moved)} of its prefixes move" if moved else "nothing moves"
+            outcome = f"{percent(moved)} of its prefixes move" if moved else "no prefix moves"
         text = f"{title} may use {_subset_text(after)} instead of {_subset_text(before)}: {outcome}."
-    impact = Impact.QUIET if moved == 0.0 else Impact.MOVE
+    impact = Impact.NONE if moved == 0.0 else Impact.MOVE
     old, new = (msgspec.to_builtins(group.replicas) for group in (before.group, after.group))
     yield Effect("group_replicas", impact, (after.label,), text, old, new, moved, paths)
 

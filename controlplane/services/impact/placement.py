@@ -99,7 +99,7 @@ def _route_changes(before: Route, after: Route, differences: Differences) -> Ite
     if boundary or before.tier1 != after.tier1:
         boundary += tuple(path for path in policy if path[-1] == "revision")
         sides = (_json(before.tier1), _json(after.tier1))
-        yield _Change("opening", "", boundary_consequence(before, after), *sides, after, boundary)
+        yield _Change("tier1_boundary", "", boundary_consequence(before, after), *sides, after, boundary)
 
 
 def _merge_changes(changes: Sequence[_Change]) -> Effect:
@@ -139,30 +139,32 @@ def strategy_consequence(before: Route, after: Route) -> Consequence:
     if isinstance(new, schema.ResidencySettings):
         if isinstance(old, schema.ResidencySettings) or _tracks_blocks(before.pool):
             return Consequence(
-                Impact.STEER, "routers already track the cached blocks of the replicas, so nothing becomes cold"
+                Impact.PLACEMENT, "routers already track the cached blocks of the replicas, so no cache becomes cold"
             )
         text = (
-            "routers start to estimate the cached blocks of each replica from the requests that they send; until "
-            "then every prompt counts as uncached"
+            "routers start to estimate the cached blocks of each replica from the requests that they send. At first "
+            "every prompt counts as uncached"
         )
-        return Consequence(Impact.RESET, text)
+        return Consequence(Impact.COLD_CACHES, text)
     old_affinity, affinity = AFFINITY.get(old.name), AFFINITY.get(new.name)
     moved = moved_by_chance(after.points)
     if affinity is None:
         if old_affinity is None and not isinstance(old, schema.ResidencySettings):
-            return Consequence(Impact.STEER, "neither keeps prompts together, so no cached prefix is lost")
+            return Consequence(
+                Impact.PLACEMENT, "neither strategy keeps a prefix on one replica, so no cache becomes cold"
+            )
         text = (
             "prompts no longer go to the replica that cached them; they reach it by chance, about once in "
             f"{format_count(len(after.replicas), 'request')}"
         )
-        return Consequence(Impact.RESET, text, moved)
+        return Consequence(Impact.COLD_CACHES, text, moved)
     same_ring = "affinity_groups" not in {old.name, new.name} and affinity == old_affinity
     if same_ring and _boundary_in_use(before.tier1) == _boundary_in_use(after.tier1):
         moved = _moved_conversations_ratio(before, after)
         text = f"prefixes keep their preferred replica, and {percent(moved)} of conversations move to another replica"
         return Consequence(Impact.MOVE, text, moved)
     text = f"{percent(moved)} of cached {affinity} move to another replica and must be computed again once"
-    return Consequence(Impact.RESET, text, moved)
+    return Consequence(Impact.COLD_CACHES, text, moved)
 
 
 def _tracks_blocks(pool: schema.PoolConfig) -> bool:
@@ -182,13 +184,13 @@ def _moved_conversations_ratio(before: Route, after: Route) -> float:
 # By field: the effect on requests, the text, and how it continues if the value decreases or increases.
 _SETTINGS: dict[str, tuple[Impact, str, str, str]] = {
     "load_factor": (
-        Impact.STEER,
+        Impact.PLACEMENT,
         "a replica takes up to {new} times its share of requests before they overflow, instead of {old}: ",
         "load is more even, and more requests overflow to another replica",
         "fewer requests overflow, and load may be less even",
     ),
     "min_bound": (
-        Impact.STEER,
+        Impact.PLACEMENT,
         "a replica always takes up to {new} requests, instead of {old}, however small its share: ",
         "more requests overflow to another replica",
         "fewer requests overflow to another replica",
@@ -196,26 +198,26 @@ _SETTINGS: dict[str, tuple[Impact, str, str, str]] = {
     "hot_ratio": (
         Impact.MOVE,
         "a prefix gets its own replicas from {new} of requests on, instead of {old}: ",
-        "more prefixes have their own, and those whose replicas change are cold there at first",
-        "fewer prefixes have their own, and those whose replicas change are cold there at first",
+        "more prefixes have their own replicas, and prefixes that move are cold at first",
+        "fewer prefixes have their own replicas, and prefixes that move are cold at first",
     ),
     "half_life": (
-        Impact.STEER,
-        "a request counts half after {new} more requests, instead of {old}: ",
-        "replicas follow the traffic sooner",
-        "replicas follow the traffic later",
+        Impact.PLACEMENT,
+        "the weight of a request halves after {new} further requests, instead of {old}: ",
+        "the number of replicas of a prefix follows its traffic faster",
+        "the number of replicas of a prefix follows its traffic more slowly",
     ),
     "min_hit_ratio": (
-        Impact.STEER,
+        Impact.PLACEMENT,
         "a replica is preferred once it has cached {new} of a prompt, instead of {old}: ",
         "more requests go to a replica with a partly cached prompt",
         "fewer requests go to a replica with a partly cached prompt",
     ),
     "alpha": (
-        Impact.STEER,
+        Impact.PLACEMENT,
         "uncached tokens weigh up to {new} times as much as queued tokens, instead of {old}: ",
-        "requests leave their cached replica sooner",
-        "requests wait longer for their cached replica",
+        "requests leave the replica that cached their prefix sooner",
+        "requests wait longer for the replica that cached their prefix",
     ),
 }
 
@@ -225,13 +227,17 @@ def setting_consequence(field: str, before: Route, after: Route) -> Consequence:
     if field == "replicas":
         moved = _moved_conversations_ratio(before, after)
         outcome = (
-            f"{percent(moved)} of conversations move" if moved else "the pool has no more replicas, so nothing moves"
+            f"{percent(moved)} of conversations move"
+            if moved
+            else "the pool has no more replicas, so no conversation moves"
         )
         text = f"each prefix is shared by {format_count(new, 'replica')} instead of {old:,}: {outcome}"
-        return Consequence(Impact.MOVE if moved else Impact.QUIET, text, moved)
+        return Consequence(Impact.MOVE if moved else Impact.NONE, text, moved)
     format_setting = percent if field.endswith("_ratio") else format_value
     if field not in _SETTINGS:
-        return Consequence(Impact.STEER, f"{field} is {format_value(new, field)} instead of {format_value(old, field)}")
+        return Consequence(
+            Impact.PLACEMENT, f"{field} is {format_value(new, field)} instead of {format_value(old, field)}"
+        )
     impact, text, decreased, increased = _SETTINGS[field]
     return Consequence(
         impact, text.format(old=format_setting(old), new=format_setting(new)) + (decreased if new < old else increased)
@@ -252,18 +258,21 @@ _BOUNDARY_PARAMETERS: dict[schema.Boundary, tuple[str, ...]] = {
 def boundary_consequence(before: Route, after: Route) -> Consequence:
     old, new = before.tier1, after.tier1
     if old is None or new is None or _boundary_in_use(old) == _boundary_in_use(new):
-        return Consequence(Impact.QUIET, "the changed boundary settings are not used, so nothing moves")
+        return Consequence(Impact.NONE, "the changed boundary settings are not used, so no prefix moves")
     text = f"tier-1 prefixes end {_boundary_text(new)} instead of {_boundary_text(old)}: "
     if not isinstance(after.settings, schema.Tier1Settings):
-        return Consequence(Impact.QUIET, text + "hashes and charts change, placement does not")
+        return Consequence(Impact.NONE, text + "prefix hashes and charts change, placement does not")
     if old.boundary is new.boundary:
         if old.boundary is schema.Boundary.AUTO:
             return Consequence(Impact.MOVE, text + "only prompts whose tools and system prompt are short move")
         if old.boundary is schema.Boundary.MARKER and old.boundary_marker == new.boundary_marker:
             return Consequence(Impact.MOVE, text + "only prompts without the marker move")
     moved = moved_by_chance(after.points)
-    text += f"prefixes are hashed anew, and {percent(moved)} of them move to another replica"
-    return Consequence(Impact.RESET, text, moved)
+    text += (
+        f"all prefixes get new hashes, and {percent(moved)} of them move to another replica, where they start cold. "
+        "Prefix hashes in earlier records no longer match"
+    )
+    return Consequence(Impact.COLD_CACHES, text, moved)
 
 
 def _boundary_in_use(tier1: schema.Tier1 | None) -> tuple[Any, ...] | None:
@@ -306,7 +315,7 @@ def _canary_effect(route: Route, before: schema.Canary | None, paths: tuple[Path
             f"Revision {before.revision} of policy {policy.name} is no longer a canary; revision {policy.revision} "
             "places all requests."
         )
-        impact = Impact.QUIET
+        impact = Impact.NONE
     else:
         text = f"Revision {policy.revision} of policy {policy.name} becomes active for all requests."
     return Effect("canary", impact, (route.label,), text, _json(before), _json(after), None, paths)
@@ -323,11 +332,13 @@ def _renumbering_effects(
             same_as = "before" if old_route.policy.name == policy.name else f"policy {old_route.policy.name}"
             comparison = f"has the same settings as {same_as}: no request is placed differently."
             text = f"Revision {policy.revision} of policy {policy.name} {comparison}"
-            yield Effect("revision", Impact.QUIET, (route.label,), text, None, policy.revision, 0.0, paths)
+            yield Effect("revision", Impact.NONE, (route.label,), text, None, policy.revision, 0.0, paths)
     for path, route, _ in _policies({}, old):
         if path in undescribed and route.group is not None:
-            text = f"The policy of {route.label} is removed; the pool's has the same settings, so nothing moves."
-            yield Effect("revision", Impact.QUIET, (route.label,), text, None, None, 0.0, (path,))
+            text = (
+                f"The policy of {route.label} is removed; the pool's policy has the same settings, so no prefix moves."
+            )
+            yield Effect("revision", Impact.NONE, (route.label,), text, None, None, 0.0, (path,))
 
 
 def _policies(old: Mapping[Any, Route], new: Mapping[Any, Route]) -> Iterator[tuple[Path, Route, Route | None]]:

@@ -25,7 +25,7 @@ class DraftWarning:
     id: str
     field: str  # the setting concerned; "" for the fleet
     text: str
-    still_safe: str
+    unaffected: str
     to_do: str
 
 
@@ -35,7 +35,7 @@ class Rule:
 
     id: str
     field: str
-    still_safe: str
+    unaffected: str
     to_do: str
     find: Callable[[Route], str | None]
 
@@ -63,14 +63,14 @@ def _warning(rule: Rule, texts: list[str]) -> DraftWarning:
     text, other_groups = texts[0], len(texts) - 1
     if other_groups:
         text += f" The same applies to {other_groups} other task group{'' if other_groups == 1 else 's'}."
-    return DraftWarning(rule.id, rule.field, text, rule.still_safe, rule.to_do)
+    return DraftWarning(rule.id, rule.field, text, rule.unaffected, rule.to_do)
 
 
 def _rule(
-    rule_id: str, field: str, still_safe: str, to_do: str
+    rule_id: str, field: str, unaffected: str, to_do: str
 ) -> Callable[[Callable[[Route], str | None]], Callable[[Route], str | None]]:
     def register(find: Callable[[Route], str | None]) -> Callable[[Route], str | None]:
-        RULES.append(Rule(rule_id, field, still_safe, to_do, find))
+        RULES.append(Rule(rule_id, field, unaffected, to_do, find))
         return find
 
     return register
@@ -90,7 +90,7 @@ def _no_replica(route: Route) -> str | None:
 
 
 @_rule(
-    "none-active",
+    "no-active-replica",
     "",
     "Running requests finish; new ones get 503 with any policy.",
     "Activate a replica on the fleet page.",
@@ -102,7 +102,7 @@ def _no_active_replica(route: Route) -> str | None:
 
 
 @_rule(
-    "group-stranded",
+    "no-active-group-replica",
     "",
     "All other requests of the pool are served.",
     "Assign the group an active replica, or activate one of its replicas.",
@@ -115,7 +115,7 @@ def _no_active_group_replica(route: Route) -> str | None:
 
 
 @_rule(
-    "nothing-to-choose",
+    "only-one-replica",
     "strategy",
     "Every request goes to that replica, as with any strategy.",
     "Publish anyway, or wait until there are two replicas.",
@@ -124,7 +124,7 @@ def _only_one_replica(route: Route) -> str | None:
     settings = route.settings
     if len(route.points) != 1 or not (settings.name in AFFINITY or isinstance(settings, schema.ResidencySettings)):
         return None
-    return f"Requests of {route.label} have only one active replica, {route.replicas[0].name}: there is no choice."
+    return f"Requests of {route.label} have only one active replica, {route.replicas[0].name}."
 
 
 @_rule(
@@ -161,12 +161,12 @@ def _capacity_unknown(route: Route) -> str | None:
 
 
 @_rule(
-    "no-room",
+    "load-factor-too-low",
     "load_factor",
     "Load stays even; requests that overflow go to a stable second replica.",
     "Choose 1.25 to 2, and watch the share of requests that overflow.",
 )
-def _load_factor_near_1(route: Route) -> str | None:
+def _load_factor_too_low(route: Route) -> str | None:
     settings = route.settings
     if not isinstance(settings, schema.BoundedLoad) or settings.load_factor >= MIN_LOAD_FACTOR or len(route.points) < 2:
         return None
@@ -178,7 +178,7 @@ def _load_factor_near_1(route: Route) -> str | None:
 
 
 @_rule(
-    "never-full",
+    "load-factor-too-high",
     "load_factor",
     "Failing replicas still get no requests.",
     "Choose a load factor well below the number of replicas, such as 2.",
@@ -190,16 +190,16 @@ def _load_factor_too_high(route: Route) -> str | None:
     if settings.load_factor * min(route.points.values()) < sum(route.points.values()):
         return None
     replicas = format_count(len(route.points), "replica")
-    return f"Load factor {settings.load_factor:g} lets one of {replicas} take every request: nothing ever overflows."
+    return f"Load factor {settings.load_factor:g} lets one of {replicas} take every request: no request ever overflows."
 
 
 @_rule(
-    "never-bound",
+    "min-bound-too-high",
     "min_bound",
     "No more requests run at once than the concurrency limit allows.",
     "Lower min_bound to the number of requests that one replica can process.",
 )
-def _min_bound_above_concurrency(route: Route) -> str | None:
+def _min_bound_too_high(route: Route) -> str | None:
     settings = route.settings
     limit = (route.group.concurrency if route.group else None) or route.pool.concurrency
     if not isinstance(settings, schema.BoundedLoad) or limit is None or settings.min_bound < limit.max_running:
@@ -211,7 +211,7 @@ def _min_bound_above_concurrency(route: Route) -> str | None:
 
 
 @_rule(
-    "all-share",
+    "prefixes-on-all-replicas",
     "replicas",
     "Each conversation still stays on one replica.",
     "Choose fewer replicas per prefix, or session_affinity, which has the same effect.",
@@ -225,7 +225,7 @@ def _prefixes_on_all_replicas(route: Route) -> str | None:
 
 
 @_rule(
-    "more-hot-than-replicas",
+    "hot-ratio-too-low",
     "hot_ratio",
     "The most frequent prefixes choose first; the others keep at least one replica.",
     "Choose a hot_ratio of at least one replica's share of the traffic.",
@@ -242,7 +242,7 @@ def _hot_ratio_too_low(route: Route) -> str | None:
 
 
 @_rule(
-    "boundary-below-block",
+    "prefix-shorter-than-block",
     "boundary_bytes",
     "Placement works, but it groups requests that have nothing cacheable in common.",
     "Make the prefix at least one block long.",
@@ -263,7 +263,7 @@ def _prefix_shorter_than_block(route: Route) -> str | None:
 
 
 @_rule(
-    "no-marker",
+    "boundary-marker-missing",
     "boundary_marker",
     "Requests are placed as with boundary auto.",
     "Enter the text before which the prefix ends, or choose auto.",
@@ -276,7 +276,7 @@ def _boundary_marker_missing(route: Route) -> str | None:
 
 
 @_rule(
-    "boundary-not-asked",
+    "boundary-overridden",
     "boundary",
     "Prefixes end where they ended before.",
     "Change tier1 there, or leave the policy's boundary at its default.",

@@ -97,8 +97,8 @@ def publish_revision(
 
     GoneError for an unknown id; NotADraftError if it is published already; StaleDraftError if ``expected_digest`` is
     given and the draft was edited since; InvalidError for stages of a policy without an active revision, because
-    nothing could be compared or rolled back to; PublishRefusedError if the pool requires a prediction that the draft
-    does not have, unless ``override_reason`` says why it is published all the same.
+    nothing could be compared or rolled back to; PredictionRequiredError if the pool requires a prediction that the
+    draft does not have, unless ``override_reason`` says why it is published all the same.
     """
     revision = _lock_draft(revision_id, expected_digest)
     if plan.stages and revision.policy.live() is None:

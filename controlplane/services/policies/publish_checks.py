@@ -2,8 +2,8 @@
 
 Theory of operation. The pool stores the requirement; predictions belong to telemetry, which registers a check when
 Django starts. A check returns a finding, or None if the draft may be published. Publishing runs the checks on the
-locked policy, before anything is written. Without a registered check a pool that requires a prediction refuses: an
-approver can still publish with a reason. Reverting, aborting and rolling back are never checked.
+locked policy, before anything is written. Without a registered check, a pool that requires a prediction rejects drafts;
+an approver can still publish with a reason. Reverting, aborting and rolling back are never checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from controlplane.errors import PublishRefusedError
+from controlplane.errors import PredictionRequiredError
 from controlplane.models import PolicyRevision, Pool
 
 
@@ -25,7 +25,7 @@ class PredictionMode(StrEnum):
 
     OFF = "off"  # neither shown nor checked
     ADVISE = "advise"  # shown, with a warning if it is worse
-    REQUIRE = "require"  # publishing is refused without one within the limits
+    REQUIRE = "require"  # publishing is rejected without one within the limits
 
 
 class PredictionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class PredictionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         PredictionMode,
         Meta(
             description="off: drafts are not predicted. advise: a worse prediction is shown as a warning. require: "
-            "publishing is refused unless a calibrated what-if of the draft is within the limits."
+            "publishing is rejected unless a calibrated what-if of the draft is within the limits."
         ),
     ] = PredictionMode.ADVISE
     max_hit_rate_drop: (
@@ -168,13 +168,13 @@ def finding_of(draft: PolicyRevision) -> Finding | None:
 
 
 def check_publishable(draft: PolicyRevision, override_reason: str) -> Finding | None:
-    """PublishRefusedError if the pool's requirement is not met and no reason is given; the finding if one is."""
+    """PredictionRequiredError if the pool's requirement is not met and no reason is given; the finding if one is."""
     if prediction_policy(draft.policy.pool).mode is not PredictionMode.REQUIRE:
         return None
     finding = finding_of(draft)
     if finding is not None and not override_reason.strip():
         detail = f"Pool {draft.policy.pool.name} requires a prediction. {finding.detail} {finding.to_do}"
-        raise PublishRefusedError(f"{detail} {OVERRIDE}", finding.as_json())
+        raise PredictionRequiredError(f"{detail} {OVERRIDE}", finding.as_json())
     return finding
 
 

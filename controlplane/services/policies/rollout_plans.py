@@ -23,8 +23,8 @@ from controlplane.schema_fields import SettingInfo, canonical, settings_of
 from routing.schema import Canary, Name
 
 MAX_STAGES = 100
-OBSERVE_S = 600  # of generated stages: the warm-up, and enough minutes to compare
-SHARES = (0.05, 0.25)  # before every request
+OBSERVE_S = 600  # observation time of generated stages: the warm-up, and enough minutes to compare
+SHARES = (0.05, 0.25)  # of the stages before the last one, which is every request
 
 
 def _range(unit: str, low: float, high: float, description: str) -> Meta:

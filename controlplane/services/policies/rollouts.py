@@ -310,7 +310,7 @@ def _is_observed(rollout: Rollout, *, extra: timedelta = timedelta()) -> bool:
 class Progress(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     PENDING = "pending"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     LOST = "lost"
 
 
@@ -347,5 +347,5 @@ def _progress_of(router: Router, snapshot: ConfigSnapshot, newest: int) -> tuple
         return Progress.ACKNOWLEDGED, ""
     nack = router.last_nack or {}
     if nack.get("revision", 0) >= snapshot.number:
-        return Progress.REFUSED, f"{nack['reason']} (at {nack['path']})"
+        return Progress.REJECTED, f"{nack['reason']} (at {nack['path']})"
     return Progress.PENDING, router.last_error

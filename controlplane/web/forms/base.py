@@ -138,11 +138,11 @@ class SettingsForm(Form):
         super().__init__(*args, **kwargs)
         self.strategy = strategy
         for info in strategy.settings:
-            self.fields[info.field] = SettingField(info, partial(self._check, info.field))
+            self.fields[info.field] = SettingField(info, partial(self._check_setting, info.field))
             if info.field in self.initial:
                 self.initial[info.field] = setting_text(info, self.initial[info.field])
 
-    def _check(self, field: str, value: Any) -> None:
+    def _check_setting(self, field: str, value: Any) -> None:
         canonical_settings({"strategy": self.strategy.name, field: value})
 
     def setting_fields(self) -> Iterator[tuple[SettingInfo, forms.BoundField]]:

@@ -34,7 +34,7 @@ class PublishForm(SectionedForm):
     override_reason = forms.CharField(
         required=False,
         max_length=500,
-        label="Publish all the same, because",
+        label="Reason to publish anyway",
         help_text="Recorded in the audit log and shown with the rollout.",
     )
     plan = forms.ChoiceField(required=False, widget=forms.RadioSelect)

@@ -14,7 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from controlplane.database.transactions import repeatable_read
-from controlplane.errors import PublishRefusedError
+from controlplane.errors import PredictionRequiredError
 from controlplane.models import PolicyRevision, Pool, RevisionState, Rollout, RolloutState, RoutingPolicy, TaskGroup
 from controlplane.services.impact.compare import current_fleet, effects_of_settings, warnings_of_settings
 from controlplane.services.policies.lifecycle import (
@@ -218,8 +218,8 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
                 plan=plan,
                 override_reason=form.cleaned_data["override_reason"],
             )
-        except PublishRefusedError:
-            context = {**_context(policy), "publish_form": form, "is_refused": True}
+        except PredictionRequiredError:
+            context = {**_context(policy), "publish_form": form, "is_blocked": True}
             return render_live(request, "controlplane/policy.html", context, partial=False, status=409)
         messages.success(request, f"Revision {rollout.revision.number} {_next_step(rollout)}")
         if plan.stages or rollout.state == RolloutState.AWAITING_APPROVAL:
@@ -229,7 +229,7 @@ def policy_publish(request: HttpRequest, policy_id: int, revision_id: int) -> Ht
 
 def _next_step(rollout: Rollout) -> str:
     if rollout.state == RolloutState.AWAITING_APPROVAL:
-        return "waits for the approval of a second person."
+        return "waits for the approval of a second user."
     return "runs as a canary." if rollout.stages else "is active and is being sent to the routers."
 
 

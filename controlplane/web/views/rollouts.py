@@ -1,4 +1,4 @@
-"""Rollouts: progress, analysis of the canary, and the transitions that a person can make."""
+"""Rollouts: progress, analysis of the canary, and the transitions that a user can make."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE = 25
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A transition that a person can make: its button, its consequence and the message afterwards."""
+    """A transition that a user can make: its button, its consequence and the message afterwards."""
 
     service: Callable[..., Rollout]
     label: str

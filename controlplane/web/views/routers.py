@@ -26,7 +26,7 @@ from controlplane.web.base import confirm_page, current_user, render_live, reque
 COLUMNS = ("name", "status", "running", "last_seen")
 HISTORY = 20  # events on a router's page
 RUNS_NOTHING = "It has no configuration yet and reports not ready on /readyz, so a load balancer sends it no requests."
-STILL_SAFE = {  # by status; {} is what the router runs
+UNAFFECTED = {  # by status; {} is what the router runs
     "in sync": "",
     "rejected": "It continues to serve with {}, which it validated. The push is retried every 20 s.",
     "unreachable": "It continues to serve with {}, as last reported. The push is retried within 20 s.",
@@ -36,7 +36,7 @@ STILL_SAFE = {  # by status; {} is what the router runs
 SIGNATURES = {  # by what routers report: (shown, explanation)
     "": (
         "unknown",
-        "The router does not report whether it checks signatures: it is an older version or has no configuration yet.",
+        "The router does not report whether it checks signatures, because it has no configuration yet.",
     ),
     "unchecked": (
         "unchecked",
@@ -57,7 +57,7 @@ class RouterLine:
 
     router: Router
     name: str
-    status: str  # a key of STILL_SAFE
+    status: str  # a key of UNAFFECTED
     reason: str  # why it is not in sync; "" if it is
     running: int | None
     behind: int | None  # configurations between the running and the newest; None if it runs none
@@ -65,11 +65,11 @@ class RouterLine:
     signature: tuple[str, str]  # (state, explanation); the explanation is "" if nothing is to be done
 
     @property
-    def still_safe(self) -> str:
+    def unaffected(self) -> str:
         """What continues to work although the router is not in sync."""
         if self.running is None and self.status != "in sync":
             return RUNS_NOTHING
-        return STILL_SAFE[self.status].format(f"configuration {self.running}")
+        return UNAFFECTED[self.status].format(f"configuration {self.running}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from requests import RequestException
 
 from controlplane.accounts.sign_in_methods import is_recently_authenticated, provider_name
 from controlplane.accounts.single_sign_on import render_sign_in_rejected
-from controlplane.services.access.people import disconnect_single_sign_on
+from controlplane.services.access.users import disconnect_single_sign_on
 from controlplane.web.base import current_user, errors_as_messages
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @never_cache
 @login_not_required
 @require_http_methods(["GET", "POST"])
-def begin(request: HttpRequest, provider_id: str) -> HttpResponse:
+def start(request: HttpRequest, provider_id: str) -> HttpResponse:
     """Show a confirmation on GET; on POST redirect to the provider.
 
     The redirect is a page with a meta refresh: browsers apply ``form-action`` of the content security policy to every
@@ -48,7 +48,7 @@ def begin(request: HttpRequest, provider_id: str) -> HttpResponse:
 @never_cache
 @login_not_required
 @require_GET
-def come_back(request: HttpRequest, provider_id: str) -> HttpResponse:
+def callback(request: HttpRequest, provider_id: str) -> HttpResponse:
     """Handle the provider's redirect back."""
     if not provider_name():
         raise Http404
@@ -64,13 +64,14 @@ def come_back(request: HttpRequest, provider_id: str) -> HttpResponse:
 def cancelled(request: HttpRequest) -> HttpResponse:
     """The user cancelled at the provider."""
     reason = "You cancelled the sign-in at the identity provider."
-    return render(request, "account/single_sign_on_refused.html", {"reason": reason}, status=403)
+    return render(request, "account/single_sign_on_rejected.html", {"reason": reason}, status=403)
 
 
 @require_GET
 def no_password(request: HttpRequest) -> HttpResponse:
-    """Where allauth sends users without a password. They cannot set one, because it would remain valid after the
-    provider disables their account.
+    """Redirect users without a password, whom allauth sends here to set one.
+
+    They cannot: a password would remain valid after the provider disables their account.
     """
     messages.info(request, "Your account has no password. An admin can set one.")
     return redirect("mfa_index")

@@ -112,14 +112,14 @@ def source_remove(request: HttpRequest, source_id: int) -> HttpResponse:
         back="controlplane:fleet",
         title=f"Remove replica source {source.name}",
         text=f"It is no longer polled. Its {adopted.count()} replicas stay as they are ({draining} of them draining) "
-        f"and are no longer updated. Its {proposed} proposals and all dismissed replicas are forgotten.",
+        f"and are no longer updated. Its {proposed} proposals and all dismissed replicas are deleted.",
         action=f"Remove {source.name}",
         done=f"Replica source {source.name} was removed; its replicas stay.",
     )
 
 
 @require_POST
-def source_look(request: HttpRequest, source_id: int) -> HttpResponse:
+def source_poll(request: HttpRequest, source_id: int) -> HttpResponse:
     """Poll a source now."""
     source = get_object_or_404(ReplicaSource, pk=source_id)
     with errors_as_messages(request):

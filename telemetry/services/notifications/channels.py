@@ -175,7 +175,7 @@ def public_config(channel: Channel) -> dict[str, Any]:
 
 
 def reveal_secret(channel: Channel) -> str | None:
-    """The generated secret, shown once to the person who created the channel; None if the kind has none."""
+    """The generated secret, shown once to the user who created the channel; None if the kind has none."""
     generated = [field.name for field in KINDS[channel.kind].fields if field.secret and field.make is not None]
     return str(open_config(channel)[generated[0]]) if generated else None
 

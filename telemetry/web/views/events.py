@@ -107,5 +107,5 @@ def _links(event: Event, policies: dict[str, int], links_routers: bool) -> Itera
     if event.router is not None and links_routers:
         yield f"router {event.router.name}", reverse("controlplane:router", args=[event.router.pk])
     number = event.detail.get("after") if event.kind == EventKind.CONFIG_APPLIED else event.detail.get("revision")
-    if event.kind in {EventKind.CONFIG_APPLIED, EventKind.CONFIG_REFUSED} and number and links_routers:
+    if event.kind in {EventKind.CONFIG_APPLIED, EventKind.CONFIG_REJECTED} and number and links_routers:
         yield f"configuration {number}", reverse("controlplane:configuration", args=[number])

@@ -22,9 +22,14 @@ KILL_EVERY = 5  # faults between two kills of the router
 
 def measure(verdict: Verdict, count: int, seed: int) -> None:
     chosen = faults(count, seed)
-    with running_stand() as stand, stand.rest() as rest, stand.browser() as person, event_router(stand, rest) as router:
+    with (
+        running_stand() as stand,
+        stand.rest() as rest,
+        stand.browser() as browser,
+        event_router(stand, rest) as router,
+    ):
         first_line, api_s, ticks_s = len(stand.worker.lines), [], []
-        with Polling(rest, person) as polling:
+        with Polling(rest, browser) as polling:
             for number, fault in enumerate(chosen, start=1):
                 with database_outage(stand, fault, AWAY_S):
                     if number % KILL_EVERY == 0:

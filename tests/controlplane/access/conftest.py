@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.models import DiscoveredReplica, Role
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.client_keys import create_client_key
 from controlplane.services.fleet.pools import create_pool, create_project
@@ -112,15 +112,13 @@ def there(stored_projects, db):
 
 
 @pytest.fixture
-def person_with(django_user_model, here):
+def user_with(django_user_model, here):
     """Creates a user with a role in ``here``, or with ``everywhere`` in all projects."""
 
     def make(role, *, everywhere=False):
-        person = django_user_model.objects.create_user(
-            f"{role}-{everywhere}".lower(), password="a long enough password"
-        )
+        user = django_user_model.objects.create_user(f"{role}-{everywhere}".lower(), password="a long enough password")
         if role is not None:
-            set_role(person, Role(role), None if everywhere else here.project)
-        return person
+            set_role(user, Role(role), None if everywhere else here.project)
+        return user
 
     return make

@@ -20,8 +20,8 @@ def stored_projects(db):
     return (create_project_with_objects("here", 1),)
 
 
-def test_an_audit_entry_has_actor_token_origin_and_values(here, person_with):
-    token, text = create_token(person_with("editor"), name="deploy", scopes=[Scope.WRITE])
+def test_an_audit_entry_has_actor_token_origin_and_values(here, user_with):
+    token, text = create_token(user_with("editor"), name="deploy", scopes=[Scope.WRITE])
     script = APIClient(REMOTE_ADDR="192.0.2.7")
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}", HTTP_X_REQUEST_ID="req-1")
     script.patch("/api/v1/pools/here-pool", {"description": "new"}, headers={"If-Match": "*"})
@@ -32,15 +32,15 @@ def test_an_audit_entry_has_actor_token_origin_and_values(here, person_with):
     assert (entry.before["description"], entry.after["description"]) == ("", "new")
 
 
-def test_an_audit_entry_has_the_reason(client, here, person_with):
-    client.force_login(person_with("approver"))
+def test_an_audit_entry_has_the_reason(client, here, user_with):
+    client.force_login(user_with("approver"))
     client.post(f"/policies/{here.policy.pk}/publish/{here.draft.pk}/", {"reason": "agents share a prompt"})
     entry = AuditEntry.objects.get(kind="policy_published", pool="here-pool", actor="approver-false")
     assert entry.reason == "agents share a prompt"
 
 
-def test_the_address_is_taken_from_a_declared_proxy_only(client, here, person_with, settings):
-    client.force_login(person_with("operator"))
+def test_the_address_is_taken_from_a_declared_proxy_only(client, here, user_with, settings):
+    client.force_login(user_with("operator"))
     for is_declared, address in ((False, "127.0.0.1"), (True, "198.51.100.4")):
         settings.BEHIND_TLS_PROXY = is_declared
         state = "disabled" if is_declared else "draining"
@@ -123,8 +123,8 @@ def test_concurrent_writers_leave_no_gap():
     assert verify_chain()[0] == 20
 
 
-def test_sign_ins_and_failures_are_audited_without_typed_text(client, here, person_with):
-    person_with("viewer")
+def test_sign_ins_and_failures_are_audited_without_typed_text(client, here, user_with):
+    user_with("viewer")
     client.post("/accounts/login/", {"login": "viewer-false", "password": "wrong wrong wrong"})
     client.post("/accounts/login/", {"login": "hunter2hunter2", "password": "x"})
     client.post("/accounts/login/", {"login": "viewer-false", "password": "a long enough password"})
@@ -136,8 +136,8 @@ def test_sign_ins_and_failures_are_audited_without_typed_text(client, here, pers
     ]
 
 
-def test_the_page_is_filtered_and_exported(client, here, person_with):
-    admin, operator = person_with("admin", everywhere=True), person_with("operator")
+def test_the_page_is_filtered_and_exported(client, here, user_with):
+    admin, operator = user_with("admin", everywhere=True), user_with("operator")
     set_replica_state(here.replica, "draining", by=operator)
     client.force_login(admin)
     page = client.get("/audit/", {"actor": "operator-false"}).content.decode()
@@ -148,8 +148,8 @@ def test_the_page_is_filtered_and_exported(client, here, person_with):
     assert client.get("/audit/", {"actor": "\0"}).status_code == 200
 
 
-def test_exported_cells_are_not_formulas(client, here, person_with):
+def test_exported_cells_are_not_formulas(client, here, user_with):
     append_entry("a", "=cmd()")
-    client.force_login(person_with("admin", everywhere=True))
+    client.force_login(user_with("admin", everywhere=True))
     exported = b"".join(client.get("/audit.csv", {"kind": "a"}).streaming_content).decode()
     assert "'=cmd()" in exported

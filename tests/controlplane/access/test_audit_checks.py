@@ -66,8 +66,8 @@ def test_the_log_is_checked_once_a_day(entries):
     assert AuditCheck.objects.count() >= 2
 
 
-def test_the_page_shows_the_result_of_the_check(client, entries, here, person_with):
-    client.force_login(person_with("admin", everywhere=True))
+def test_the_page_shows_the_result_of_the_check(client, entries, here, user_with):
+    client.force_login(user_with("admin", everywhere=True))
     assert "Verified" not in client.get("/audit/").text
     check_audit(NIGHT)
     assert "Verified" in client.get("/audit/").text

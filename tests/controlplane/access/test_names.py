@@ -6,7 +6,7 @@ import pytest
 from rest_framework.test import APIClient
 
 from controlplane.models import DiscoveredReplica, Role
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.discovery.adoption import adopt
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.pools import create_pool, create_project
@@ -31,9 +31,9 @@ def pools(db):
     return theirs, create_pool("our-pool", project=create_project("ours"), models=["ours"])
 
 
-def client_of(person):
+def client_of(user):
     client = APIClient()
-    client.force_login(person)
+    client.force_login(user)
     return client
 
 

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def admin(client, here, person_with, time_machine):
+def admin(client, here, user_with, time_machine):
     """Signed in at noon."""
     time_machine.move_to(NOON, tick=False)
-    person = person_with("admin", everywhere=True)
-    client.force_login(person)
-    return person
+    user = user_with("admin", everywhere=True)
+    client.force_login(user)
+    return user
 
 
 def test_irreversible_pages_need_an_authentication_of_the_last_15_minutes(client, admin, here, time_machine):
@@ -37,10 +37,10 @@ def test_irreversible_pages_need_an_authentication_of_the_last_15_minutes(client
     assert client.get(confirmed["Location"]).status_code == 200
 
 
-def test_reauthentication_returns_to_the_page_of_the_form(client, admin, here, person_with, time_machine):
-    viewer = person_with("viewer")
+def test_reauthentication_returns_to_the_page_of_the_form(client, admin, here, user_with, time_machine):
+    viewer = user_with("viewer")
     time_machine.move_to("2026-11-21T13:00Z", tick=False)
-    page = f"/people/{viewer.pk}/"
+    page = f"/users/{viewer.pk}/"
     redirect = client.post(f"{page}role/", {"role": "admin"}, HTTP_REFERER=f"http://testserver{page}")
     assert not RoleAssignment.objects.filter(user=viewer, role=Role.ADMIN).exists()
     response = client.post(redirect["Location"], {"password": PASSWORD}, follow=True)
@@ -66,7 +66,7 @@ def test_every_confirmed_route_rejects_a_stale_session(client, admin, here, time
     values = {
         "pool_id": here.pool.pk,
         "project_id": here.project.pk,
-        "person_id": admin.pk,
+        "user_id": admin.pk,
         "token_id": 1,
         "session_id": 1,
     }
@@ -122,23 +122,23 @@ def test_automatic_refreshes_do_not_prolong_a_session(client, admin, time_machin
     assert client.get("/fleet/").status_code == 302
 
 
-def test_signing_in_replaces_the_session_and_the_csrf_token(here, person_with):
+def test_signing_in_replaces_the_session_and_the_csrf_token(here, user_with):
     client = Client()
-    person = person_with("viewer")
+    user = user_with("viewer")
     client.get("/accounts/login/")
     session = client.session
     session["planted"] = "by an attacker"
     session.save()
     client.cookies["sessionid"] = session.session_key
     before, token = session.session_key, client.cookies["csrftoken"].value
-    client.post("/accounts/login/", {"login": person.username, "password": PASSWORD})
+    client.post("/accounts/login/", {"login": user.username, "password": PASSWORD})
     assert client.cookies["sessionid"].value != before
     assert client.cookies["csrftoken"].value != token
 
 
-def test_session_cookies_are_http_only_and_same_site(here, person_with):
-    client, person = Client(), person_with("viewer")
-    client.post("/accounts/login/", {"login": person.username, "password": PASSWORD})
+def test_session_cookies_are_http_only_and_same_site(here, user_with):
+    client, user = Client(), user_with("viewer")
+    client.post("/accounts/login/", {"login": user.username, "password": PASSWORD})
     cookie = client.cookies["sessionid"]
     assert (cookie["httponly"], cookie["samesite"], cookie["max-age"]) == (True, "Lax", 12 * 3600)
 

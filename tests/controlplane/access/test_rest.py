@@ -5,8 +5,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from controlplane.models import Pool, Replica, Role, Scope
-from controlplane.services.access.people import set_active
 from controlplane.services.access.tokens import create_token
+from controlplane.services.access.users import set_active
 from controlplane.services.fleet.pools import create_project
 from tests.rest_client import CarefulClient
 
@@ -55,8 +55,8 @@ def objects(project):
 def script_of():
     """Creates a client with a token of a user."""
 
-    def make(person, scope=Scope.ADMIN):
-        _, text = create_token(person, name="test", scopes=[scope])
+    def make(user, scope=Scope.ADMIN):
+        _, text = create_token(user, name="test", scopes=[scope])
         client = CarefulClient()
         client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
         return client
@@ -64,8 +64,8 @@ def script_of():
     return make
 
 
-def test_lists_show_only_the_projects_of_the_user(here, there, person_with, script_of):
-    script = script_of(person_with("viewer"))
+def test_lists_show_only_the_projects_of_the_user(here, there, user_with, script_of):
+    script = script_of(user_with("viewer"))
     for resource in LISTS:
         response = script.get(f"{ROOT}{resource}")
         assert response.status_code == 200, resource
@@ -74,15 +74,15 @@ def test_lists_show_only_the_projects_of_the_user(here, there, person_with, scri
     assert {event["pool"] for event in script.get(f"{ROOT}events").data["results"]} == {"here-pool"}
 
 
-def test_objects_of_other_projects_are_not_found(here, there, person_with, script_of):
-    script = script_of(person_with("admin"))
+def test_objects_of_other_projects_are_not_found(here, there, user_with, script_of):
+    script = script_of(user_with("admin"))
     for resource, key in objects(there).items():
         for method in ("get", "patch", "delete"):
             response = getattr(script, method)(f"{ROOT}{resource}/{key}", {})
             assert response.status_code in {404, 405}, f"{method} {resource}"
     for path in (
         f"replicas/{there.replica.name}/state",
-        f"replica-sources/{there.source.name}/look",
+        f"replica-sources/{there.source.name}/poll",
         f"discovered-replicas/{there.discovered.pk}/adopt",
         f"discovered-replicas/{there.discovered.pk}/dismiss",
         f"policies/{there.policy.name}/publish",
@@ -114,20 +114,20 @@ def test_objects_of_other_projects_are_not_found(here, there, person_with, scrip
     ],
 )
 @pytest.mark.usefixtures("here", "there")
-def test_a_body_cannot_name_invisible_objects(person_with, script_of, path, body):
+def test_a_body_cannot_name_invisible_objects(user_with, script_of, path, body):
     before = (Pool.objects.count(), Replica.objects.count())
-    response = script_of(person_with("admin")).post(f"{ROOT}{path}", body, format="json")
+    response = script_of(user_with("admin")).post(f"{ROOT}{path}", body, format="json")
     assert response.status_code == 422
     assert "does not exist" in response.content.decode()
     assert (Pool.objects.count(), Replica.objects.count()) == before
 
 
-def test_a_role_in_one_project_does_not_count_in_another(here, there, person_with, script_of):
-    from controlplane.services.access.people import set_role
+def test_a_role_in_one_project_does_not_count_in_another(here, there, user_with, script_of):
+    from controlplane.services.access.users import set_role
 
-    person = person_with("editor")
-    set_role(person, Role.VIEWER, there.project)
-    script = script_of(person)
+    user = user_with("editor")
+    set_role(user, Role.VIEWER, there.project)
+    script = script_of(user)
     assert script.get(f"{ROOT}pools/there-pool").status_code == 200
     assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}).status_code == 200
     assert script.patch(f"{ROOT}pools/there-pool", {"description": "x"}).status_code == 403
@@ -136,30 +136,30 @@ def test_a_role_in_one_project_does_not_count_in_another(here, there, person_wit
 
 
 @pytest.mark.parametrize(("scope", "status"), [(Scope.READ, 403), (Scope.WRITE, 200), (Scope.ADMIN, 200)])
-def test_a_token_is_bounded_by_its_scope_and_its_user(here, person_with, script_of, scope, status):
-    assert script_of(person_with("editor"), scope).patch(f"{ROOT}pools/here-pool", {}).status_code == status
-    viewer = script_of(person_with("viewer"), scope)
+def test_a_token_is_bounded_by_its_scope_and_its_user(here, user_with, script_of, scope, status):
+    assert script_of(user_with("editor"), scope).patch(f"{ROOT}pools/here-pool", {}).status_code == status
+    viewer = script_of(user_with("viewer"), scope)
     assert viewer.patch(f"{ROOT}pools/here-pool", {}).status_code == 403
 
 
-def test_roles_are_queried_once_a_request(here, person_with, script_of):
-    script = script_of(person_with("editor"))
+def test_roles_are_queried_once_a_request(here, user_with, script_of):
+    script = script_of(user_with("editor"))
     with CaptureQueriesContext(connection) as queries:
         assert script.patch(f"{ROOT}pools/here-pool", {"description": "x"}, headers=ANY).status_code == 200
     assert sum("controlplane_roleassignment" in query["sql"] for query in queries) == 1
 
 
-def test_tokens_of_a_disabled_user_are_rejected(here, person_with, script_of):
-    person_with("admin", everywhere=True)
-    person = person_with("viewer")
-    script = script_of(person)
+def test_tokens_of_a_disabled_user_are_rejected(here, user_with, script_of):
+    user_with("admin", everywhere=True)
+    user = user_with("viewer")
+    script = script_of(user)
     assert script.get(f"{ROOT}pools").status_code == 200
-    set_active(person, False)
+    set_active(user, False)
     assert script.get(f"{ROOT}pools").status_code == 401
 
 
-def test_fleet_wide_objects_need_a_role_in_all_projects(here, person_with, script_of):
-    project_admin, fleet_admin = script_of(person_with("admin")), script_of(person_with("admin", everywhere=True))
+def test_fleet_wide_objects_need_a_role_in_all_projects(here, user_with, script_of):
+    project_admin, fleet_admin = script_of(user_with("admin")), script_of(user_with("admin", everywhere=True))
     for resource in ("projects", "routers", "channels", "tokens", "audit"):
         assert project_admin.get(f"{ROOT}{resource}").status_code == 403, resource
         assert fleet_admin.get(f"{ROOT}{resource}").status_code == 200, resource
@@ -169,8 +169,8 @@ def test_fleet_wide_objects_need_a_role_in_all_projects(here, person_with, scrip
 
 
 @pytest.mark.parametrize("path", ["/", "/live/", "/events/", "/charts/hit-rate/figure/", "/charts/hit-rate.json"])
-def test_pages_reveal_neither_other_projects_nor_users(here, there, person_with, client, path):
-    client.force_login(person_with("viewer"))
+def test_pages_reveal_neither_other_projects_nor_users(here, there, user_with, client, path):
+    client.force_login(user_with("viewer"))
     create_project("confidential")
     page = client.get(path).content.decode()
     for secret in ("there-", "confidential", "is viewer of"):

@@ -103,7 +103,7 @@ def path_with_ids(address, project):
         "slug": "hit-rate",
         "place": "0-0-0-none",
         "code": "none",
-        "person_id": 0,
+        "user_id": 0,
         "key_id": project.key.pk,
         "token_id": 0,
         "session_id": 0,
@@ -115,10 +115,10 @@ def names_an_object(address):
     return any(name in MODEL_OF_URL_PARAMETER for name in re.findall(r"<(?:\w+:)?(\w+)>", address))
 
 
-def walk(person, project, requests):
+def walk(user, project, requests):
     """(route, method, status) of these requests by a user, with the ids of the objects in ``project``."""
     client = Client(raise_request_exception=False)
-    client.force_login(person)
+    client.force_login(user)
     for route, method in requests:
         path = path_with_ids(ALL[route][0], project)
         yield route, method, getattr(client, method.lower())(path, {}).status_code
@@ -129,56 +129,56 @@ EVERY_REQUEST = [(route, method) for route in sorted(PAGES - PUBLIC_ROUTES) for 
 
 def refusal(role, route, method):
     """The status of a request by a user with a role in the project alone; None if it is allowed."""
-    if any(name in ALL[route][0] for name in ("channel_id", "person_id", "router_id", "server_id")):
+    if any(name in ALL[route][0] for name in ("channel_id", "user_id", "router_id", "server_id")):
         return 404  # for those with a role in all projects
     needed = needed_role(route, method)
     return 403 if is_fleet_wide(route) or not role.covers(needed) else None
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_pages_are_forbidden_exactly_as_the_table_says(role, here, person_with):
+def test_pages_are_forbidden_exactly_as_the_table_says(role, here, user_with):
     """Every refusal; what is allowed to the lowest role that the request needs, and to the highest role."""
     requests = [
         (route, method)
         for route, method in EVERY_REQUEST
         if refusal(role, route, method) or role in {needed_role(route, method), Role.ADMIN}
     ]
-    for route, method, status in walk(person_with(role), here, requests):
+    for route, method, status in walk(user_with(role), here, requests):
         expected = refusal(role, route, method)
         is_right = status == expected if expected else status not in {403, 500}
         assert is_right, f"{role}: {method} {route} responded {status}"
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_pages_of_other_projects_are_not_found(role, there, person_with):
+def test_pages_of_other_projects_are_not_found(role, there, user_with):
     requests = [(route, method) for route, method in EVERY_REQUEST if names_an_object(ALL[route][0])]
-    for route, method, status in walk(person_with(role), there, requests):
+    for route, method, status in walk(user_with(role), there, requests):
         assert status == 404, f"{role}: {method} {route}"
     there.replica.refresh_from_db()
     assert there.replica.state == "active"
     assert there.policy.draft() is not None
 
 
-def test_a_user_without_a_role_sees_no_page(here, person_with):
-    for route, method, status in walk(person_with(None), here, EVERY_REQUEST):
+def test_a_user_without_a_role_sees_no_page(here, user_with):
+    for route, method, status in walk(user_with(None), here, EVERY_REQUEST):
         assert status in {403, 404}, f"{method} {route}"
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_role_in_all_projects_covers_every_page(role, here, person_with):
+def test_a_role_in_all_projects_covers_every_page(role, here, user_with):
     """Every refusal, and what is allowed to the lowest role that the request needs."""
     allowed = [(route, method) for route, method in EVERY_REQUEST if needed_role(route, method) is role]
     refused = [(route, method) for route, method in EVERY_REQUEST if not role.covers(needed_role(route, method))]
-    for route, method, status in walk(person_with(role, everywhere=True), here, refused + allowed):
-        if "person_id" in ALL[route][0]:
+    for route, method, status in walk(user_with(role, everywhere=True), here, refused + allowed):
+        if "user_id" in ALL[route][0]:
             continue  # no user has the id 0
         is_refused = (route, method) in refused
         assert (status == 403) == is_refused, f"{role}: {method} {route} responded {status}"
 
 
-def test_every_form_needs_the_csrf_token(here, person_with):
+def test_every_form_needs_the_csrf_token(here, user_with):
     strict = Client(enforce_csrf_checks=True)
-    strict.force_login(person_with(Role.ADMIN, everywhere=True))
+    strict.force_login(user_with(Role.ADMIN, everywhere=True))
     form_routes = [route for route in sorted(PAGES - PUBLIC_ROUTES) if "POST" in RULES[route].roles]
     for route in form_routes:
         response = strict.post(path_with_ids(ALL[route][0], here))
@@ -187,6 +187,6 @@ def test_every_form_needs_the_csrf_token(here, person_with):
     for route in sorted(route for route in PUBLIC_ROUTES & PAGES if route.startswith(("account_", "mfa_"))):
         assert strict.post(path_with_ids(ALL[route][0], here)).status_code == 403, route
     rest = APIClient(enforce_csrf_checks=True)
-    rest.force_login(person_with(Role.ADMIN))
+    rest.force_login(user_with(Role.ADMIN))
     assert rest.post("/api/v1/projects", {"name": "forged"}).status_code == 403
     assert not Project.objects.filter(name="forged").exists()

@@ -16,8 +16,8 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from controlplane.models import AuditEntry, Role, Scope
-from controlplane.services.access.people import add_person, set_role
 from controlplane.services.access.tokens import create_token
+from controlplane.services.access.users import add_user, set_role
 
 PASSWORD = "a long enough passphrase"
 pytestmark = pytest.mark.django_db
@@ -33,9 +33,9 @@ def code_of(secret, steps=0):
 
 @pytest.fixture
 def ada():
-    person = add_person("ada", password=PASSWORD)
-    set_role(person, Role.VIEWER, None)
-    return person
+    user = add_user("ada", password=PASSWORD)
+    set_role(user, Role.VIEWER, None)
+    return user
 
 
 @pytest.fixture
@@ -128,16 +128,16 @@ def test_totp_secrets_are_encrypted_in_database_and_session(signed_in, ada):
     assert not [text for text in (secret, *codes) if text in stored]
 
 
-def test_an_admin_resets_a_second_factor(signed_in, ada, client, here, person_with):
+def test_an_admin_resets_a_second_factor(signed_in, ada, client, here, user_with):
     set_up(signed_in)
     admin = Client()
-    admin.force_login(person_with("admin", everywhere=True))
-    assert "Reset second factor" in admin.get(f"/people/{ada.pk}/").text
-    admin.post(f"/people/{ada.pk}/second-factor/")
+    admin.force_login(user_with("admin", everywhere=True))
+    assert "Reset second factor" in admin.get(f"/users/{ada.pk}/").text
+    admin.post(f"/users/{ada.pk}/second-factor/")
     _, response = password_step(ada)
     assert response["Location"] == "/events/"
     assert AuditEntry.objects.get(summary="The second factor of ada was reset.").actor == "admin-true"
-    assert "has no second factor" in admin.post(f"/people/{ada.pk}/second-factor/", follow=True).text
+    assert "has no second factor" in admin.post(f"/users/{ada.pk}/second-factor/", follow=True).text
 
 
 def test_a_command_resets_a_second_factor(signed_in, ada):
@@ -161,9 +161,9 @@ def test_changes_of_a_second_factor_are_audited(signed_in, ada, django_capture_o
     assert not Authenticator.objects.exists(), "the recovery codes were removed too"
 
 
-def test_a_role_that_needs_a_second_factor_is_denied_without_one(client, here, person_with, settings):
+def test_a_role_that_needs_a_second_factor_is_denied_without_one(client, here, user_with, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
-    admin, viewer = person_with("admin"), person_with("viewer")
+    admin, viewer = user_with("admin"), user_with("viewer")
     client.force_login(viewer)
     assert client.get("/").status_code == 200
     client.force_login(admin)
@@ -176,9 +176,9 @@ def test_a_role_that_needs_a_second_factor_is_denied_without_one(client, here, p
     assert client.get("/api/v1/pools").status_code == 200
 
 
-def test_tokens_need_no_second_factor(here, person_with, settings):
+def test_tokens_need_no_second_factor(here, user_with, settings):
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
-    _, text = create_token(person_with("admin"), name="deploy", scopes=[Scope.READ])
+    _, text = create_token(user_with("admin"), name="deploy", scopes=[Scope.READ])
     script = APIClient()
     script.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     assert script.get("/api/v1/pools").status_code == 200

@@ -7,8 +7,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from controlplane.models import AuditEntry, PersonSession
-from controlplane.services.access.people import delete_ended_sessions, sessions_of, set_active, set_password
+from controlplane.models import AuditEntry, UserSession
+from controlplane.services.access.users import delete_ended_sessions, sessions_of, set_active, set_password
 from controlplane.tasks import clean_up
 
 PASSWORD = "a long enough password"
@@ -16,10 +16,10 @@ NOON = "2026-11-21T12:00Z"
 pytestmark = pytest.mark.django_db
 
 
-def sign_in(person, agent="", address="10.1.2.3", password=PASSWORD):
+def sign_in(user, agent="", address="10.1.2.3", password=PASSWORD):
     """A browser that signed in through the form."""
     browser = Client(headers={"User-Agent": agent}, REMOTE_ADDR=address)
-    response = browser.post("/accounts/login/", {"login": person.username, "password": password})
+    response = browser.post("/accounts/login/", {"login": user.username, "password": password})
     assert response.status_code == 302
     return browser
 
@@ -32,8 +32,8 @@ def session_entries():
     return list(AuditEntry.objects.filter(kind="user_changed").order_by("number").values_list("actor", "summary"))
 
 
-def test_users_see_only_their_own_sessions(here, person_with):
-    olga, other = person_with("editor"), person_with("viewer")
+def test_users_see_only_their_own_sessions(here, user_with):
+    olga, other = user_with("editor"), user_with("viewer")
     laptop, _, other_browser = (
         sign_in(olga, "Firefox"),
         sign_in(olga, "<b>curl</b>", "203.0.113.9"),
@@ -47,18 +47,18 @@ def test_users_see_only_their_own_sessions(here, person_with):
     assert "203.0.113.9" in page
     assert "&lt;b&gt;curl&lt;/b&gt;" in page, "the user agent is untrusted text"
     assert "Lynx" not in page
-    for session in PersonSession.objects.all():
+    for session in UserSession.objects.all():
         assert session.key not in page, "the key grants access"
-    other_session = PersonSession.objects.get(user=olga, agent="Firefox")
+    other_session = UserSession.objects.get(user=olga, agent="Firefox")
     assert other_browser.post(f"/sessions/{other_session.pk}/end/").status_code == 404
     assert is_signed_in(laptop)
 
 
-def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
-    olga = person_with("editor")
+def test_sessions_can_be_ended_and_that_is_audited(here, user_with):
+    olga = user_with("editor")
     laptop, phone, desk, kiosk = (sign_in(olga, name) for name in ("laptop", "phone", "desk", "kiosk"))
 
-    response = laptop.post(f"/sessions/{PersonSession.objects.get(agent='phone').pk}/end/", follow=True)
+    response = laptop.post(f"/sessions/{UserSession.objects.get(agent='phone').pk}/end/", follow=True)
     assert "The session has ended." in response.text
     assert [is_signed_in(browser) for browser in (laptop, phone, desk, kiosk)] == [True, False, True, True]
     response = laptop.post("/sessions/end-others/", follow=True)
@@ -79,27 +79,27 @@ def test_sessions_can_be_ended_and_that_is_audited(here, person_with):
     assert own.key not in str(list(AuditEntry.objects.values()))
 
 
-def test_an_admin_ends_all_sessions_of_a_user(here, person_with):
-    olga, admin = person_with("editor"), person_with("admin", everywhere=True)
+def test_an_admin_ends_all_sessions_of_a_user(here, user_with):
+    olga, admin = user_with("editor"), user_with("admin", everywhere=True)
     laptop, phone, desk = sign_in(olga, "laptop"), sign_in(olga, "phone"), sign_in(admin)
-    page = desk.get(f"/people/{olga.pk}/").text
+    page = desk.get(f"/users/{olga.pk}/").text
     assert "2 active sessions" in page
-    assert "2 sessions of" in desk.post(f"/people/{olga.pk}/sessions/end/", follow=True).text
+    assert "2 sessions of" in desk.post(f"/users/{olga.pk}/sessions/end/", follow=True).text
     assert [is_signed_in(browser) for browser in (laptop, phone, desk)] == [False, False, True]
     assert session_entries() == [(admin.username, f"2 sessions of {olga.username} ended.")]
 
 
-def test_ending_a_session_needs_reauthentication(here, person_with, time_machine):
+def test_ending_a_session_needs_reauthentication(here, user_with, time_machine):
     time_machine.move_to(NOON, tick=False)
-    olga = person_with("editor")
+    olga = user_with("editor")
     laptop, phone = sign_in(olga), sign_in(olga, "phone")
     time_machine.move_to("2026-11-21T12:16Z", tick=False)
     assert laptop.post("/sessions/end-others/")["Location"].startswith("/accounts/confirm/")
     assert is_signed_in(phone)
 
 
-def test_a_changed_password_ends_all_other_sessions(here, person_with):
-    olga, new_password = person_with("editor"), "another long passphrase"
+def test_a_changed_password_ends_all_other_sessions(here, user_with):
+    olga, new_password = user_with("editor"), "another long passphrase"
     laptop, phone = sign_in(olga, "laptop"), sign_in(olga, "phone")
     laptop.post(
         "/accounts/password/change/", {"oldpassword": PASSWORD, "password1": new_password, "password2": new_password}
@@ -114,17 +114,17 @@ def test_a_changed_password_ends_all_other_sessions(here, person_with):
     assert Session.objects.count() == 0
 
 
-def test_sessions_of_a_disabled_user_end(here, person_with):
-    olga, _ = person_with("editor"), person_with("admin", everywhere=True)
+def test_sessions_of_a_disabled_user_end(here, user_with):
+    olga, _ = user_with("editor"), user_with("admin", everywhere=True)
     laptop = sign_in(olga)
     olga = set_active(olga, active=False)
     set_active(olga, active=True)
     assert not is_signed_in(laptop)
 
 
-def test_a_session_ends_seven_days_after_sign_in(here, person_with, time_machine):
+def test_a_session_ends_seven_days_after_sign_in(here, user_with, time_machine):
     time_machine.move_to(NOON, tick=False)
-    laptop = sign_in(person_with("editor"))
+    laptop = sign_in(user_with("editor"))
     time_machine.move_to("2026-11-21T23:00Z", tick=False)
     assert is_signed_in(laptop)
     for day in (22, 23, 24, 25, 26, 27):
@@ -138,9 +138,9 @@ def test_a_session_ends_seven_days_after_sign_in(here, person_with, time_machine
     assert not is_signed_in(laptop)
 
 
-def test_ended_sessions_are_deleted(here, person_with, time_machine):
+def test_ended_sessions_are_deleted(here, user_with, time_machine):
     time_machine.move_to(NOON, tick=False)
-    olga = person_with("editor")
+    olga = user_with("editor")
     sign_in(olga, "left alone")
     used = sign_in(olga, "in use")
     sign_in(olga, "signed out").post("/accounts/logout/")
@@ -152,11 +152,11 @@ def test_ended_sessions_are_deleted(here, person_with, time_machine):
     assert Session.objects.count() == 1
     time_machine.move_to("2026-11-22T12:30Z", tick=False)
     delete_ended_sessions()
-    assert [session.agent for session in PersonSession.objects.all()] == ["in use"]
+    assert [session.agent for session in UserSession.objects.all()] == ["in use"]
 
 
-def test_the_list_of_sessions_takes_a_fixed_number_of_queries(here, person_with):
-    olga = person_with("editor")
+def test_the_list_of_sessions_takes_a_fixed_number_of_queries(here, user_with):
+    olga = user_with("editor")
     laptop = sign_in(olga)
 
     def count_queries():
@@ -168,6 +168,6 @@ def test_the_list_of_sessions_takes_a_fixed_number_of_queries(here, person_with)
     queries_of_one, later = count_queries(), timezone.now() + timezone.timedelta(hours=1)
     for number in range(120):
         Session.objects.create(session_key=f"s{number}", session_data="", expire_date=later)
-        PersonSession.objects.create(user=olga, key=f"s{number}", address="10.0.0.1")
+        UserSession.objects.create(user=olga, key=f"s{number}", address="10.0.0.1")
     assert count_queries() == queries_of_one
     assert laptop.get("/sessions/").text.count("<code>10.") == 100

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 
 from controlplane.models import AuditEntry, Role, RoleAssignment
-from controlplane.services.access.people import add_person, set_active, set_role
+from controlplane.services.access.users import add_user, set_active, set_role
 from controlplane.settings import sign_in
 from tests.fakes.identity_provider import running_provider
 
@@ -36,8 +36,8 @@ def provider(running, settings, monkeypatch):
     settings.OIDC_ISSUER = sign_in.validate_issuer(running.issuer)
     settings.SOCIALACCOUNT_PROVIDERS = sign_in.providers(settings.OIDC_ISSUER)
     settings.OIDC_GROUP_ROLES = sign_in.group_roles(["platform=admin", "fleet ops=operator@here", "readers=viewer"])
-    for person in ("ada", "bob", "admin"):
-        running.set_groups(person)
+    for user in ("ada", "bob", "admin"):
+        running.set_groups(user)
     yield running
     running.override_claims()
     running.override_claims(userinfo=True)
@@ -49,16 +49,14 @@ def start_sign_in(client, provider, **query):
     return unescape(re.search(r'content="0;url=([^"]+)"', page.text)[1])
 
 
-def complete_sign_in(client, provider, person, *, follow=False, **query):
+def complete_sign_in(client, provider, user, *, follow=False, **query):
     """Complete a sign-in at the provider; our last response."""
-    callback = provider.sign_in(start_sign_in(client, provider, **query), person)
+    callback = provider.sign_in(start_sign_in(client, provider, **query), user)
     return client.get(callback.removeprefix("http://testserver"), follow=follow)
 
 
-def roles(person):
-    assignments = (
-        RoleAssignment.objects.filter(user__username=person).order_by("pk").values_list("project__name", "role")
-    )
+def roles(user):
+    assignments = RoleAssignment.objects.filter(user__username=user).order_by("pk").values_list("project__name", "role")
     return set(assignments)
 
 
@@ -107,14 +105,14 @@ def test_a_new_user_without_a_mapped_group_is_rejected(client, here, provider):
 
 
 def test_accounts_are_not_matched_by_name_or_email(client, here, provider):
-    local_user = add_person("admin", password=PASSWORD, email="admin@example.com")
+    local_user = add_user("admin", password=PASSWORD, email="admin@example.com")
     set_role(local_user, Role.ADMIN, None)
     provider.set_groups("admin", "readers")
     complete_sign_in(client, provider, "admin")
     provider_user = SocialAccount.objects.get().user
     assert provider_user != local_user
     assert provider_user.username != "admin"
-    assert client.get("/people/").status_code == 403
+    assert client.get("/users/").status_code == 403
 
 
 def test_a_disabled_user_is_rejected(client, here, provider):
@@ -129,7 +127,7 @@ def test_a_disabled_user_is_rejected(client, here, provider):
 
 
 def test_a_connected_account_is_identified_by_its_subject(client, here, provider):
-    local_user = add_person("grace", password=PASSWORD)
+    local_user = add_user("grace", password=PASSWORD)
     set_role(local_user, Role.VIEWER, None)
     client.force_login(local_user)
     assert "Connect your account to" in client.get("/accounts/second-factor/").text
@@ -148,7 +146,7 @@ def test_a_connected_account_is_identified_by_its_subject(client, here, provider
 def test_an_account_connected_to_another_user_is_not_taken_over(client, here, provider):
     provider.set_groups("ada", "readers")
     complete_sign_in(Client(), provider, "ada")
-    client.force_login(add_person("mallory", password=PASSWORD))
+    client.force_login(add_user("mallory", password=PASSWORD))
     complete_sign_in(client, provider, "ada", process="connect", follow=True)
     assert SocialAccount.objects.get().user.username == "ada"
 
@@ -172,7 +170,7 @@ def test_a_single_sign_on_user_cannot_set_a_password(client, here, provider, set
     session = client.session
     session["authenticated_at"] = 0
     session.save()
-    assert client.get("/people/new/").status_code == 403, "no redirect loop without the provider"
+    assert client.get("/users/new/").status_code == 403, "no redirect loop without the provider"
 
 
 def test_an_authorization_code_needs_the_pkce_verifier(client, here, provider):
@@ -238,18 +236,18 @@ def test_the_authentication_time_is_the_providers(client, here, provider, settin
     settings.REQUIRE_TOTP_FOR = frozenset({"admin"})
     provider.set_groups("ada", "platform")
     complete_sign_in(client, provider, "ada")
-    assert client.get("/people/new/").status_code == 200, "the provider just authenticated the user"
+    assert client.get("/users/new/").status_code == 200, "the provider just authenticated the user"
     provider.override_claims(auth_time=1_700_000_000)
     complete_sign_in(client, provider, "ada")
-    redirect = client.get("/people/new/")
+    redirect = client.get("/users/new/")
     assert redirect["Location"].startswith(f"/accounts/oidc/{provider.name}/?")
     assert parse_qs(urlsplit(redirect["Location"]).query)["auth_params"] == ["prompt=login&max_age=0"]
     provider.override_claims()
-    url = start_sign_in(client, provider, auth_params="prompt=login&max_age=0", next="/people/new/")
+    url = start_sign_in(client, provider, auth_params="prompt=login&max_age=0", next="/users/new/")
     assert parse_qs(urlsplit(url).query)["prompt"] == ["login"]
     callback = provider.sign_in(url, "ada").removeprefix("http://testserver")
-    assert client.get(callback)["Location"] == "/people/new/"
-    assert client.get("/people/new/").status_code == 200
+    assert client.get(callback)["Location"] == "/users/new/"
+    assert client.get("/users/new/").status_code == 200
 
 
 def test_passwords_work_beside_single_sign_on(client, provider):

@@ -11,7 +11,7 @@ from django.test import Client
 
 from controlplane.models import AuditEntry, Event, Role, SignInLock
 from controlplane.services.access import sign_ins
-from controlplane.services.access.people import add_person, set_role
+from controlplane.services.access.users import add_user, set_role
 from tests.side_by_side import alone
 
 PASSWORD = "a long enough passphrase"
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def ada():
-    return add_person("ada", password=PASSWORD)
+    return add_user("ada", password=PASSWORD)
 
 
 def sign_in(name, password, address="192.0.2.1", client=None):
@@ -88,7 +88,7 @@ def test_an_unknown_name_takes_as_long_as_a_wrong_password(ada, settings, monkey
     monkeypatch.setattr(PBKDF2PasswordHasher, "iterations", 200_000)  # several times as long as the rest of a sign-in
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.PBKDF2PasswordHasher"]
     settings.ACCOUNT_RATE_LIMITS = {"login_failed": "1000/s/ip", "login": "1000/s/ip"}
-    add_person("bob", password=PASSWORD)  # hashed as in production
+    add_user("bob", password=PASSWORD)  # hashed as in production
 
     def duration_s(name):
         started_s = time.perf_counter()
@@ -106,15 +106,15 @@ def test_a_lockout_is_audited_once_and_lifted_by_an_admin(ada, client, settings)
     fail(settings.SIGN_IN_FAILURES + 3)
     assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 1
     assert Event.objects.filter(kind="sign_in_locked").count() == 1
-    admin = add_person("admin", password=PASSWORD)
+    admin = add_user("admin", password=PASSWORD)
     set_role(admin, Role.ADMIN, None)
     client.force_login(admin)
-    page = client.get(f"/people/{ada.pk}/")
+    page = client.get(f"/users/{ada.pk}/")
     assert "Locked from 192.0.2.1" in page.text
-    client.post(f"/people/{ada.pk}/unlock/")
+    client.post(f"/users/{ada.pk}/unlock/")
     assert sign_in("ada", PASSWORD).status_code == 302
     assert AuditEntry.objects.get(kind="sign_in_unlocked").actor == "admin"
-    assert "Locked from" not in client.get(f"/people/{ada.pk}/").text
+    assert "Locked from" not in client.get(f"/users/{ada.pk}/").text
     assert LOCKED in fail(settings.SIGN_IN_FAILURES + 1).text
     assert AuditEntry.objects.filter(kind="sign_in_locked").count() == 2
 
@@ -146,7 +146,7 @@ def test_unknown_names_get_no_lock_entry(settings):
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_failures_are_all_counted(settings):
-    add_person("ada", password=PASSWORD)
+    add_user("ada", password=PASSWORD)
     responses, barrier = [], threading.Barrier(8)
 
     def attack(number):

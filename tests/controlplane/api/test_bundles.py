@@ -19,7 +19,7 @@ from controlplane.models import (
     Rollout,
     TaskGroup,
 )
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
@@ -189,7 +189,7 @@ def test_sources_are_exported_and_discovered_replicas_are_not(api, followed):
     ]
     assert [row["name"] for row in pool["replicas"]] == ["r1"], "a source discovers r2 again"
     assert "source-secret" not in str(exported)
-    assert "looked_at" not in pool["sources"][0], "results of polls are not exported"
+    assert "last_poll_at" not in pool["sources"][0], "results of polls are not exported"
     assert actions_of(put(api, exported, prune="true")) == []
     assert Replica.objects.filter(name="r2").exists()
     assert ReplicaSource.objects.get(name="cluster").encrypted is not None
@@ -298,12 +298,12 @@ def test_a_different_draft_is_a_conflict(api, exported, policy):
 
 def test_each_action_of_a_bundle_needs_its_own_role(client_with, fleet, exported, django_user_model):
     editor = client_with("write")
-    person = fleet.project
+    project = fleet.project
     olga = django_user_model.objects.get()
     olga.is_superuser = False
     olga.save()
     django_user_model.objects.create_superuser("root")
-    set_role(olga, Role.EDITOR, person)
+    set_role(olga, Role.EDITOR, project)
 
     bundle = copy.deepcopy(exported)
     bundle["pools"][0]["replicas"][0]["weight"] = 5
@@ -318,7 +318,7 @@ def test_each_action_of_a_bundle_needs_its_own_role(client_with, fleet, exported
     assert put(editor, {"format": 1, "pools": []}, prune="true").status_code == 403
     assert Pool.objects.get().name == "default"
 
-    set_role(olga, Role.VIEWER, person)
+    set_role(olga, Role.VIEWER, project)
     assert put(editor, exported).status_code == 403
     assert editor.get(CONFIG).status_code == 200
 

@@ -46,7 +46,7 @@ EXAMPLES = {
     ),
     ("api:replica-source-detail", "PATCH"): ("replica-sources/here-source", {"interval_s": 60}),
     ("api:replica-source-detail", "DELETE"): ("replica-sources/here-source", None),
-    ("api:replica-source-look", "POST"): ("replica-sources/here-source/look", None),
+    ("api:replica-source-poll", "POST"): ("replica-sources/here-source/poll", None),
     ("api:discovered-replica-adopt", "POST"): ("discovered-replicas/{discovered}/adopt", {}),
     ("api:discovered-replica-dismiss", "POST"): ("discovered-replicas/{discovered}/dismiss", None),
     ("api:router-detail", "DELETE"): ("routers/router-1", None),

@@ -12,8 +12,8 @@ from rest_framework.test import APIClient
 
 from controlplane.api.exceptions import PROBLEM_TYPES, SPECIFIC_TYPES, endpoint_not_found
 from controlplane.models import Pool, Role
-from controlplane.services.access.people import set_role
 from controlplane.services.access.tokens import create_token
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.replicas import add_replica
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
@@ -86,11 +86,11 @@ def test_plain_http_is_rejected_instead_of_redirected(settings, operator, pool):
 
 @pytest.mark.django_db
 def test_an_approver_cannot_manage_tokens(django_user_model, pool):
-    person, pat = CarefulClient(), django_user_model.objects.create_user("pat")
+    browser, pat = CarefulClient(), django_user_model.objects.create_user("pat")
     set_role(pat, Role.APPROVER, None)
-    person.force_login(pat)
-    assert person.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
-    assert person.get(f"{ROOT}tokens").status_code == 403
+    browser.force_login(pat)
+    assert browser.patch(f"{ROOT}pools/default", {"description": "x"}).status_code == 200
+    assert browser.get(f"{ROOT}tokens").status_code == 403
 
 
 @pytest.mark.django_db

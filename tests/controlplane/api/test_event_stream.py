@@ -21,8 +21,8 @@ from rest_framework.test import APIClient
 from controlplane.api import event_stream
 from controlplane.models import Event, EventKind, Role, Scope
 from controlplane.services import events
-from controlplane.services.access.people import set_active, set_role
 from controlplane.services.access.tokens import create_token, revoke_token
+from controlplane.services.access.users import set_active, set_role
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from tests.conftest import wait_until
@@ -149,9 +149,9 @@ def test_with_concurrent_writers_every_event_is_returned_once(script, pool):
 
 def test_a_long_poll_returns_only_visible_events(django_user_model, pool):
     theirs = create_pool("theirs", project=create_project("theirs"), models=["m"])
-    person = django_user_model.objects.create_user("vera")
-    set_role(person, Role.VIEWER, pool.project)
-    _, text = create_token(person, name="test", scopes=[Scope.READ])
+    user = django_user_model.objects.create_user("vera")
+    set_role(user, Role.VIEWER, pool.project)
+    _, text = create_token(user, name="test", scopes=[Scope.READ])
     client, last = APIClient(), newest()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
     record("theirs", pool=theirs)

@@ -100,7 +100,7 @@ def router_api(client):
 
 def test_an_announced_router_is_listed_with_its_desired_configuration(router_api, api, pool):
     desired = ConfigSnapshot.objects.first().number
-    assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired, "events_taken": 0}
+    assert router_api(ANNOUNCEMENT).json() == {"desired_revision": desired, "acknowledged_events": 0}
     listed = api.get("/api/v1/routers/router-1").data
     assert (listed["desired_number"], listed["running_number"], listed["in_sync"]) == (desired, None, False)
 

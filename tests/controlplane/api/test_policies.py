@@ -72,9 +72,9 @@ def test_a_diff_shows_effects(api, pool):
     diff = api.get("/api/v1/policies/default/diff").data
     (effect,) = diff["effects"]
 
-    assert effect["who"] == ["pool default"]
+    assert effect["affected"] == ["pool default"]
     assert "placed by prefix_hash instead of round_robin" in effect["text"]
-    assert (effect["impact"], effect["resets"], effect["moved_ratio"]) == ("reset", True, 0.75)
+    assert (effect["impact"], effect["moved_ratio"]) == ("cold_caches", 0.75)
     assert diff["warnings"] == []
 
 
@@ -84,7 +84,7 @@ def test_a_diff_shows_warnings(api, pool):
     (warning,) = api.get("/api/v1/policies/default/diff").data["warnings"]
 
     assert (warning["id"], warning["text"]) == ("no-replica", "Pool default has no replica.")
-    assert warning["still_safe"]
+    assert warning["unaffected"]
     assert warning["to_do"]
 
 
@@ -103,7 +103,7 @@ def test_any_two_revisions_of_a_policy_are_compared(api, pool):
 
     assert (response["before"], response["after"]) == (2, 3)
     assert [change["field"] for change in response["changes"]] == ["load_factor"]
-    assert [effect["impact"] for effect in response["effects"]] == ["steer"]
+    assert [effect["impact"] for effect in response["effects"]] == ["placement"]
     assert api.get(f"/api/v1/revisions/compare?from={older}&to={older}").data["effects"] == []
 
 

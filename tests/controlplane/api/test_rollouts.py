@@ -3,8 +3,8 @@
 import pytest
 
 from controlplane.models import Role, Rollout
-from controlplane.services.access.people import set_role
 from controlplane.services.access.tokens import create_token
+from controlplane.services.access.users import set_role
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from tests.controlplane.rollouts import FAILED, FORMER, NEXT, ack, nack, publish_stages, start_routers, verdict
 from tests.rest_client import CarefulClient
@@ -23,10 +23,10 @@ def client_of(django_user_model):
     """A client of a user with a role in all projects."""
 
     def make(role):
-        person = django_user_model.objects.create_user(f"some-{role}")
-        set_role(person, role, None)
+        user = django_user_model.objects.create_user(f"some-{role}")
+        set_role(user, role, None)
         client = CarefulClient()
-        client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_token(person, name='t', scopes=['write'])[1]}")
+        client.credentials(HTTP_AUTHORIZATION=f"Bearer {create_token(user, name='t', scopes=['write'])[1]}")
         return client
 
     return make
@@ -95,7 +95,7 @@ def test_a_rollout_shows_its_steps_and_every_router(api, policy):
     progress = {router["name"]: (router["progress"], router["gets_canary_requests"]) for router in shown["routers"]}
     assert progress == {
         "router-1": ("acknowledged", True),
-        "router-2": ("refused", False),
+        "router-2": ("rejected", False),
         "router-3": ("pending", False),
     }
     assert third.name in progress

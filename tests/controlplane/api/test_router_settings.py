@@ -9,7 +9,7 @@ from controlplane.egress import fleet_rules
 from controlplane.errors import InvalidError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, IdempotencyRecord, Replica, Role
 from controlplane.push.snapshot import build_config
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.kv_event_sources import record_event_sources
 from controlplane.services.fleet.pools import create_pool, create_project, update_pool
 from controlplane.services.fleet.replicas import add_replica
@@ -314,9 +314,9 @@ def test_a_model_conflict_does_not_reveal_an_invisible_pool(client, django_user_
     mine, secret = create_project("mine"), create_project("secret")
     create_pool("confidential", project=secret, models=["llama"])
     pool = create_pool("open", project=mine, models=["mine"])
-    person = django_user_model.objects.create_user("eve", password="a long enough password")
-    set_role(person, Role.EDITOR, mine)
-    client.force_login(person)
+    user = django_user_model.objects.create_user("eve", password="a long enough password")
+    set_role(user, Role.EDITOR, mine)
+    client.force_login(user)
 
     def refusal():
         response = client.patch("/api/v1/pools/open", body, "application/json", headers={"If-Match": "*"})
@@ -325,7 +325,7 @@ def test_a_model_conflict_does_not_reveal_an_invisible_pool(client, django_user_
 
     assert "already served by another pool" in refusal()
     assert "confidential" not in refusal()
-    set_role(person, Role.VIEWER, secret)
+    set_role(user, Role.VIEWER, secret)
     assert "already served by pool 'confidential'" in refusal()
     pool.refresh_from_db()
     assert pool.models == ["mine"]

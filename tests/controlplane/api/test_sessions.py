@@ -18,7 +18,7 @@ UNSAFE = sorted(
 
 
 @pytest.fixture
-def person(operator):
+def browser(operator):
     """A signed-in browser with a CSRF cookie."""
     client = Client(enforce_csrf_checks=True)
     client.force_login(operator)
@@ -27,20 +27,20 @@ def person(operator):
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-CSRFToken": "x" * 32}, {"Origin": "https://evil.example"}])
-def test_every_change_of_a_session_needs_the_csrf_token(person, headers):
+def test_every_change_of_a_session_needs_the_csrf_token(browser, headers):
     before = (Event.objects.count(), AuditEntry.objects.count())
     assert len(UNSAFE) > 40
     for method, path in UNSAFE:
         url = re.sub(r"\{\w+\}", str(UUID(int=0)) if "/deliveries/" in path else "1", path)
-        response = person.generic(method, url, "{}", content_type="application/json", headers=headers)
+        response = browser.generic(method, url, "{}", content_type="application/json", headers=headers)
         assert (response.status_code, "CSRF" in response.json()["detail"]) == (403, True), (method, path)
     assert (Event.objects.count(), AuditEntry.objects.count()) == before
 
 
-def test_a_session_with_the_csrf_token_can_change_things(person):
-    headers = {"X-CSRFToken": person.cookies["csrftoken"].value}
+def test_a_session_with_the_csrf_token_can_change_things(browser):
+    headers = {"X-CSRFToken": browser.cookies["csrftoken"].value}
     body = {"name": "made"}
-    created = person.post("/api/v1/projects", body, content_type="application/json", headers=headers)
+    created = browser.post("/api/v1/projects", body, content_type="application/json", headers=headers)
     assert created.status_code == 201
 
 

@@ -36,9 +36,9 @@ def test_a_source_can_be_added_changed_polled_and_removed(api, pool):
     assert made.data["settings"]["namespace"] == "default"  # defaults are written out
     changed = api.patch(f"{ROOT}replica-sources/cluster", {"interval_s": 10, "enabled": False})
     assert (changed.data["interval_s"], changed.data["status"]) == (10, "paused")
-    assert api.post(f"{ROOT}replica-sources/cluster/look").status_code == 409
+    assert api.post(f"{ROOT}replica-sources/cluster/poll").status_code == 409
     api.patch(f"{ROOT}replica-sources/cluster", {"enabled": True})
-    assert api.post(f"{ROOT}replica-sources/cluster/look").status_code == 202
+    assert api.post(f"{ROOT}replica-sources/cluster/poll").status_code == 202
     assert api.delete(f"{ROOT}pools/default").status_code == 409  # it still has a source
     assert api.delete(f"{ROOT}replica-sources/cluster").status_code == 204
     kinds = list(Event.objects.filter(kind__startswith="source").values_list("kind", flat=True))

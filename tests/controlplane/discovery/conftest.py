@@ -27,7 +27,7 @@ class Cluster:
         self.api.mode = mode
         self.api.slices = [endpoint_slice(*[self.endpoint(named) for named in pods], labels=labels)]
         self.travel.shift(timedelta(seconds=after_s))
-        ReplicaSource.objects.update(next_look_at=timezone.now())
+        ReplicaSource.objects.update(next_poll_at=timezone.now())
         poll_sources()
         self.row.refresh_from_db()
 

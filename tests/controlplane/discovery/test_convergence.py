@@ -73,7 +73,7 @@ class PolledSource:
         before = dict(Replica.objects.values_list("name", "state"))
         drained = self.missing_and_drained()
         self.traveller.shift(timedelta(seconds=after_s))
-        ReplicaSource.objects.update(next_look_at=timezone.now())
+        ReplicaSource.objects.update(next_poll_at=timezone.now())
         (claimed,) = claim_polls()
         if isinstance(pods, PollError):
             record_poll_failure(claimed, str(pods))
@@ -144,7 +144,7 @@ def test_concurrent_workers_claim_a_poll_once(source):
 @pytest.mark.django_db(transaction=True)
 def test_a_result_that_arrives_after_a_newer_poll_is_ignored(source):
     (early,) = claim_polls()
-    ReplicaSource.objects.update(next_look_at=timezone.now())
+    ReplicaSource.objects.update(next_poll_at=timezone.now())
     (late,) = claim_polls()
     assert record_poll(late, poll_result({"pod-1": (1, "ready")}))
     assert not record_poll(early, poll_result({"pod-2": (2, "ready")}))
@@ -169,7 +169,7 @@ def test_concurrent_changes_by_users_and_a_source_neither_deadlock_nor_lose_a_ro
     (claimed,) = claim_polls()
     record_poll(claimed, poll_result({f"pod-{n}": (n, "ready") for n in range(1, 5)}))
     reconcile_source(source.pk)
-    ReplicaSource.objects.update(drain_after_s=0, remove_after_s=0, next_look_at=timezone.now())
+    ReplicaSource.objects.update(drain_after_s=0, remove_after_s=0, next_poll_at=timezone.now())
     (claimed,) = claim_polls()
     record_poll(claimed, poll_result({"pod-1": (1, "ready"), "pod-9": (9, "ready")}))
     missing, new = Replica.objects.get(name="pod-2"), DiscoveredReplica.objects.get(key="pod-9")
@@ -204,7 +204,7 @@ def test_two_sources_that_miss_a_pools_last_replicas_leave_one_active(pool):
         for name in ("a", "b")
     ]  # fmt: skip
     for pods in ({"a": {"pod-1": (1, "ready")}, "b": {"pod-2": (2, "ready")}}, {"a": {}, "b": {}}):
-        ReplicaSource.objects.update(next_look_at=timezone.now())
+        ReplicaSource.objects.update(next_poll_at=timezone.now())
         for claimed in claim_polls():
             record_poll(claimed, poll_result(pods[claimed.name] | {"pod-9": (9, "not_ready")}))
         if pods["a"]:

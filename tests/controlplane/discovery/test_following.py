@@ -225,7 +225,7 @@ def test_missing_replicas_drain_a_share_at_a_time_until_all_are_removed(cluster)
     drained = [name for name, state in cluster.replicas.items() if state == "draining"]
     assert len(drained) == 2
     assert (cluster.row.status, recorded_kinds("source_holding")) == ("holding", ["source_holding"])
-    assert "7 of the pool's 8 replicas are missing; at most 2 may drain" in cluster.row.held
+    assert "7 of the pool's 8 replicas are missing; at most 2 may drain" in cluster.row.hold_reason
     for _ in range(60):
         before = cluster.replicas
         cluster.report("vllm-1", after_s=60)
@@ -243,7 +243,7 @@ def test_the_last_active_replica_of_a_pool_stays(cluster):
     cluster.report(pod("vllm-2", "10.0.0.2", ready=False), after_s=10)
     cluster.report(pod("vllm-2", "10.0.0.2", ready=False), after_s=100)
     assert cluster.replicas == {"vllm-1": "active"}
-    assert "last active replica" in cluster.row.held
+    assert "last active replica" in cluster.row.hold_reason
     cluster.report("vllm-2")  # ready now, so the other replica may drain
     assert cluster.replicas == {"vllm-1": "draining", "vllm-2": "active"}
 
@@ -253,7 +253,7 @@ def test_a_rejected_target_does_not_count_as_missing(cluster):
     for _ in range(20):
         cluster.report("vllm-1", ("vllm-2", "169.254.1.1"), after_s=60)
     assert cluster.replicas == {"vllm-1": "active", "vllm-2": "active"}
-    assert "link-local" in cluster.row.refused[0]
+    assert "link-local" in cluster.row.rejected[0]
     assert Replica.objects.get(name="vllm-2").url == "http://10.0.0.2:8000"
 
 

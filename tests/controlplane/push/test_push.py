@@ -77,7 +77,7 @@ def test_a_rejection_is_recorded_once_with_its_reason_and_the_push_is_retried(st
     stored = row(router)
     assert (stored.last_nack["path"], stored.last_nack["reason"]) == ("$.pools[0]", "no room")
     assert (stored.running_number, router.revision) == (previous, previous)
-    assert Event.objects.filter(kind="config_refused").count() == 1
+    assert Event.objects.filter(kind="config_rejected").count() == 1
 
     router.fault = lambda: None
     reconcile_routers()
@@ -111,7 +111,7 @@ def test_a_503_of_a_router_is_retried_and_is_no_rejection(start_router, policy):
     reconcile_routers()
     rollout.refresh_from_db()
     assert (rollout.state, row(router).last_error) == (RolloutState.COMPLETE, "")
-    assert not Event.objects.filter(kind="config_refused").exists()
+    assert not Event.objects.filter(kind="config_rejected").exists()
 
 
 def test_a_router_with_another_token_is_reported(start_router, pool, settings):

@@ -14,7 +14,7 @@ ACTIVE, DRAINING, DISABLED = schema.ReplicaState
 PREFIX, LOWEST, LEAST_TTFT = schema.PrefixHashSettings, schema.LowestCostSettings, schema.LeastTtftSettings
 TIERED, AFFINITY, ROUND = schema.TieredSettings, schema.AffinityGroupsSettings, schema.RoundRobinSettings
 BYTES, MESSAGES, MARKER = schema.Boundary.BYTES, schema.Boundary.MESSAGES, schema.Boundary.MARKER
-RESET, MOVE, REFUSE, STEER, QUIET = Impact
+COLD, MOVE, ACCESS, PLACEMENT, NONE = Impact
 BOTH, PREFILL, DECODE = schema.ReplicaRole
 
 
@@ -65,7 +65,7 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
         "Requests of pool chat outside its task groups, and of task groups a and b, are placed by prefix_hash instead "
         "of lowest_cost: 87.5 % of cached prefixes move to another replica and must be computed again once."
     )
-    assert (effect.impact, effect.resets, effect.moved_ratio) == (RESET, True, pytest.approx(7 / 8))
+    assert (effect.impact, effect.moved_ratio) == (COLD, pytest.approx(7 / 8))
     assert effect.affected == ("pool chat", "task group chat.a", "task group chat.b")
     assert (effect.before["strategy"], effect.after["strategy"]) == ("lowest_cost", "prefix_hash")
 
@@ -73,28 +73,28 @@ def test_a_strategy_change_is_described_once_for_all_routes_that_it_places():
 @pytest.mark.parametrize(
     ("before", "after", "impact", "text"),
     [
-        (LOWEST(), LEAST_TTFT(), STEER, "nothing becomes cold"),
-        (ROUND(), schema.RandomSettings(), STEER, "neither keeps prompts together"),
-        (PREFIX(), LOWEST(), RESET, "start to estimate the cached blocks"),
-        (PREFIX(), ROUND(), RESET, "about once in 8 requests"),
-        (PREFIX(), schema.SessionAffinitySettings(), RESET, "87.5 % of cached conversations move"),
+        (LOWEST(), LEAST_TTFT(), PLACEMENT, "no cache becomes cold"),
+        (ROUND(), schema.RandomSettings(), PLACEMENT, "neither strategy keeps a prefix on one replica"),
+        (PREFIX(), LOWEST(), COLD, "start to estimate the cached blocks"),
+        (PREFIX(), ROUND(), COLD, "about once in 8 requests"),
+        (PREFIX(), schema.SessionAffinitySettings(), COLD, "87.5 % of cached conversations move"),
         (PREFIX(), TIERED(replicas=4), MOVE, "keep their preferred replica, and 75 % of conversations"),
         (TIERED(replicas=2), PREFIX(), MOVE, "keep their preferred replica, and 50 % of conversations"),
         (TIERED(), TIERED(replicas=3), MOVE, "3 replicas instead of 2: 33.3 % of conversations move"),
-        (TIERED(replicas=8), TIERED(replicas=9), QUIET, "the pool has no more"),
-        (LOWEST(), LOWEST(alpha=1), STEER, "leave their cached replica sooner"),
-        (PREFIX(), PREFIX(load_factor=1.25), STEER, "1.25 times its share of requests before they overflow"),
-        (PREFIX(), PREFIX(min_bound=8), STEER, "up to 8 requests, instead of 4, however small its share"),
+        (TIERED(replicas=8), TIERED(replicas=9), NONE, "the pool has no more"),
+        (LOWEST(), LOWEST(alpha=1), PLACEMENT, "leave the replica that cached their prefix sooner"),
+        (PREFIX(), PREFIX(load_factor=1.25), PLACEMENT, "1.25 times its share of requests before they overflow"),
+        (PREFIX(), PREFIX(min_bound=8), PLACEMENT, "up to 8 requests, instead of 4, however small its share"),
         (AFFINITY(), AFFINITY(hot_ratio=0.05), MOVE, "its own replicas from 5 % of requests on, instead of 10 %"),
         (
             PREFIX(),
             PREFIX(boundary=MESSAGES, boundary_messages=2),
-            RESET,
+            COLD,
             "end after message 2 instead of after tools and system prompt, or after 1,024 bytes where those are short: "
-            "prefixes are hashed anew, and 87.5 % of them move to another replica",
+            "all prefixes get new hashes, and 87.5 % of them move to another replica",
         ),
         (PREFIX(), PREFIX(boundary_bytes=2048), MOVE, "only prompts whose tools and system prompt are short"),
-        (PREFIX(), PREFIX(boundary_messages=3), QUIET, "are not used"),
+        (PREFIX(), PREFIX(boundary_messages=3), NONE, "are not used"),
     ],
 )
 def test_a_policy_change_is_described_with_its_impact(before, after, impact, text):
@@ -146,7 +146,7 @@ def test_a_revision_with_the_same_settings_moves_nothing():
     before = fleet(groups=(group("a"),))
     own = with_policy(before, schema.PolicyConfig("chat.a", 1, LOWEST()), pool="chat", group="a")
     assert "the same settings as policy chat: no request is placed differently" in only_effect(before, own).text
-    assert "the pool's has the same settings, so nothing moves" in only_effect(own, before).text
+    assert "the pool's policy has the same settings, so no prefix moves" in only_effect(own, before).text
 
 
 # --- the fleet ------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_replicas_that_join_and_leave_move_their_share():
     joined = only_effect(fleet(PREFIX(), replicas=0), fleet(PREFIX(), replicas=1))
     assert joined.text.startswith("Replica r0 joins the ring: 100 % of prefixes move to it")
     draining = fleet(PREFIX(), replicas=2, states=(ACTIVE, DRAINING))
-    assert only_effect(draining, fleet(PREFIX(), replicas=1)).text == "Inactive replica r1 is removed: nothing moves."
+    assert only_effect(draining, fleet(PREFIX(), replicas=1)).text == "Inactive replica r1 is removed: no prefix moves."
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_replicas_that_join_and_leave_move_their_share():
     [
         ({"state": DRAINING}, MOVE, "25 % of prefixes move to the next replica in ring order until it is active again"),
         ({"weight": 3.0}, MOVE, "is 3 instead of 1: it gets 50 % of prefixes, previously 25 %"),
-        ({"url": "http://10.0.0.9:8000"}, STEER, "The replica keeps its ring position; its cache may be cold."),
-        ({"capacity_blocks": 1000}, STEER, "Replica r0 of pool chat: capacity blocks is 1,000 instead of none"),
-        ({"api_key": "secret-of-gpu"}, REFUSE, "Replica r0 of pool chat: api key is *** instead of none"),
+        ({"url": "http://10.0.0.9:8000"}, PLACEMENT, "The replica keeps its ring position; its cache may be cold."),
+        ({"capacity_blocks": 1000}, PLACEMENT, "Replica r0 of pool chat: capacity_blocks is 1,000 instead of none"),
+        ({"api_key": "secret-of-gpu"}, ACCESS, "Replica r0 of pool chat: api_key is *** instead of none"),
         ({"data_parallel_size": 2}, MOVE, "ranks of replica r0 is 2 instead of 1"),
         ({"role": PREFILL}, MOVE, "it only prefills long prompts, and 25 % of prefixes move to other replicas."),
         (
             {"role": DECODE},
-            STEER,
+            PLACEMENT,
             "Replica r0 has the role decode instead of both: it gets the same requests as before.",
         ),
     ],
@@ -210,14 +210,14 @@ def test_kv_events_are_described_by_what_routers_know_then():
     moved = replace(events, endpoint="tcp://gpu-2:5557")
     start = only_effect(following(None), following(events))
     assert start.text.startswith(
-        "Routers follow the KV events of replica r0 at tcp://gpu-1:5557: what it has cached is"
+        "Routers follow the KV events of replica r0 at tcp://gpu-1:5557: its cached blocks are known"
     )
-    assert (start.kind, start.impact, start.moved_ratio) == ("replica_kv_events", STEER, 0.0)
+    assert (start.kind, start.impact, start.moved_ratio) == ("replica_kv_events", PLACEMENT, 0.0)
     assert "at tcp://gpu-2:5557" in only_effect(following(events), following(moved)).text
     end = only_effect(following(events), following(None))
-    assert end.text == "Routers no longer follow the KV events of replica r0: what it has cached is estimated."
+    assert end.text == "Routers no longer follow the KV events of replica r0: its cached blocks are estimated."
     unused = only_effect(following(None, PREFIX()), following(events, PREFIX()))
-    assert unused.impact is QUIET
+    assert unused.impact is NONE
     assert unused.text.startswith("No policy of pool chat compares cached prefixes")
 
 
@@ -237,18 +237,18 @@ def test_changes_of_prefill_replicas_move_no_prefixes():
     ]
     drained = only_effect(two, with_roles(DECODE, PREFILL, states=(ACTIVE, DRAINING)))
     assert drained.text == "Prefill replica r1 is draining: it no longer prefills long prompts of the pool."
-    assert (drained.impact, drained.moved_ratio) == (STEER, 0.0)
+    assert (drained.impact, drained.moved_ratio) == (PLACEMENT, 0.0)
     returned = only_effect(two, with_roles(DECODE, BOTH))
     assert returned.text == (
-        "Replica r1 has the role both instead of prefill: it prefills no prompts for other replicas, and 50 % of "
-        "prefixes move to it."
+        "Replica r1 has the role both instead of prefill: it no longer prefills prompts for other replicas, and "
+        "50 % of prefixes move to it."
     )
     assert returned.impact is MOVE
 
 
 def test_a_pool_whose_active_replicas_only_prefill_serves_nothing():
     config = with_roles(DECODE, PREFILL, states=(DRAINING, ACTIVE))
-    assert "none-active" in warning_ids(config)
+    assert "no-active-replica" in warning_ids(config)
 
 
 def test_access_is_described_without_the_secret():
@@ -256,8 +256,8 @@ def test_access_is_described_without_the_secret():
         keys = tuple(schema.ApiKey(name, digest * 63 + str(number)) for number, name in enumerate(names))
         return replace(fleet(), access=schema.Access(keys))
 
-    assert texts(fleet(), with_keys("ci")) == ["Requests need one of 1 API key; others are rejected with 401."]
-    assert texts(with_keys("ci"), with_keys("ci", "web")) == ["API key web is accepted."]
+    assert texts(fleet(), with_keys("ci")) == ["Requests need an API key (1 configured); others are rejected with 401."]
+    assert texts(with_keys("ci"), with_keys("ci", "web")) == ["API key web is now accepted."]
     assert "API key web is no longer accepted" in texts(with_keys("ci", "web"), with_keys("ci"))[0]
     assert "API key ci has a new secret" in texts(with_keys("ci"), with_keys("ci", digest="2"))[0]
 
@@ -268,20 +268,21 @@ def test_models_are_described_by_name():
     effect = only_effect(before, after)
 
     assert effect.text.startswith("Pool chat: models is llama and mistral instead of llama and qwen.")
-    assert effect.impact is REFUSE
+    assert effect.impact is ACCESS
 
 
 def test_a_new_hash_secret_makes_every_cache_cold():
     effect = only_effect(fleet(), replace(fleet(), hash_secret="1" * 32))
 
-    assert effect.impact is RESET
+    assert effect.impact is COLD
+    assert effect.text.endswith("every cache starts cold. Prefix hashes in earlier records no longer match.")
     assert "1111" not in effect.text
 
 
 def test_the_most_severe_effect_is_first():
     after = replace(fleet(PREFIX(), replicas=9), limits=schema.Limits(retries=3))
 
-    assert [effect.impact for effect in compare_configs(fleet(), after)] == [RESET, MOVE, STEER]
+    assert [effect.impact for effect in compare_configs(fleet(), after)] == [COLD, MOVE, PLACEMENT]
 
 
 @pytest.mark.parametrize(
@@ -304,37 +305,37 @@ def warning_ids(config, task_group=None):
 
 CASES = {  # rule: a configuration with the mistake, and one without it
     "no-replica": (fleet_to_check(replicas=0), fleet_to_check()),
-    "none-active": (
+    "no-active-replica": (
         fleet_to_check(replicas=2, states=(DRAINING, DISABLED)),
         fleet_to_check(replicas=2, states=(DRAINING, ACTIVE)),
     ),
-    "group-stranded": (
+    "no-active-group-replica": (
         fleet_to_check(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0",)),)),
         fleet_to_check(replicas=2, states=(DRAINING, ACTIVE), groups=(group(replicas=("r0", "r1")),)),
     ),
-    "nothing-to-choose": (fleet_to_check(PREFIX(), replicas=1), fleet_to_check(schema.RandomSettings(), replicas=1)),
+    "only-one-replica": (fleet_to_check(PREFIX(), replicas=1), fleet_to_check(schema.RandomSettings(), replicas=1)),
     "weights-ignored": (
         fleet_to_check(LEAST_TTFT(), replicas=2, weights=(1.0, 2.0)),
         fleet_to_check(LOWEST(), replicas=2, weights=(1.0, 2.0)),
     ),
     "capacity-unknown": (fleet_to_check(blocks=None), fleet_to_check(PREFIX(), blocks=None)),
-    "no-room": (fleet_to_check(PREFIX(load_factor=1.0)), fleet_to_check(PREFIX(load_factor=1.25))),
-    "never-full": (fleet_to_check(PREFIX(load_factor=4.0)), fleet_to_check(PREFIX(load_factor=3.9))),
-    "never-bound": (
+    "load-factor-too-low": (fleet_to_check(PREFIX(load_factor=1.0)), fleet_to_check(PREFIX(load_factor=1.25))),
+    "load-factor-too-high": (fleet_to_check(PREFIX(load_factor=4.0)), fleet_to_check(PREFIX(load_factor=3.9))),
+    "min-bound-too-high": (
         fleet_to_check(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=8)),
         fleet_to_check(PREFIX(min_bound=8), concurrency=schema.ConcurrencyConfig(max_running=80)),
     ),
-    "all-share": (fleet_to_check(TIERED(replicas=4)), fleet_to_check(TIERED(replicas=3))),
-    "more-hot-than-replicas": (fleet_to_check(AFFINITY(hot_ratio=0.2)), fleet_to_check(AFFINITY(hot_ratio=0.25))),
-    "boundary-below-block": (
+    "prefixes-on-all-replicas": (fleet_to_check(TIERED(replicas=4)), fleet_to_check(TIERED(replicas=3))),
+    "hot-ratio-too-low": (fleet_to_check(AFFINITY(hot_ratio=0.2)), fleet_to_check(AFFINITY(hot_ratio=0.25))),
+    "prefix-shorter-than-block": (
         fleet_to_check(PREFIX(boundary=BYTES, boundary_bytes=500), blocks=128),
         fleet_to_check(PREFIX(boundary=BYTES, boundary_bytes=512), blocks=128),
     ),
-    "no-marker": (
+    "boundary-marker-missing": (
         fleet_to_check(PREFIX(boundary=MARKER)),
         fleet_to_check(PREFIX(boundary=MARKER, boundary_marker="---")),
     ),
-    "boundary-not-asked": (
+    "boundary-overridden": (
         fleet_to_check(PREFIX(boundary_bytes=2048), tier1=schema.Tier1()),
         fleet_to_check(PREFIX(), tier1=schema.Tier1()),
     ),
@@ -347,7 +348,7 @@ def test_a_rule_warns_only_where_it_should(rule):
 
     (warning,) = (warning for warning in warnings_of(wrong, "chat") if warning.id == rule)
     assert rule not in warning_ids(right)
-    for text in (warning.text, warning.still_safe, warning.to_do):
+    for text in (warning.text, warning.unaffected, warning.to_do):
         assert text[0].isupper(), text
         assert text.endswith("."), text
     assert warning.field in {"", "strategy", *wrong.pools[0].policy.settings.__struct_fields__}
@@ -363,9 +364,9 @@ def test_a_pools_policy_is_checked_for_the_groups_that_it_places():
     own_group = replace(stranded.pools[0].groups[0], policy=schema.PolicyConfig("chat.agents", 1, LOWEST()))
     with_own_policy = replace(stranded, pools=(replace(stranded.pools[0], groups=(own_group,)),))
 
-    assert "group-stranded" in warning_ids(stranded)
-    assert "group-stranded" not in warning_ids(with_own_policy)
-    assert "group-stranded" in warning_ids(with_own_policy, "agents")
+    assert "no-active-group-replica" in warning_ids(stranded)
+    assert "no-active-group-replica" not in warning_ids(with_own_policy)
+    assert "no-active-group-replica" in warning_ids(with_own_policy, "agents")
 
 
 def test_similar_warnings_of_several_groups_are_merged():
@@ -374,8 +375,7 @@ def test_similar_warnings_of_several_groups_are_merged():
     (warning,) = warnings_of(fleet_to_check(PREFIX(), groups=groups), "chat")
 
     assert warning.text == (
-        "Requests of task group chat.g0 have only one active replica, r0: there is no choice. "
-        "The same applies to 3 other task groups."
+        "Requests of task group chat.g0 have only one active replica, r0. The same applies to 3 other task groups."
     )
     same = fleet_to_check(LOWEST(), blocks=None, groups=(group("a"), group("b")))
     assert [warning.id for warning in warnings_of(same, "chat")] == ["capacity-unknown"]

@@ -149,7 +149,7 @@ def test_a_field_without_a_rule_is_described_with_the_schemas_text():
     (effect,) = compare_configs(before, after)
 
     assert effect.text == (
-        "Every router: limits max in flight is 10 instead of 8,192 requests. "
+        "Every router: limits.max_in_flight is 10 instead of 8,192 requests. "
         "Requests in this router at once; more are rejected with 503."
     )
 
@@ -161,9 +161,9 @@ def test_other_session_keys_move_conversations_and_other_paths_reject_requests()
     after = schema.RouterConfig("0" * 32, (msgspec.structs.replace(pool, session_keys=keys, paths=paths),))
     sessions, served = compare_configs(before, after)
 
-    assert (sessions.impact, served.impact) == (Impact.MOVE, Impact.REFUSE)
+    assert (sessions.impact, served.impact) == (Impact.MOVE, Impact.ACCESS)
     assert sessions.text.startswith(
-        "Pool chat: session keys is header:X-Conversation instead of the default. Where requests name their session"
+        "Pool chat: session_keys is header:X-Conversation instead of the default. Where requests name their session"
     )
     assert served.text == (
         "Pool chat: paths is /v1/chat/completions instead of all. The paths that the pool serves. "

@@ -185,7 +185,7 @@ def test_the_response_acknowledges_all_events(pool, settings):
     api = APIClient()
     api.credentials(HTTP_AUTHORIZATION=f"Bearer {settings.ROUTER_ADMIN_TOKEN}")
     response = api.post("/api/v1/routers/announce", {**HEARTBEAT, "events": [event(1), "x"], "sent_at": time.time()})
-    assert (response.status_code, response.json()["events_taken"]) == (200, 2)
+    assert (response.status_code, response.json()["acknowledged_events"]) == (200, 2)
     assert Router.objects.get().reports.count() == 1
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from controlplane.models import ClientKey, FleetSettings, Role
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.client_keys import create_client_key
 from controlplane.services.fleet.pools import create_project
 from controlplane.services.fleet.task_groups import create_task_group
@@ -102,10 +102,10 @@ def test_the_retry_policy_is_set_one_failure_a_line_and_kept(visitor, pool):
 
 def test_users_see_the_keys_of_their_projects_and_only_admins_create_keys(client, django_user_model, key):
     create_client_key(create_project("other"), "confidential")
-    person = django_user_model.objects.create_user("eve", password="a long enough password")
-    client.force_login(person)
+    user = django_user_model.objects.create_user("eve", password="a long enough password")
+    client.force_login(user)
     for role, can_make in ((Role.EDITOR, False), (Role.ADMIN, True)):
-        set_role(person, role, key.project)
+        set_role(user, role, key.project)
         page = client.get("/client-keys/").text
         assert "default.agents" in page
         assert "confidential" not in page

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from controlplane.models import Role, Rollout
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import update_project
 from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import create_policy, publish_revision, save_draft
@@ -118,10 +118,10 @@ def test_an_impossible_plan_is_rejected_on_the_page_and_nothing_is_published(vis
 def test_what_needs_approval_says_so_before_and_after(visitor, policy, operator, django_user_model):
     update_project(policy.pool.project, needs_approval=True)
     save_draft(policy, NEXT)
-    assert "A second person in project" in visitor.get(f"/policies/{policy.pk}/").text
+    assert "A second user in project" in visitor.get(f"/policies/{policy.pk}/").text
     answer = publish(visitor, policy)
     rollout = Rollout.objects.get()
-    assert "waits for the approval of a second person" in answer.text
+    assert "waits for the approval of a second user" in answer.text
     assert "You published this revision, so another user must approve it." in answer.text
     assert "Canary not started" in answer.text
 
@@ -280,11 +280,11 @@ def test_operators_can_pause_and_abort_but_not_promote(client, policy, django_us
     assert f"/rollouts/{rollout.pk}/promote/" not in text
 
 
-def test_an_admin_has_publications_of_a_project_wait_for_a_second_person(visitor, pool):
-    assert "Require approval" in visitor.get("/people/").text
+def test_an_admin_has_publications_of_a_project_wait_for_a_second_user(visitor, pool):
+    assert "Require approval" in visitor.get("/users/").text
     answer = visitor.post(f"/projects/{pool.project_id}/approval/", follow=True)
     pool.project.refresh_from_db()
-    assert (pool.project.needs_approval, "second person" in answer.text) == (True, True)
+    assert (pool.project.needs_approval, "second user" in answer.text) == (True, True)
     visitor.post(f"/projects/{pool.project_id}/approval/")
     pool.project.refresh_from_db()
     assert not pool.project.needs_approval

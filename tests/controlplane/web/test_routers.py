@@ -36,7 +36,7 @@ def test_a_router_with_the_newest_configuration_is_in_sync(visitor, router):
     assert "Router router-1 joined." in text
 
 
-def test_a_refusal_stands_there_in_words_with_what_is_still_safe_and_what_is_missing(visitor, router, behind):
+def test_a_refusal_stands_there_in_words_with_what_is_unaffected_and_what_is_missing(visitor, router, behind):
     reason = "Object contains unknown field `colour`"
     record_nack(router.pk, number=behind, path="$.pools[0]", reason=reason, running_number=behind - 1)
 

@@ -108,7 +108,7 @@ def test_a_replica_that_its_source_misses_says_what_will_happen_to_it(visitor, p
 
 def test_what_a_source_says_is_shown_as_text(visitor, source):
     evil = "<script>alert(1)</script>"
-    ReplicaSource.objects.update(error=evil, refused=[evil], looked_at=timezone.now())
+    ReplicaSource.objects.update(error=evil, rejected=[evil], last_poll_at=timezone.now())
     DiscoveredReplica.objects.create(source=source, key=evil, name="x", url=f"http://{evil}", labels={evil: evil})
     page = visitor.get("/fleet/").text
     assert "&lt;script&gt;alert(1)" in page
@@ -122,11 +122,11 @@ def test_a_refresh_is_the_part_of_one_pool_alone(visitor, proposal):
 
 
 def test_a_source_is_polled_on_request_but_not_while_it_is_disabled(visitor, source):
-    ReplicaSource.objects.update(next_look_at=timezone.now() + timezone.timedelta(hours=1))
-    assert "is being polled" in visitor.post(f"/fleet/sources/{source.pk}/look/", follow=True).text
-    assert ReplicaSource.objects.get().next_look_at <= timezone.now()
+    ReplicaSource.objects.update(next_poll_at=timezone.now() + timezone.timedelta(hours=1))
+    assert "is being polled" in visitor.post(f"/fleet/sources/{source.pk}/poll/", follow=True).text
+    assert ReplicaSource.objects.get().next_poll_at <= timezone.now()
     ReplicaSource.objects.update(enabled=False)
-    assert "is paused" in visitor.post(f"/fleet/sources/{source.pk}/look/", follow=True).text
+    assert "is paused" in visitor.post(f"/fleet/sources/{source.pk}/poll/", follow=True).text
 
 
 def test_removing_a_source_says_first_what_stays(visitor, proposal):

@@ -102,7 +102,9 @@ async def test_each_problem_and_its_end_are_logged_once(
     ]
 
 
-@pytest.mark.parametrize("says", [b"<html>", b"x" * 100_000, b"[" * 50_000, b"7", b'{"events_taken": "all"}', b"\xff"])
+@pytest.mark.parametrize(
+    "says", [b"<html>", b"x" * 100_000, b"[" * 50_000, b"7", b'{"acknowledged_events": "all"}', b"\xff"]
+)
 async def test_a_malformed_response_acknowledges_no_event_and_stops_nothing(
     says: bytes, replica: FakeReplica, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -140,7 +142,7 @@ async def test_new_events_are_sent_without_waiting_for_a_heartbeat(
         heard.append([happened["kind"] for happened in events])
         if len(heard) == 1:
             spool.add("meanwhile")
-        return web.json_response({"events_taken": len(events)})
+        return web.json_response({"acknowledged_events": len(events)})
 
     async with serving_control_plane(listen) as url, routed(config([replica])) as harness:
         announcement = Announcement(url, "a", "d", "1.0", None)

@@ -23,7 +23,7 @@ def noon():
 
 @pytest.fixture
 def operator(db, django_user_model) -> User:
-    """A person who may do everything."""
+    """A user who may do everything."""
     return django_user_model.objects.create_user("olga", is_superuser=True)
 
 

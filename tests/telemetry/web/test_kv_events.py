@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.models import Replica, ReplicaState, Role, Router
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.kv_event_sources import record_event_sources
 from controlplane.services.fleet.replicas import set_replica_state, update_replica
 from telemetry.models import ScrapeState

@@ -5,7 +5,7 @@ import pytest
 import time_machine
 
 from controlplane.models import Replica, Role
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import ScrapeShard, ScrapeState
@@ -149,9 +149,9 @@ def test_the_overview_says_that_nobody_is_notified_until_a_channel_is_on(visitor
 
 
 def test_a_user_who_cannot_add_a_channel_sees_no_link_to_the_form(client, fleet, noon, django_user_model):
-    person = django_user_model.objects.create_user("vera")
-    set_role(person, Role.VIEWER, fleet.project)
-    client.force_login(person)
+    user = django_user_model.objects.create_user("vera")
+    set_role(user, Role.VIEWER, fleet.project)
+    client.force_login(user)
     text = client.get("/").text
     assert "No notification channel is set up" in text
     assert "/channels/new/" not in text

@@ -22,7 +22,7 @@ def draft(pool):
 
 @pytest.fixture
 def browser_of(django_user_model):
-    """Browsers of people with a role in all projects."""
+    """Browsers of users with a role in all projects."""
 
     def make(role: str) -> Client:
         user = django_user_model.objects.create_user(role)

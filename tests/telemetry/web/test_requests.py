@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.models import Pool, Replica, Role
-from controlplane.services.access.people import set_role
+from controlplane.services.access.users import set_role
 from controlplane.services.fleet.pools import create_pool, create_project
 from telemetry.services.lab import decisions as service
 from telemetry.web.decisions import parse_place, place_of
@@ -127,9 +127,9 @@ def test_requests_of_other_projects_do_not_exist(visitor, router, noon, client, 
     create_pool("own", project=mine, models=["own"])
     theirs = decided(router, noon - timedelta(seconds=2), 1)
     own = decided(router, noon - timedelta(seconds=1), 2, pool="own")
-    person = django_user_model.objects.create_user("vera")
-    set_role(person, Role.VIEWER, mine)
-    client.force_login(person)
+    user = django_user_model.objects.create_user("vera")
+    set_role(user, Role.VIEWER, mine)
+    client.force_login(user)
 
     assert ids(client.get("/requests/").text) == ["req-2"]
     assert client.get(f"/requests/{place_of(own)}/").status_code == 200

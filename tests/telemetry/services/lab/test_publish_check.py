@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.errors import InvalidError, PublishRefusedError, RoleNeededError
+from controlplane.errors import InvalidError, PredictionRequiredError, RoleNeededError
 from controlplane.models import AuditEntry, ConfigSnapshot, Event, EventKind, RevisionState, RoleAssignment, Rollout
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.fleet.task_groups import create_task_group
@@ -41,7 +41,7 @@ def code_of(draft) -> FindingCode | None:
 
 def test_a_draft_without_a_prediction_is_refused_and_nothing_is_written(draft):
     snapshots = ConfigSnapshot.objects.count()
-    with pytest.raises(PublishRefusedError, match="No what-if of exactly these settings") as refused:
+    with pytest.raises(PredictionRequiredError, match="No what-if of exactly these settings") as refused:
         publish_revision(draft.pk)
     draft.refresh_from_db()
     assert (draft.state, Rollout.objects.count(), ConfigSnapshot.objects.count()) == ("draft", 0, snapshots)
@@ -79,14 +79,14 @@ def test_each_reason_to_refuse_has_its_code(draft, changes, code):
     predict_draft(draft, **changes)
     assert code_of(draft) is code
     if code is not None:
-        with pytest.raises(PublishRefusedError):
+        with pytest.raises(PredictionRequiredError):
             publish_revision(draft.pk)
 
 
 def test_the_refusal_has_the_figures_and_the_what_if(draft):
     what_if = predict_draft(draft, hit_rate=(-0.12, 0.02))
     text = r"Hit rate 33.0 % instead of 45.0 %, -12 points .*limit -3 points"
-    with pytest.raises(PublishRefusedError, match=text) as error:
+    with pytest.raises(PredictionRequiredError, match=text) as error:
         publish_revision(draft.pk)
     hit_rate = error.value.members["figures"][0]
     assert (hit_rate["name"], hit_rate["is_exceeded"], hit_rate["limit"]) == ("hit_rate", True, -0.03)
@@ -151,7 +151,7 @@ def test_a_draft_of_a_task_group_is_checked_as_that_groups(policy):
 def test_a_reason_publishes_and_is_audited_with_what_it_overrode(draft, django_user_model):
     olga = django_user_model.objects.create_user("olga", is_superuser=True)
     predict_draft(draft, hit_rate=(-0.12, 0.02))
-    with pytest.raises(PublishRefusedError):
+    with pytest.raises(PredictionRequiredError):
         publish_revision(draft.pk, by=olga, override_reason="  ")
     rollout = publish_revision(draft.pk, by=olga, override_reason="the new engine needs it")
 
@@ -214,7 +214,7 @@ def test_advice_warns_of_a_worse_verdict_within_the_limits_but_a_requirement_is_
 def test_without_a_registered_check_a_required_prediction_is_refused(draft, monkeypatch):
     predict_draft(draft)
     monkeypatch.setattr(publish_checks, "_checks", [])
-    with pytest.raises(PublishRefusedError) as refused:
+    with pytest.raises(PredictionRequiredError) as refused:
         publish_revision(draft.pk)
     assert refused.value.members["code"] == "what-if-unavailable"
 

@@ -19,9 +19,11 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from controlplane.access.actor import actor_of
 from controlplane.accounts.sign_in_methods import has_totp
 from controlplane.models import ApiToken, Project, Role, RoleAssignment, Scope
-from controlplane.services.access.people import (
+from controlplane.services.access.sign_ins import unlock_sign_in
+from controlplane.services.access.tokens import create_token, revoke_token
+from controlplane.services.access.users import (
     MAX_SHOWN,
-    add_person,
+    add_user,
     end_session,
     end_sessions,
     reset_second_factor,
@@ -30,13 +32,11 @@ from controlplane.services.access.people import (
     set_password,
     set_role,
 )
-from controlplane.services.access.sign_ins import unlock_sign_in
-from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.fleet.pools import create_project, remove_project, update_project
 from controlplane.web.base import confirm_page, current_user, errors_as_messages, form_page
 from controlplane.web.forms.base import Form
 
-PEOPLE = "controlplane:people"
+USERS = "controlplane:users"
 ROLE_DESCRIPTIONS = {
     Role.VIEWER: "Sees pages, charts and events.",
     Role.OPERATOR: "Also drains, activates and disables replicas, pauses and aborts rollouts, tests channels.",
@@ -97,40 +97,40 @@ class TokenForm(Form):
 
 
 @require_GET
-def people(request: HttpRequest) -> HttpResponse:
+def user_list(request: HttpRequest) -> HttpResponse:
     """Users with their roles, and projects."""
     roles = Prefetch("roles", RoleAssignment.objects.select_related("project"))
     context = {
-        "people": User.objects.order_by("username").prefetch_related(roles),
+        "users": User.objects.order_by("username").prefetch_related(roles),
         "projects": Project.objects.annotate(pool_count=Count("pools")).order_by("name"),
         "role_descriptions": ROLE_DESCRIPTIONS.items(),
     }
-    return render(request, "controlplane/people.html", context)
+    return render(request, "controlplane/users.html", context)
 
 
 @sensitive_post_parameters("password")
 @require_http_methods(["GET", "POST"])
-def person_new(request: HttpRequest) -> HttpResponse:
+def user_new(request: HttpRequest) -> HttpResponse:
     """Add a user, who has no role yet."""
     form = UserForm(request.POST or None)
     if form.is_valid():
         with form.service_errors():
-            user = add_person(**form.cleaned_data, by=current_user(request))
+            user = add_user(**form.cleaned_data, by=current_user(request))
             messages.success(request, f"{user.username} can sign in, but sees nothing yet: assign a role below.")
-            return redirect("controlplane:person", person_id=user.pk)
-    return form_page(request, form, title="Add user", action="Add user", back=PEOPLE, back_label="Users")
+            return redirect("controlplane:user", user_id=user.pk)
+    return form_page(request, form, title="Add user", action="Add user", back=USERS, back_label="Users")
 
 
 @require_GET
-def person(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_detail(request: HttpRequest, user_id: int) -> HttpResponse:
     """One user: roles, password, sessions and second factor."""
-    return _user_page(request, get_object_or_404(User, pk=person_id), PasswordForm())
+    return _user_page(request, get_object_or_404(User, pk=user_id), PasswordForm())
 
 
 @require_POST
-def person_role(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_role(request: HttpRequest, user_id: int) -> HttpResponse:
     """Set or remove a role in one project or in all."""
-    user, form = get_object_or_404(User, pk=person_id), RoleForm(request.POST)
+    user, form = get_object_or_404(User, pk=user_id), RoleForm(request.POST)
     if form.is_valid():
         role, project = form.cleaned_data["role"], form.cleaned_data["project"]
         with errors_as_messages(request):
@@ -138,66 +138,66 @@ def person_role(request: HttpRequest, person_id: int) -> HttpResponse:
             messages.success(request, f"The roles of {user.username} were changed.")
     else:
         messages.error(request, "There is no such role or project. Nothing was changed.")
-    return redirect("controlplane:person", person_id=person_id)
+    return redirect("controlplane:user", user_id=user_id)
 
 
 @require_POST
-def person_active(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_active(request: HttpRequest, user_id: int) -> HttpResponse:
     """Disable or enable an account."""
-    user = get_object_or_404(User, pk=person_id)
+    user = get_object_or_404(User, pk=user_id)
     with errors_as_messages(request):
         user = set_active(user, not user.is_active, by=current_user(request))
         result = "is enabled" if user.is_active else "is disabled: sessions have ended and tokens are rejected"
         messages.success(request, f"The account {user.username} {result}.")
-    return redirect("controlplane:person", person_id=person_id)
+    return redirect("controlplane:user", user_id=user_id)
 
 
 @sensitive_post_parameters("password")
 @require_POST
-def person_password(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_password(request: HttpRequest, user_id: int) -> HttpResponse:
     """Set a new password for a user who forgot theirs."""
-    user, form = get_object_or_404(User, pk=person_id), PasswordForm(request.POST)
+    user, form = get_object_or_404(User, pk=user_id), PasswordForm(request.POST)
     if form.is_valid():
         with form.service_errors():
             set_password(user, form.cleaned_data["password"], by=current_user(request))
             messages.success(request, f"{user.username} has a new password. All their sessions have ended.")
-            return redirect("controlplane:person", person_id=person_id)
+            return redirect("controlplane:user", user_id=user_id)
     return _user_page(request, user, form, status=422)
 
 
 @require_POST
-def person_unlock(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_unlock(request: HttpRequest, user_id: int) -> HttpResponse:
     """Unlock an account after too many failed sign-ins."""
-    user = get_object_or_404(User, pk=person_id)
+    user = get_object_or_404(User, pk=user_id)
     unlock_sign_in(user, by=current_user(request))
     messages.success(request, f"{user.username} can try to sign in again.")
-    return redirect("controlplane:person", person_id=person_id)
+    return redirect("controlplane:user", user_id=user_id)
 
 
 @require_POST
-def person_second_factor(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_second_factor(request: HttpRequest, user_id: int) -> HttpResponse:
     """Remove the second factor of a user who lost it."""
-    user = get_object_or_404(User, pk=person_id)
+    user = get_object_or_404(User, pk=user_id)
     with errors_as_messages(request):
         reset_second_factor(user, by=current_user(request))
         messages.success(request, f"{user.username} signs in without a second factor until a new one is set up.")
-    return redirect("controlplane:person", person_id=person_id)
+    return redirect("controlplane:user", user_id=user_id)
 
 
 @require_POST
-def person_sessions_end(request: HttpRequest, person_id: int) -> HttpResponse:
+def user_sessions_end(request: HttpRequest, user_id: int) -> HttpResponse:
     """Sign a user out everywhere."""
-    user = get_object_or_404(User, pk=person_id)
+    user = get_object_or_404(User, pk=user_id)
     ended = end_sessions(user, by=current_user(request))
     messages.success(request, f"{ended} session{'' if ended == 1 else 's'} of {user.username} ended.")
-    return redirect("controlplane:person", person_id=person_id)
+    return redirect("controlplane:user", user_id=user_id)
 
 
 def _user_page(request: HttpRequest, user: User, form: PasswordForm, status: int = 200) -> HttpResponse:
     roles = {(assignment.project_id, assignment.from_groups): assignment.role for assignment in user.roles.all()}
     projects = [(project, project.pk if project else None) for project in (None, *Project.objects.all())]
     context = {
-        "person": user,
+        "account": user,
         "rows": [(project, roles.get((key, False), ""), roles.get((key, True), "")) for project, key in projects],
         "roles": Role.choices,
         "form": form,
@@ -206,7 +206,7 @@ def _user_page(request: HttpRequest, user: User, form: PasswordForm, status: int
         "sessions": list(sessions_of(user)[:MAX_SHOWN]),
         "locks": user.sign_in_locks.filter(until__gt=timezone.now()),
     }
-    return render(request, "controlplane/person.html", context, status=status)
+    return render(request, "controlplane/user.html", context, status=status)
 
 
 @require_http_methods(["GET", "POST"])
@@ -217,18 +217,18 @@ def project_new(request: HttpRequest) -> HttpResponse:
         with form.service_errors():
             project = create_project(**form.cleaned_data, by=current_user(request))
             messages.success(request, f"Project {project.name} was created. Assign roles in it to users.")
-            return redirect(PEOPLE)
-    return form_page(request, form, title="Add project", action="Add project", back=PEOPLE, back_label="Users")
+            return redirect(USERS)
+    return form_page(request, form, title="Add project", action="Add project", back=USERS, back_label="Users")
 
 
 @require_POST
 def project_approval(request: HttpRequest, project_id: int) -> HttpResponse:
-    """Require a second person's approval of publications in a project, or stop requiring it."""
+    """Require a second user's approval of publications in a project, or stop requiring it."""
     project = get_object_or_404(Project, pk=project_id)
     project = update_project(project, needs_approval=not project.needs_approval, by=current_user(request))
-    result = "need the approval of a second person" if project.needs_approval else "take effect without approval"
+    result = "need the approval of a second user" if project.needs_approval else "take effect without approval"
     messages.success(request, f"Publications in project {project.name} now {result}.")
-    return redirect(PEOPLE)
+    return redirect(USERS)
 
 
 @require_http_methods(["GET", "POST"])
@@ -238,7 +238,7 @@ def project_remove(request: HttpRequest, project_id: int) -> HttpResponse:
     return confirm_page(
         request,
         partial(remove_project, project, by=current_user(request)),
-        back=PEOPLE,
+        back=USERS,
         title=f"Remove project {project.name}",
         text="All roles in it are removed too. A project with pools cannot be removed.",
         action="Remove project",
