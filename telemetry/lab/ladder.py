@@ -226,8 +226,8 @@ LOSS_TEXTS = {
         "placement",
         "Placement",
         "Another replica had more of the prompt cached than the chosen one.",
-        "With a cache-aware strategy this is the cost of balancing load: add replicas, or raise alpha (lowest_cost) or "
-        "load_factor (cache_aware, prefix_hash). With another strategy, such as round_robin, choose a cache-aware one.",
+        "Choose a cache-aware strategy. If there is one, this is the cost of balancing load: add replicas, or raise "
+        "alpha (lowest_cost) or load_factor (prefix_hash).",
         "policies",
     ),
     "stale": LossText(

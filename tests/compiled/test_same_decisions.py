@@ -85,7 +85,7 @@ async def test_the_same_requests_get_the_same_replicas_for_the_same_reasons(tmp_
 
 def without_time(decision):
     """Decisions without fields that depend on time."""
-    volatile = {"request_id", "at", "ttft_s", "latency_s", "opening", "candidates"}
+    volatile = {"request_id", "at", "ttft_s", "latency_s", "prompt_structure", "candidates"}
     return {name: value for name, value in decision.items() if name not in volatile}
 
 

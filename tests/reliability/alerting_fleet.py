@@ -87,7 +87,7 @@ class AlertingFleet:
     def verdict(self) -> str | None:
         """Result of the rule's last evaluation."""
         statement = """
-            select verdict ->> 'answer' from telemetry_alertrule rule join controlplane_pool pool on pool.id = pool_id
+            select verdict ->> 'result' from telemetry_alertrule rule join controlplane_pool pool on pool.id = pool_id
             where kind = 'hit_rate_drop' and pool.name = 'default'
         """
         return self._stand.query(statement)
