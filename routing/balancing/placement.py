@@ -30,7 +30,7 @@ from routing.balancing.request import MatchedGroup, Models, PlacementRequest, Se
 from routing.balancing.residency import Residency
 from routing.balancing.routes import CanaryVerdict, Route, RouteBuilder, carry_over, uses_residency
 from routing.balancing.strategies.affinity_groups import AffinityGroups
-from routing.balancing.strategies.strategy import Estimate, Keys
+from routing.balancing.strategies.strategy import Estimate, Keys, MediaKey
 from routing.balancing.warm_up_prefixes import PrefixKey, WarmUpPrompt
 from routing.prompt.hashing import PrefixHasher, boundary_end
 from routing.prompt.structure import PromptStructure, describe_structure
@@ -44,7 +44,7 @@ from routing.schema import (
     Tier1Settings,
     TieredSettings,
 )
-from routing.types import BLOCK_TOKENS, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId, TargetId
+from routing.types import BLOCK_BYTES, BLOCK_TOKENS, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId, TargetId
 
 
 class RequestKeys:
@@ -138,6 +138,12 @@ class RequestKeys:
         if chain is None:
             chain = self._chain = array("Q", b"".join(self._blocks or self.blocks))
         return chain
+
+    @property
+    def media(self) -> MediaKey | None:
+        """The first image, sound or file of the prompt; None without one."""
+        found = self._request.prompt.first_attachment
+        return None if found is None else MediaKey(found[1], found[0] // BLOCK_BYTES)
 
     def structure(self, tools: Any) -> PromptStructure:
         """Structure of the prompt, without its text; ``tools`` as the client sent them. 1 ms: not for every request."""

@@ -173,6 +173,12 @@ class CanonicalPrompt:
         return -(-(len(self.data) - 4 * self.ids) * block_tokens // BLOCK_BYTES) + self.ids
 
     @property
+    def first_attachment(self) -> tuple[int, int] | None:
+        """Offset and 64-bit digest of the first image, sound or file; None without one, or with token ids."""
+        at = -1 if self.is_text or self.ids else self.data.find(ATTACHMENT)
+        return None if at < 0 else (at, int(self.data[at + 1 : at + 17], 16))
+
+    @property
     def sample_bytes(self) -> int:
         """The prompt's bytes if it is a usable sample of tokens per byte; 0 if not only text determines its tokens."""
         return len(self.data) if self.is_text and not self.ids and not self.rendering else 0

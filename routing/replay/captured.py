@@ -18,6 +18,7 @@ from routing.balancing.placement import record_dispatch
 from routing.balancing.replicas import HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.routes import Route, RouteBuilder, uses_residency
+from routing.balancing.strategies.strategy import MediaKey
 from routing.prompt.hashing import PrefixHasher
 from routing.replay.fast_engine import FastEngine, ModelledRequest
 from routing.replay.routed import RUN_BLOCKS, Clock, record_response
@@ -57,6 +58,8 @@ class CapturedKeys:
     """Keys of one captured request, as strategies read them."""
 
     __slots__ = ("_boundary_blocks", "_captured", "_chain", "_index", "block_tokens", "prompt_tokens")
+
+    media: MediaKey | None = None  # records have none
 
     def __init__(self, captured: CapturedColumns, index: int, boundary_blocks: int) -> None:
         self._captured = captured

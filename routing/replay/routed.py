@@ -23,6 +23,7 @@ from routing.balancing.replicas import GroupReplicas, HealthRegistry
 from routing.balancing.residency import RUN_TOKENS, Residency
 from routing.balancing.strategies.affinity_groups import AffinityGroups
 from routing.balancing.strategies.registry import build_strategy
+from routing.balancing.strategies.strategy import MediaKey
 from routing.replay.block_runs import Forest, Run, RunPool, shared_path
 from routing.replay.fast_engine import FastEngine, FastEngineConfig, ModelledRequest
 from routing.schema import Boundary, ReplicaConfig, ResidencySettings, Settings, Tier1Settings
@@ -44,6 +45,7 @@ class TraceKeys:
     __slots__ = ("_chain", "_end", "_index", "_start", "block_tokens", "prompt_tokens")
 
     session: PrefixHash | None = None  # traces have no sessions
+    media: MediaKey | None = None  # nor attachments
 
     def __init__(self, index: KeyIndex, start: int, end: int, prompt_tokens: int) -> None:
         self._index = index

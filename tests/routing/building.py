@@ -86,6 +86,8 @@ def as_tuple(choice: Choice) -> tuple[object, ...]:
 class FixedKeys:
     """Keys with fixed values."""
 
+    media = None
+
     def __init__(
         self,
         session: int | None = None,

@@ -29,6 +29,10 @@ every router prefers the same replica for a new prompt or a new branch of a know
 the hash ring, so that a change of the fleet moves few keys. If the nearest one is not among the equals, it is the one
 whose name has the highest hash with the key.
 
+The key of a prompt whose first image, sound or file is not cached as part of a prefix is that of this attachment, and
+costs within ``MEDIA_TOKENS`` are equal then: the same attachment goes to the same replica after any text, where the
+engine's encoder cache has it.
+
 If there are other routers (``UnrecordedHits``), the key is one that all of them compute alike, and the preferred
 replica is the prompt's *common replica*. What other routers usually have sent there is expected to be cached, so every
 router sends a prompt that it has not recorded to the same replica. A busy common replica yields like any other, and
@@ -63,6 +67,7 @@ TIE_RATIO: Final = 0.1  # of a prompt's own prefill, which is more than several 
 MAX_TIE_TOKENS: Final = 600.0
 LONG_TOKENS: Final = 16_000  # a prompt this long blocks its replica for 2 s or more, so the least busy must get it
 NO_KEY: Final = 0  # of a prompt without a key: any replica may be the preferred one
+MEDIA_TOKENS: Final = 512.0  # prefill that takes about as long as encoding an image
 RATE_ERROR: Final = 0.02  # of a cost by measured rates: equal replicas measure this differently
 
 
@@ -79,6 +84,7 @@ class CostQuery:
         "key",
         "match",
         "prompt_tokens",
+        "tie_tokens",
     )
 
     def __init__(
@@ -91,6 +97,7 @@ class CostQuery:
         self.common_bit = 0  # of the common replica; 0 if there is none
         self.expected_ratio = 0.0  # of the unrecorded tokens at the common replica: the share expected to be cached
         self.common_hits: ShareByTokens | None = None  # where that share was learnt
+        self.tie_tokens = 0.0  # by which costs may differ and count as equal, besides ``CostRule``'s own limits
         self._ring = ring
         self._preferred: TargetId | None = None
 
@@ -159,9 +166,12 @@ class CostRule:
             return None
         return Choice(member.target, HIT, hit_tokens=hit_tokens)
 
-    def choose(self, match: Match, key: int, prompt_tokens: int, candidates: Candidates) -> Choice:
-        """The candidate with the least cost; of equals, the key's preferred replica."""
+    def choose(
+        self, match: Match, key: int, prompt_tokens: int, candidates: Candidates, *, tie_tokens: float = 0.0
+    ) -> Choice:
+        """The candidate with the least cost; of equals, within ``tie_tokens`` too, the key's preferred replica."""
         query = self._query(match, key, prompt_tokens, candidates)
+        query.tie_tokens = tie_tokens
         members, costs = self._compare(query)
         chosen = cheapest = members[0] if len(members) == 1 else self._cheapest(members, costs, query)
         if candidates.recent.excess(cheapest) > 0:
@@ -220,6 +230,8 @@ class CostRule:
         least_cost = min(costs)
         cheapest = members[costs.index(least_cost)]
         limit = self._tie_limit(least_cost, cheapest, query.prompt_tokens - query.hit_tokens(cheapest))
+        if query.tie_tokens:
+            limit = max(limit, least_cost + query.tie_tokens / self._speed(cheapest))
         tied = [member for at, member in enumerate(members) if costs[at] <= limit]
         if len(tied) == 1:
             return cheapest
@@ -348,7 +360,13 @@ def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) 
 
 
 def _key(keys: Keys, match: Match) -> int:
-    """The key of the preferred replica: of the common one if there are other routers, else as by ``preferred_key``."""
+    """The key of the preferred replica: of the common one if there are other routers, else as by ``preferred_key``.
+
+    That of the first attachment if no cached prefix includes it.
+    """
+    media = keys.media
+    if media is not None and match.blocks <= media.block:
+        return media.key
     chain = keys.chain
     if chain and match.common_key_at is not None:
         return chain[min(match.common_key_at, len(chain) - 1)]
@@ -369,7 +387,9 @@ class LowestCost(Strategy):
         sole = self._rule.sole_holder(match, keys.prompt_tokens, candidates)
         if sole is not None:
             return sole
-        return self._rule.choose(match, _key(keys, match), keys.prompt_tokens, candidates)
+        key, media = _key(keys, match), keys.media
+        tie_tokens = MEDIA_TOKENS if media is not None and media.key == key else 0.0
+        return self._rule.choose(match, key, keys.prompt_tokens, candidates, tie_tokens=tie_tokens)
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens and cost of some candidates."""

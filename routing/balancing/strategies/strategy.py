@@ -9,6 +9,13 @@ from routing.balancing.candidates import Candidates, Choice
 from routing.types import PrefixHash, TargetId
 
 
+class MediaKey(NamedTuple):
+    """The first image, sound or file of a prompt."""
+
+    key: int  # of its content, whatever text is around it
+    block: int  # of the chain, in which it begins
+
+
 class Keys(Protocol):
     """What strategies know about a request. Computed on first use, and cached."""
 
@@ -33,6 +40,11 @@ class Keys(Protocol):
     @property
     def chain(self) -> Sequence[int]:
         """Chained hashes of the prompt's whole blocks, for the residency."""
+        ...
+
+    @property
+    def media(self) -> MediaKey | None:
+        """The first image, sound or file; None without one."""
         ...
 
     @property

@@ -20,7 +20,7 @@ BLOCK_TOKENS = 64
 class Keys:
     """A prompt of whole blocks."""
 
-    session = tier1 = tier2 = None
+    session = tier1 = tier2 = media = None
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, *chain: int) -> None:

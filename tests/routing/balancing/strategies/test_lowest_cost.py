@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.placement import Placement
 from routing.balancing.replicas import HealthRegistry
+from routing.balancing.request import PlacementRequest, read_body
 from routing.schema import CacheAwareSettings, LeastTtftSettings, LowestCostSettings, ReplicaConfig
 from routing.types import Reason
 from tests.routing.building import as_tuple, config, pool, replicas, request
@@ -103,3 +106,38 @@ def test_a_smaller_cache_evicts_sooner() -> None:
     held = [router.decide(request(f"{number} " * 1000), HealthRegistry()).choice.hit_tokens for number in range(20)]
     assert held[0] == held[10] == 0
     assert held[19] > 500
+
+
+def about_an_image(text: str, image: str) -> PlacementRequest:
+    """A chat about an image, which comes after the text."""
+    parts = [
+        {"type": "text", "text": text},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}},
+    ]
+    body = {"model": "llama", "messages": [{"role": "user", "content": parts}]}
+    reading = read_body("/v1/chat/completions", json.dumps(body).encode())
+    return PlacementRequest("llama", None, None, reading.prompt)
+
+
+@pytest.mark.parametrize("settings", [LowestCostSettings(), LeastTtftSettings()], ids=lambda settings: settings.name)
+def test_an_image_goes_to_the_same_replica_after_any_text(settings) -> None:
+    chosen: dict[int, set[str]] = {}
+    for number in range(40):
+        for router in routers(settings, size=8):
+            request = about_an_image(f"{number} " * 300, f"image{number % 10}")
+            chosen.setdefault(number % 10, set()).add(router.decide(request, HealthRegistry()).choice.target)
+
+    assert {len(targets) for targets in chosen.values()} == {1}
+    assert len(set().union(*chosen.values())) > 3
+
+
+def test_a_cached_prefix_outweighs_an_image_after_it() -> None:
+    (router,) = routers(LowestCostSettings(), 1, 8)
+    conversation = "An old conversation. " * 400
+    first = router.decide(about_an_image(conversation, "one"), HealthRegistry())
+    ticket = router.dispatch(first)
+    ticket.record_response()
+    ticket.end()
+    images = [about_an_image(conversation + f"turn {number}", f"image{number}") for number in range(20)]
+
+    assert {router.decide(request, HealthRegistry()).choice.target for request in images} == {first.choice.target}
