@@ -95,7 +95,10 @@ class Statistics:
         self.decode_time = Histogram(REQUEST_LATENCY_S)
 
     def count_end(self, sequence: Sequence, now_s: float) -> None:
-        """Count a sequence that finished now, other than by an abort."""
+        """Count a sequence that finished now, other than by an abort.
+
+        No duration is negative, although a late driver plans steps that begin before the latest arrivals.
+        """
         admitted_s, first_s = sequence.admitted_s, sequence.first_token_s
         if admitted_s is None or first_s is None:
             raise AssertionError("a sequence ends only after its first token")
@@ -107,11 +110,11 @@ class Statistics:
             self.request_max_tokens.observe(sequence.max_tokens)
         self.request_computed.observe(sequence.prompt_tokens - (sequence.cached_tokens or 0))
         self.request_preemptions.observe(sequence.preemptions)
-        self.end_to_end.observe(now_s - sequence.arrived_s)
+        self.end_to_end.observe(max(0.0, now_s - sequence.arrived_s))
         self.queue_time.observe(admitted_s - sequence.arrived_s)
-        self.prefill_time.observe(first_s - admitted_s)
+        self.prefill_time.observe(max(0.0, first_s - admitted_s))
         self.decode_time.observe(now_s - first_s)
-        self.inference_time.observe(now_s - admitted_s)
+        self.inference_time.observe(max(0.0, now_s - admitted_s))
         self.time_per_output_token.observe((now_s - first_s) / max(1, generated - 1))
         if sequence.siblings.add(generated):
             self.request_n.observe(sequence.siblings.size)

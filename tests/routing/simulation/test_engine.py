@@ -163,6 +163,18 @@ def test_metrics_are_counted_at_admission_first_token_and_end() -> None:
     assert statistics.decode_time.total == pytest.approx(4 * 0.011)
 
 
+def test_no_duration_is_negative_if_a_step_is_planned_late_for_a_request_that_came_after_its_start() -> None:
+    """Sums of histograms would decrease, which looks like a restart of the engine."""
+    model = engine()
+    model.submit(sequence(100, 1, at_s=10.0))
+    run(model, now_s=5.0)
+    statistics = model.statistics
+
+    assert statistics.end_to_end.count == 1
+    durations = (statistics.end_to_end, statistics.queue_time, statistics.prefill_time, statistics.inference_time)
+    assert [duration.total for duration in durations] == [0.0] * 4
+
+
 def test_kv_usage_counts_held_blocks_only() -> None:
     model, finished = engine(blocks=10), sequence(64, 8)
     model.submit(finished)
