@@ -11,7 +11,7 @@ from django.utils import timezone
 from controlplane.models import EventKind, Rollout, Router
 from controlplane.services.events import record_event
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from controlplane.services.policies.rollout_transitions import change_state, lock_rollout
+from controlplane.services.policies.rollout_transitions import AUTOMATIC, change_state, lock_rollout
 from telemetry.models import Prediction, PredictionState, WhatIf, WhatIfState
 from telemetry.services.lab import prediction_records
 from telemetry.services.lab.prediction_records import record_predictions, records_of, summarize
@@ -39,7 +39,7 @@ def publish(policy, **prediction) -> Rollout:
         rollout = publish_revision(draft.pk)
     with time_machine.travel(COMPLETED, tick=False):
         locked = lock_rollout(rollout.pk)
-        change_state(locked, "complete")
+        change_state(locked, AUTOMATIC["complete"])
     return locked
 
 
