@@ -69,9 +69,9 @@ def cancelled(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def no_password(request: HttpRequest) -> HttpResponse:
-    """Redirect users without a password, whom allauth sends here to set one.
+    """Tell a user of an identity provider that they cannot set a password; replaces allauth's page for it.
 
-    They cannot: a password would remain valid after the provider disables their account.
+    A password would remain valid after the provider disables the account.
     """
     messages.info(request, "Your account has no password. An admin can set one.")
     return redirect("mfa_index")

@@ -359,18 +359,19 @@ def preferred_key(chain: Sequence[int], match: Match, tier1: PrefixHash | None) 
     return chain[min(match.blocks, len(chain) - 1)] if chain else tier1 or NO_KEY
 
 
-def _key(keys: Keys, match: Match) -> int:
-    """The key of the preferred replica: of the common one if there are other routers, else as by ``preferred_key``.
+def _preference(keys: Keys, match: Match) -> tuple[int, float]:
+    """The key of the preferred replica, and the additional cost in tokens at which that one still counts as cheapest.
 
-    That of the first attachment if no cached prefix includes it.
+    The key is that of the first attachment if no cached prefix includes it; else the one of the common replica if there
+    are other routers; else ``preferred_key``.
     """
     media = keys.media
     if media is not None and match.blocks <= media.block:
-        return media.key
+        return media.key, MEDIA_TOKENS
     chain = keys.chain
     if chain and match.common_key_at is not None:
-        return chain[min(match.common_key_at, len(chain) - 1)]
-    return preferred_key(chain, match, None if chain else keys.tier1)
+        return chain[min(match.common_key_at, len(chain) - 1)], 0.0
+    return preferred_key(chain, match, None if chain else keys.tier1), 0.0
 
 
 class LowestCost(Strategy):
@@ -387,13 +388,12 @@ class LowestCost(Strategy):
         sole = self._rule.sole_holder(match, keys.prompt_tokens, candidates)
         if sole is not None:
             return sole
-        key, media = _key(keys, match), keys.media
-        tie_tokens = MEDIA_TOKENS if media is not None and media.key == key else 0.0
+        key, tie_tokens = _preference(keys, match)
         return self._rule.choose(match, key, keys.prompt_tokens, candidates, tie_tokens=tie_tokens)
 
     def estimate(self, keys: Keys, candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """Predicted cached tokens and cost of some candidates."""
         match = self._residency.match(keys.chain, keys.block_tokens)
-        key = _key(keys, match)
+        key, _ = _preference(keys, match)
         members = [candidates.by_name[name] for name in targets]
         return self._rule.estimates(members, match, key, keys.prompt_tokens, candidates)

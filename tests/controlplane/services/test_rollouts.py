@@ -238,7 +238,7 @@ def test_a_rejection_holds_the_rollout_until_no_router_rejects_it(policy, router
     assert state(rollout)[0] == PROGRESSING
     assert transitions(rollout)[-2:] == ["hold", "resume"]
     assert Event.objects.filter(kind="rollout_hold_ended").count() == 1
-    assert not AuditEntry.objects.filter(kind="rollout_hold_ended").exists()  # nobody decided it
+    assert not AuditEntry.objects.filter(kind="rollout_hold_ended").exists()  # no user did it
 
 
 def test_a_passed_analysis_does_not_override_a_rejection(policy, routers, time_machine_at):

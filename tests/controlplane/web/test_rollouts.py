@@ -238,20 +238,20 @@ def test_a_rollouts_page_costs_the_same_whatever_happened_to_it(visitor, policy,
 
 
 @pytest.mark.parametrize(
-    ("transition", "said", "after"),
+    ("transition", "text", "after"),
     [
         ("pause", "keeps its current share until somebody resumes", "paused"),
         ("promote", "Next step: 25 % of prefixes.", "progressing"),
         ("abort", "The active revision places all requests again", "aborted"),
     ],
 )
-def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, transition, said, after):
+def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, transition, text, after):
     start_routers("router-1")
     ack()
     rollout = publish_stages(policy)
     ack()
     assert f"/rollouts/{rollout.pk}/{transition}/" in page(visitor, rollout)
-    assert said in visitor.get(f"/rollouts/{rollout.pk}/{transition}/").text
+    assert text in visitor.get(f"/rollouts/{rollout.pk}/{transition}/").text
     assert state(rollout)[0] == "progressing"
     visitor.post(f"/rollouts/{rollout.pk}/{transition}/", {"reason": "because"}, follow=True)
     assert state(rollout)[0] == after

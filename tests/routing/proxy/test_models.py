@@ -117,7 +117,7 @@ async def used_replicas(harness: Harness, model: str) -> frozenset[str]:
     return frozenset({(await harness.chat(chat_body(model, str(number)))).replica for number in range(16)})
 
 
-async def test_an_adapter_uses_two_replicas_and_other_adapters_use_other_ones(four: list[FakeReplica]) -> None:
+async def test_each_adapter_uses_two_replicas_and_adapters_differ_in_them(four: list[FakeReplica]) -> None:
     async with routed(spread(four, adapters=8, adapter_replicas=2)) as harness:
         serving = {name: await used_replicas(harness, name) for name in map(str, range(8))}
         assert {len(replicas) for replicas in serving.values()} == {2}

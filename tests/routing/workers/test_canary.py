@@ -26,11 +26,11 @@ async def test_all_workers_send_the_same_prefixes_to_the_canary_and_their_metric
         await router.until(all_counted, "the sums of both workers")
         _, text = await router.admin("GET", "/metrics")
 
-    told = {n: {answer.headers["x-warmpath-revision"] for answer in sent} for n, sent in answers.items()}
+    revisions_of = {n: {answer.headers["x-warmpath-revision"] for answer in sent} for n, sent in answers.items()}
     workers = {answer.headers["x-request-id"][:16] for sent in answers.values() for answer in sent}
     assert len(workers) == 2
-    assert all(len(revisions) == 1 for revisions in told.values())
-    assert {revision for revisions in told.values() for revision in revisions} == {"1", "2"}
-    of_canary = sum(TURNS for revisions in told.values() if revisions == {"2"})
+    assert all(len(revisions) == 1 for revisions in revisions_of.values())
+    assert {revision for revisions in revisions_of.values() for revision in revisions} == {"1", "2"}
+    of_canary = sum(TURNS for revisions in revisions_of.values() if revisions == {"2"})
     counted = {labels["revision"]: value for labels, value in samples(text)[f"{HISTOGRAM}_count"]}
     assert counted == {"1": PROMPTS * TURNS - of_canary, "2": of_canary}

@@ -140,7 +140,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_replaced(
 
 
 async def test_the_port_of_a_draining_router_closes_although_a_worker_does_not_respond(tmp_path: Path) -> None:
-    """No new request after a second, whoever hangs."""
+    """A second after the signal no new request is accepted."""
     async with supervised(tmp_path, None) as supervisor:
         port = supervisor._sockets[0][0].getsockname()[1]
         stopped = supervisor.ready[0]
