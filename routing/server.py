@@ -1,8 +1,8 @@
 """A router from start to end: binds, serves and drains; in one process, or as the parent of several.
 
-It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the
-data port to new connections and waits for requests in flight, up to the configured limit; a second one ends it at once,
-as the first one does before it is ready. SIGHUP replaces the workers one after the other; a single process reads its
+It is ready once it has a configuration and both ports. The first SIGTERM or SIGINT turns readiness off, closes the data
+port to new connections and waits for requests in flight, up to the configured limit. A second signal, or one before the
+router is ready, stops it immediately. SIGHUP replaces the workers one after the other; a single process reads its
 certificates again.
 """
 

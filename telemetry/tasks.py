@@ -43,7 +43,7 @@ def collect_decisions() -> None:
 
 @shared_task(acks_late=True, ignore_result=True)
 def read_metrics_servers() -> None:
-    """Read the metrics of replicas whose pools use a metrics server."""
+    """Read the metrics of replicas whose pools use a Prometheus server."""
     metrics_servers.read_metrics_servers()
 
 
@@ -54,10 +54,10 @@ def check_versions() -> None:
 
 
 @shared_task(acks_late=True, ignore_result=True)
-def compute_ladders() -> None:
+def compute_breakdowns() -> None:
     """Replay new decisions, and compute hit rate by cache size."""
     with isolated_items(PeriodicTask.HOUSEKEEPING) as item:
-        with item("ladders"):
+        with item("breakdowns"):
             replays.replay_pools(timezone.now())
         with item("capacity curves"):
             replays.update_curves(timezone.now())
@@ -119,4 +119,4 @@ def maintain_partitions() -> None:
 @shared_task(acks_late=True, ignore_result=True)
 def roll_up_readings() -> None:
     """Roll up complete bins, and re-aggregate those with late readings."""
-    rollup.roll_up(timezone.now(), readings_kept_s=86_400.0 * settings.READINGS_RETENTION_DAYS)
+    rollup.roll_up(timezone.now(), readings_retention_s=86_400.0 * settings.READINGS_RETENTION_DAYS)

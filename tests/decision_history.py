@@ -18,7 +18,7 @@ CANDIDATES = [
 
 
 def decisions_at_work(pool: Pool, router: Router, until: datetime, *, count: int = 60) -> Decision:
-    """Ten minutes of requests of all task groups, with ladder and capacity curve; the last decision."""
+    """Ten minutes of requests of all task groups, with breakdown and capacity curve; the last decision."""
     groups, replicas = sorted(GROUPS), [replica.name for replica in pool.replicas.order_by("pk")]
     requests = traffic(count, replicas=len(replicas), prompts=5, sessions=8, placed="random")
     for seq, request in enumerate(requests):

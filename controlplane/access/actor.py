@@ -111,7 +111,7 @@ PROJECT_OF: dict[str, str | None] = {
     "auth.User": None,
     "telemetry.AlertRule": "pool__project",
     "telemetry.Alert": "pool__project",
-    "telemetry.AlertStep": "alert__pool__project",
+    "telemetry.AlertHistoryEntry": "alert__pool__project",
     "telemetry.Silence": "project",
     "telemetry.Channel": None,
     "telemetry.Heartbeat": None,

@@ -88,14 +88,14 @@ class Output:
         click.echo(sentence, err=True)
 
     def rollout(self, rollout: dict[str, Any]) -> None:
-        """A rollout: its state, the metrics of its analysis with their limits, and its steps."""
+        """A rollout: its state, the metrics of its analysis with their limits, and its history."""
         if self.as_json:
             self.json(rollout)
             return
         self.console.print(rollout_summary(rollout), markup=False, soft_wrap=True)
         readings = ("name", "baseline", "canary", "limit", "verdict", "detail")
-        for key, fields in (("readings", readings), ("steps", ("at", "transition", "stage", "by", "reason"))):
-            if rollout[key] or key == "steps":
+        for key, fields in (("readings", readings), ("history", ("at", "transition", "stage", "by", "reason"))):
+            if rollout[key] or key == "history":
                 self.table(fields, [[format_value(row[field]) for field in fields] for row in rollout[key]])
 
 
@@ -189,7 +189,7 @@ def rollout_summary(rollout: dict[str, Any]) -> str:
     state = str(rollout["state"]).replace("_", " ")
     parts = [f"{rollout['policy']} r{rollout['revision']}: {state}"]
     if rollout["stages"]:
-        parts.append(f"stage {rollout['stage'] + 1} of {len(rollout['stages'])}")
+        parts.append(f"step {rollout['stage'] + 1} of {len(rollout['stages'])}")
     parts += [
         f"{row['name']} {row['verdict']}" for row in rollout["readings"] if row["verdict"] not in {"passed", "off"}
     ]

@@ -346,7 +346,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='RolloutStep',
+            name='RolloutHistoryEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
@@ -357,7 +357,7 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, max_length=500)),
                 ('evidence', models.JSONField(blank=True, null=True)),
                 ('by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
-                ('rollout', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='steps', to='controlplane.rollout')),
+                ('rollout', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='history', to='controlplane.rollout')),
             ],
             options={
                 'ordering': ('pk',),

@@ -9,7 +9,7 @@ begin
 end $$;
 create trigger audit_append_only before update or delete on controlplane_auditentry
     for each row execute function controlplane_refuse_change('an entry of the audit log');
-create trigger rollout_step_frozen before update on controlplane_rolloutstep
+create trigger rollout_history_frozen before update on controlplane_rollouthistoryentry
     for each row execute function controlplane_refuse_change('a step of a rollout');
 
 create function controlplane_guard_snapshot() returns trigger language plpgsql as $$

@@ -32,8 +32,8 @@ from controlplane.models.policy import HoldReason as HoldReason
 from controlplane.models.policy import PolicyRevision as PolicyRevision
 from controlplane.models.policy import RevisionState as RevisionState
 from controlplane.models.policy import Rollout as Rollout
+from controlplane.models.policy import RolloutHistoryEntry as RolloutHistoryEntry
 from controlplane.models.policy import RolloutState as RolloutState
-from controlplane.models.policy import RolloutStep as RolloutStep
 from controlplane.models.policy import RoutingPolicy as RoutingPolicy
 from controlplane.models.router import ItemFailure as ItemFailure
 from controlplane.models.router import PeriodicTask as PeriodicTask

@@ -245,10 +245,10 @@ class Rollout(models.Model):
         return self.stages[self.stage] if self.stages else None
 
 
-class RolloutStep(models.Model):
+class RolloutHistoryEntry(models.Model):
     """One transition of a rollout. Immutable: a trigger enforces it (migration 0002)."""
 
-    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="steps")
+    rollout = models.ForeignKey(Rollout, models.CASCADE, related_name="history")
     at = models.DateTimeField(default=timezone.now)
     transition = models.CharField(max_length=12)  # a name in rollout_transitions.TRANSITIONS, or "publish"
     before = models.CharField(max_length=17, choices=RolloutState, blank=True)  # "": the first step

@@ -82,7 +82,7 @@ class WorkerLiveness(models.Model):
 class PeriodicTask(models.TextChoices):
     """Tasks that process many items, whose failures are isolated from each other."""
 
-    LADDERS = "ladders", "hit-rate ladders"  # by pool
+    BREAKDOWNS = "breakdowns", "hit-rate breakdowns"  # by pool
     CAPACITY_CURVES = "capacity_curves", "capacity curves"  # by pool
     ALERT_RULES = "alert_rules", "alert rules"  # by rule
     ALERT_CAUSES = "alert_causes", "causes of alerts"  # by alert
@@ -92,7 +92,7 @@ class PeriodicTask(models.TextChoices):
     ROLLOUT_GUARDS = "rollout_guards", "rollout guards"  # by rollout
     ROLLOUTS = "rollouts", "rollouts"  # by rollout
     DECISIONS = "decisions", "collected decisions"  # by router
-    METRICS_SERVERS = "metrics_servers", "metrics servers"  # by server
+    METRICS_SERVERS = "metrics_servers", "Prometheus servers"  # by server
     SCRAPES = "scrapes", "stored scrapes"  # by replica or router
     ROLLUPS = "rollups", "rollups"  # by resolution or bin
     PARTITIONS = "partitions", "partitions"  # by table
@@ -103,7 +103,7 @@ class PeriodicTask(models.TextChoices):
 
 
 class ItemFailure(models.Model):
-    """One item that fails, such as the ladder of one pool; deleted when a later run of the item succeeds."""
+    """One item that fails, such as the breakdown of one pool; deleted when a later run of the item succeeds."""
 
     task = models.CharField(max_length=32)  # a PeriodicTask
     item = models.CharField(max_length=200)

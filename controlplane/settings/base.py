@@ -177,7 +177,7 @@ CELERY_BEAT_SCHEDULE = {
     "versions": _every("telemetry.tasks.check_versions", 30),
     "evaluate": _every("telemetry.tasks.evaluate_alerts", max(SCRAPE_INTERVAL_S, 5)),
     "collect": _every("telemetry.tasks.collect_decisions", 5),
-    "ladders": _every("telemetry.tasks.compute_ladders", 60),
+    "breakdowns": _every("telemetry.tasks.compute_breakdowns", 60),
     "what-ifs": _every("telemetry.tasks.run_what_ifs", 5),
     "predictions": _every("telemetry.tasks.record_predictions", 60),
     "guard": _every("telemetry.tasks.analyze_rollouts", max(SCRAPE_INTERVAL_S, 5)),

@@ -25,7 +25,7 @@ class Link:
 _SECTIONS = {
     "Observe": (
         ("Overview", "telemetry:overview", "o"),
-        ("Hit-rate breakdown", "telemetry:ladder", "w"),
+        ("Hit-rate breakdown", "telemetry:breakdown", "w"),
         ("Capacity and cost", "telemetry:capacity", "b"),
         ("What-if", "telemetry:what-ifs", "i"),
         ("Prefixes", "telemetry:prefixes", "x"),
@@ -44,7 +44,7 @@ _SECTIONS = {
         ("Routers", "controlplane:routers", "r"),
         ("Configurations", "controlplane:configurations", "n"),
         ("Channels", "telemetry:channels", "c"),
-        ("Metrics servers", "telemetry:metrics-servers", "s"),
+        ("Prometheus servers", "telemetry:metrics-servers", "s"),
     ),
     "Access": (
         ("Users", "controlplane:users", "u"),

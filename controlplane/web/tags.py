@@ -80,7 +80,7 @@ _ACRONYMS = {
 # The consequences of a change: words and colour of the badge.
 _IMPACTS = {
     "cold_caches": ("cold caches", "cold"), "move": ("prefixes move", "warn"), "access": ("access", "warn"),
-    "placement": ("placement", "good"), "none": ("no effect", ""),
+    "placement": ("placement only", "good"), "none": ("no effect", ""),
 }  # fmt: skip
 
 

@@ -90,8 +90,8 @@ class View(Protocol):
         """The progress of each replica that warms up, by name."""
         ...
 
-    async def metrics(self, *, is_fine: bool = False) -> str:
-        """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
+    async def metrics(self, *, all_buckets: bool = False) -> str:
+        """Prometheus text; histograms with all non-empty buckets if ``all_buckets``."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class AdminPort:
         buckets = request.query.get("buckets")
         if buckets not in (None, "fine"):
             return _json({"error": "buckets: expected fine, or no such parameter"}, status=400)
-        text = await self._view.metrics(is_fine=buckets == "fine")
+        text = await self._view.metrics(all_buckets=buckets == "fine")
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def read_config(self, _: web.Request) -> web.Response:
@@ -416,9 +416,9 @@ class RouterView:
         """The progress of each replica that warms up, by name."""
         return self._router.services.all_warm_ups.progress_by_replica()
 
-    async def metrics(self, *, is_fine: bool = False) -> str:
-        """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
-        lines = self.metric_lines(await self.replicas(), is_fine=is_fine)
+    async def metrics(self, *, all_buckets: bool = False) -> str:
+        """Prometheus text; histograms with all non-empty buckets if ``all_buckets``."""
+        lines = self.metric_lines(await self.replicas(), all_buckets=all_buckets)
         return "\n".join(await run_in_slices(chain(info_lines(self, self._version), lines))) + "\n"
 
     @property
@@ -477,14 +477,14 @@ class RouterView:
 
     # --- metrics ---
 
-    def metric_lines(self, replicas: list[dict[str, Any]], *, is_fine: bool) -> Iterator[str]:
+    def metric_lines(self, replicas: list[dict[str, Any]], *, all_buckets: bool) -> Iterator[str]:
         """All metrics but ``info_lines``. Produce them with ``run_in_slices``."""
         router = self._router
         if router.active is not None:
             router.services.metrics.prune(router.active.series)
-        yield from router.services.metrics.lines(is_fine=is_fine)
+        yield from router.services.metrics.lines(all_buckets=all_buckets)
         yield from self._failure_lines()
-        yield from router.services.all_admission_queues.lines(is_fine=is_fine)
+        yield from router.services.all_admission_queues.lines(all_buckets=all_buckets)
         yield from router.services.all_warm_ups.lines()
         yield from router.services.kv_events.lines()
         yield from self._token_ratio_lines()

@@ -1,14 +1,14 @@
 """The connections to one engine: subscription and replay.
 
-Theory of operation. ``pump`` sends and takes what can be sent and taken without waiting, and yields now and then.
-Nothing wakes the event loop when messages arrive: ``subscriptions.py`` calls ``pump`` by the
-clock, so that the messages of a moment cost one wake-up and one system call.
+Theory of operation. ``pump`` does non-blocking sends and receives, and yields after every ``STEP_MESSAGES``. Nothing
+wakes the event loop when messages arrive: ``subscriptions.py`` calls ``pump`` at a fixed interval, so that all messages
+of one interval cost one wake-up and one system call.
 
 Liveness. After ``PING_S`` without bytes from the engine a PING is sent, and if nothing has arrived ``PONG_S`` later the
-connection counts as lost. Its end and errors are seen at once. ``subscriptions.py`` opens the stream again.
+connection counts as lost. Its end and errors are detected immediately. ``subscriptions.py`` opens the stream again.
 
-Bounds. What is not taken waits in the kernel's buffers and then in the engine's, which drops messages above its own
-limit: a gap like any other. In one call of ``pump``, about ``MAX_TAKEN_BYTES`` of each connection are taken.
+Bounds. Unread bytes wait in the kernel's buffers and then in the engine's, which drops messages above its own limit: a
+gap like any other. One call of ``pump`` reads about ``MAX_READ_BYTES`` of each connection.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Final
 
 from routing.kv_events.decoding import MAX_PAYLOAD_BYTES
 from routing.kv_events.message_order import MessageOrder
-from routing.kv_events.zmtp import PING, ProtocolError, Receiver, message, opening
+from routing.kv_events.zmtp import PING, ProtocolError, Receiver, greeting_and_ready, message
 
 REPLAY_TIMEOUT_S: Final = 0.75  # without a message; vLLM looks for requests every 0.1 s
 PING_S: Final = 0.2
 PONG_S: Final = 0.5
 CONNECT_S: Final = 2.0  # until the engine has sent READY
 RECEIVED_BYTES: Final = 262_144  # of one system call
-MAX_TAKEN_BYTES: Final = 1 << 20
+MAX_READ_BYTES: Final = 1 << 20
 MAX_UNSENT_BYTES: Final = 65_536  # of a peer that sends PINGs and does not read
 STEP_MESSAGES: Final = 8  # between two yields, about 0.1 ms
 NUMBER: Final = struct.Struct(">Q")
@@ -42,9 +42,9 @@ class Connection:
     def __init__(self, host: Host, socket_type: bytes, first: bytes, now_s: float) -> None:
         self.receiver = Receiver(MAX_PAYLOAD_BYTES)
         self.received_s = now_s
-        self.taken_bytes = 0
-        self.is_drained = True  # whether the latest system call has probably taken all that the kernel had
-        self._to_send = opening(socket_type)
+        self.read_bytes = 0
+        self.is_drained = True  # whether the latest system call has probably emptied the kernel's buffer
+        self._to_send = greeting_and_ready(socket_type)
         self._first = first  # to send once the peer is ready; empty: it was sent
         self._pinged_s: float | None = None  # None: no PING waits for a reply
         family = socket.AF_INET6 if ":" in host[0] else socket.AF_INET
@@ -53,14 +53,14 @@ class Connection:
         self._socket.connect_ex(host)  # it ends in the background; ``send`` and ``recv`` say whether it failed
 
     def close(self) -> None:
-        """Close it; what has not been sent or taken is lost."""
+        """Close the connection; unsent and unread bytes are lost."""
         self._socket.close()
 
     def receive(self, now_s: float) -> bool:
-        """Take received bytes from the kernel; whether there were any. Not if enough were taken."""
+        """Read from the socket; whether bytes arrived. ``pump`` reads at most ``MAX_READ_BYTES`` in one call."""
         if self._to_send:
             self._flush()
-        if self.taken_bytes >= MAX_TAKEN_BYTES:
+        if self.read_bytes >= MAX_READ_BYTES:
             return False
         try:
             data = self._socket.recv(RECEIVED_BYTES)
@@ -69,7 +69,7 @@ class Connection:
         if not data:
             raise ConnectionResetError
         self.received_s, self._pinged_s = now_s, None
-        self.taken_bytes += len(data)
+        self.read_bytes += len(data)
         self.is_drained = len(data) < RECEIVED_BYTES
         self.receiver.feed(data)
         return True
@@ -88,7 +88,7 @@ class Connection:
         return frames
 
     def check(self, now_s: float) -> None:
-        """Ask a silent peer for a sign of life; TimeoutError if it gave none."""
+        """Send a PING to a silent peer; TimeoutError without a reply in ``PONG_S``, or a READY in ``CONNECT_S``."""
         if not self.receiver.is_ready:
             is_lost = now_s - self.received_s > CONNECT_S
         elif self._pinged_s is None:
@@ -166,7 +166,7 @@ class EventStream:
         connection, now_s = self._subscription, self._clock()
         if connection is None:
             return
-        connection.taken_bytes = 0
+        connection.read_bytes = 0
         while connection.receive(now_s):
             while (frames := connection.next_message()) is not None:
                 self._note_ready(connection)
@@ -193,7 +193,7 @@ class EventStream:
         connection, now_s = self._replay, self._clock()
         if connection is None:
             return
-        connection.taken_bytes = 0
+        connection.read_bytes = 0
         while connection.receive(now_s):
             while (frames := connection.next_message()) is not None:
                 if len(frames) < 2 or len(frames[-2]) != NUMBER.size:

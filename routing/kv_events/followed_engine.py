@@ -109,9 +109,9 @@ class FollowedEngine:
             ended_s, served = self._served.popleft()
             yield self._match(served, ended_s)
 
-    def adopt(self, keys: list[NewKey]) -> None:
-        """Add the longest prefix with one of these keys, which a prompt has in this order, if the engine has it."""
-        low, high = 0, len(keys) - 1  # the first cached one is in ``keys[low : high + 1]``
+    def add_longest_cached(self, keys: list[NewKey]) -> None:
+        """Add a prompt's longest cached prefix to the residency index. ``keys``: longest prefix first."""
+        low, high = 0, len(keys) - 1  # binary search: the first cached key is in ``keys[low : high + 1]``
         if not keys or not self.blocks.has_key(keys[-1][0]):
             return
         while low < high:

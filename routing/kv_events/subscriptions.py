@@ -231,7 +231,7 @@ class KvEventSubscriptions:
         """Give new token keys to the followers of the pool's other engines."""
         for follower in list(self._followers.values()) if keys else ():
             if follower is not learner and follower.source.pool == learner.source.pool:
-                follower.engine.adopt(keys)
+                follower.engine.add_longest_cached(keys)
                 yield
 
     async def _open_streams(self) -> None:

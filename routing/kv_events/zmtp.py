@@ -45,8 +45,8 @@ def message(frames: list[bytes]) -> bytes:
     return b"".join([frame(content, _MORE) for content in frames[:-1]]) + frame(frames[-1])
 
 
-def opening(socket_type: bytes) -> bytes:
-    """What a client sends first: greeting and READY. Messages have to wait for the peer's READY."""
+def greeting_and_ready(socket_type: bytes) -> bytes:
+    """The first bytes of a client: ZMTP greeting and READY command. Messages have to wait for the peer's READY."""
     ready = b"\x05READY\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
     return _GREETING + frame(ready, _COMMAND)
 

@@ -76,10 +76,10 @@ class Histogram:
         self._counts[bucket_of(seconds) if bucket is None else bucket] += 1
         self._sum += seconds
 
-    def lines(self, name: str, labels: str, *, is_fine: bool = False) -> Iterator[str]:
-        """Prometheus text: the buckets of ``EXPOSED_EDGES``, or the non-empty ones of all edges (``is_fine``)."""
+    def lines(self, name: str, labels: str, *, all_buckets: bool = False) -> Iterator[str]:
+        """Prometheus text: the buckets of ``EXPOSED_EDGES``, or the non-empty ones of all edges (``all_buckets``)."""
         counts, total = self._counts[:], self._sum  # a consistent copy
-        buckets = _fine_buckets(counts) if is_fine else _exposed_buckets(counts)
+        buckets = _fine_buckets(counts) if all_buckets else _exposed_buckets(counts)
         for label, cumulative in buckets:
             yield f'{name}_bucket{{{labels},le="{label}"}} {cumulative}'
         yield f"{name}_sum{{{labels}}} {total!r}"
@@ -246,13 +246,13 @@ class HistogramFamily:
             value_of.get("revision", 0),
         )
 
-    def lines(self, *, is_fine: bool) -> Iterator[str]:
+    def lines(self, *, all_buckets: bool) -> Iterator[str]:
         """Prometheus text; nothing before the first observation."""
         if self.series:
             yield from header(self.name, "histogram", self.text)
         for values, histogram in list(self.series.items()):
             pairs = labels(**dict(zip(self._label_names, values, strict=True)))
-            yield from histogram.lines(f"{PREFIX}{self.name}", pairs, is_fine=is_fine)
+            yield from histogram.lines(f"{PREFIX}{self.name}", pairs, all_buckets=all_buckets)
 
 
 class Metrics:
@@ -376,15 +376,15 @@ class Metrics:
 
     # --- text ---
 
-    def lines(self, *, is_fine: bool = False) -> Iterator[str]:
-        """Prometheus text, produced while counting goes on; ``is_fine``: histograms with all non-empty buckets."""
+    def lines(self, *, all_buckets: bool = False) -> Iterator[str]:
+        """Prometheus text, produced while counting goes on; ``all_buckets``: histograms with all non-empty buckets."""
         yield from header("requests_total", "counter", "Requests that ended, by outcome.")
         for key, series in list(self._series.items()):
             for (reason, outcome), count in list(series.requests.items()):
                 yield f'{PREFIX}requests_total{{{_series_labels(key)},reason="{reason}",outcome="{outcome}"}} {count}'
         yield from self._token_lines()
         for family in self._families():
-            yield from family.lines(is_fine=is_fine)
+            yield from family.lines(all_buckets=all_buckets)
         yield from header("retries_total", "counter", "Retries on another replica before the first byte, by cause.")
         for (pool, replica, cause), count in list(self._retries.items()):
             yield f"{PREFIX}retries_total{{{labels(pool=pool, replica=replica, cause=cause)}}} {count}"

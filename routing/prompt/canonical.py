@@ -96,7 +96,7 @@ def rendering_of(body: ParsedBody, data: bytes, tokens: int) -> int:
     if params.get("add_special_tokens") is _adds_special_tokens(body):
         del params["add_special_tokens"]
     if type(body) is CompletionBody and body.suffix is not None:
-        params["suffix"] = True  # the engine marks a completion with a gap at the start of the prompt
+        params["suffix"] = True  # the engine marks a fill-in-the-middle completion at the start of the prompt
     if _is_truncated_left(body, tokens):
         params["whole"] = xxh3_128_hexdigest(data)
     return xxh3_64_intdigest(_encode_json(params)) if params else 0
@@ -235,7 +235,7 @@ def _write_response_request(fields: Any, writer: _Writer) -> None:
 
 
 def _write_pairs(fields: Any, writer: _Writer) -> None:
-    """Write the text that begins each pair once, before the texts that it is paired with."""
+    """Write the query of a score or rerank request once, before the documents that it is scored against."""
     if fields.instruction is not None:
         writer.write_messages([Message(role="system", content=fields.instruction)])
     for name in (*SCORED[0], *SCORED[1]):

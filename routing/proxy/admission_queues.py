@@ -140,8 +140,8 @@ class AdmissionQueues:
         for queue, _ in self._queues.values():
             queue.expire()
 
-    def lines(self, *, is_fine: bool = False) -> Iterator[str]:
-        """Prometheus text; ``is_fine``: histograms with all buckets."""
+    def lines(self, *, all_buckets: bool = False) -> Iterator[str]:
+        """Prometheus text; ``all_buckets``: histograms with all buckets."""
         if not self._queues:
             return
         queues = [(labels(pool=pool, group=group), *queue) for (pool, group), queue in self._queues.items()]
@@ -151,7 +151,7 @@ class AdmissionQueues:
         yield from (f"{PREFIX}queue_waiting{{{label_pairs}}} {queue.waiting}" for label_pairs, queue, _ in queues)
         yield from header("queue_seconds", "histogram", "How long admitted requests had waited.")
         for label_pairs, _, waits in queues:
-            yield from waits.lines(f"{PREFIX}queue_seconds", label_pairs, is_fine=is_fine)
+            yield from waits.lines(f"{PREFIX}queue_seconds", label_pairs, all_buckets=all_buckets)
         yield from header("queue_rejected_total", "counter", "Requests that a limit rejected, by cause.")
         for label_pairs, queue, _ in queues:
             for cause, count in queue.rejected.items():

@@ -203,7 +203,7 @@ class RequestReader:
         parser = self._parser
         method = parser.get_method()
         if method == b"CONNECT":
-            raise RejectedRequestError(405, "this is no forward proxy", must_close=True)
+            raise RejectedRequestError(405, "this is not a forward proxy", must_close=True)
         if parser.should_upgrade():
             return  # the parser stops here; see _parse
         self.head = head = parse_request_head(
@@ -333,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing or self._exchange or reader.queue or (self.awaits_request and not rejects_incomplete):
             return
         if reader.in_message:
-            reader.reject(RejectedRequestError(503, "this router stops", retry_after_s=1, must_close=True))
+            reader.reject(RejectedRequestError(503, "this router is shutting down", retry_after_s=1, must_close=True))
             self._continue()
         else:
             self._close()

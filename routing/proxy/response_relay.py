@@ -261,7 +261,7 @@ def record_completion(
         if record.status is None or record.status >= TOO_MANY:
             pass  # the failure was recorded when the error response was classified
         elif outcome is REPLICA_ERROR:
-            services.balancer.record_failure(record.replica, "error in a response of 200", was_probe=was_probe)
+            services.balancer.record_failure(record.replica, "error in a response with status 200", was_probe=was_probe)
         else:
             services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
     return outcome

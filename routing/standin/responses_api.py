@@ -55,7 +55,7 @@ class ResponseStore:
 
 
 def chat_body(body: dict[str, Any], store: ResponseStore) -> dict[str, Any]:
-    """The chat that vLLM makes of a request, with the conversation before it."""
+    """The chat completion request that a Responses request is converted to, with the conversation before it."""
     if body.get("background"):
         raise bad_request("The stand-in does not support background responses.", "background")
     if body.get("input") is None:
@@ -199,7 +199,7 @@ class ResponseFormat:
         return [self._event("created", response=response), self._event("in_progress", response=response)]
 
     def start(self) -> list[bytes]:
-        """The output, and its only part or the beginning of its call."""
+        """The output, and its only part or the beginning of its tool call."""
         added = self._event("output_item.added", item=self._item("in_progress", None), output_index=0)
         if self._call is not None:
             return [added, self._delta(self._call.opening)]

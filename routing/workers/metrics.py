@@ -90,13 +90,13 @@ def add(total: Families, added: Families, *, gauges: bool = True) -> None:
                 total_samples[key] = total_value + value if rule is None else rule(total_value, value)
 
 
-def lines(families: Families, *, is_fine: bool = False) -> Iterator[str]:
-    """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
+def lines(families: Families, *, all_buckets: bool = False) -> Iterator[str]:
+    """Prometheus text; histograms with all non-empty buckets if ``all_buckets``."""
     for name, family in families.items():
         yield f"# HELP {name} {family.text}"
         yield f"# TYPE {name} {family.kind}"
         if family.kind == "histogram":
-            yield from _histogram_lines(name, family.samples, is_fine=is_fine)
+            yield from _histogram_lines(name, family.samples, all_buckets=all_buckets)
         else:
             yield from _sample_lines(family.samples.items())
 
@@ -114,7 +114,7 @@ def series_key(sample: str) -> SeriesKey:
     )
 
 
-def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) -> Iterator[str]:
+def _histogram_lines(name: str, samples: Mapping[str, float], *, all_buckets: bool) -> Iterator[str]:
     """For each series its buckets, cumulative again, then sum and count."""
     buckets: dict[str, dict[float, float]] = {}
     for key, value in samples.items():
@@ -122,7 +122,7 @@ def _histogram_lines(name: str, samples: Mapping[str, float], *, is_fine: bool) 
         if separator:
             buckets.setdefault(series, {})[float(edge_text[:-2])] = value
     for series, fine in buckets.items():
-        counts = fine if is_fine else _exposed_buckets(fine)
+        counts = fine if all_buckets else _exposed_buckets(fine)
         cumulative = 0.0
         for edge in sorted(counts):
             cumulative += counts[edge]

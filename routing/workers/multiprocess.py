@@ -62,14 +62,14 @@ class WorkersView:
         """The progress of each replica that warms up, by name, as of the last poll."""
         return {row["name"]: row["warming"] for row in self._replica_rows() if row["warming"] is not None}
 
-    async def metrics(self, *, is_fine: bool = False) -> str:
-        """Prometheus text; histograms with all non-empty buckets if ``is_fine``."""
+    async def metrics(self, *, all_buckets: bool = False) -> str:
+        """Prometheus text; histograms with all non-empty buckets if ``all_buckets``."""
         supervisor = self._supervisor
         await supervisor.poller.poll(POLL_TIMEOUT_S)
         present = [worker.metrics for worker in supervisor.processes]
         parent_metrics = parse("\n".join(process_lines()))
         total = supervisor.metrics.total([*present, parent_metrics], supervisor.configuration.series)
-        text = (*info_lines(self, self._version), *self._worker_lines(), *lines(total, is_fine=is_fine))
+        text = (*info_lines(self, self._version), *self._worker_lines(), *lines(total, all_buckets=all_buckets))
         return "\n".join(text) + "\n"
 
     @property

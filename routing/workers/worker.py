@@ -147,7 +147,7 @@ class Worker:
     async def _poll(self, _: Any) -> Any:
         """The state of this worker."""
         rows = await self._view.replicas()
-        text = "\n".join(await run_in_slices(self._view.metric_lines(rows, is_fine=True)))
+        text = "\n".join(await run_in_slices(self._view.metric_lines(rows, all_buckets=True)))
         decisions = self.router.services.decisions
         return as_plain(WorkerStatus(text, rows, self.router.services.in_flight, decisions.first, decisions.last))
 

@@ -212,7 +212,7 @@ class _Loader:
         return load_series(query, cached=self.query.caches_series)
 
     def _pool_windows(self, replica_ids: Sequence[int]) -> list[WindowSum]:
-        """Sums over the pool's replicas (H2) without decode replicas (H19) and replicas while they are cold (H18)."""
+        """Sums over the pool's replicas without decode replicas and replicas while they are cold."""
         engines = [(pk, self.engines[pk]) for pk in replica_ids if pk in self.engines]
         return [
             sum_replicas(start, [steps[index] for pk, steps in engines if (pk, start) not in self.cold])
@@ -228,7 +228,7 @@ class _Loader:
         return {(band.replica_id, start) for band in bands for start in self.index if band.touches(start, start + step)}
 
     def _first_tokens(self) -> dict[tuple[str, str], list[Buckets | None]]:
-        """TTFT per task group and pool (""), by the routers' clock; a pool without any has the engines' TTFT (T1)."""
+        """TTFT per task group and pool (""), by the routers' clock; a pool without any has the engines' TTFT."""
         parts: dict[tuple[str, str, datetime], list[Buckets]] = defaultdict(list)
         for ((pool, group), start), merged in router_ttft(self.pool_names, self.query.window, by="group").items():
             for name in {group, ""}:
@@ -362,5 +362,5 @@ def _replica_step(row: EngineSums) -> ReplicaStep:
 
 
 def _group_window(row: RouterSums) -> WindowSum:
-    """A task group's window: tokens of the responses that reported both counts (H16)."""
+    """A task group's window: tokens of the responses that reported both counts."""
     return WindowSum(row.start, row.prompt_tokens, row.cached_tokens, row.requests, row.accounted_ratio)

@@ -54,7 +54,7 @@ class WindowSum:
 
     @property
     def ratio(self) -> float | None:
-        """Hit rate, 0 to 1; None for no traffic (H11)."""
+        """Hit rate, 0 to 1; None for no traffic."""
         return self.hits / self.queries if self.hits is not None and self.queries else None
 
 
@@ -70,7 +70,7 @@ class ReplicaStep:
 
 
 def sum_replicas(start: datetime, steps: Sequence[ReplicaStep | None]) -> WindowSum:
-    """Sum of several replicas' steps (H2). Unknown steps are left out; without a known step the sum is unknown."""
+    """Sum of several replicas' steps. Unknown steps are left out; without a known step the sum is unknown."""
     known_steps = [step for step in steps if step is not None and step.queries is not None]
     if not known_steps:
         return WindowSum(start, None, None, None)
@@ -125,7 +125,7 @@ class History:
     count: int
     replicas: tuple[str, ...]  # names of the replicas that should be scraped
     active: frozenset[str]  # those of them that should receive requests
-    hit_rate_replicas: frozenset[str]  # those of them whose counters are part of the pool's hit rate (H19)
+    hit_rate_replicas: frozenset[str]  # those of them whose counters are part of the pool's hit rate
     starting_until: Mapping[str, datetime] = field(default_factory=dict)  # of replicas never scraped successfully
     engines: Mapping[str, Sequence[ReplicaStep | None]] = field(default_factory=dict)
     pressure: Mapping[str, Sequence[PressureStep | None]] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class HistoryView:
         return self._within(self.history.membership_changes, within_s)
 
     def window_without(self, replicas: Collection[str]) -> WindowSum:
-        """The pool's newest window without some replicas (H18)."""
+        """The pool's newest window without some replicas."""
         return sum_replicas(
             self._step_start, [self.engine(name) for name in self.history.hit_rate_replicas - set(replicas)]
         )

@@ -8,7 +8,7 @@ not. A notification is claimed by a conditional update of the alert in the trans
 several evaluators one sends it, and an evaluator that dies in between sends nothing or everything.
 
 Three things suppress notifications, in this order: a silence, another alert that explains this one (``INHIBITED_BY``),
-and replicas that restarted or were down, if these alone explain a drop (H18). A suppressed alert fires, is shown and
+and replicas that restarted or were down, if these alone explain a drop. A suppressed alert fires, is shown and
 resolves as any other. A silenced alert that still fires when its silence ends is then notified. An inhibited alert is
 notified once it breaches again with nothing to explain it. It stays inhibited while it only has not resolved yet, while
 its cause ended but still counts within the rule's window, and while there is no data.

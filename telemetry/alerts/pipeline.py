@@ -35,7 +35,7 @@ from telemetry.alerts.history_window import History, Source, whole_steps
 from telemetry.alerts.kinds import KINDS, Kind, RuleSettings
 from telemetry.alerts.message import alert_labels, describe, group_name, scope_of
 from telemetry.alerts.verdict import Action, OpenAlert, Reason, Verdict, Verdicts, next_action, no_data, worst_verdict
-from telemetry.models import Alert, AlertRule, AlertState, AlertStep, AlertTransition, ScrapeState
+from telemetry.models import Alert, AlertHistoryEntry, AlertRule, AlertState, AlertTransition, ScrapeState
 from telemetry.models.alert import OPEN_STATES
 
 MAX_SUBJECTS = 100  # open alerts of one rule; the kind no_data reports a fleet that is down as a whole
@@ -263,7 +263,7 @@ def record_transition(
     alert: Alert, transition: AlertTransition, now: datetime, *, text: str = "", by: Any = None
 ) -> None:
     """Add an entry to an alert's timeline."""
-    AlertStep.objects.create(alert=alert, at=now, transition=transition, by=by, note=text[:500])
+    AlertHistoryEntry.objects.create(alert=alert, at=now, transition=transition, by=by, note=text[:500])
 
 
 def _close_removed(evaluation: Evaluation, verdicts: Collection[str], now: datetime) -> None:

@@ -13,7 +13,7 @@ from controlplane.models import Pool, Project
 from controlplane.schema_fields import json_schemas
 from telemetry.alerts.kinds import KINDS
 from telemetry.api.serializers import MATCHERS, MatcherField
-from telemetry.models import Alert, AlertRule, AlertStep, RuleKind, Severity, Silence, SuppressionReason
+from telemetry.models import Alert, AlertHistoryEntry, AlertRule, RuleKind, Severity, Silence, SuppressionReason
 from telemetry.services.alerts.previews import DAYS, MAX_DAYS
 from telemetry.services.alerts.rules import effective_settings
 from telemetry.services.alerts.silences import conditions
@@ -136,13 +136,13 @@ class PreviewResponse(serializers.Serializer[Any]):
     points = PreviewPoint(many=True)
 
 
-class AlertStepSerializer(serializers.ModelSerializer[AlertStep]):
+class AlertHistorySerializer(serializers.ModelSerializer[AlertHistoryEntry]):
     """One state change of an alert; ``by`` is null for changes by the evaluator."""
 
     by = serializers.SlugRelatedField[Any](slug_field="username", read_only=True, allow_null=True)
 
     class Meta:
-        model = AlertStep
+        model = AlertHistoryEntry
         fields = ("at", "transition", "by", "note")
 
 
@@ -211,13 +211,13 @@ class AlertSerializer(serializers.ModelSerializer[Alert]):
         )
 
 
-class AlertWithSteps(AlertSerializer):
+class AlertWithHistory(AlertSerializer):
     """An alert with its timeline."""
 
-    steps = AlertStepSerializer(many=True, read_only=True)
+    history = AlertHistorySerializer(many=True, read_only=True)
 
     class Meta(AlertSerializer.Meta):
-        fields = (*AlertSerializer.Meta.fields, "steps")  # type: ignore[assignment]  # longer than the list's
+        fields = (*AlertSerializer.Meta.fields, "history")  # type: ignore[assignment]  # longer than the list's
 
 
 class Acknowledgement(serializers.Serializer[Any]):

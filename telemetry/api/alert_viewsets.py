@@ -40,7 +40,7 @@ OBSERVED = (
     "suppression",
     "notified_at",
     "notification_count",
-    "steps",
+    "history",
 )
 
 
@@ -100,9 +100,9 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
 
     def get_serializer_class(self) -> type[s.AlertSerializer]:
         """Lists omit the timeline."""
-        return s.AlertSerializer if self.action == "list" else s.AlertWithSteps
+        return s.AlertSerializer if self.action == "list" else s.AlertWithHistory
 
-    @extend_schema(request=s.Acknowledgement, responses=s.AlertWithSteps)
+    @extend_schema(request=s.Acknowledgement, responses=s.AlertWithHistory)
     @action(detail=True, methods=["post"])
     def acknowledge(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Acknowledge: stops further notifications. 409 if the alert has ended."""
@@ -111,7 +111,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
         alerts.acknowledge(alert, by=signed_in_user(request), note=note)
         return self._response()
 
-    @extend_schema(request=None, responses=s.AlertWithSteps)
+    @extend_schema(request=None, responses=s.AlertWithHistory)
     @action(detail=True, methods=["post"])
     def unacknowledge(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
         """Unacknowledge: notifications are repeated again. 409 if the alert has ended."""
@@ -119,7 +119,7 @@ class AlertViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet
         return self._response()
 
     def _response(self) -> Response:
-        return Response(s.AlertWithSteps(self.get_object()).data)
+        return Response(s.AlertWithHistory(self.get_object()).data)
 
 
 class SilenceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, BaseViewSet[Silence]):

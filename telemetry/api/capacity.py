@@ -12,12 +12,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.views import TransactionalView
-from telemetry.api.ladder import LadderQuery
+from telemetry.api.breakdown import BreakdownQuery
 from telemetry.lab.shared_cache import Advice, tier_parameters, tiers_of
 from telemetry.services.lab.sizing import sizing_of
 
 
-class CapacityQuery(LadderQuery):
+class CapacityQuery(BreakdownQuery):
     """Parameters of ``/capacity``. Default ``from``: a day before ``to``."""
 
     group = None  # type: ignore[assignment]  # DRF's way to leave a field out

@@ -1,4 +1,4 @@
-"""REST API of metrics servers. Credentials are write-only."""
+"""REST API of Prometheus servers. Credentials are write-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBSERVED = ("asked_at", "error", "found", "missing")
 
 
 class MetricsServerSerializer(serializers.ModelSerializer[MetricsServer]):
-    """A metrics server and the result of its last query."""
+    """A Prometheus server and the result of its last query."""
 
     pools = serializers.SerializerMethodField()
     has_credentials = serializers.SerializerMethodField()

@@ -54,7 +54,7 @@ class ReportSideSerializer(serializers.Serializer[Any]):
     reachable = serializers.FloatField(allow_null=True)
     ttft_p50_s = serializers.FloatField(allow_null=True)
     ttft_p95_s = serializers.FloatField(allow_null=True)
-    timed_requests = serializers.IntegerField(help_text="that TTFT rests on")
+    timed_requests = serializers.IntegerField(help_text="that TTFT is based on")
     failed_ratio = serializers.FloatField(allow_null=True)
     prefill_s_per_day = serializers.FloatField(allow_null=True, help_text="of replicas")
     money_per_day = serializers.FloatField(allow_null=True, help_text="of that prefill")

@@ -4,9 +4,9 @@ from django.urls import include, path
 from rest_framework.routers import SimpleRouter
 
 from telemetry.api import alert_viewsets, viewsets
+from telemetry.api.breakdown import BreakdownView, ReconciliationView
 from telemetry.api.capacity import CapacityView
 from telemetry.api.heartbeat import HeartbeatViewSet
-from telemetry.api.ladder import LadderView, ReconciliationView
 from telemetry.api.metrics_servers import MetricsServerViewSet
 from telemetry.api.predictions import PredictionViewSet
 from telemetry.api.reports import ReportView
@@ -37,6 +37,6 @@ urlpatterns = [
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
     path("capacity", CapacityView.as_view(), name="capacity"),
     path("report", ReportView.as_view(), name="report"),
-    path("ladder", LadderView.as_view(), name="ladder"),
+    path("breakdown", BreakdownView.as_view(), name="breakdown"),
     path("", include(router.urls)),
 ]

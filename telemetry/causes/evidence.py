@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
-from telemetry.lab.ladder import Ladder
+from telemetry.lab.breakdown import Breakdown
 from telemetry.lint.structure import PromptStructure
 
 MIN_TOKEN_SHARE = 0.01  # of a period's tokens: a part with less has no baseline rate of its own
@@ -177,7 +177,7 @@ class Period:
     prefixes: Sequence[Prefix] = ()
     engines: Sequence[EngineSums] = ()
     prompts: Sequence[DescribedPrompt] = ()
-    ladder: Ladder | None = None
+    breakdown: Breakdown | None = None
 
     @property
     def seconds(self) -> float:
@@ -236,11 +236,11 @@ class Period:
         return self.total.prompt / tokens if tokens else 0.0
 
     def term_ratio(self, name: str) -> float | None:
-        """A term of the ladder as a ratio of its prompt tokens; None if unknown."""
-        return None if self.ladder is None else self.ladder.ratio(getattr(self.ladder, name))
+        """A term of the breakdown as a ratio of its prompt tokens; None if unknown."""
+        return None if self.breakdown is None else self.breakdown.ratio(getattr(self.breakdown, name))
 
     def gap(self, upper: str, lower: str) -> float | None:
-        """Difference of two terms of the ladder."""
+        """Difference of two terms of the breakdown."""
         above, below = self.term_ratio(upper), self.term_ratio(lower)
         return None if above is None or below is None else above - below
 
@@ -299,7 +299,7 @@ class Evidence:
         return lost * self.now.sample_factor
 
     def gap_growth(self, upper: str, lower: str) -> float | None:
-        """Tokens by which the difference of two ladder terms grew; None if unknown."""
+        """Tokens by which the difference of two breakdown terms grew; None if unknown."""
         now, before = self.now.gap(upper, lower), self.before.gap(upper, lower)
         return None if now is None or before is None else (now - before) * self.now.total.prompt
 

@@ -131,19 +131,19 @@ def _other_revisions_rate(evidence: Evidence, key: Key) -> float | None:
 
 
 CERTAINTY = 0.9
-WITHOUT_LADDER = 0.75
+WITHOUT_BREAKDOWN = 0.75
 OTHER_CAUSE = 0.4  # factor if a replica was lost or added, or another revision is active: these cause overflow, too
 OVERFLOW_GROWTH = 0.04  # of the requests: growth that may matter
 MAX_LENGTH_RATIO = 1.5  # of the requests that overflow, in tokens relative to the mean
 
 
 def check_overflow(evidence: Evidence) -> Finding | None:
-    """Measured by the ladder's terms B - Q, else by what prefixes lost at other replicas than their main one."""
+    """Measured by the breakdown's loss to load, else by what prefixes lost at other replicas than their main one."""
     now, before = evidence.now.total.overflow_ratio, evidence.before.total.overflow_ratio
     if now is None or now - (before or 0.0) < OVERFLOW_GROWTH:
         return None
     grown = evidence.gap_growth("best", "predicted")
-    tokens, certainty = (grown, CERTAINTY) if grown is not None else (lost_by_overflow(evidence), WITHOUT_LADDER)
+    tokens, certainty = (grown, CERTAINTY) if grown is not None else (lost_by_overflow(evidence), WITHOUT_BREAKDOWN)
     if lost_replicas(evidence)[0] or added_replicas(evidence)[0] or has_new_revision(evidence):
         certainty *= OTHER_CAUSE
     return Finding(

@@ -168,18 +168,18 @@ def group_sums(period: Period, group: str) -> Sums:
 
 
 CERTAINTY = 0.9
-WORKLOAD_WITHOUT_LADDER = 0.65
+WORKLOAD_WITHOUT_BREAKDOWN = 0.65
 NEW_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
 def check_workload_change(evidence: Evidence) -> Finding | None:
-    """Measured by the fall of the ladder's first term W, else by prefixes that are new or have another share now."""
+    """Measured by the fall of the reachable hit rate, else by prefixes that are new or have another share now."""
     now, before = evidence.now.term_ratio("reachable"), evidence.before.term_ratio("reachable")
     if now is not None and before is not None:
         tokens, certainty = (before - now) * evidence.now.total.prompt, CERTAINTY
         summary = f"At most {percent(now)} of the tokens repeat earlier ones, {percent(before)} usually"
     else:
-        tokens, certainty = _lost_by_mix(evidence) or 0.0, WORKLOAD_WITHOUT_LADDER
+        tokens, certainty = _lost_by_mix(evidence) or 0.0, WORKLOAD_WITHOUT_BREAKDOWN
         summary = "Prefixes that are new, or usually hit less, have a larger share of the traffic"
     tokens -= sum(change.tokens for change in prompt_changes(evidence))
     if tokens < NEW_GROWTH * evidence.now.total.prompt:
@@ -226,19 +226,19 @@ def _grown_groups(evidence: Evidence) -> list[str]:
     ][:3]
 
 
-WITHOUT_LADDER, WITH_PRESSURE = 0.45, 0.65
+WITHOUT_BREAKDOWN, WITH_PRESSURE = 0.45, 0.65
 REPLICA_LOST = 0.4  # factor if a replica was lost: then there is less cache, not more to cache
 EVICTED_GROWTH = 0.02  # of the tokens: growth that may matter
 
 
 def check_capacity(evidence: Evidence) -> Finding | None:
-    """Measured by the ladder's terms W - C, else by known prefixes that hit less without having been moved."""
+    """Measured by the breakdown's loss to capacity, else by known prefixes that hit less without having been moved."""
     grown = evidence.gap_growth("reachable", "capacity")
     if grown is not None:
         tokens, certainty = grown, CERTAINTY
     else:
         tokens = (_lost_at_main_replica(evidence) or 0.0) + _evicted_at_other_replicas(evidence)
-        certainty = WITH_PRESSURE if _has_more_pressure(evidence) else WITHOUT_LADDER
+        certainty = WITH_PRESSURE if _has_more_pressure(evidence) else WITHOUT_BREAKDOWN
     if tokens < EVICTED_GROWTH * evidence.now.total.prompt:
         return None
     if lost_replicas(evidence)[0]:

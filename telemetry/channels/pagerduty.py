@@ -67,7 +67,7 @@ def _send(config: Config, message: Message) -> Receipt:
     with open_client() as http:
         for event in events:
             if time.monotonic() > ends_s:
-                raise DeliveryError("it is too slow for all alerts of this message", retryable=True)
+                raise DeliveryError("timed out before all alerts of this message were sent", retryable=True)
             receipt = post(http, endpoint, to_json(event), now=message.at)
     return receipt
 
@@ -86,7 +86,7 @@ PAGERDUTY = ChannelKind(
         Field(
             "routing_key",
             "Integration key",
-            "Of an Events API v2 integration: 32 letters and digits.",
+            "Integration key of an Events API v2 integration: 32 letters and digits.",
             _routing_key,
             required=True,
             secret=True,

@@ -42,7 +42,7 @@ class Bin:
     requests: int = 0
     answered: float = 0  # without client errors and cancelled requests
     failed: float = 0  # because of a replica or a router
-    prompt_tokens: float = 0  # of responses that reported cached tokens (H16)
+    prompt_tokens: float = 0  # of responses that reported cached tokens
     cached_tokens: float = 0
     ttft: Buckets | None = None  # router's clock, of streamed responses
     non_streamed_latency: Buckets | None = None  # of the other responses, to their last byte
@@ -207,7 +207,7 @@ def _compare_latency(limits: GuardLimits, measured: Measured) -> Figure:
     """The tail of TTFT, or of the latency of whole responses if neither side streams.
 
     The verdict is on the share of the canary's responses that are slower than the baseline's p95 plus what is allowed:
-    a share is exact where a quantile is a guess within its bucket (T6), and its error is known.
+    a share is exact where a quantile is a guess within its bucket, and its error is known.
     """
     is_non_streamed = all(_is_non_streamed(side.now) for side in (measured.canary, measured.baseline))
     latency = _NON_STREAMED if is_non_streamed else _TTFT

@@ -1,7 +1,7 @@
 """Ratios of sums with errors valid for repeated analyses, and weights that give the baseline the canary's mix. Pure.
 
 Theory of operation. A hit rate is tokens divided by tokens: each bin adds a numerator and a denominator, and their sums
-are divided (H2). The error of the ratio is estimated from how the bins scatter around it (the ratio estimator's linear
+are divided. The error of the ratio is estimated from how the bins scatter around it (the ratio estimator's linear
 variance), which accounts for the similarity of requests in one bin. An analysis runs again and again while bins arrive.
 An ordinary confidence interval that is looked at a hundred times is wrong far more often than stated; the bounds here
 hold at all times at once: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,

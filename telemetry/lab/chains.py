@@ -151,7 +151,7 @@ class Prompts:
     def cached_tokens(self, matched: Integers) -> Floats:
         """Cached tokens of each prompt if its first ``matched`` sampled blocks are cached.
 
-        Without sampling, the result is whole engine blocks before the last token (H7). A hashed block that is larger
+        Without sampling, the result is whole engine blocks before the last token. A hashed block that is larger
         than an engine block is partly cached where prompts diverge: about half of it, on average.
         """
         is_between = (matched > 0) & (matched < self.lengths)

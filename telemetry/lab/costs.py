@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from telemetry.lab.ladder import Ladder
+from telemetry.lab.breakdown import Breakdown
 
 DAY_S = 86_400.0
 
@@ -88,16 +88,16 @@ class Savings:
         }
 
 
-def savings_of(ladder: Ladder, measured_s: float, rate: float | None, price: Price | None) -> Savings:
-    """Savings a day, extrapolated from the ladder of ``measured_s`` seconds."""
+def savings_of(breakdown: Breakdown, measured_s: float, rate: float | None, price: Price | None) -> Savings:
+    """Savings a day, extrapolated from the breakdown of ``measured_s`` seconds."""
     per_day = DAY_S / measured_s
 
     def prefill(tokens: float | None) -> Prefill:
         return prefill_of(None if tokens is None else tokens * per_day, rate, price)
 
-    delivered, reachable = ladder.delivered, ladder.reachable
+    delivered, reachable = breakdown.delivered, breakdown.reachable
     missed = None if delivered is None or reachable is None else max(0.0, reachable - delivered)
-    computed = None if delivered is None else max(0.0, ladder.prompt_tokens - delivered)
+    computed = None if delivered is None else max(0.0, breakdown.prompt_tokens - delivered)
     return Savings(
-        ladder.requests, ladder.prompt_tokens * per_day, prefill(delivered), prefill(missed), prefill(computed)
+        breakdown.requests, breakdown.prompt_tokens * per_day, prefill(delivered), prefill(missed), prefill(computed)
     )

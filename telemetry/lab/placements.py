@@ -1,8 +1,9 @@
 """Compares two placements of the same requests: in turn (round robin), and by prefix.
 
-Both are replayed from empty caches of the same sizes, and the first requests only warm them, so the difference does
-not depend on the policy that placed the requests. Placement by prefix is the near-optimal one of the ladder's term R,
-without regard to load: a limit for every cache-aware strategy. Round robin is that of one router, in order of time.
+Both are replayed from empty caches of the same sizes, and the first requests only warm them, so the difference does not
+depend on the policy that placed the requests. Placement by prefix is the near-optimal one of the breakdown's term
+*split*, without regard to load: a limit for every cache-aware strategy. Round robin is that of one router, in order of
+time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ diverge is known up to the distance between two sampled blocks, 1 / ratio blocks
 bound, and ``hash_tokens / sample_ratio`` is its uncertainty. A prompt without a sampled block ends at its tier-1
 prefix.
 
-A node's tokens are all prompt tokens of the requests that share it. Its hit rate is that of these requests (H16), so it
+A node's tokens are all prompt tokens of the requests that share it. Its hit rate is that of these requests, so it
 describes whole prompts that begin with the node, not the node's part of them.
 """
 

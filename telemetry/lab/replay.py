@@ -1,16 +1,16 @@
-"""Replays captured requests through model caches, which gives the terms of the hit-rate ladder by task group.
+"""Replays captured requests through simulated caches, which gives the terms of the hit-rate breakdown by task group.
 
-Theory of operation. A replay keeps four models between time spans, because caches stay warm: an unbounded cache
-(limited by age), one LRU cache as large as the fleet's, a cache per replica with near-optimal placement, and a cache
-per replica with the actual placement. A request's blocks count as cached from the time it is placed.
+Theory of operation. A replay keeps four simulated caches between time spans, because caches stay warm: an unbounded
+cache (limited by age), one LRU cache as large as the fleet's, a cache per replica with near-optimal placement, and a
+cache per replica with the actual placement. A request's blocks count as cached from the time it is placed.
 
 Capacities are in sampled blocks: the engine's tokens, divided by the estimated tokens of a block and by the ratio of
 engine-counted to estimated tokens, times the sampling ratio. The ratio decreases when requests come with a smaller one,
 and when more than ``MAX_ENTRIES`` blocks would be stored (fixed-size SHARDS) or ``MAX_BLOCKS_PER_MINUTE`` replayed;
-every model then drops the blocks outside it. The ratio never increases within one replay, because blocks left out
+every cache then drops the blocks outside it. The ratio never increases within one replay, because blocks left out
 before would look new. All requests of one call have the same ratio.
 
-A replay can be serialized, so that another worker continues with warm caches: at most ``MAX_ENTRIES`` blocks per model.
+A replay can be serialized, so that another worker continues with warm caches: at most ``MAX_ENTRIES`` blocks per cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from telemetry.lab.breakdown import Sums
 from telemetry.lab.caches import BlockNumbers, Chains, best_of, distinct, place_ideally, run_lru, unbounded
 from telemetry.lab.chains import HASHES, Coded, Floats, Hashes, Integers, Prompts, Requests, depth_error
-from telemetry.lab.ladder import Sums
 
 Booleans = NDArray[np.bool_]
 
@@ -80,7 +80,7 @@ def _summed_by_block(blocks: Hashes, tokens: Floats) -> tuple[Hashes, Floats]:
     return distinct_blocks, np.bincount(codes, tokens, len(distinct_blocks)).astype(np.float64)
 
 
-MAX_ENTRIES = 65_536  # blocks in each of the four models
+MAX_ENTRIES = 65_536  # blocks in each of the four simulated caches
 MAX_BLOCKS_PER_MINUTE = 60_000  # sampled, in all prompts; their replay takes about 0.1 s
 HORIZON_S = 12 * 3600.0  # the unbounded cache drops blocks after one to two of these
 DECAY_PER_MINUTE = 0.98  # of the measured token ratio
@@ -89,7 +89,7 @@ NO_BLOCKS = np.empty(0, np.uint64)
 
 
 class Replay:
-    """The model caches of one pool. ``capacities``: cache size of each replica in tokens; None: not all are known."""
+    """The simulated caches of one pool. ``capacities``: each replica's cache size in tokens; None: not all are known."""
 
     def __init__(self, capacities: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
@@ -98,7 +98,7 @@ class Replay:
         self.hash_tokens = 64.0
         self.recent, self.previous = NO_BLOCKS, NO_BLOCKS  # blocks last used in the current and the previous horizon
         self.since_s: float | None = None  # start of the current horizon
-        self.whole = NO_BLOCKS  # content of the fleet-sized cache, least recent first
+        self.fleet_cache = NO_BLOCKS  # content of the fleet-sized cache, least recent first
         self.ideal: dict[str, Hashes] = {}  # content by replica, near-optimal placement
         self.placed: dict[str, Hashes] = {}  # content by replica, actual placement
         self.written: dict[str, float] = {}  # of the ideal caches, as multiples of their capacity
@@ -138,7 +138,7 @@ class Replay:
         self.resize(self.capacities)
 
     def use(self, requests: Requests, bin_sums: BinSums) -> None:
-        """Place requests, and add to the sums what each model had cached of them."""
+        """Place requests, and add to the sums what each simulated cache contained of them."""
         if not len(requests):
             return
         requests, prompts, matched = self.place(requests)
@@ -178,11 +178,11 @@ class Replay:
             return
         self.ratio = ratio
         limit = np.uint64(round(ratio * HASHES))
-        self.recent, self.previous, self.whole = (
-            blocks[blocks < limit] for blocks in (self.recent, self.previous, self.whole)
+        self.recent, self.previous, self.fleet_cache = (
+            blocks[blocks < limit] for blocks in (self.recent, self.previous, self.fleet_cache)
         )
-        for model in (self.ideal, self.placed):
-            model.update({name: blocks[blocks < limit] for name, blocks in model.items()})
+        for caches in (self.ideal, self.placed):
+            caches.update({name: blocks[blocks < limit] for name, blocks in caches.items()})
 
     def estimates_of(self, requests: Requests) -> Floats:
         """Estimated prompt lengths, all by the latest estimate of a block's tokens, which routers update."""
@@ -198,7 +198,7 @@ class Replay:
         return max(1, round(tokens / (self.hash_tokens * self.real_ratio) * self.ratio))
 
     def _sampled(self, requests: Requests) -> Requests:
-        """The requests at a sampling ratio that keeps the models, which use it too, within ``MAX_ENTRIES``."""
+        """The requests at a sampling ratio that keeps the caches, which use it too, within ``MAX_ENTRIES``."""
         self.reduce_sampling(min(self.ratio, float(requests.sample_ratios.min())))
         requests = requests.sampled(self.ratio)
         while _count(self.recent, self.previous, requests.blocks) > MAX_ENTRIES:
@@ -207,19 +207,21 @@ class Replay:
         return requests
 
     def _matched(self, requests: Requests) -> dict[str, Integers]:
-        """Cached blocks of each prompt by term; afterwards all models contain the prompts."""
+        """Cached blocks of each prompt by term of the breakdown; afterwards all caches contain the prompts."""
         known = np.flatnonzero(requests.lengths)  # prompts with a sampled block
-        contents = (self.whole, *self.ideal.values(), *self.placed.values())
+        contents = (self.fleet_cache, *self.ideal.values(), *self.placed.values())
         numbers = BlockNumbers(requests.blocks, self.recent, self.previous, *contents)
         chains = Chains.tail_first(numbers.of(requests.blocks), requests.ends[known])
         by_term = {"reachable": self._run_unbounded(numbers, chains, requests.at_s[known])}
         if self.capacities:
-            whole = run_lru(numbers.of(self.whole), chains, sum(map(self.capacity_blocks, self.capacities.values())))
-            self.whole = numbers.hashes(whole.content)
+            fleet = run_lru(
+                numbers.of(self.fleet_cache), chains, sum(map(self.capacity_blocks, self.capacities.values()))
+            )
+            self.fleet_cache = numbers.hashes(fleet.content)
             best, predicted = self._run_as_placed(numbers, chains, requests.replicas.take(known))
             split = self._run_ideally(numbers, chains)
-            by_term["reachable"] = np.maximum.reduce([by_term["reachable"], whole.matched, split, best])
-            by_term |= {"capacity": whole.matched, "split": split, "best": best, "predicted": predicted}
+            by_term["reachable"] = np.maximum.reduce([by_term["reachable"], fleet.matched, split, best])
+            by_term |= {"capacity": fleet.matched, "split": split, "best": best, "predicted": predicted}
         matched = np.zeros((len(by_term), len(requests)), np.int64)
         matched[:, known] = list(by_term.values())
         return dict(zip(by_term, matched, strict=True))
@@ -285,13 +287,13 @@ class StateError(ValueError):
 
 
 def dump(replay: Replay, bin_sums: BinSums) -> bytes:
-    """Serialize the models and the sums of the current bin; 8 bytes per block."""
+    """Serialize the caches and the sums of the current bin; 8 bytes per block."""
     return msgspec.msgpack.encode(
         {
             "version": STATE_VERSION,
             "scalars": {name: getattr(replay, name) for name in SCALARS},
             "unbounded": [_packed(replay.previous), _packed(replay.recent)],
-            "whole": _packed(replay.whole),
+            "fleet_cache": _packed(replay.fleet_cache),
             "ideal": {name: _packed(blocks) for name, blocks in replay.ideal.items()},
             "placed": {name: _packed(blocks) for name, blocks in replay.placed.items()},
             "sums": {group: asdict(sums) for group, sums in bin_sums.sums.items()},
@@ -315,7 +317,7 @@ def load(state: bytes) -> tuple[Replay, BinSums]:
     for name in SCALARS:
         setattr(replay, name, stored["scalars"][name])
     replay.previous, replay.recent = map(_unpacked, stored["unbounded"])
-    replay.whole = _unpacked(stored["whole"])
+    replay.fleet_cache = _unpacked(stored["fleet_cache"])
     replay.ideal = {name: _unpacked(blocks) for name, blocks in stored["ideal"].items()}
     replay.placed = {name: _unpacked(blocks) for name, blocks in stored["placed"].items()}
     bin_sums.sums = {group: Sums(**sums) for group, sums in stored["sums"].items()}

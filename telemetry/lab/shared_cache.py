@@ -5,8 +5,8 @@ rate``. So fetching wins from a break-even length on, or never, if the tier is s
 Published figures: 0 to 2 ms for blocks in GPU memory, 10 to 40 ms from CPU memory, 25 to 120 ms from another machine,
 and a rule of thumb of 300 to 500 tokens.
 
-What a tier can add is what the ladder shows as lost to capacity and to fragmentation: tokens that were computed before
-and that no placement could have kept in the present caches. Losses to placement are not counted: a policy wins
+What a tier can add is what the breakdown shows as lost to capacity and to fragmentation: tokens that were computed
+before and that no placement could have kept in the present caches. Losses to placement are not counted: a policy wins
 them without a tier. Of each request, the lost tokens form one gap after its cached prefix. A tier pays its latency once
 for each gap, so only gaps of at least the break-even length are counted.
 
@@ -27,7 +27,7 @@ from telemetry.lab.costs import Price
 
 LENGTHS = (0.0, *(float(round(64 * 2 ** (step / 2))) for step in range(27)))  # tokens, up to 524,288
 MIN_REQUESTS = 100  # for a verdict
-WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the error of the rate and the ladder
+WORTH_RATIO = 0.02  # of the prefill time spent: a smaller saving is within the error of the rate and the breakdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _needs(situation: Situation) -> tuple[str, ...]:
         "needs: the size of the KV cache per token; set the model in the pool's settings": situation.kv_bytes,
         "needs: the prefill rate; run a capacity sweep or a what-if, and stream responses": situation.prefill_rate,
         "needs: the cache size of every replica and requests in the last hour": situation.gaps,
-        "needs: a ladder with known losses in this range": situation.lost_tokens,
+        "needs: a breakdown with known losses in this range": situation.lost_tokens,
         "needs: responses that report cached tokens (--enable-prompt-tokens-details)": situation.computed_tokens,
     }
     needs = [text for text, value in missing.items() if value is None]

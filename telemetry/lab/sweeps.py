@@ -12,14 +12,14 @@ from typing import Any
 
 from telemetry.lab.costs import Price
 
-STEPS = (-2, -1, 1, 2, 4)  # replicas more
+STEPS = (-2, -1, 1, 2, 4)  # replicas added
 MULTIPLES = (0.5, 2, 4)  # of the cache of each replica
-MIN_POINTS = 3  # of a sweep, without the present size
+MIN_POINTS = 3  # of a sweep, without the current size
 
 
-def sweep_candidates(replicas: int, cache_tokens: int | None, *, most: int) -> list[dict[str, Any]]:
-    """Candidates around ``replicas``, of 1 to ``most``, and around ``cache_tokens`` of each; None: unknown."""
-    counts = [replicas + step for step in STEPS if 1 <= replicas + step <= most]
+def sweep_candidates(replicas: int, cache_tokens: int | None, *, max_replicas: int) -> list[dict[str, Any]]:
+    """Candidates around ``replicas``, of 1 to ``max_replicas``, and around ``cache_tokens`` of each; None: unknown."""
+    counts = [replicas + step for step in STEPS if 1 <= replicas + step <= max_replicas]
     by_count = [{"name": _replicas(count), "replicas": count} for count in counts]
     if cache_tokens is None:
         return by_count
@@ -49,47 +49,47 @@ class Point:
     replicas: int
     cache_tokens: int  # of each replica
     figures: Mapping[str, Any] | None  # telemetry.lab.predictions.Figures; None: it could not be replayed
-    difference: Mapping[str, Any] | None  # from the present size; None: this is the present size
+    difference: Mapping[str, Any] | None  # from the current size; None: this is the current size
     verdict: str
     reason: str  # why there are no figures
     money_per_day: float | None  # of all replicas
     prefill_s_per_day: float | None  # of replicas, extrapolated
 
     @property
-    def is_present(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the pool has this size."""
         return self.difference is None and self.figures is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Curves of a sweep, ascending by size; each contains the present size."""
+    """Curves of a sweep, ascending by size; each contains the current size."""
 
     by_replicas: list[Point]
     by_cache: list[Point]
-    present: Point
+    current: Point
     is_calibrated: bool
     problems: list[str]
 
     @property
     def curves(self) -> dict[str, list[Point]]:
-        """Both curves by what they are over."""
+        """Both curves by the quantity on the x-axis."""
         return {"replicas": self.by_replicas, "cache": self.by_cache}
 
 
 def read_sweep(
     candidates: Sequence[Mapping[str, Any]], result: Mapping[str, Any], counted_s: float, price: Price | None
 ) -> Sweep:
-    """The curves of a finished what-if that is a sweep; ``counted_s``: seconds that figures are of."""
+    """The curves of a finished what-if that is a sweep; ``counted_s``: seconds of traffic that the figures cover."""
     rows = [_point(row, counted_s, price) for row in result["candidates"]]
-    present = rows[0]
+    current = rows[0]
     pairs = list(zip(candidates, rows[1:], strict=True))
     by_replicas = [point for candidate, point in pairs if "replicas" in candidate]
     by_cache = [point for candidate, point in pairs if "cache_tokens" in candidate]
     return Sweep(
-        sorted([present, *by_replicas], key=lambda point: point.replicas) if by_replicas else [],
-        sorted([present, *by_cache], key=lambda point: point.cache_tokens) if by_cache else [],
-        present,
+        sorted([current, *by_replicas], key=lambda point: point.replicas) if by_replicas else [],
+        sorted([current, *by_cache], key=lambda point: point.cache_tokens) if by_cache else [],
+        current,
         result["calibration"]["is_calibrated"],
         list(result["calibration"]["problems"]),
     )
@@ -116,9 +116,9 @@ def summaries(sweep: Sweep, currency: str = "") -> list[str]:
     if not sweep.is_calibrated:
         return []
     by_count = {point.replicas: point for point in sweep.by_replicas}
-    count = sweep.present.replicas
+    count = sweep.current.replicas
     texts = [
-        _sentence(label, by_count[count + step], sweep.present, currency)
+        _sentence(label, by_count[count + step], sweep.current, currency)
         for label, step in (("One replica fewer", -1), ("One replica more", 1))
         if count + step in by_count
     ]
@@ -133,7 +133,7 @@ _WORDS = {
 }
 
 
-def _sentence(label: str, point: Point, present: Point, currency: str) -> str:
+def _sentence(label: str, point: Point, current: Point, currency: str) -> str:
     if point.figures is None or point.difference is None:
         return f"{label}: {point.reason}" if point.reason else ""
     parts = []
@@ -145,7 +145,7 @@ def _sentence(label: str, point: Point, present: Point, currency: str) -> str:
         if interval is not None:
             parts.append(f"{name} {100 * interval['low']:+.0f} to {100 * interval['high']:+.0f} {unit}")
     text = f"{label}: {', '.join(parts)} ({_WORDS.get(point.verdict, 'no verdict')})."
-    if point.money_per_day is None or present.money_per_day is None:
+    if point.money_per_day is None or current.money_per_day is None:
         return text
-    change = point.money_per_day - present.money_per_day
+    change = point.money_per_day - current.money_per_day
     return f"{text} It would {'cost' if change > 0 else 'save'} {abs(change):,.2f} {currency}".rstrip() + " a day."

@@ -1,6 +1,6 @@
 """Is prefix routing worth it for a pool? Two verdicts from its own traffic, with their reasons. Pure.
 
-Routing. The reachable hit rate W limits what any placement can gain: below ``PLAIN_BELOW`` plain balancing is enough,
+Routing. The reachable hit rate limits what any placement can gain: below ``PLAIN_BELOW`` plain balancing is enough,
 from ``WORTH_FROM`` on prefix routing is worth it, in between it is borderline. If a replay shows that round robin loses
 less than ``MIN_GAIN`` all the same, because every replica caches the same few prefixes, plain balancing is enough too.
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
+from telemetry.lab.breakdown import MAX_REACHABLE_ERROR, MIN_REQUESTS, Sums, reachable_error
 from telemetry.lab.capacity import MIN_REUSED_REQUESTS, WorkingSet
-from telemetry.lab.ladder import MAX_REACHABLE_ERROR, MIN_REQUESTS, Sums, reachable_error
 from telemetry.lab.placements import Placements
 
 PLAIN_BELOW, WORTH_FROM = 0.2, 0.3  # reachable hit rate
@@ -65,7 +65,7 @@ class Caches:
 
 
 def assess_routing(sums: Sums | None, caches: Caches) -> Assessment:
-    """The verdict on routing; ``sums``: those of the ladder."""
+    """The verdict on routing; ``sums``: those of the breakdown."""
     error = None if sums is None else reachable_error(sums)
     needed = _needed_requests(sums, error)
     if sums is None or error is None or needed:

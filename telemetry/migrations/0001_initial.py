@@ -130,13 +130,13 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='AlertStep',
+            name='AlertHistoryEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('transition', models.CharField(choices=[('pending', 'Pending'), ('fired', 'Firing'), ('explained', 'Causes found'), ('notified', 'Notified'), ('repeated', 'Notified again'), ('suppressed', 'Notifications suppressed'), ('unsuppressed', 'Notifications no longer suppressed'), ('acknowledged', 'Acknowledged'), ('unacknowledged', 'Unacknowledged'), ('resolved', 'Resolved'), ('resolution_notified', 'Resolution notified')], max_length=20)),
                 ('note', models.CharField(blank=True, default='', max_length=500)),
-                ('alert', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='steps', to='telemetry.alert')),
+                ('alert', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='history', to='telemetry.alert')),
                 ('by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
@@ -249,7 +249,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='LadderBin',
+            name='BreakdownBin',
             fields=[
                 ('pk', models.CompositePrimaryKey('at', 'pool_id', 'group', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('at', models.DateTimeField()),

@@ -2,16 +2,16 @@
 
 from telemetry.models.alert import (
     Alert,
+    AlertHistoryEntry,
     AlertRule,
     AlertState,
-    AlertStep,
     AlertTransition,
     RuleKind,
     Severity,
     Silence,
     SuppressionReason,
 )
-from telemetry.models.decision import CapacityCurve, Decision, DecisionCursor, LadderBin, ReplayState
+from telemetry.models.decision import BreakdownBin, CapacityCurve, Decision, DecisionCursor, ReplayState
 from telemetry.models.notification import (
     Channel,
     DeliveryAttempt,
@@ -30,10 +30,11 @@ __all__ = [
     "OPEN_PREDICTIONS",
     "STARTING_S",
     "Alert",
+    "AlertHistoryEntry",
     "AlertRule",
     "AlertState",
-    "AlertStep",
     "AlertTransition",
+    "BreakdownBin",
     "BucketLayout",
     "CapacityCurve",
     "Channel",
@@ -42,7 +43,6 @@ __all__ = [
     "DeliveryAttempt",
     "Health",
     "Heartbeat",
-    "LadderBin",
     "MetricsServer",
     "Notification",
     "NotificationKind",

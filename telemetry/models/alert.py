@@ -153,10 +153,10 @@ class SuppressionReason(TextChoices):
     RESTART = "restart", "Expected after a restart"
 
 
-class AlertStep(models.Model):
+class AlertHistoryEntry(models.Model):
     """One entry of an alert's timeline. Written in the transaction of the transition, never changed."""
 
-    alert = models.ForeignKey(Alert, models.CASCADE, related_name="steps")
+    alert = models.ForeignKey(Alert, models.CASCADE, related_name="history")
     at = models.DateTimeField(default=timezone.now)
     transition = models.CharField(max_length=20, choices=AlertTransition)
     # None: the evaluator

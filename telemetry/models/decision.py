@@ -1,4 +1,4 @@
-"""Decisions of routers, and what their replay computes: the hit-rate ladder and capacity curves.
+"""Decisions of routers, and what their replay computes: the hit-rate breakdown and capacity curves.
 
 Theory of operation. Decisions are queried by ranges of ``at``, so the primary key begins with it, as that of readings
 does; a router's sequence number within one boot prevents duplicates. Prompts are stored as block hashes, never as text,
@@ -37,7 +37,7 @@ class Decision(models.Model):
     reason = models.TextField()
     status = models.SmallIntegerField(null=True)  # of the response; None: there was none
     streamed = models.BooleanField(null=True)  # None: there was no response
-    ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response (T1)
+    ttft_s = models.FloatField(null=True)  # router's clock, of a streamed response
     latency_s = models.FloatField(null=True)  # until the response's last byte; None: it was incomplete
     prompt_tokens_estimate = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField(null=True)  # as the engine counted them
@@ -89,8 +89,9 @@ def _tokens_field() -> models.FloatField[float, float]:
     return models.FloatField(default=0.0)
 
 
-class LadderBin(models.Model):
-    """Five minutes of one task group, as sums that can be added over bins and groups. Terms: ``telemetry.lab.ladder``.
+class BreakdownBin(models.Model):
+    """Five minutes of one task group, as sums that can be added over bins and groups. Terms:
+    ``telemetry.lab.breakdown``.
 
     A recent bin is recomputed until all its decisions are expected to be collected, and once more if many come later.
     """

@@ -21,7 +21,7 @@ from telemetry.metrics.counters import ReadingState
 
 
 class BucketLayout(models.Model):
-    """Upper edges of a histogram's buckets, in its unit, ascending, without the infinite one (T2, T3)."""
+    """Upper edges of a histogram's buckets, in its unit, ascending, without the infinite one."""
 
     edges = ArrayField(models.FloatField())
     digest = models.CharField(max_length=64, unique=True)  # SHA-256 of the edges: 275 floats are too wide for an index
@@ -51,20 +51,20 @@ class Reading(models.Model):
     at = models.DateTimeField()  # when the scrape was due; the increases are of the time before
     replica = models.ForeignKey(Replica, models.DO_NOTHING, db_constraint=False, db_index=False, related_name="+")
     model = models.TextField()  # as served; "" in a failed scrape
-    engine = models.TextField()  # data-parallel rank (H15); "" in a failed scrape
+    engine = models.TextField()  # data-parallel rank; "" in a failed scrape
     state = models.TextField(choices=STATES)
-    interval_s = models.FloatField(null=True)  # time that the increases cover; longer after missed scrapes (H10)
+    interval_s = models.FloatField(null=True)  # time that the increases cover; longer after missed scrapes
 
     queries = _count_field()  # tokens looked up in the prefix cache, at admission
     hits = _count_field()  # tokens found on the device
     external_queries = _count_field()
-    external_hits = _count_field()  # tokens that a KV connector supplied (H3)
-    device_tokens = _count_field()  # hits by tier (H4)
+    external_hits = _count_field()  # tokens that a KV connector supplied
+    device_tokens = _count_field()  # hits by tier
     host_tokens = _count_field()
     p2p_tokens = _count_field()
     disk_tokens = _count_field()
     other_tokens = _count_field()
-    prompt_tokens = _count_field()  # at the first output, unlike queries (H5)
+    prompt_tokens = _count_field()  # at the first output, unlike queries
     generation_tokens = _count_field()
     preemptions = _count_field()
     finished = _count_field()  # requests
@@ -95,7 +95,7 @@ class Reading(models.Model):
     waiting_deferred = models.FloatField(null=True)
     kv_usage_ratio = models.FloatField(null=True)  # blocks in use by running requests, 0 to 1
 
-    ttft_layout = _layout_field()  # engine's clock (T1)
+    ttft_layout = _layout_field()  # engine's clock
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)
@@ -135,18 +135,18 @@ class RouterReading(models.Model):
     replica_error_requests = _count_field()
     router_error_requests = _count_field()
     cancelled_requests = _count_field()
-    usage_reported = _count_field()  # responses with cached_tokens; prompt_tokens and cached_tokens are theirs (H16)
+    usage_reported = _count_field()  # responses with cached_tokens; prompt_tokens and cached_tokens are theirs
     usage_without_details = _count_field()  # responses with usage but without cached tokens
     prompt_tokens = _count_field()
     cached_tokens = _count_field()
     spilled_requests = _count_field()  # overflowed from the preferred replica; None: the strategy has none
-    # Responses with a predicted hit that reported their cached tokens; the next three columns are theirs (H17).
+    # Responses with a predicted hit that reported their cached tokens; the next three columns are theirs.
     predicted_responses = _count_field()
     predicted_prompt_tokens = _count_field()
     predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached
 
-    ttft_layout = _layout_field()  # router's clock, of streamed responses only (T1, T8)
+    ttft_layout = _layout_field()  # router's clock, of streamed responses only
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)
     ttft_counts = ArrayField(models.BigIntegerField(), null=True)
     ttft_sum_s = models.FloatField(null=True)

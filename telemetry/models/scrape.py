@@ -1,4 +1,4 @@
-"""Scraping: the last cycle of each shard, the state of each target, and metrics servers with their pools."""
+"""Scraping: the last cycle of each shard, the state of each target, and Prometheus servers with their pools."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class ScrapeState(models.Model):
     asleep = models.BooleanField(default=False)  # vLLM's sleep mode
     duration_s = models.FloatField(null=True)  # of the last scrape; None: it failed
     engine = models.CharField(max_length=16, blank=True, default="", db_default="")  # vllm, sglang, tensorrt_llm
-    role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode (H19)
+    role = models.CharField(max_length=8, blank=True, default="", db_default="")  # prefill, decode
     lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
     # KV event streams of a router by replica, then rank, at the last scrape (``KvStreams``); null: unknown.
     kv_streams = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
-    version_at = models.DateTimeField(null=True)  # when that was last checked (H13)
+    version_at = models.DateTimeField(null=True)  # when that was last checked
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge
 
     class Meta:
@@ -101,7 +101,7 @@ class MetricsServer(models.Model):
 
 
 class ReadPool(models.Model):
-    """A pool whose metrics are read from a metrics server instead of from its replicas."""
+    """A pool whose metrics are read from a Prometheus server instead of from its replicas."""
 
     pool = models.OneToOneField(Pool, models.CASCADE, related_name="read_from", primary_key=True)
     server = models.ForeignKey(MetricsServer, models.CASCADE, related_name="read_pools")

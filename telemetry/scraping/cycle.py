@@ -196,7 +196,7 @@ def _take_due_time(shard: Shard, now_s: float) -> datetime | None:
 
 
 def _replicas() -> QuerySet[Replica]:
-    """Replicas that are scraped directly, not by a metrics server."""
+    """Replicas that are scraped directly, not by a Prometheus server."""
     return Replica.objects.exclude(state=ReplicaState.DISABLED).exclude(pool__read_from__server__enabled=True)
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests to targets: many at a time, one exposition (with limits), and the version of an engine (H13)."""
+"""HTTP requests to targets: many at a time, one exposition (with limits), and the version of an engine."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ class EngineFacts:
 def check_versions(now: datetime) -> int:
     """Read ``/version`` and ``/kv_event_sources`` of vLLM replicas where they are unknown or may have changed.
 
-    Returns how many reported a version. The metrics lack the version, which decides how far the hit rate is reliable
-    (H13). Neither request carries a credential.
+    Returns how many reported a version. The metrics lack the version, which decides how far the hit rate is reliable.
+    Neither request carries a credential.
     """
     outdated = Q(version_at=None) | Q(version_at__lt=F("restarted_at")) | Q(version_at__lt=now - RECHECK_AFTER)
     due = list(

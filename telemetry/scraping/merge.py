@@ -33,7 +33,7 @@ class ScrapeFailure:
 
     reason: str  # shown to operators; never contains the URL
     refused: bool = False  # the address refused the connection
-    blames_target: bool = True  # False: a metrics server failed, which says nothing about the target
+    blames_target: bool = True  # False: a Prometheus server failed, which says nothing about the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TargetState:
     asleep: bool = False
     duration_s: float | None = None  # of the last scrape, if it succeeded
     engine: str = ""  # "vllm", "sglang" ...
-    role: str = ""  # "prefill" or "decode", where the metrics say so (H19)
+    role: str = ""  # "prefill" or "decode", where the metrics say so
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
     kv_streams: KvStreams | None = None  # of a router, at the last scrape; None: unknown
 
@@ -91,7 +91,7 @@ def merge_replica(
     due_s: float,
     interval_s: float,
 ) -> MergedScrape[EngineKey]:
-    """Merge a replica's scrape. Engines that it no longer reports are forgotten (H12)."""
+    """Merge a replica's scrape. Engines that it no longer reports are forgotten."""
     if isinstance(outcome, ScrapeFailure):
         return _failed(state, previous, outcome, FAILED_SCRAPE)
     sample = outcome.sample

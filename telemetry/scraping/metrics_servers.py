@@ -1,6 +1,6 @@
 """Reads replicas' metrics from a Prometheus-compatible server and stores them like direct scrapes.
 
-Theory of operation. A pool that names a metrics server is not scraped directly. Its replicas are queried at the same
+Theory of operation. A pool that names a Prometheus server is not scraped directly. Its replicas are queried at the same
 interval, and the server's newest scrape of each is its reading; a scrape that was read before makes no reading, so an
 interval shorter than the server's does no harm. If the server fails, the replicas become stale, never down.
 
@@ -8,7 +8,7 @@ A range selector sent as an instant query returns raw samples with the times of 
 does not. All samples of one scrape have the same time, so a target's snapshot is its samples at its newest time: a
 series that the engine dropped is not in it, and two scrapes are never mixed. Range selectors ignore staleness markers,
 so a target that the server cannot scrape is recognized by ``up``. Counters are read raw, and resets are recognized
-where those of direct scrapes are; ``rate`` and ``increase`` would extrapolate (H8).
+where those of direct scrapes are; ``rate`` and ``increase`` would extrapolate.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Series:
 
 
 def read_metrics_servers(now_s: float | None = None) -> None:
-    """Store one reading per replica of every pool with a metrics server. A server that is being read is skipped."""
+    """Store one reading per replica of every pool with a Prometheus server. A server that is being read is skipped."""
     interval_s = float(settings.SCRAPE_INTERVAL_S)
     due = datetime.fromtimestamp(math.floor((time.time() if now_s is None else now_s) / interval_s) * interval_s, UTC)
     with isolated_items(PeriodicTask.METRICS_SERVERS) as item:
@@ -94,7 +94,7 @@ def read_server(server: MetricsServer, *, due: datetime, deadline_s: float) -> N
                 del unread[scrape.target.pk]
     except PrometheusError as failure:
         error = str(failure)[:MAX_ERROR_CHARS]
-        outcome = ScrapeFailure(f"metrics server {server.name}: {error}", blames_target=False)
+        outcome = ScrapeFailure(f"Prometheus server {server.name}: {error}", blames_target=False)
         record_scrapes([ReplicaScrape(replica, outcome) for replica in unread.values()], [], due=due)
     missing = None if error else replicas_of(server).count() - read_count
     MetricsServer.objects.filter(pk=server.pk).update(
@@ -222,10 +222,10 @@ def _snapshot(
     target_series = engines[0] if engines else [series for target in targets for series in target]
     newest_up = [series.points[-1] for series in target_series if series.name == UP and series.points]
     if newest_up and max(newest_up)[1] == 0:
-        return ScrapeFailure("the metrics server cannot scrape it")
+        return ScrapeFailure("the Prometheus server cannot scrape it")
     if not engines:
         since = f"in the last {server.lookback_s:g} s"
-        return ScrapeFailure(f'the metrics server has no samples of {server.series_label}="{value}" {since}')
+        return ScrapeFailure(f'the Prometheus server has no samples of {server.series_label}="{value}" {since}')
     newest = [(*series.points[-1], series) for series in target_series if series.name != UP and series.points]
     if not newest:
         return ScrapeFailure("its series are empty")
@@ -236,4 +236,4 @@ def _snapshot(
     try:
         return ScrapeResult(scraped_s, replica_sample(samples), duration_s=max(time.time() - scraped_s, 0.0))
     except ExpositionError as error:
-        return ScrapeFailure(f"its samples at the metrics server are not valid: {error}")
+        return ScrapeFailure(f"its samples at the Prometheus server are not valid: {error}")

@@ -1,4 +1,4 @@
-"""Creates, changes, deletes and tests metrics servers. Credentials are stored encrypted."""
+"""Creates, changes, deletes and tests Prometheus servers. Credentials are stored encrypted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def create_server(
     _apply_settings(server, settings, credentials)
     _save(server)
     _set_pools(server, pools)
-    _record(EventKind.METRICS_SERVER_CREATED, f"Metrics server {server.name} was added.", server, None, by)
+    _record(EventKind.METRICS_SERVER_CREATED, f"Prometheus server {server.name} was added.", server, None, by)
     return server
 
 
@@ -119,7 +119,7 @@ def update_server(
     _save(server)
     if pools is not None:
         _set_pools(server, pools)
-    _record(EventKind.METRICS_SERVER_CHANGED, f"Metrics server {server.name} was changed.", server, before, by)
+    _record(EventKind.METRICS_SERVER_CHANGED, f"Prometheus server {server.name} was changed.", server, before, by)
     return server
 
 
@@ -127,7 +127,7 @@ def update_server(
 def delete_server(server: MetricsServer, *, by: User | None = None) -> None:
     """Delete a server; its pools' replicas are scraped directly from then on."""
     server = lock_row(MetricsServer.objects.select_for_update(), server.pk)
-    summary = f"Metrics server {server.name} was removed; its pools are scraped directly."
+    summary = f"Prometheus server {server.name} was removed; its pools are scraped directly."
     record_event(EventKind.METRICS_SERVER_REMOVED, summary, by=by, detail={"before": recorded_settings(server)})
     server.delete()
 
@@ -201,7 +201,7 @@ def _save(server: MetricsServer) -> None:
         with transaction.atomic():
             server.save()
     except IntegrityError:
-        raise NameTakenError("metrics server", server.name) from None
+        raise NameTakenError("Prometheus server", server.name) from None
 
 
 def _record(

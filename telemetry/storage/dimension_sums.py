@@ -1,6 +1,6 @@
 """Sums of readings by other dimensions than ``sums.py``: per rank, task group, replica or revision, and usage reports.
 
-The same rules hold: increases are summed and the caller divides (H2), and a reading at ``t`` belongs to the step that
+The same rules hold: increases are summed and the caller divides, and a reading at ``t`` belongs to the step that
 ends there. Functions use one query for the sums, and one to find out what is rolled up.
 """
 

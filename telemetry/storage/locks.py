@@ -11,9 +11,9 @@ GUARD = 0x7770_6775_6172
 ROLLUP = 0x7770_726F_6C75
 STORING = 0x7770_726F_6C6C  # shared by transactions that store readings
 PARTITIONS = 0x7770_7061_7274
-LADDER = 0x7770_0002_0000_0000  # plus a pool's id
+BREAKDOWN = 0x7770_0002_0000_0000  # plus a pool's id
 COLLECT = 0x7770_0001_0000_0000  # plus a router's id
-METRICS_SERVER = 0x7770_6D73_0000_0000  # plus a metrics server's id
+METRICS_SERVER = 0x7770_6D73_0000_0000  # plus a Prometheus server's id
 WHAT_IF = 0x7770_7769_0000  # plus the number of a slot
 PREDICTIONS = 0x7770_7072_6564
 

@@ -1,9 +1,9 @@
 """The reachable share: the part of its prompts' tokens that a pool or task group could have reused.
 
-Pages, charts, alerts, messages, REST and ``/metrics`` all use this definition: the term W of the hit-rate ladder, reuse
-with one unbounded cache (``telemetry/lab/README.md``), over the ladder's five-minute bins. It is unknown (None) until
-the bins have ``MIN_REQUESTS`` requests and its standard error is at most ``MAX_REACHABLE_ERROR``. Functions run one
-query.
+Pages, charts, alerts, messages, REST and ``/metrics`` all use this definition: the first term of the hit-rate
+breakdown, reuse with one unbounded cache (``telemetry/lab/README.md``), over the breakdown's five-minute bins. It is
+unknown (None) until the bins have ``MIN_REQUESTS`` requests and its standard error is at most ``MAX_REACHABLE_ERROR``.
+Functions run one query.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from django.db.models import F, Max, Min, QuerySet, Sum
 
-from telemetry.lab.ladder import BIN, MAX_REACHABLE_ERROR, MIN_REQUESTS, SUM_FIELDS, Sums, bin_start, reachable_error
+from telemetry.lab.breakdown import BIN, MAX_REACHABLE_ERROR, MIN_REQUESTS, SUM_FIELDS, Sums, bin_start, reachable_error
 from telemetry.metrics.windows import ReachableShare, Window
-from telemetry.models import LadderBin
+from telemetry.models import BreakdownBin
 
 MIN_WINDOW = timedelta(minutes=30)  # shorter windows start earlier, because the newest bins are incomplete
 
@@ -69,9 +69,9 @@ def reachable_over_time_by(
 _SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"first": Min("at"), "last": Max("at")}
 
 
-def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> QuerySet[LadderBin]:
+def _bins(pools: Sequence[str] | None, window: Window, group: str | None) -> QuerySet[BreakdownBin]:
     start = min(window.start, window.end - MIN_WINDOW)
-    bins = LadderBin.objects.filter(at__gte=bin_start(start), at__lt=window.end)
+    bins = BreakdownBin.objects.filter(at__gte=bin_start(start), at__lt=window.end)
     if pools is not None:
         bins = bins.filter(pool__name__in=pools)
     return bins if group is None else bins.filter(group=group)

@@ -1,4 +1,4 @@
-"""Facts about replicas that decide which readings count: cold caches after restarts (H18) and decode replicas (H19).
+"""Facts about replicas that decide which readings count: cold caches after restarts and decode replicas.
 
 A decode replica gets its KV cache by transfer, so its own hit rate is near 1 whatever was reused, and a pool's rate
 comes from its other replicas. The replica's role says which half of a split it is, else its label ``role`` (or

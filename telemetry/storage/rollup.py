@@ -61,23 +61,23 @@ class RollupRun:
     behind_s: float  # how far the finest resolution lags behind
 
 
-def roll_up(now: datetime, *, readings_kept_s: float, budget_s: float = 20.0) -> RollupRun | None:
+def roll_up(now: datetime, *, readings_retention_s: float, budget_s: float = 20.0) -> RollupRun | None:
     """Roll up completed bins and re-aggregate marked ones, for about ``budget_s``; None if another worker does it."""
     ends_s = time.monotonic() + budget_s
     with advisory_lock(ROLLUP) as acquired:
         if not acquired:
             return None
-        over = floor_to_bin(now - timedelta(seconds=GRACE_S), FINEST_S)
-        close(over)
+        closed_through = floor_to_bin(now - timedelta(seconds=GRACE_S), FINEST_S)
+        close(closed_through)
         bins = repaired = 0
         with isolated_items(PeriodicTask.ROLLUPS) as item:
             for resolution_s in RESOLUTIONS_S:
                 with item(f"{resolution_s} s"):
-                    bins += _advance(resolution_s, over, ends_s)
+                    bins += _advance(resolution_s, closed_through, ends_s)
             for resolution_s in RESOLUTIONS_S:
-                repaired += _repair(resolution_s, now - timedelta(seconds=readings_kept_s), item)
+                repaired += _repair(resolution_s, now - timedelta(seconds=readings_retention_s), item)
         reached = rolled_through()[FINEST_S]
-        return RollupRun(bins, repaired, (over - reached).total_seconds() if reached else 0.0)
+        return RollupRun(bins, repaired, (closed_through - reached).total_seconds() if reached else 0.0)
 
 
 @transaction.atomic
@@ -104,11 +104,11 @@ def _mark(resolution_s: int, bins: Iterable[datetime]) -> None:
         RollupRepair.objects.bulk_create(repairs, update_conflicts=True, unique_fields=key, update_fields=["at"])
 
 
-def _advance(resolution_s: int, over: datetime, ends_s: float) -> int:
+def _advance(resolution_s: int, closed_through: datetime, ends_s: float) -> int:
     """Roll up the bins that a resolution lacks; how many."""
     finer = FINER[resolution_s]
     reached = rolled_through()
-    limit = over if finer is None else reached[finer]
+    limit = closed_through if finer is None else reached[finer]
     start = reached[resolution_s] or _first_bin(resolution_s)
     if limit is None or start is None:
         return 0

@@ -2,7 +2,7 @@
 
 Theory of operation. A ``Column`` says what one reading contributes (``of_reading``) and how contributions are
 aggregated. An aggregate is a contribution again, so one list makes minutes from readings, 5 minutes from minutes and
-hours from those, and one query reads any mixture of them. Nothing is averaged (H2): a gauge has a sum and a count.
+hours from those, and one query reads any mixture of them. Nothing is averaged: a gauge has a sum and a count.
 Numerators come from rows that also have the denominator, so that a ratio of sums describes the same requests. A failed
 scrape counts in ``stale_scrapes`` and leaves every sum null; a reading without traffic leaves a sum of 0. Rows carry
 the end of their bin as ``at``, like readings the end of their interval, so the same conditions on time apply to both.
@@ -213,13 +213,13 @@ def rolled_through() -> dict[int, datetime | None]:
     return {resolution_s: known.get(resolution_s) for resolution_s in RESOLUTIONS_S}
 
 
-def fit_to_retention(window: Window, now: datetime, kept_s: Mapping[int, float], readings_kept_s: float) -> Window:
+def fit_to_retention(window: Window, now: datetime, kept_s: Mapping[int, float], readings_retention_s: float) -> Window:
     """The window with steps no finer than the data that is still stored for its start.
 
-    ``kept_s`` is how long each resolution is retained, ``readings_kept_s`` how long readings are.
+    ``kept_s`` is how long each resolution is retained, ``readings_retention_s`` how long readings are.
     """
     age_s = (now - window.start).total_seconds()
-    if age_s <= readings_kept_s:
+    if age_s <= readings_retention_s:
         return window
     finest = next((res for res in sorted(kept_s) if age_s <= kept_s[res]), max(kept_s))
     if window.step_s >= finest:

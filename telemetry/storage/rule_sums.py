@@ -173,7 +173,7 @@ class RevisionSums:
     requests: int
     answered: float  # successful ones and failures of a replica or router, not client errors or cancellations
     failed: float  # by a replica or the router
-    prompt_tokens: float  # of responses that reported their cached tokens (H16)
+    prompt_tokens: float  # of responses that reported their cached tokens
     cached_tokens: float
 
 

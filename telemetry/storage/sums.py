@@ -1,7 +1,7 @@
 """Sums of readings per step of a window: counters of engines and routers, gauges, and histograms.
 
-Rates are never averaged: increases are summed here per step and target, and divided by the caller (H2); quantiles come
-from merged buckets (T4). A reading at ``t`` covers the time before ``t``, so it belongs to the step that ends at or
+Rates are never averaged: increases are summed here per step and target, and divided by the caller; quantiles come
+from merged buckets. A reading at ``t`` covers the time before ``t``, so it belongs to the step that ends at or
 after ``t``: hence the microsecond in ``STEP``. ``whole`` makes the window a single step. Rows are ascending by their
 keys and time unless stated otherwise. Functions use one query for the sums, and one to find out what is rolled up.
 """
@@ -50,15 +50,15 @@ class EngineSums:
     covered_s: float | None  # seconds that the increases cover, of the engine with the longest time
     stale: bool  # a scrape failed in this step
     not_reported: bool | None  # the engines have no counters of queries or hits; None: no scrape succeeded
-    gap_s: float | None  # the longest time that one reading covers after missed scrapes or a restart (H10)
+    gap_s: float | None  # the longest time that one reading covers after missed scrapes or a restart
     queries: int | None  # of readings that know the hits too, so that numerator and denominator match
     hits: int | None
     external_hits: int | None
     finished: int | None
     first_tokens: int | None  # requests that got their first token
     prompt_tokens: int | None
-    admitted_tokens: int | None  # prompt tokens of readings that know the queries, for what is not eligible (H5, H6)
-    device_tokens: int | None  # hits by tier (H4)
+    admitted_tokens: int | None  # prompt tokens of readings that know the queries, for what is not eligible
+    device_tokens: int | None  # hits by tier
     host_tokens: int | None
     p2p_tokens: int | None
     disk_tokens: int | None
@@ -88,11 +88,11 @@ class RouterSums:
     start: datetime
     requests: int | None
     failed: int | None  # by a replica or a router
-    prompt_tokens: int | None  # of responses that reported their cached tokens (H16)
+    prompt_tokens: int | None  # of responses that reported their cached tokens
     cached_tokens: int | None
     spilled_requests: int | None  # overflowed from the preferred replica; None: the strategy has no preferred replica
     usage_reported: int | None  # responses in prompt_tokens
-    predicted_responses: int | None  # responses for which the router predicted a hit; the next three are theirs (H17)
+    predicted_responses: int | None  # responses for which the router predicted a hit; the next three are theirs
     predicted_prompt_tokens: int | None
     predicted_tokens: int | None
     predicted_cached_tokens: int | None
@@ -141,7 +141,7 @@ class Gauges:
 
 
 def point_state(denominator: float | None, *, stale: bool, not_reported: bool = False) -> PointState:
-    """The state of a rate, by its denominator (H11, H12)."""
+    """The state of a rate, by its denominator."""
     if denominator is None and not_reported:
         return PointState.NOT_REPORTED
     if denominator is None:
@@ -190,7 +190,7 @@ def hit_sums(replica_ids: Sequence[int], window: Window) -> list[Hits]:
 
 
 def hit_sums_by_set(sets: Sequence[Sequence[int]], window: Window) -> list[Hits]:
-    """Per set of replicas and step, unordered. Replicas without known queries add no external hits (H3)."""
+    """Per set of replicas and step, unordered. Replicas without known queries add no external hits."""
     members = [(pk, number) for number, ids in enumerate(sets) for pk in ids]
     return _hits(
         f"""
@@ -246,7 +246,7 @@ def router_sums(
 
 
 def newest_gauges(replica_ids: Sequence[int], *, since: datetime, until: datetime) -> dict[int, Gauges]:
-    """Gauges of each replica's newest scrape between two times; a failed newest scrape is left out (H12). One query."""
+    """Gauges of each replica's newest scrape between two times; a failed newest scrape is left out. One query."""
     rows = fetch_rows(
         f"""
         with newest as (
@@ -334,7 +334,7 @@ def _router_histograms(
 
 
 def merged_by_start(parts: Histograms) -> dict[datetime, Merged]:
-    """Histograms of all keys added up, per step (T4)."""
+    """Histograms of all keys added up, per step."""
     return merged_by_step((start, part) for (_, start), part in parts.items())
 
 

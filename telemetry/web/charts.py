@@ -65,11 +65,11 @@ def _within(objective_s: float, label: str) -> View:
 
 
 def _by_group(subject: Subject, window: Window) -> list[Series]:
-    return series.hit_rate_by_group(subject.among, window)
+    return series.hit_rate_by_group(subject.pools, window)
 
 
 def _by_pool(subject: Subject, window: Window) -> list[Series]:
-    return series.hit_rate_by_pool(subject.among, window)
+    return series.hit_rate_by_pool(subject.pools, window)
 
 
 def _hit_rate_by(key: str, label: str, query: Query, *kinds: Kind) -> View:

@@ -80,7 +80,7 @@ def predicted_ratio(decision: Decision) -> float | None:
 
 
 def block_limit_ratio(decision: Decision) -> float | None:
-    """The largest possible ``cached_ratio``: hits end on a block, and the last token is always computed (H7)."""
+    """The largest possible ``cached_ratio``: hits end on a block, and the last token is always computed."""
     tokens, block = decision.prompt_tokens, decision.block_tokens
     return cacheable_tokens(tokens, block) / tokens if tokens and block else None
 

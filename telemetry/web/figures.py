@@ -3,7 +3,7 @@
 A figure contains, in this order, bands, lines and event marks; ``meta`` of a trace names its kind for the legend and
 the table. Gaps are not connected. At most twelve lines are drawn: of more, the six highest and the six lowest, and
 the others as one band from their minimum to their maximum; CSV and JSON contain all. Stacked lines carry their own
-value in ``customdata``. Times at which a cache was cold after a restart are shaded (H18). Theme colours (paper, grid,
+value in ``customdata``. Times at which a cache was cold after a restart are shaded. Theme colours (paper, grid,
 text) are added by the page. Line colours have a contrast of at least 3:1 on the light and the dark surface (tested),
 and each line also has a dash, so that colour is never the only difference.
 """

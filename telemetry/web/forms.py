@@ -1,4 +1,4 @@
-"""Forms of channels, the heartbeat, metrics servers, alert rules and silences."""
+"""Forms of channels, the heartbeat, Prometheus servers, alert rules and silences."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class HeartbeatForm(Form):
 
 
 class MetricsServerForm(Form):
-    """A metrics server: its address, how its series name replicas, and the pools that are read from it."""
+    """A Prometheus server: its address, how its series name replicas, and the pools that are read from it."""
 
     name = forms.CharField(max_length=100, help_text="Shown in lists, such as: cluster Prometheus.")
     url = forms.CharField(

@@ -38,7 +38,7 @@ MAX_EVENTS = 8  # on a page
 
 
 def telemetry_status_context(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: the number of notifying alerts, and delays of telemetry. One query, if a page shows them."""
+    """Context processor: firing alerts that are not suppressed, delays of telemetry. One query if a page shows them."""
     if not (hasattr(request, "user") and request.user.is_authenticated):
         return {}
     now = timezone.now()

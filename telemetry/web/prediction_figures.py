@@ -10,7 +10,7 @@ from typing import Any
 from telemetry.lab.predictions import MAX_HIT_ERROR, MAX_TTFT_ERROR
 from telemetry.models import Prediction
 from telemetry.web import figures
-from telemetry.web.ladder_figures import figure_json, figure_layout
+from telemetry.web.breakdown_figures import figure_json, figure_layout
 
 MARGIN = timedelta(minutes=30)  # beside the first and the last mark
 

@@ -33,7 +33,7 @@ def sweep_figure(points: Sequence[Point], slug: str) -> dict[str, Any]:
         }
         for name, label, axis, number in LINES
     ]
-    present = next((size for point, size in zip(known, sizes, strict=True) if point.is_present), None)
+    present = next((size for point, size in zip(known, sizes, strict=True) if point.is_current), None)
     mark = {"type": "line", "x0": present, "x1": present, "yref": "paper", "y0": 0, "y1": 1}
     layout: dict[str, Any] = {
         "template": None,

@@ -70,7 +70,7 @@ def absence_word(state: PointState | str) -> str:
 
 @register.simple_tag
 def agreement_badge(agreement: str) -> SafeString:
-    """The result of comparing three hit rates (H17)."""
+    """The result of comparing three hit rates."""
     return format_html('<span class="badge {1}">{0}</span>', *_AGREEMENTS[agreement])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from telemetry.lab.predictions import Verdict
 from telemetry.models import WhatIf
 from telemetry.web import figures
-from telemetry.web.ladder_figures import figure_json, figure_layout
+from telemetry.web.breakdown_figures import figure_json, figure_layout
 
 VERDICTS = {
     Verdict.BETTER: ("better", "good"),

@@ -27,7 +27,7 @@ BENCHMARKS = {
     "event_gain": "tests.benchmarks.event_gain",  # what KV events bring 1, 2 and 4 routers
     "files": "tests.benchmarks.files",  # source files that a request, a push and a scrape pass through
     "kv_events": "tests.benchmarks.kv_events",  # CPU of a router with KV events and without
-    "ladder": "tests.benchmarks.ladder",  # cost of replaying five minutes of decisions
+    "breakdown": "tests.benchmarks.breakdown",  # cost of replaying five minutes of decisions
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
@@ -41,7 +41,7 @@ BENCHMARKS = {
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
 ON_DEMAND = {"event_gain", "kv_events", "literature", "predictions", "routers", "soak", "what_if"}
-NEEDS_DJANGO = {"ladder", "soak", "telemetry"}  # their modules import models
+NEEDS_DJANGO = {"breakdown", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
 
 

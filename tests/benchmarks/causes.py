@@ -1,8 +1,8 @@
 """Whether the cause of a drop ranks first: ``python -m tests.benchmarks causes [--only TEXT] [--seeds COUNT]``.
 
-Every incident of ``tests/telemetry/causes`` with several seeds, with the real placement, scraper, ladder and analysis
-and a separate PostgreSQL. ``--only`` selects incidents whose description contains a text, such as the cause, or ";"
-for those with a second event. Each is analysed without and with the hit-rate ladder. Goal: 9 of 10.
+Every incident of ``tests/telemetry/causes`` with several seeds, with the real placement, scraper, breakdown and
+analysis and a separate PostgreSQL. ``--only`` selects incidents whose description contains a text, such as the cause,
+or ";" for those with a second event. Each is analysed without and with the hit-rate breakdown. Goal: 9 of 10.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from pathlib import Path
 FIRST_SEED = 2001  # the cause analysis was tuned on other seeds
 SEEDS = 3
 GOAL = 0.9
-TopCauses = dict[tuple[str, str], tuple[Counter[str], Counter[str]]]  # first-ranked causes, without and with a ladder
+TopCauses = dict[
+    tuple[str, str], tuple[Counter[str], Counter[str]]
+]  # first-ranked causes, without and with a breakdown
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -43,12 +45,12 @@ def main(arguments: Sequence[str] = ()) -> None:
 
 
 def _print(top_causes: TopCauses, seeds: int, explain_ms: float) -> None:
-    print(f"{'ranked first, of ' + str(seeds):<96} no ladder  ladder")
+    print(f"{'ranked first, of ' + str(seeds):<96} no breakdown  breakdown")
     for (kind, description), counts in top_causes.items():
         others = ", ".join(f"{other} ({count})" for other, count in sum(counts, Counter()).items() if other != kind)
         print(f"{f'{kind}: {description}':<96} {counts[0][kind]:>9} {counts[1][kind]:>7}   {others}")
     total = seeds * len(top_causes)
-    for index, variant in enumerate(("without a ladder", "with a ladder")):
+    for index, variant in enumerate(("without a breakdown", "with a breakdown")):
         right = sum(counts[index][kind] for (kind, _), counts in top_causes.items())
         print(f"{variant}: {right} of {total} ranked first ({right / max(total, 1):.0%}; goal {GOAL:.0%})")
     print(f"{explain_ms:.0f} ms to explain one drop")
@@ -80,7 +82,7 @@ def _play_all(socket_dir: Path, only: str, seeds: range) -> tuple[TopCauses, flo
 
 
 def _top_causes(scenario: object, seed: int) -> tuple[tuple[str, str], float]:
-    """((cause ranked first without a ladder, cause with a ladder), seconds for the analysis with a ladder)."""
+    """((cause ranked first without a breakdown, cause with a breakdown), seconds for the analysis with a breakdown)."""
     import time_machine
     from django.db import transaction
 

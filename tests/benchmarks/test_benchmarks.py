@@ -17,8 +17,8 @@ from routing.balancing.strategies.registry import STRATEGIES
 from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
-from telemetry.models import LadderBin
-from tests.benchmarks import agreement, event_gain, files, ladder, predictions, quality
+from telemetry.models import BreakdownBin
+from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
@@ -236,15 +236,15 @@ def test_the_scrape_benchmark_prints_jitter_with_its_goal() -> None:
     assert "max   2.0%  goal under 10%" in lines[2]
 
 
-def test_the_ladder_benchmark_replays_sampled_requests(
+def test_the_breakdown_benchmark_replays_sampled_requests(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ladder, "REQUESTS", 600)
-    monkeypatch.setattr(ladder, "SECONDS", 3)
-    assert main(["ladder"]) == 0
+    monkeypatch.setattr(breakdown, "REQUESTS", 600)
+    monkeypatch.setattr(breakdown, "SECONDS", 3)
+    assert main(["breakdown"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:8].strip().isdecimal()]
     assert [(int(row[0]), int(row[1])) for row in rows] == [
-        (replicas, budget) for replicas in ladder.FLEETS for budget in ladder.BUDGETS
+        (replicas, budget) for replicas in breakdown.FLEETS for budget in breakdown.BUDGETS
     ]
     assert all(0 < float(row[3]) <= float(row[1]) and float(row[4]) > 0 for row in rows)
 
@@ -257,4 +257,4 @@ def test_the_decisions_benchmark_reads_replays_and_stores_all_requests(monkeypat
     reading_s, whole_s, minute_s = decisions.rounds(pool)
     assert 0 <= reading_s < whole_s
     assert minute_s > 0
-    assert LadderBin.objects.get(pool=pool, at=decisions.START, group="g0").predicted > 0
+    assert BreakdownBin.objects.get(pool=pool, at=decisions.START, group="g0").predicted > 0

@@ -26,7 +26,7 @@ BIG = frozenset(
         "notification",
         "deliveryattempt",
         "alert",
-        "alertstep",
+        "alerthistoryentry",
     }
 )
 Rule = Callable[[Operation], str | None]

@@ -14,7 +14,7 @@ from tests.end_to_end.every_page import ANYWHERE, ON_THE_WAY, of_rows
 # GET routes that are no pages: page fragments, downloads and redirects.
 NOT_PAGES = {
     "telemetry:overview-live", "telemetry:pool-live", "telemetry:group-live", "telemetry:replica-live",
-    "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:ladder-figure",
+    "telemetry:chart-figure", "telemetry:chart-csv", "telemetry:chart-json", "telemetry:breakdown-figure",
     "telemetry:events-csv",
     "telemetry:what-if-figure", "telemetry:capacity-figure", "telemetry:what-if-draft", "telemetry:prediction-figure",
     "telemetry:prediction-of-rollout",

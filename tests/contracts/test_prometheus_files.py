@@ -20,7 +20,7 @@ from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas, streaming
 from tests.routing.proxy.harness import config, routed
-from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.breakdown_bins import breakdown_bin
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
@@ -97,7 +97,7 @@ def test_the_scrape_configuration_is_valid(tmp_path: Path) -> None:
 @pytest.mark.django_db
 def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
     now = timezone.now()
-    ladder_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
+    breakdown_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
     control_plane_metrics = {CONTROLPLANE + figure.name for figure in own_metrics(now)}
     exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_router_metrics()) | control_plane_metrics
 

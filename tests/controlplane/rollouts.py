@@ -70,7 +70,7 @@ def state(rollout):
 
 
 def transitions(rollout):
-    return [step.transition for step in rollout.steps.all()]
+    return [step.transition for step in rollout.history.all()]
 
 
 def announce_all(routers):

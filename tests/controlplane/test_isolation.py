@@ -14,7 +14,7 @@ from controlplane.models import ItemFailure, PeriodicTask, Pool, Project
 from controlplane.services.fleet.pools import create_pool
 
 pytestmark = pytest.mark.django_db
-TASK = PeriodicTask.LADDERS
+TASK = PeriodicTask.BREAKDOWNS
 
 
 def run(*failing, names=("a", "b", "c"), error=KeyError, **options):
@@ -32,7 +32,7 @@ def run(*failing, names=("a", "b", "c"), error=KeyError, **options):
 def test_an_item_that_fails_stops_no_other_and_is_stored():
     assert run("b") == ["a", "c"]
     failure = ItemFailure.objects.get()
-    assert (failure.task, failure.item, failure.error, failure.failures) == ("ladders", "b", "KeyError", 1)
+    assert (failure.task, failure.item, failure.error, failure.failures) == ("breakdowns", "b", "KeyError", 1)
     assert failing_items(timezone.now())[TASK] == 1
 
 

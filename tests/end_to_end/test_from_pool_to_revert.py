@@ -117,7 +117,7 @@ def draft_and_try(page, strategy: str, why: str, looked_at) -> None:
     expect(page.get_by_role("heading", name="Effects")).to_be_visible()
     looked_at()
     page.get_by_label("Reason").fill(why)
-    page.get_by_label("By share").check()
+    page.get_by_label("By share of prefixes").check()
     page.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "25", "observe_min": "10", "warm_up_s": "30"}.items():
         page.locator(f"[name$='{name}']").fill(value)

@@ -105,7 +105,7 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     tab.locator("a.choice[href='?strategy=random']").click()
     tab.get_by_role("button", name="Save draft and review").click()
     tab.get_by_label("Reason").fill("try random placement")
-    tab.get_by_label("By share").check()
+    tab.get_by_label("By share of prefixes").check()
     tab.get_by_text("Steps and analysis of a gradual rollout").click()
     for name, value in {"shares": "50", "observe_min": "1", "warm_up_s": "4", "min_requests": "30"}.items():
         tab.locator(f"[name$='{name}']").fill(value)
@@ -120,8 +120,8 @@ def test_a_bad_canary_on_half_of_the_prefixes_is_rolled_back_automatically(stack
     stack.until(lambda: rest.get(f"rollouts/{rollout['id']}").json()["finished_at"], 400, "the guard to take it back")
 
     ended = rest.get(f"rollouts/{rollout['id']}").json()
-    assert (ended["state"], ended["steps"][-1]["by"]) == ("rolled_back", None)
-    assert any(reading["verdict"] == "failed" for reading in ended["steps"][-1]["evidence"])
+    assert (ended["state"], ended["history"][-1]["by"]) == ("rolled_back", None)
+    assert any(reading["verdict"] == "failed" for reading in ended["history"][-1]["evidence"])
     assert rest.get("policies/default").json()["live"]["settings"]["strategy"] == "prefix_hash"
     tab.goto(f"/rollouts/{rollout['id']}/")
     expect(tab.get_by_text("Rolled back automatically:")).to_be_visible()

@@ -23,7 +23,7 @@ TASKS = (
     tasks.read_metrics_servers,
     tasks.check_versions,
     tasks.collect_decisions,
-    tasks.compute_ladders,
+    tasks.compute_breakdowns,
     tasks.evaluate_alerts,
     tasks.run_what_ifs,
     tasks.record_predictions,

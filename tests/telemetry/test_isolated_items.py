@@ -87,13 +87,13 @@ def assert_isolated(
     assert len([record for record in caplog.records if record.name == "controlplane.isolation"]) == 1
 
 
-def test_a_short_prompt_to_a_fresh_pool_stops_no_ladder(pools):
+def test_a_short_prompt_to_a_fresh_pool_stops_no_breakdown(pools):
     for name in pools:
         store([request(T0.timestamp(), [])], pool=name, boot=name)
         store([request(T0.timestamp() + n, [1, 2]) for n in range(1, 9)], pool=name, boot=f"{name}-2")
     replays.replay_pools(NOW)
     assert ItemFailure.objects.count() == 0
-    assert sorted({row.pool.name for row in replays.LadderBin.objects.all()}) == ["broken", "whole"]
+    assert sorted({row.pool.name for row in replays.BreakdownBin.objects.all()}) == ["broken", "whole"]
 
 
 def test_causes_of_alerts(pools, breaks, caplog):
@@ -108,9 +108,9 @@ def test_causes_of_alerts(pools, breaks, caplog):
     )
 
 
-def test_ladders(pools, breaks, caplog):
+def test_breakdowns(pools, breaks, caplog):
     taken = breaks(replays, "replay_pool", lambda pool, *_, **__: pool.name)
-    assert_isolated(PeriodicTask.LADDERS, taken, lambda: replays.replay_pools(NOW), caplog)
+    assert_isolated(PeriodicTask.BREAKDOWNS, taken, lambda: replays.replay_pools(NOW), caplog)
 
 
 def test_capacity_curves(pools, breaks, caplog):
@@ -250,13 +250,13 @@ def test_rollups(breaks, caplog, pool):
     replica = add_replica(pool, name="a", url="http://a")
     for minute in range(30):
         engine_reading(replica, T0 + timedelta(minutes=minute, seconds=30), queries=10)
-    rollup.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
+    rollup.roll_up(T0 + timedelta(minutes=31), readings_retention_s=86_400)
     reached = RollupState.objects.get(pk=60).rolled_through
     for minute in (5, 6):
         RollupRepair.objects.create(resolution_s=60, at=reached - timedelta(minutes=minute))
     at = {reached - timedelta(minutes=5): "whole", reached - timedelta(minutes=6): "broken"}
     taken = breaks(rollup, "_replace_bins", lambda _, __, end: at.get(end, "other"))
-    rollup.roll_up(T0 + timedelta(minutes=31), readings_kept_s=86_400)
+    rollup.roll_up(T0 + timedelta(minutes=31), readings_retention_s=86_400)
     assert taken[0] == "whole"
     assert ItemFailure.objects.get(task=PeriodicTask.ROLLUPS).error == "ZeroDivisionError"
 

@@ -8,7 +8,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from controlplane.api.fields import ById, ByName, SchemaField, by_username
-from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutStep, RoutingPolicy, TaskGroup
+from controlplane.models import ConfigSnapshot, PolicyRevision, Rollout, RolloutHistoryEntry, RoutingPolicy, TaskGroup
 from controlplane.services.impact.effect import Impact
 from controlplane.services.policies.publish_checks import FindingCode
 from controlplane.services.policies.rollout_plans import GuardLimits, Plan, Stage
@@ -232,14 +232,14 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
         )
 
 
-class StepSerializer(serializers.ModelSerializer[RolloutStep]):
+class RolloutHistorySerializer(serializers.ModelSerializer[RolloutHistoryEntry]):
     """One transition: from which state to which, at which stage, by whom, why, and on what evidence."""
 
     by = by_username("by")
     evidence = serializers.JSONField(read_only=True, allow_null=True)
 
     class Meta:
-        model = RolloutStep
+        model = RolloutHistoryEntry
         fields = ("at", "transition", "before", "after", "stage", "by", "reason", "evidence")
 
 
@@ -256,11 +256,11 @@ class RouterProgressSerializer(serializers.Serializer[Any]):
 class RolloutDetailSerializer(RolloutSerializer):
     """A rollout with its steps, oldest first, and with every router."""
 
-    steps = StepSerializer(many=True, read_only=True)
+    history = RolloutHistorySerializer(many=True, read_only=True)
     routers = serializers.SerializerMethodField()
 
     class Meta(RolloutSerializer.Meta):
-        fields = (*RolloutSerializer.Meta.fields, "steps", "routers")  # type: ignore[assignment]  # longer
+        fields = (*RolloutSerializer.Meta.fields, "history", "routers")  # type: ignore[assignment]  # longer
 
     @extend_schema_field(RouterProgressSerializer(many=True))
     def get_routers(self, rollout: Rollout) -> Any:

@@ -68,7 +68,7 @@ class PredictionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=300,
             le=2_592_000,
-            description="Age of the newest captured traffic that the prediction rests on.",
+            description="Age of the newest captured traffic that the prediction is based on.",
             extra={"unit": "seconds"},
         ),
     ] = 86_400

@@ -1,8 +1,8 @@
 """The state machine of rollouts: the tables of transitions, and performing one.
 
 Theory of operation. Every transition is made on the locked row, rejected if its table does not allow it, and recorded
-as a RolloutStep and an event. Users and the control plane have a table each, because they promote and resume from
-different states: only a user resumes a paused rollout, and only the control plane resumes one that is on hold.
+as a RolloutHistoryEntry and an event. Users and the control plane have a table each, because they promote and resume
+from different states: only a user resumes a paused rollout, and only the control plane resumes one that is on hold.
 
 Rows alone tell routers what to run: while a rollout is open and approved, its revision is a canary for the requests of
 the current stage; entering the last stage makes the revision active; aborting, rolling back and superseding end the
@@ -28,8 +28,8 @@ from controlplane.models import (
     PolicyRevision,
     RevisionState,
     Rollout,
+    RolloutHistoryEntry,
     RolloutState,
-    RolloutStep,
 )
 from controlplane.services.events import record_event
 from controlplane.services.policies.rollout_plans import describe_stage, read_stage
@@ -211,7 +211,7 @@ def record_step(
     rollout: Rollout, name: str, *, before: str = "", by: User | None = None, reason: str = "", evidence: Any = None
 ) -> None:
     """Record a transition after it was made."""
-    RolloutStep.objects.create(
+    RolloutHistoryEntry.objects.create(
         rollout=rollout,
         transition=name,
         before=before,

@@ -13,7 +13,7 @@ from controlplane.web.forms.base import DEFAULTS_APPLY, Form, Section, Sectioned
 PLANS = {  # label, description
     Plan.ALL_AT_ONCE: ("All at once", "Active on every router within seconds, without a canary."),
     Plan.BY_SHARE: (
-        "By share",
+        "By share of prefixes",
         "First some of the prompt prefixes, then more. All requests with one prefix use the same revision.",
     ),
     Plan.BY_ROUTER: ("Router by router", "First one router, then one more with each step."),

@@ -147,7 +147,7 @@ def _line(rollout: Rollout) -> dict[str, Any]:
 def _context(rollout: Rollout) -> dict[str, Any]:
     """What a rollout's page shows, in five queries."""
     routers, is_canary = router_progress(rollout), rollout.revision.state == RevisionState.CANARY
-    steps = list(rollout.steps.select_related("by").order_by("-pk"))
+    history = list(rollout.history.select_related("by").order_by("-pk"))
     due_at = None if rollout.is_last_stage else rollout.stage_ends_at
     return {
         **_line(rollout),
@@ -162,8 +162,8 @@ def _context(rollout: Rollout) -> dict[str, Any]:
         "limits": [_limit(rollout, info) for info in guard_catalogue()] if rollout.guard else [],
         "readings": [_reading(reading) for reading in rollout.readings],
         "unread": _no_readings(rollout),
-        "steps": steps,
-        "overridden": next((step for step in steps if step.transition == "publish" and step.evidence), None),
+        "history": history,
+        "overridden": next((entry for entry in history if entry.transition == "publish" and entry.evidence), None),
         "actions": [
             (name, action, f"controlplane:rollout-{name}")
             for name, action in ACTIONS.items()

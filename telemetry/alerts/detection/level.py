@@ -13,7 +13,7 @@ in two ways, by the correlation of neighbours and by the means of blocks, and us
 
 The slow test finds a decline that is too slow for the fast test: a CUSUM on hours. The shortfall of an hour is the
 median of the same hour of the days before, less its own rate; the noise is how much those days differ among themselves.
-Hours with too little traffic are left out. The threshold is that of one alarm in ``quiet_days``, in hours.
+Hours with too little traffic are left out. The threshold allows one false alarm per ``quiet_days`` on average.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ WITHOUT_RESTARTED = "others"  # figure: the result without these replicas
 def mark_restarts(
     verdict: Verdict, view: HistoryView, warm_up_s: float, evaluate: Callable[[WindowSum], Verdict]
 ) -> Verdict:
-    """Mark a breach as expected if there is none without the replicas that restarted recently (H18)."""
+    """Mark a breach as expected if there is none without the replicas that restarted recently."""
     cold = view.recent_restarts(warm_up_s) if verdict.result is Result.BREACH else {}
     if not cold or (result := evaluate(view.window_without(cold)).result) is Result.BREACH:
         return verdict

@@ -1,4 +1,4 @@
-"""Rules on a hit rate in one window: below a fixed value, or different from what was predicted (H17).
+"""Rules on a hit rate in one window: below a fixed value, or different from what was predicted.
 
 Theory of operation of ``prediction_gap``. Three hit rates of a replica can be known: the one that the router predicted
 and the one that responses reported, both of the same responses, and the one by the engine's own counters of nearly the

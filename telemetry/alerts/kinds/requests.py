@@ -1,6 +1,6 @@
 """Rules on requests: the share that fails, and the share whose first token comes too late.
 
-Theory of operation of ``ttft_objective`` (T6). The objective is a share of requests whose first token comes within some
+Theory of operation of ``ttft_objective``. The objective is a share of requests whose first token comes within some
 seconds; the rest is the error budget. The burn rate is the share of late requests divided by the budget: a burn rate of
 1 uses the budget up exactly. A breach needs the burn rate in a long window, so that a short slowdown does not page, and
 in a short one, so that the alert resolves soon after its cause. The share is exact at an edge of the histogram, so the

@@ -72,7 +72,7 @@ def acknowledge(alert: Alert, *, by: User, note: str = "") -> Alert:
     now = timezone.now()
     alert.acknowledged_at, alert.acknowledged_by, alert.acknowledged_note = now, by.get_username(), note.strip()[:500]
     alert.save(update_fields=["acknowledged_at", "acknowledged_by", "acknowledged_note"])
-    count = alert.steps.filter(transition=AlertTransition.ACKNOWLEDGED).count()
+    count = alert.history.filter(transition=AlertTransition.ACKNOWLEDGED).count()
     record_transition(alert, AlertTransition.ACKNOWLEDGED, now, text=alert.acknowledged_note, by=by)
     summary = f"{by.get_username()} acknowledged the alert: {alert.summary}"
     record_event(EventKind.ALERT_ACKNOWLEDGED, summary, pool=alert.pool, by=by, detail={"alert": alert.pk}, reason=note)

@@ -17,18 +17,18 @@ from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate_rules, record_transition
 from telemetry.causes import Cause, Evidence, rank
 from telemetry.causes.evidence import DescribedPrompt, Period, RelatedEvent, find_change_point
-from telemetry.lab.ladder import BIN, TERMS, Ladder, bin_start
+from telemetry.lab.breakdown import BIN, TERMS, Breakdown, bin_start
 from telemetry.lint.structure import PromptStructure
 from telemetry.metrics.windows import Window
 from telemetry.models import Alert, AlertState, AlertTransition
-from telemetry.services.lab.ladders import ladders_over_time
+from telemetry.services.lab.breakdowns import breakdowns_over_time
 from telemetry.storage import rule_sums
 from telemetry.storage.locks import EVALUATE, advisory_lock
 
 EVENTS_BEFORE = timedelta(minutes=30)  # events up to this long before a drop may be related to it
 BINS = 60  # of baseline and drop together, to find the change point
 MIN_BIN_S = 10.0
-MIN_OVERLAP = 0.6  # share of a ladder bin that lies in a period
+MIN_OVERLAP = 0.6  # share of a breakdown bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
 EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
 BASELINE = timedelta(hours=1)  # before the drop
@@ -82,29 +82,31 @@ def _period(
         prefixes=rule_sums.prefix_totals(pool.name, group, start, end),
         engines=rule_sums.engine_totals(replicas, start, end) if group is None else [],
         prompts=prompts,
-        ladder=_ladder_of_period(pool, group, start, end, until),
+        breakdown=_breakdown_of_period(pool, group, start, end, until),
     )
 
 
-def _ladder_of_period(pool: Pool, group: str | None, start: datetime, end: datetime, until: datetime) -> Ladder | None:
-    """The ladder of a period: the sum of the bins that lie mostly within it; None without such bins. One query.
+def _breakdown_of_period(
+    pool: Pool, group: str | None, start: datetime, end: datetime, until: datetime
+) -> Breakdown | None:
+    """The breakdown of a period: the sum of the bins that lie mostly within it; None without such bins. One query.
 
     A term that is unknown in one bin is unknown in the sum. Requests after ``until`` are not in any bin yet.
     """
     window = Window(bin_start(start), end, BIN.total_seconds())
     bins = []
-    for at, ladder in ladders_over_time(pool, window, group):
+    for at, breakdown in breakdowns_over_time(pool, window, group):
         filled_s = (min(at + BIN, until) - at).total_seconds()
         if (min(at + BIN, end) - max(at, start)).total_seconds() >= MIN_OVERLAP * filled_s > 0:
-            bins.append(ladder)
+            bins.append(breakdown)
     if not bins:
         return None
-    terms = {name: [getattr(ladder, name) for ladder in bins] for name in TERMS}
+    terms = {name: [getattr(breakdown, name) for breakdown in bins] for name in TERMS}
     sums: dict[str, Any] = {name: None if None in term else sum(term) for name, term in terms.items()}
-    return Ladder(
-        prompt_tokens=sum(ladder.prompt_tokens for ladder in bins),
-        requests=sum(ladder.requests for ladder in bins),
-        sample_ratio=min(ladder.sample_ratio for ladder in bins),
+    return Breakdown(
+        prompt_tokens=sum(breakdown.prompt_tokens for breakdown in bins),
+        requests=sum(breakdown.requests for breakdown in bins),
+        sample_ratio=min(breakdown.sample_ratio for breakdown in bins),
         **sums,
     )
 

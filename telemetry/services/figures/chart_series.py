@@ -47,7 +47,7 @@ Steps = dict[datetime, list[KeyedSums]]
 
 
 def hit_rate(subject: Subject, window: Window) -> list[Series]:
-    """Total hit rate, the local cache's alone if connectors supplied tokens (H4), and the reachable hit rate."""
+    """Total hit rate, the local cache's alone if connectors supplied tokens, and the reachable hit rate."""
     if subject.kind is Kind.GROUP:
         return _delivered(subject, window)
     starts = window.starts()
@@ -69,7 +69,7 @@ def _engine_rows_by_start(subject: Subject, window: Window) -> dict[datetime, li
 
 
 def _delivered(subject: Subject, window: Window) -> list[Series]:
-    """Hit rate of a task group: cached / prompt tokens of responses that report both (H16)."""
+    """Hit rate of a task group: cached / prompt tokens of responses that report both."""
     names = ("requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS)
     rows = _router_rows_by_start(subject, window, *names)
     reachable = _reachable(subject, window)
@@ -113,7 +113,7 @@ def _reachable_note(subject: Subject, reachable: list[Series]) -> str:
 def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
     """A line per replica: from engine metrics, or for a task group from the responses of each replica."""
     if subject.kind is not Kind.GROUP:
-        return series.hit_rate_by_replica(subject.among, window)
+        return series.hit_rate_by_replica(subject.pools, window)
     covered = _coverage_by_start(window)
     by_replica = _router_rows_by_replica(
         subject, window, "requests", "prompt_tokens", "cached_tokens", *ACCOUNTED_COLUMNS
@@ -126,7 +126,7 @@ def hit_rate_by_replica(subject: Subject, window: Window) -> list[Series]:
 
 
 def hit_rate_by_engine(subject: Subject, window: Window) -> list[Series]:
-    """A line per data-parallel rank of a replica (H15)."""
+    """A line per data-parallel rank of a replica."""
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     for replica in subject.replicas():
         for row in rank_sums(replica.pk, window, ("queries", "hits", "external_hits")):
@@ -142,7 +142,7 @@ def rank_name(model: str, engine: str) -> str:
 
 
 def tiers(subject: Subject, window: Window) -> list[Series]:
-    """Cached tokens by tier as a share of queried tokens (H4), the local tier first.
+    """Cached tokens by tier as a share of queried tokens, the local tier first.
 
     For engines without tiers, local hits are "device" and those of connectors "other".
     """
@@ -171,7 +171,7 @@ def _tier_hit_rate(rows: list[sums.EngineSums], tier: str) -> Point:
 
 
 def ttft_by_router(subject: Subject, window: Window) -> list[Series]:
-    """TTFT p50 and p95 of routers, with the bucket as band (T1, T5); of engines if routers observed none."""
+    """TTFT p50 and p95 of routers, with the bucket as band; of engines if routers observed none."""
     clock, merged = groups.ttft(subject, window)
     return _quantiles(merged, clock, window, _coverage_note(subject, window, clock, merged))
 
@@ -216,7 +216,7 @@ def _reuse_coverage_note(subject: Subject, window: Window, known: list[Merged]) 
 
 
 def share_within(subject: Subject, window: Window, objective_s: float) -> list[Series]:
-    """Share of requests with a TTFT within the objective, at the largest bucket edge up to it, so it is exact (T6).
+    """Share of requests with a TTFT within the objective, at the largest bucket edge up to it, so it is exact.
 
     The line's note has the edge.
     """
@@ -240,7 +240,7 @@ def _point_within(part: Merged, edge: float | None) -> Point:
 def gauge(subject: Subject, window: Window, name: str) -> list[Series]:
     """``kv_usage`` (0 to 1), ``running`` or ``waiting``: a line per replica, or per rank of one replica."""
     if subject.replica is None:
-        return series.utilization_by_replica(subject.among, window, name)
+        return series.utilization_by_replica(subject.pools, window, name)
     points: dict[str, dict[datetime, Point]] = defaultdict(dict)
     failed: dict[datetime, Point] = {}
     for (model, engine), start, value, stale in engine_gauges(subject.replica.pk, window, series.GAUGES[name]):

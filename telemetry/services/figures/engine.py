@@ -1,4 +1,4 @@
-"""Series that only some engines report, notes on engines and their versions, and reconciliation of hit rates (H17).
+"""Series that only some engines report, notes on engines and their versions, and reconciliation of hit rates.
 
 A chart has no line for an engine that does not report the metric. Reconciliation compares a replica's counters, the
 usage in its responses and the routers' predictions.
@@ -186,7 +186,7 @@ class EngineNotes:
     engine: str = ""  # "vLLM", "SGLang", "TensorRT-LLM"; "" while unknown
     version: str = ""  # "" while unknown
     not_reported: tuple[str, ...] = ()  # figures missing from its newest reading
-    notes: tuple[str, ...] = ()  # sentences (H13, H19)
+    notes: tuple[str, ...] = ()  # sentences
     is_decode: bool = False
 
     def reports(self, *figures: str) -> bool:

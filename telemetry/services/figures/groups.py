@@ -1,4 +1,4 @@
-"""TTFT histograms of a subject by either clock, the share within an objective (T1, T6), and figures of a task group.
+"""TTFT histograms of a subject by either clock, the share within an objective, and figures of a task group.
 
 Routers measure TTFT of streamed responses only, whose first byte is the first token; for others they measure the
 latency of the whole response. A TTFT of routers therefore comes with the share of responses that it covers. Engines
@@ -195,7 +195,7 @@ def active_revisions(group: TaskGroup | None, pool_id: int) -> list[PolicyRevisi
 
 
 def _state(requests: int | None, prompt: int | None, covered: sums.Coverage | None) -> PointState:
-    """Groups without traffic have no readings, so coverage decides; responses without usage are unknown (H16)."""
+    """Groups without traffic have no readings, so coverage decides; responses without usage are unknown."""
     if prompt:
         return PointState.OK
     if requests or covered is None:

@@ -107,7 +107,7 @@ def fleet_tiles(pools: Pools, window: Window) -> FleetTiles:
     non_streamed = sums.merge_histograms(latency.values())
     roles = {pk: state.role for pk, state in states.items()}
     decode_ids = {replica.pk for replica in replicas if is_decode(replica, roles.get(replica.pk, ""))}
-    hit_rate_rows = [row for row in engine if row.replica_id not in decode_ids]  # H19
+    hit_rate_rows = [row for row in engine if row.replica_id not in decode_ids]
     queries = sum_known(row.queries for row in hit_rate_rows)
     now = timezone.now()
     healths = [health_of(states.get(pk), now) for pk in ids]
@@ -237,7 +237,7 @@ def group_state(row: sums.RouterSums | None, coverage: sums.Coverage | None) -> 
     if row is not None and row.prompt_tokens:
         return PointState.OK
     if row is not None and row.requests:
-        return PointState.UNKNOWN  # responses without usage: not reported (H16)
+        return PointState.UNKNOWN  # responses without usage: not reported
     if coverage is None:
         return PointState.UNKNOWN
     if coverage.covered_s > 0:
@@ -266,7 +266,7 @@ def _newest(replica_ids: list[int], window: Window) -> dict[int, sums.Gauges]:
 
 
 def _ttft(pools: Pools, replica_ids: list[int], window: Window) -> tuple[str | None, Merged | None]:
-    """(clock, histogram): of the routers if they observed requests, else of the engines (T1)."""
+    """(clock, histogram): of the routers if they observed requests, else of the engines."""
     routed = sums.merge_histograms(sums.router_ttft(pool_names(pools), window, whole=True).values())
     if routed is not None:
         return "router", routed
@@ -302,9 +302,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What figures are of: pools (``among``; None: all), narrowed to a task group or replica."""
+    """What figures are of: pools (None: all), narrowed to a task group or replica."""
 
-    among: Pools = None
+    pools: Pools = None
     pool: Pool | None = None
     group: str | None = None  # of ``pool``; "": requests of no task group
     replica: Replica | None = None
@@ -329,8 +329,8 @@ class Subject:
 
     def replicas(self) -> list[Replica]:
         """Replicas that may serve the subject. At most one query."""
-        return [self.replica] if self.replica is not None else replicas_of(self.among)
+        return [self.replica] if self.replica is not None else replicas_of(self.pools)
 
     def pool_names(self) -> list[str] | None:
         """Names of the subject's pools; None for all."""
-        return pool_names(self.among)
+        return pool_names(self.pools)

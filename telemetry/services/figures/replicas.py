@@ -25,7 +25,7 @@ COUNTED = ("queries", "hits", "external_hits", "preemptions", "finished", "promp
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One data-parallel rank of an engine over a window, with its newest gauges (H15)."""
+    """One data-parallel rank of an engine over a window, with its newest gauges."""
 
     model: str
     engine: str
@@ -47,7 +47,7 @@ class ScrapeStatus:
     health: TargetHealth
     read_at: datetime | None = None  # the newest scrape that succeeded
     restarted_at: datetime | None = None
-    lag_s: float | None = None  # duration of the last scrape
+    scrape_duration_s: float | None = None
     failures: int = 0  # consecutive
     lora_adapters: list[str] | None = None  # with requests at the last scrape; None: unknown
 
@@ -86,7 +86,7 @@ def _rank(row: KeyedSums, gauges: Reading | None) -> RankRow:
 
 
 def _newest(replica: Replica, window: Window) -> dict[tuple[str, ...], Reading]:
-    """The newest reading of each rank; none after a scrape that failed (H12)."""
+    """The newest reading of each rank; none after a scrape that failed."""
     readings = Reading.objects.filter(replica=replica, at__gt=window.start, at__lte=window.end)
     last = readings.order_by("-at").values_list("at", flat=True).first()
     return {(row.model, row.engine): row for row in readings.filter(at=last) if row.state != "stale"} if last else {}
@@ -102,7 +102,7 @@ class Run:
 
     first: int  # number of the first cell, from 0
     cells: int
-    style: str  # "h0" (cold) to "h9", "cold" after a restart (H18), or a reason: "no_traffic", "stale", "unknown"
+    style: str  # "h0" (cold) to "h9", "cold" after a restart, or a reason: "no_traffic", "stale", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,8 @@ def events_of(subject: Subject, window: Window, limit: int = LIMIT) -> list[Even
     those of its pool, whose policies and replicas serve it.
     """
     events = Event.objects.filter(at__gt=window.start, at__lte=window.end).select_related("pool", "replica", "router")
-    if subject.among is not None:
-        concerns = Q(pool__in=subject.among) | Q(pool=None, kind__in=OBSERVED)
+    if subject.pools is not None:
+        concerns = Q(pool__in=subject.pools) | Q(pool=None, kind__in=OBSERVED)
         if subject.kind is Kind.REPLICA:
             concerns &= Q(replica=subject.replica) | Q(replica=None)
         events = events.filter(concerns)
@@ -174,7 +174,7 @@ def events_of(subject: Subject, window: Window, limit: int = LIMIT) -> list[Even
 
 
 def cold_periods(subject: Subject, window: Window) -> list[tuple[datetime, datetime]]:
-    """(start, end) of a replica's cold periods after restarts (H18), ascending; [] for other subjects."""
+    """(start, end) of a replica's cold periods after restarts, ascending; [] for other subjects."""
     if subject.replica is None:
         return []
     return [(band.start, band.end) for band in cold_bands([subject.replica.pk], window)]

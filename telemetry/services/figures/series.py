@@ -32,7 +32,7 @@ NO_VALUE: Point = (None, PointState.UNKNOWN)
 
 
 def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) -> list[Series]:
-    """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without tokens from connectors (H4)."""
+    """Hit rate (0 to 1) of each replica by its engines' counters; ``local``: without tokens from connectors."""
     window = fit_window(window)
     replicas = replicas_of(pools)
     rows = sums.hit_sums([replica.pk for replica in replicas], window)
@@ -41,7 +41,7 @@ def hit_rate_by_replica(pools: Pools, window: Window, *, local: bool = False) ->
 
 
 def hit_rate_by_pool(pools: Pools, window: Window) -> list[Series]:
-    """Hit rate of each pool: sums over its replicas, without decode replicas (H19), then divided (H2)."""
+    """Hit rate of each pool: sums over its replicas, without decode replicas, then divided."""
     window = fit_window(window)
     replicas = replicas_of(pools)
     counted: dict[str, list[int]] = {replica.pool.name: [] for replica in replicas}
@@ -77,12 +77,12 @@ def reachable_by(pools: Pools, window: Window, *, by: str) -> list[Series]:
 
 
 def hit_rate_of(row: sums.Hits, *, local: bool = False) -> float | None:
-    """Total hit rate; ``local``: without tokens from connectors (H4)."""
+    """Total hit rate; ``local``: without tokens from connectors."""
     return hit_rate_ratio(row.queries, row.hits, None if local else row.external_hits)
 
 
 def hit_rate_by_group(pools: Pools, window: Window) -> list[Series]:
-    """Hit rate of each task group that had traffic, from the cached tokens in responses (H16)."""
+    """Hit rate of each task group that had traffic, from the cached tokens in responses."""
     window = fit_window(window)
     routed, coverage = sums.router_sums(pool_names(pools), window)
     covered = {step.start: step for step in coverage}
@@ -116,9 +116,9 @@ def _group_point(row: sums.RouterSums | None, coverage: sums.Coverage | None) ->
 def ttft_quantiles(
     pools: Pools, window: Window, *, quantiles: tuple[float, ...] = (0.5, 0.95), source: str | None = None
 ) -> list[Series]:
-    """TTFT quantiles in seconds, each with its bucket as a band (T5).
+    """TTFT quantiles in seconds, each with its bucket as a band.
 
-    Of routers, or of engines if routers observed none (T1); ``source`` selects one of them.
+    Of routers, or of engines if routers observed none; ``source`` selects one of them.
     """
     window = fit_window(window)
     clock, names, note = "router", pool_names(pools), ""
@@ -135,7 +135,7 @@ def ttft_quantiles(
 def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Series]:
     """A TTFT quantile of routers in seconds, of responses whose prompt was at least half cached, and of the others.
 
-    Only responses that report cached tokens count (H16). A series has the edges of its histogram bucket as a band (T5).
+    Only responses that report cached tokens count. A series has the edges of its histogram bucket as a band.
     """
     by_reuse: dict[str, list[tuple[datetime, Merged]]] = {"hit": [], "miss": []}
     for ((_, _, reuse), start), merged in sums.router_ttft(pool_names(pools), window, by="reuse").items():
@@ -147,7 +147,7 @@ def ttft_by_reuse(pools: Pools, window: Window, *, q: float = 0.95) -> list[Seri
 
 
 def quantile_line(label: str, q: float, merged: Mapping[datetime, Merged], window: Window, note: str = "") -> Series:
-    """A quantile of each step's histogram, with the bucket that holds it as its band (T4, T5)."""
+    """A quantile of each step's histogram, with the bucket that holds it as its band."""
     quantiles = {start: found for start, part in merged.items() if (found := quantile(part.buckets, q)) is not None}
     series = line_of(label, window, {start: (found.value, PointState.OK) for start, found in quantiles.items()})
     for start, _ in series.points:
@@ -212,7 +212,7 @@ VALUES: Final[dict[str, Value]] = {
 def by_group(pools: Pools, window: Window, value: str) -> list[Series]:
     """A line per task group: the sum of one of ``VALUES`` in each step.
 
-    Tokens are of responses that report cached tokens (H16).
+    Tokens are of responses that report cached tokens.
     """
     with_pool = pools is None or len(pools) > 1
     return _routed_lines(pools, window, value, lambda row: _group_label(row, with_pool=with_pool))
@@ -274,7 +274,7 @@ LABELS = {
 def reuse_by_tier(pools: Pools, window: Window) -> list[Series]:
     """A line per tier with hits, the device first: its tokens / queried tokens, 0 to 1; they add up to the hit rate.
 
-    Of replicas that report tiers, without decode replicas (H19).
+    Of replicas that report tiers, without decode replicas.
     """
     rows: dict[datetime, list[EngineSums]] = defaultdict(list)
     for row in engine_sums([replica.pk for replica in hit_rate_replicas(replicas_of(pools))], window):

@@ -1,1 +1,1 @@
-"""What routers decided, replayed and explained: ladders, prefixes, prompts, single requests."""
+"""What routers decided, replayed and explained: breakdowns, prefixes, prompts, single requests."""

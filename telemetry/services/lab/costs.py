@@ -1,4 +1,4 @@
-"""What a pool's caches save a day, from its ladder, its prefill rate and its price."""
+"""What a pool's caches save a day, from its breakdown, its prefill rate and its price."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from django.db.models import Max, Min
 
 from controlplane.models import Pool
+from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
 from telemetry.lab.costs import PrefillRate, Price, Savings, savings_of
-from telemetry.lab.ladder import BIN, MIN_REQUESTS, Ladder, bin_start
 from telemetry.metrics.windows import Window
-from telemetry.models import CapacityCurve, LadderBin, WhatIf, WhatIfState
-from telemetry.services.lab.ladders import ladder_of, ladders_by_group
+from telemetry.models import BreakdownBin, CapacityCurve, WhatIf, WhatIfState
+from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group
 from telemetry.storage.dimension_sums import route_sums, total
 
 MAX_FIT_AGE = timedelta(days=30)  # of a calibrated what-if
@@ -28,7 +28,7 @@ class PoolSavings:
     start: datetime  # of the traffic
     end: datetime
     pool: Savings
-    ladder: Ladder
+    breakdown: Breakdown
     groups: list[tuple[str, Savings]]  # "": requests without a task group
     rate: PrefillRate
     price: Price | None
@@ -93,48 +93,48 @@ def _fitted(curve: CapacityCurve | None) -> PrefillRate:
 
 def savings_in(pool: Pool, window: Window, rate: PrefillRate) -> PoolSavings | None:
     """Savings of a window; None without replayed requests. Five queries."""
-    ladder = ladder_of(pool, window)
-    span = LadderBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
+    breakdown = breakdown_of(pool, window)
+    span = BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end).aggregate(
         first=Min("at"), last=Max("at")
     )
-    if ladder is None or span["first"] is None:
+    if breakdown is None or span["first"] is None:
         return None
     start, end = max(span["first"], window.start), min(span["last"] + BIN, window.end)
     measured_s = (end - start).total_seconds()
     price = Price.of(pool.costs)
     counted = total(route_sums([pool.name], Window(start, end, measured_s), ("requests",), whole=True), "requests")
-    ratio = min(1.0, ladder.requests / counted) if counted else None
+    ratio = min(1.0, breakdown.requests / counted) if counted else None
     return PoolSavings(
         start,
         end,
-        savings_of(ladder, measured_s, rate.tokens_per_s, price),
-        ladder,
+        savings_of(breakdown, measured_s, rate.tokens_per_s, price),
+        breakdown,
         [
-            (row.group, savings_of(row.ladder, measured_s, rate.tokens_per_s, price))
-            for row in ladders_by_group(pool, window)
+            (row.group, savings_of(row.breakdown, measured_s, rate.tokens_per_s, price))
+            for row in breakdowns_by_group(pool, window)
         ],
         rate,
         price,
         ratio,
-        _notes(ladder, measured_s, ratio, rate, price),
+        _notes(breakdown, measured_s, ratio, rate, price),
     )
 
 
 def _notes(
-    ladder: Ladder, measured_s: float, traffic_ratio: float | None, rate: PrefillRate, price: Price | None
+    breakdown: Breakdown, measured_s: float, traffic_ratio: float | None, rate: PrefillRate, price: Price | None
 ) -> list[str]:
     notes = []
     if measured_s < MIN_EXTRAPOLATED.total_seconds():
         notes.append(f"Figures a day are extrapolated from {measured_s / 3600:.1f} hours of traffic.")
     if traffic_ratio is not None and traffic_ratio < ALL_TRAFFIC:
         notes.append(f"Only {100 * traffic_ratio:.0f} % of the requests were replayed; figures are of those.")
-    if ladder.requests < MIN_REQUESTS:
-        notes.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
-    if ladder.delivered is None:
+    if breakdown.requests < MIN_REQUESTS:
+        notes.append(f"Only {breakdown.requests} requests were replayed: too few for a decision.")
+    if breakdown.delivered is None:
         notes.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
-    elif ladder.reported_ratio < ALL_TRAFFIC:
+    elif breakdown.reported_ratio < ALL_TRAFFIC:
         notes.append(
-            f"Responses for {100 * ladder.reported_ratio:.0f} % of the prompt tokens report cached tokens; saved "
+            f"Responses for {100 * breakdown.reported_ratio:.0f} % of the prompt tokens report cached tokens; saved "
             "prefill is extended to all."
         )
     if rate.tokens_per_s is None:

@@ -1,4 +1,4 @@
-"""Periodic replay of each pool's decisions: writes the ladder's bins and the hit rate by cache size.
+"""Periodic replay of each pool's decisions: writes the breakdown's bins and the hit rate by cache size.
 
 Theory of operation. A minute is complete ``SETTLE_DELAY`` after its end. Complete minutes are replayed once: the model
 caches after the newest one, and the sums of its bin, are stored in PostgreSQL, and the next run continues from there. A
@@ -26,17 +26,17 @@ from django.db.models.functions import Length
 from controlplane.isolation import isolated_items
 from controlplane.models import PeriodicTask, Pool, Replica, ReplicaState
 from routing.schema import ReplicaRole
+from telemetry.lab.breakdown import BIN, MINUTE, bin_start
 from telemetry.lab.capacity import CapacityCurve as CurveBuilder
 from telemetry.lab.captured import fit_engine
 from telemetry.lab.chains import Prompts, Requests, depth_error
-from telemetry.lab.ladder import BIN, MINUTE, bin_start
 from telemetry.lab.placements import compare_placements
 from telemetry.lab.replay import MAX_BLOCKS_PER_MINUTE, MAX_ENTRIES, BinSums, Replay, StateError, dump, load
 from telemetry.lab.shared_cache import Gaps
-from telemetry.models import CapacityCurve, DecisionCursor, LadderBin, ReplayState
+from telemetry.models import BreakdownBin, CapacityCurve, DecisionCursor, ReplayState
 from telemetry.storage import decisions
 from telemetry.storage.decisions import captured_between
-from telemetry.storage.locks import LADDER, advisory_lock
+from telemetry.storage.locks import BREAKDOWN, advisory_lock
 
 log = logging.getLogger(__name__)
 SETTLE_DELAY = timedelta(minutes=2)  # after a minute's end, because decisions are recorded when requests end
@@ -79,21 +79,21 @@ class Progress:
 
 
 def replay_pools(now: datetime) -> int:
-    """Update every pool's ladder; returns the number of bins written. Locked by pool."""
+    """Update every pool's breakdown; returns the number of bins written. Locked by pool."""
     ends_s = time.monotonic() + RUN_S
     written = 0
-    with isolated_items(PeriodicTask.LADDERS) as item:
+    with isolated_items(PeriodicTask.BREAKDOWNS) as item:
         for pool in Pool.objects.order_by("pk"):
-            with advisory_lock(LADDER + pool.pk) as is_locked:
+            with advisory_lock(BREAKDOWN + pool.pk) as is_locked:
                 if is_locked:
                     with item(pool.name):
                         written += replay_pool(pool, now, ends_s=ends_s)
-    LadderBin.objects.filter(at__lt=now - timedelta(days=settings.READINGS_RETENTION_DAYS)).delete()
+    BreakdownBin.objects.filter(at__lt=now - timedelta(days=settings.READINGS_RETENTION_DAYS)).delete()
     return written
 
 
 def replay_pool(pool: Pool, now: datetime, *, ends_s: float | None = None) -> int:
-    """Update one pool's ladder; returns the number of bins written."""
+    """Update one pool's breakdown; returns the number of bins written."""
     progress = _resume(pool, now)
     written = 0
     while progress is not None and progress.at < now and (ends_s is None or time.monotonic() < ends_s):
@@ -165,7 +165,7 @@ def _can_sample_more(pool: Pool, newest: ReplayState, now: datetime) -> bool:
     """Whether decisions have many more blocks than the replay samples, and memory allows more. Checked hourly."""
     if newest.at.minute:
         return False
-    bins = LadderBin.objects.filter(pool=pool, at__gte=now - COLD_START_SPAN).aggregate(ratio=Min("sample_ratio"))
+    bins = BreakdownBin.objects.filter(pool=pool, at__gte=now - COLD_START_SPAN).aggregate(ratio=Min("sample_ratio"))
     cursors = DecisionCursor.objects.filter(router__lost_at=None).aggregate(
         ratio=Min("sample_ratio"), blocks_per_s=Sum("blocks_per_s")
     )
@@ -195,9 +195,9 @@ def _replay_until(progress: Progress, end: datetime) -> None:
 def _write_bin(progress: Progress) -> None:
     """Replace the bin's rows."""
     replay, bin_sums = progress.replay, progress.sums
-    LadderBin.objects.filter(pool=progress.pool, at=progress.bin).delete()
-    LadderBin.objects.bulk_create(
-        LadderBin(
+    BreakdownBin.objects.filter(pool=progress.pool, at=progress.bin).delete()
+    BreakdownBin.objects.bulk_create(
+        BreakdownBin(
             at=progress.bin,
             pool=progress.pool,
             group=group,

@@ -107,9 +107,10 @@ class Report:
 def report_windows(
     now: datetime, *, at: datetime | None = None, rollout: Rollout | None = None, span: timedelta = DEFAULT_SPAN
 ) -> tuple[Window, Window]:
-    """Windows of one length before and after a time or a rollout, as far as it has passed; InvalidError.
+    """Two windows of equal length, before and after a time or a rollout; InvalidError.
 
-    Without either, the time is one ``span`` ago.
+    They are shorter than ``span`` if less time has passed since. Without time and rollout, the time is one ``span``
+    ago.
     """
     before = after = at or now - span
     if rollout is not None:
@@ -118,7 +119,7 @@ def report_windows(
         raise InvalidError("$.span", "expected a length of 5m to 30d")
     span = min(span, now - after)
     if span < MIN_SPAN:
-        raise InvalidError("$.at", "expected a time at least five minutes ago, so that there is an after")
+        raise InvalidError("$.at", "expected a time at least five minutes ago, so that there is data after it")
     step_s = span.total_seconds()
     return fit_window(Window(before - span, before, step_s)), fit_window(Window(after, after + span, step_s))
 
@@ -223,7 +224,7 @@ def _notes(row: Comparison, rate: PrefillRate, price: Price | None) -> list[str]
     ]
     for label, side in (("before", row.before), ("after", row.after)):
         if side.reported_ratio is not None and side.reported_ratio < 0.95:
-            notes.append(f"The hit rate {label} rests on {100 * side.reported_ratio:.0f} % of the responses.")
+            notes.append(f"The hit rate {label} is based on {100 * side.reported_ratio:.0f} % of the responses.")
     if rate.tokens_per_s is None:
         notes.append(rate.source)
     elif row.before.prefill_s_per_day is not None:

@@ -1,4 +1,4 @@
-"""Advice on a shared or offloaded cache tier for a pool, from its ladder and its captured requests."""
+"""Advice on a shared or offloaded cache tier for a pool, from its breakdown and its captured requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.models import Pool
+from telemetry.lab.breakdown import Breakdown
 from telemetry.lab.costs import DAY_S, PrefillRate
-from telemetry.lab.ladder import Ladder
 from telemetry.lab.shared_cache import Gaps, Situation, Tier, TierAdvice, advise, describe
 from telemetry.models import CapacityCurve
 from telemetry.services.lab.costs import PoolSavings
@@ -60,8 +60,8 @@ def shared_cache_of(
     pool: Pool, savings: PoolSavings | None, rate: PrefillRate, curve: CapacityCurve | None, tiers: Sequence[Tier]
 ) -> SharedCache:
     """Advice from the savings of a window and the pool's curve. No query."""
-    ladder = savings.ladder if savings else None
-    lost = _between(ladder, "reachable", "split")
+    breakdown = savings.breakdown if savings else None
+    lost = _between(breakdown, "reachable", "split")
     gaps = Gaps.read(curve.gaps) if curve is not None and curve.gaps is not None else None
     situation = Situation(
         kv_bytes=pool.kv_bytes_per_token,
@@ -72,18 +72,18 @@ def shared_cache_of(
         price=savings.price if savings else None,
     )
     return SharedCache(
-        ladder.ratio(ladder.delivered) if ladder else None,
-        ladder.ratio(ladder.reachable) if ladder else None,
-        ladder.ratio(lost) if ladder else None,
-        ladder.ratio(_between(ladder, "split", "predicted")) if ladder else None,
+        breakdown.ratio(breakdown.delivered) if breakdown else None,
+        breakdown.ratio(breakdown.reachable) if breakdown else None,
+        breakdown.ratio(lost) if breakdown else None,
+        breakdown.ratio(_between(breakdown, "split", "predicted")) if breakdown else None,
         gaps,
         [advise(tier, situation) for tier in tiers],
     )
 
 
-def _between(ladder: Ladder | None, upper: str, lower: str) -> float | None:
-    """Tokens lost between two terms of the ladder; None if one is unknown."""
-    if ladder is None:
+def _between(breakdown: Breakdown | None, upper: str, lower: str) -> float | None:
+    """Tokens lost between two terms of the breakdown; None if one is unknown."""
+    if breakdown is None:
         return None
-    above, below = getattr(ladder, upper), getattr(ladder, lower)
+    above, below = getattr(breakdown, upper), getattr(breakdown, lower)
     return None if above is None or below is None else max(0.0, above - below)

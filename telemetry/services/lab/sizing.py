@@ -11,8 +11,8 @@ from controlplane.models import Pool
 from telemetry.lab.costs import PrefillRate
 from telemetry.lab.shared_cache import Tier
 from telemetry.metrics.windows import Window
+from telemetry.services.lab.breakdowns import curve_of
 from telemetry.services.lab.costs import PoolSavings, prefill_rate_of, savings_in
-from telemetry.services.lab.ladders import curve_of
 from telemetry.services.lab.shared_cache import SharedCache, shared_cache_of
 from telemetry.services.lab.sweeps import PoolSweep, newest_sweep
 

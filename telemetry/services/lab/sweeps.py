@@ -48,7 +48,7 @@ def create_sweep(
     sizes = capacities_of(pool, set()).tokens
     cache_tokens = sum(sizes.values()) // len(sizes) if sizes else None
     return create_what_if(
-        pool, sweep_candidates(replicas, cache_tokens, most=MAX_REPLICAS), start=start, end=end, by=by
+        pool, sweep_candidates(replicas, cache_tokens, max_replicas=MAX_REPLICAS), start=start, end=end, by=by
     )
 
 

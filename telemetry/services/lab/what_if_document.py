@@ -28,7 +28,7 @@ from telemetry.lab.predictions import (
 )
 from telemetry.metrics.windows import Window
 from telemetry.models import WhatIf
-from telemetry.services.lab.ladders import ladder_of
+from telemetry.services.lab.breakdowns import breakdown_of
 from telemetry.services.lab.what_if_model import WhatIfError, WindowModel, policy_digests, recorded_scenario
 
 FILL_ERROR = 0.02  # standard error of a hit rate, seen on seeded traffic with a sixteenth of the hashes
@@ -225,11 +225,11 @@ def _candidate(
 
 
 def _sampling_error(pool: Pool, model: WindowModel) -> float:
-    """Standard error of a hit rate from block sampling: the ladder's, and that of the ids between sampled blocks."""
+    """Standard error of a hit rate from block sampling: the breakdown's, and that of the ids between sampled blocks."""
     at_s = model.traffic.requests.at_s
     start, end = (datetime.fromtimestamp(float(at), UTC) for at in (model.counted_from, at_s[-1]))
     if end <= start:
         return 0.0
-    ladder = ladder_of(pool, Window(start, end, (end - start).total_seconds()))
-    sampling = 0.0 if ladder is None else ladder.ratio(ladder.standard_error_tokens) or 0.0
+    breakdown = breakdown_of(pool, Window(start, end, (end - start).total_seconds()))
+    sampling = 0.0 if breakdown is None else breakdown.ratio(breakdown.standard_error_tokens) or 0.0
     return sampling if float(model.traffic.requests.sample_ratios.min()) >= 1 else hypot(sampling, FILL_ERROR)

@@ -35,8 +35,8 @@ from telemetry.services.alerts.alerts import AlertFilter, acknowledge, open_aler
 from telemetry.services.alerts.previews import preview_period
 from telemetry.services.alerts.rules import rules
 from telemetry.services.notifications.channels import notified_by
+from telemetry.web.breakdown_figures import draw
 from telemetry.web.forms import SilenceForm
-from telemetry.web.ladder_figures import draw
 
 PAGE = 50
 BEFORE_ALERT = timedelta(hours=1)  # of an alert's chart before the alert
@@ -113,7 +113,7 @@ def alert_page(request: HttpRequest, alert_id: int) -> HttpResponse:
     context = {
         "alert": alert,
         "kind": KINDS[alert.rule.kind],
-        "steps": alert.steps.select_related("by"),
+        "history": alert.history.select_related("by"),
         "notifications": notifications.select_related("channel").order_by("number")[:PAGE],
         "overview": overview_path(alert, now),
         "policy_ids": _policies_of_causes(request, [alert]),

@@ -16,13 +16,13 @@ from django.views.decorators.http import require_GET
 
 from controlplane.models import Pool
 from controlplane.web.base import render_live, viewable
-from telemetry.lab.ladder import LOSS_TEXTS, Ladder, Loss, actionable_losses, caveats, summary
+from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, Loss, actionable_losses, caveats, summary
 from telemetry.lab.prefix_tree import Node
 from telemetry.lab.worth import Assessment, CacheVerdict, RoutingVerdict
 from telemetry.models import DecisionCursor
+from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group, curve_of, worth_of
 from telemetry.services.lab.decisions import LINT_WINDOW, MIN_PROMPTS, collection_status, hottest_prefixes, lint_prompts
-from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, worth_of
-from telemetry.web.ladder_figures import curve_figure, curve_summary, ladder_figure, steps_of
+from telemetry.web.breakdown_figures import breakdown_figure, curve_figure, curve_summary, steps_of
 from telemetry.web.ranges import PRESETS, PageState, page_state
 
 ADVICE_PAGES = {
@@ -44,26 +44,26 @@ LISTED_LEVELS = 2  # of the tree in the table, unless all are requested
 
 
 @require_GET
-def ladder(request: HttpRequest) -> HttpResponse:
+def breakdown(request: HttpRequest) -> HttpResponse:
     """The hit-rate breakdown of a pool or task group. A fixed number of queries."""
     state = page_state(request)
     pool = _pool(state)
     context: dict[str, Any] = {"page_state": state, "presets": PRESETS, "pool": pool}
     if pool is not None:
         context |= _breakdown(state, pool)
-    return render(request, "telemetry/ladder.html", context)
+    return render(request, "telemetry/breakdown.html", context)
 
 
 @require_GET
 @gzip_page  # the response contains no secret
 def figure(request: HttpRequest, slug: str) -> HttpResponse:
-    """The figure that ladder.js draws: ``steps`` or ``curve``."""
+    """The figure that breakdown.js draws: ``steps`` or ``curve``."""
     state = page_state(request)
     pool = _pool(state)
     if pool is not None and slug == "steps":
-        breakdown = ladder_of(pool, state.range.window, state.subject.group)
+        breakdown = breakdown_of(pool, state.range.window, state.subject.group)
         if breakdown is not None:
-            return JsonResponse(ladder_figure(breakdown))
+            return JsonResponse(breakdown_figure(breakdown))
     if pool is not None and slug == "curve":
         curve = curve_of(pool)
         if curve is not None and curve.points:
@@ -78,11 +78,11 @@ def _pool(state: PageState) -> Pool | None:
 
 def _breakdown(state: PageState, pool: Pool) -> dict[str, Any]:
     window, group = state.range.window, state.subject.group
-    breakdown, curve = ladder_of(pool, window, group), curve_of(pool)
+    breakdown, curve = breakdown_of(pool, window, group), curve_of(pool)
     context: dict[str, Any] = {
-        "ladder": breakdown,
+        "breakdown": breakdown,
         "group": group,
-        "groups": [(row, *_largest_loss(row.ladder)) for row in ladders_by_group(pool, window)],
+        "groups": [(row, *_largest_loss(row.breakdown)) for row in breakdowns_by_group(pool, window)],
         "curve": curve,
         "curve_summary": curve_summary(curve) if curve else "",
     }
@@ -98,9 +98,9 @@ def _breakdown(state: PageState, pool: Pool) -> dict[str, Any]:
     return context | {"summary": summary(breakdown), "notes": caveats(breakdown), "steps": steps, "verdicts": verdicts}
 
 
-def _largest_loss(ladder: Ladder) -> tuple[Loss | None, str]:
+def _largest_loss(breakdown: Breakdown) -> tuple[Loss | None, str]:
     """The largest loss that can be reduced, with its label."""
-    loss = next(iter(actionable_losses(ladder.losses())), None)
+    loss = next(iter(actionable_losses(breakdown.losses())), None)
     return loss, LOSS_TEXTS[loss.key].label if loss else ""
 
 

@@ -1,4 +1,4 @@
-"""Metrics servers, from which telemetry can read instead of scraping replicas; and this server's own ``/metrics``."""
+"""Prometheus servers, read by telemetry instead of replicas; and this server's own ``/metrics``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PREFIX = "warmpath_controlplane_"
 @require_GET
 @never_cache
 def server_list(request: HttpRequest) -> HttpResponse:
-    """Every metrics server with its pools and its last query."""
+    """Every Prometheus server with its pools and its last query."""
     servers = list(metrics_servers.metrics_servers())
     return render(request, "telemetry/metrics_servers.html", {"servers": servers})
 
@@ -45,12 +45,12 @@ def server_list(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def server_new(request: HttpRequest) -> HttpResponse:
-    """Add a metrics server."""
+    """Add a Prometheus server."""
     form = MetricsServerForm(request.POST or None, pools=Pool.objects.order_by("name"))
     if form.is_valid():
         with form.service_errors():
             server = metrics_servers.create_server(**form.arguments(), by=current_user(request))
-            messages.success(request, f"Metrics server {server.name} was added. Test it before you rely on it.")
+            messages.success(request, f"Prometheus server {server.name} was added. Test it before you rely on it.")
             return redirect("telemetry:metrics-server", server.pk)
     return _form(request, form, None)
 
@@ -59,13 +59,13 @@ def server_new(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def server_edit(request: HttpRequest, server_id: int) -> HttpResponse:
-    """Change a metrics server."""
+    """Change a Prometheus server."""
     server = get_object_or_404(MetricsServer, pk=server_id)
     form = MetricsServerForm(request.POST or None, server=server, pools=Pool.objects.order_by("name"))
     if form.is_valid():
         with form.service_errors():
             metrics_servers.update_server(server, **form.arguments(), by=current_user(request))
-            messages.success(request, f"Metrics server {server.name} was changed.")
+            messages.success(request, f"Prometheus server {server.name} was changed.")
             return redirect("telemetry:metrics-servers")
     return _form(request, form, server)
 
@@ -77,7 +77,7 @@ def _form(request: HttpRequest, form: MetricsServerForm, server: MetricsServer |
 
 @require_POST
 def server_test(request: HttpRequest, server_id: int) -> HttpResponse:
-    """Query a metrics server now, and show for which replicas it has metrics."""
+    """Query a Prometheus server now, and show for which replicas it has metrics."""
     server = get_object_or_404(MetricsServer, pk=server_id)
     context = {"server": server, "test_result": metrics_servers.try_server(server)}
     return render(request, "telemetry/metrics_server_test.html", context)
@@ -85,16 +85,16 @@ def server_test(request: HttpRequest, server_id: int) -> HttpResponse:
 
 @require_http_methods(["GET", "POST"])
 def server_remove(request: HttpRequest, server_id: int) -> HttpResponse:
-    """Remove a metrics server."""
+    """Remove a Prometheus server."""
     server = get_object_or_404(MetricsServer, pk=server_id)
     return confirm_page(
         request,
         partial(metrics_servers.delete_server, server, by=current_user(request)),
         back="telemetry:metrics-servers",
-        title=f"Remove metrics server {server.name}",
+        title=f"Remove Prometheus server {server.name}",
         text="The replicas of its pools are then scraped directly. Stored metrics are kept.",
         action="Remove server",
-        done=f"Metrics server {server.name} was removed.",
+        done=f"Prometheus server {server.name} was removed.",
     )
 
 

@@ -27,10 +27,10 @@ from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of
 def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
     """The live part of the fleet's and a pool's page. The number of queries does not depend on the fleet's size."""
     subject = state.subject
-    tiles = fleet_tiles(subject.among, state.range.now)
+    tiles = fleet_tiles(subject.pools, state.range.now)
     replica_sort = requested_sort(request, REPLICA_COLUMNS)
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
-    rows = replica_rows(subject.among, state.range.table)
+    rows = replica_rows(subject.pools, state.range.table)
     return {
         **live_context(state),
         "tiles": tiles,
@@ -39,7 +39,7 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
         "strips": heat_strips(subject.replicas(), state.range.window),
         "replica_sort": replica_sort,
-        "groups": group_sort.apply(group_rows(subject.among, state.range.table)),
+        "groups": group_sort.apply(group_rows(subject.pools, state.range.table)),
         "group_sort": group_sort,
     }
 

@@ -19,8 +19,8 @@ from telemetry.models import AlertRule, RuleKind, Severity
 from telemetry.models.alert import REPEAT_S
 from telemetry.services.alerts.previews import preview_rule
 from telemetry.services.alerts.rules import create_rule, delete_rule, effective_settings, update_rule
+from telemetry.web.breakdown_figures import draw
 from telemetry.web.forms import RuleForm
-from telemetry.web.ladder_figures import draw
 
 
 @require_http_methods(["GET", "POST"])

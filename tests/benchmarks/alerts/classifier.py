@@ -1,7 +1,7 @@
 """Runs one incident through the detector and the cause analysis.
 
 The detector gets the bins that a scraper would have stored. Causes are analysed twice: when the alert fires and a
-minute later. No hit-rate ladder exists yet at either time.
+minute later. No hit-rate breakdown exists yet at either time.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class MemoryFleet(Fleet):
             step_sums[1] += request.record.cached_tokens or 0
         return [OnsetBin(T0 + timedelta(seconds=start_s + step_s * n), *sums[n]) for n in sorted(sums)]
 
-    def period(self, start_s: float, end_s: float, ladder: Any = None) -> Period:
+    def period(self, start_s: float, end_s: float, breakdown: Any = None) -> Period:
         routes: dict[tuple[str, str, str, int], Sums] = defaultdict(Sums)
         prefixes: dict[tuple[str, int | None, str], Sums] = defaultdict(Sums)
         early: set[tuple[str, int | None, str]] = set()
@@ -140,7 +140,7 @@ class MemoryFleet(Fleet):
             prefixes=[Prefix(*key, sums, key in early) for key, sums in prefixes.items()],
             engines=self._engines(start_s, end_s),
             prompts=prompts[-400:],
-            ladder=ladder,
+            breakdown=breakdown,
         )
 
     def _between(self, start_s: float, end_s: float) -> Iterable[CompletedRequest]:

@@ -126,11 +126,11 @@ def _fill(now: datetime) -> str:
     with connection.cursor() as cursor:
         cursor.execute(READINGS, values | {"start": start + timedelta(seconds=EVERY_S), "end": now})
         started_s = time.perf_counter()
-        roll_up(now, readings_kept_s=86_400, budget_s=120)
+        roll_up(now, readings_retention_s=86_400, budget_s=120)
         took_s = time.perf_counter() - started_s
         for statement in HOURS.split(";"):
             cursor.execute(statement, values | {"start": month_ago, "end": start})
-        roll_up(now, readings_kept_s=86_400, budget_s=120)
+        roll_up(now, readings_retention_s=86_400, budget_s=120)
         cursor.execute("select count(*) from telemetry_reading")
         (count,) = cursor.fetchone()
         cursor.execute("analyze")

@@ -1,4 +1,4 @@
-"""Cost of five minutes at 200 requests/s up to the ladder: ``... benchmarks telemetry --decisions``.
+"""Cost of five minutes at 200 requests/s up to the breakdown: ``... benchmarks telemetry --decisions``.
 
 Rows as the collector stores them, of growing sessions, sampled as by default; then the worker's part: reading,
 replay, writing the bin and the caches. CPU of the worker and PostgreSQL, minimum of several rounds. ``at once`` starts
@@ -63,16 +63,16 @@ def fleet(replicas: int) -> Pool:
 
 def rounds(pool: Pool) -> tuple[float, float, float]:
     """(reading alone, all five minutes at once, the run of the next minute)."""
-    from telemetry.models import LadderBin, ReplayState
+    from telemetry.models import BreakdownBin, ReplayState
     from telemetry.services.lab.replays import replay_pool
     from telemetry.storage.decisions import requests_between
 
     end = START + timedelta(minutes=5)
     reading = cpu_s(lambda: len(requests_between(pool.name, START, end, at_most=REQUESTS)))
     ReplayState.objects.filter(pool=pool).delete()
-    LadderBin.objects.filter(pool=pool).delete()
+    BreakdownBin.objects.filter(pool=pool).delete()
     whole = cpu_s(lambda: replay_pool(pool, end))
-    if sum(LadderBin.objects.filter(pool=pool).values_list("requests", flat=True)) != REQUESTS * 5 // 6:
+    if sum(BreakdownBin.objects.filter(pool=pool).values_list("requests", flat=True)) != REQUESTS * 5 // 6:
         raise AssertionError("requests are missing from the bin")
     return reading, whole, cpu_s(lambda: replay_pool(pool, end + timedelta(minutes=1)))
 

@@ -90,8 +90,8 @@ def test_a_rollout_shows_its_steps_and_every_router(api, policy):
     shown = api.get(f"{ROLLOUTS}/{rollout.pk}").json()
 
     assert (shown["state"], shown["held_by"]) == ("holding", "rejection")
-    assert [step["transition"] for step in shown["steps"]] == ["publish", "start", "hold"]
-    assert shown["steps"][-1]["evidence"][0]["router"] == "router-2"
+    assert [step["transition"] for step in shown["history"]] == ["publish", "start", "hold"]
+    assert shown["history"][-1]["evidence"][0]["router"] == "router-2"
     progress = {router["name"]: (router["progress"], router["gets_canary_requests"]) for router in shown["routers"]}
     assert progress == {
         "router-1": ("acknowledged", True),
@@ -128,7 +128,7 @@ def test_each_transition_is_an_action_with_a_reason(api, policy, operator):
             f"{ROLLOUTS}/{rollout.pk}/{transition}", {"reason": f"because of {transition}"}, format="json"
         )
         assert (response.status_code, response.json()["state"]) == (200, state), transition
-        step = response.json()["steps"][-1]
+        step = response.json()["history"][-1]
         assert (step["transition"], step["by"], step["reason"]) == (transition, "olga", f"because of {transition}")
     assert api.post(f"{ROLLOUTS}/{rollout.pk}/abort").status_code == 409
     assert api.post(f"{ROLLOUTS}/99999/abort").status_code == 404
@@ -181,4 +181,4 @@ def test_rollouts_can_be_filtered(api, policy):
     assert ids("state=rolled_back&state=superseded") == [second.pk, first.pk]
     assert ids("pool=default&policy=default") == [third.pk, second.pk, first.pk]
     assert ids("pool=another") == []
-    assert "steps" not in api.get(ROLLOUTS).json()["results"][0]
+    assert "history" not in api.get(ROLLOUTS).json()["results"][0]

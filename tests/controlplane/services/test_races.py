@@ -87,7 +87,7 @@ def test_a_stage_is_entered_once_by_concurrent_controllers(policy):
 
     rollout.refresh_from_db()
     assert rollout.stage == 1, "the next stage waits for the router"
-    assert [step.transition for step in rollout.steps.all()] == ["publish", "start", "promote"]
+    assert [step.transition for step in rollout.history.all()] == ["publish", "start", "promote"]
     assert Event.objects.filter(kind="rollout_promoted").count() == 1
 
 

@@ -173,8 +173,8 @@ class Rollouts(RuleBasedStateMachine):
 
     @invariant()
     def every_transition_is_in_a_table(self):
-        for rollout in Rollout.objects.prefetch_related("steps"):
-            steps = list(rollout.steps.all())
+        for rollout in Rollout.objects.prefetch_related("history"):
+            steps = list(rollout.history.all())
             assert steps[-1].after == rollout.state
             for previous, step in pairwise(steps):
                 assert step.before == previous.after

@@ -230,7 +230,7 @@ def test_a_rejection_holds_the_rollout_until_no_router_rejects_it(policy, router
     rollout.refresh_from_db()
     assert (rollout.state, rollout.held_by) == (HOLDING, "rejection")
     assert rollout.why == "Router router-2 rejects it: $.pools[0]: no room"
-    assert rollout.steps.last().evidence[0]["router"] == "router-2"
+    assert rollout.history.last().evidence[0]["router"] == "router-2"
     advance_rollouts()
     with pytest.raises(RolloutTransitionError, match="is on hold and cannot be changed by resume"):
         resume_rollout(rollout.pk, by=operator)
@@ -297,7 +297,7 @@ def test_a_rollout_on_hold_can_be_promoted_and_rolled_back(policy, routers, time
     verdict(rollout, "inconclusive", INCONCLUSIVE)
     promote_rollout(rollout.pk, by=operator, reason="enough for me")
     assert state(rollout) == (PROGRESSING, 1)
-    assert rollout.steps.last().by == operator
+    assert rollout.history.last().by == operator
     time_machine_at(130)
     ack()
     time_machine_at(200)
@@ -367,7 +367,7 @@ def test_a_failed_analysis_keeps_its_evidence(policy, routers):
     ack()
     verdict(rollout, "failed", FAILED)
 
-    step = rollout.steps.last()
+    step = rollout.history.last()
     assert (step.transition, step.evidence, step.by) == ("roll_back", FAILED, None)
     assert rollout.why == "A hit rate of 41.0 % compared with 60.0 %."
     event = Event.objects.get(kind="rollout_rolled_back")
@@ -382,7 +382,7 @@ def test_each_transition_is_a_step_and_an_event_with_user_and_reason(policy, rou
     pause_rollout(rollout.pk, by=operator, reason="lunch")
     abort_rollout(rollout.pk, by=operator, reason="no")
 
-    steps = [(step.transition, step.before, step.after, step.reason) for step in rollout.steps.all()]
+    steps = [(step.transition, step.before, step.after, step.reason) for step in rollout.history.all()]
     assert steps == [
         ("publish", "", PENDING, "warmer"),
         ("start", PENDING, PROGRESSING, ""),
@@ -480,4 +480,4 @@ def test_the_database_rejects_other_transitions_of_a_revision(policy, number, be
 def test_the_database_rejects_changes_of_steps(policy):
     rollout = publish_stages(policy)
     with pytest.raises(DatabaseError, match="never changes"), transaction.atomic():
-        rollout.steps.update(reason="it was somebody else")
+        rollout.history.update(reason="it was somebody else")

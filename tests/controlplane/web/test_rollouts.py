@@ -52,7 +52,7 @@ def test_the_history_of_a_rollout_is_in_the_past_tense(visitor, policy):
 def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, policy):
     save_draft(policy, NEXT)
     text = visitor.get(f"/policies/{policy.pk}/").text
-    for words in ("All at once", "By share", "Router by router", "Task group by task group"):
+    for words in ("All at once", "By share of prefixes", "Router by router", "Task group by task group"):
         assert words in text
     assert 'value="all_at_once" checked' in text
     assert 'value="5, 25"' in text
@@ -65,11 +65,11 @@ def test_the_draft_offers_its_plans_with_limits_ranges_and_defaults(visitor, pol
 def test_a_first_revision_is_offered_at_once_alone_and_a_group_no_groups(visitor, pool):
     own = create_policy(pool, create_task_group(pool, "chat"))
     save_draft(own, NEXT)
-    assert "By share" not in visitor.get(f"/policies/{own.pk}/").text
+    assert "By share of prefixes" not in visitor.get(f"/policies/{own.pk}/").text
     publish_revision(own.draft().pk)
     save_draft(own, FORMER)
     text = visitor.get(f"/policies/{own.pk}/").text
-    assert "By share" in text
+    assert "By share of prefixes" in text
     assert "Task group by task group" not in text
 
 
@@ -255,7 +255,7 @@ def test_a_transition_is_explained_before_it_is_confirmed(visitor, policy, trans
     assert state(rollout)[0] == "progressing"
     visitor.post(f"/rollouts/{rollout.pk}/{transition}/", {"reason": "because"}, follow=True)
     assert state(rollout)[0] == after
-    step = rollout.steps.last()
+    step = rollout.history.last()
     assert (step.transition, step.by.username, step.reason) == (transition, "olga", "because")
 
 

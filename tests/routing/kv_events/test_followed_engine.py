@@ -78,7 +78,7 @@ class Fleet:
             for keys in engine.learn():
                 learnt.append(keys)
                 for other in self.engines.keys() - {name}:
-                    self.engines[other].adopt(keys)
+                    self.engines[other].add_longest_cached(keys)
         return learnt
 
     def cached(self, text: Text, *names: TargetId) -> list[int]:

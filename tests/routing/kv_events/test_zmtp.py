@@ -11,7 +11,16 @@ import pytest
 
 from routing.kv_events import event_stream
 from routing.kv_events.event_stream import PING_S, PONG_S, Connection
-from routing.kv_events.zmtp import GREETING_BYTES, MAX_FRAMES, PING, ProtocolError, Receiver, frame, message, opening
+from routing.kv_events.zmtp import (
+    GREETING_BYTES,
+    MAX_FRAMES,
+    PING,
+    ProtocolError,
+    Receiver,
+    frame,
+    greeting_and_ready,
+    message,
+)
 
 LIMIT = 1000
 MESSAGES = [[b"topic", b"12345678", b"x" * size] for size in (0, 1, 255, 256, 999)]
@@ -26,7 +35,7 @@ def taken(receiver: Receiver) -> list[list[bytes]]:
 
 
 def sent() -> bytes:
-    return opening(b"PUB") + b"".join(map(message, MESSAGES))
+    return greeting_and_ready(b"PUB") + b"".join(map(message, MESSAGES))
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
@@ -44,7 +53,7 @@ def test_messages_are_read_however_their_bytes_arrive(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 100, 100_000])
 def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size: int) -> None:
     receiver, messages = Receiver(LIMIT), []
-    data = opening(b"PUB") + message([b"a", b"x" * (LIMIT + 1)]) + message([b"b", b"y"])
+    data = greeting_and_ready(b"PUB") + message([b"a", b"x" * (LIMIT + 1)]) + message([b"b", b"y"])
     for at in range(0, len(data), size):
         receiver.feed(data[at : at + size])
         messages += taken(receiver)
@@ -54,7 +63,7 @@ def test_a_frame_over_the_limit_is_skipped_and_counts_as_empty(size: int) -> Non
 
 def test_a_ping_gets_a_pong_with_its_context() -> None:
     receiver = Receiver(LIMIT)
-    receiver.feed(opening(b"PUB") + frame(b"\x04PING\0\x0acontext", 4))
+    receiver.feed(greeting_and_ready(b"PUB") + frame(b"\x04PING\0\x0acontext", 4))
 
     assert receiver.next_message() is None
     assert receiver.replies == [frame(b"\x04PONGcontext", 4)]
@@ -65,12 +74,12 @@ def test_a_ping_gets_a_pong_with_its_context() -> None:
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"\xff\0\0\0\0\0\0\0\1\x7f\1" + bytes(60),
-        opening(b"PUB")[:12] + b"CURVE".ljust(20, b"\0") + bytes(32),
-        opening(b"PUB")[:GREETING_BYTES] + message([b"before READY"]),
-        opening(b"PUB") + b"\xff\xff",
-        opening(b"PUB") + frame(b"\x05ERROR\x00", 4),
-        opening(b"PUB") + frame(b"\x05OTHER" + b"x" * 5000, 4),
-        opening(b"PUB") + message([b""] * (MAX_FRAMES + 1)),
+        greeting_and_ready(b"PUB")[:12] + b"CURVE".ljust(20, b"\0") + bytes(32),
+        greeting_and_ready(b"PUB")[:GREETING_BYTES] + message([b"before READY"]),
+        greeting_and_ready(b"PUB") + b"\xff\xff",
+        greeting_and_ready(b"PUB") + frame(b"\x05ERROR\x00", 4),
+        greeting_and_ready(b"PUB") + frame(b"\x05OTHER" + b"x" * 5000, 4),
+        greeting_and_ready(b"PUB") + message([b""] * (MAX_FRAMES + 1)),
     ],
 )
 def test_other_protocols_and_unusual_frames_end_the_connection(data: bytes) -> None:
@@ -113,7 +122,7 @@ def test_a_peer_that_sends_pings_and_does_not_read_is_lost() -> None:
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
         peer, _ = server.accept()
         with peer:
-            peer.sendall(opening(b"PUB"))
+            peer.sendall(greeting_and_ready(b"PUB"))
             pings = frame(b"\x04PING\0\0" + b"x" * 100, 4) * 500
             with pytest.raises(ProtocolError):
                 send_without_reading(peer, pings, connection)
@@ -125,7 +134,7 @@ def test_a_silent_peer_is_asked_and_then_lost() -> None:
         connection = Connection(server.getsockname(), b"SUB", b"", 0.0)
         peer, _ = server.accept()
         with peer:
-            peer.sendall(opening(b"PUB"))
+            peer.sendall(greeting_and_ready(b"PUB"))
             peer.settimeout(5.0)
             receive(connection)
             assert connection.next_message() is None

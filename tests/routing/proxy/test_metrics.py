@@ -84,13 +84,17 @@ async def test_every_metric_of_the_contract_is_exposed_and_parses(replica: FakeR
 def test_a_bucket_includes_its_edge(seconds: float, index: int) -> None:
     histogram = Histogram()
     histogram.observe(seconds)
-    assert next(iter(histogram.lines("x", "", is_fine=True))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
+    assert next(iter(histogram.lines("x", "", all_buckets=True))) == f'x_bucket{{,le="{EDGES[index]!r}"}} 1'
 
 
 def test_values_beyond_every_edge_count_only_as_infinite() -> None:
     histogram = Histogram()
     histogram.observe(EDGES[-1] * 2)
-    assert [line.split("{")[0] for line in histogram.lines("x", "", is_fine=True)] == ["x_bucket", "x_sum", "x_count"]
+    assert [line.split("{")[0] for line in histogram.lines("x", "", all_buckets=True)] == [
+        "x_bucket",
+        "x_sum",
+        "x_count",
+    ]
 
 
 def test_edges_grow_by_five_percent() -> None:

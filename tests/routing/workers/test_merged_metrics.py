@@ -23,7 +23,7 @@ from routing.workers.metrics import Families, MergedMetrics, add, lines, parse, 
 from routing.workers.multiprocess import merged_rows
 
 
-def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *, is_fine: bool = True) -> str:
+def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *, all_buckets: bool = True) -> str:
     histogram = Histogram()
     for value in seconds:
         histogram.observe(value)
@@ -33,7 +33,7 @@ def exposed(count: int, seconds: list[float], up: int = 1, pool: str = "chat", *
             *header("requests_total", "counter", "Requests."),
             f'warmpath_router_requests_total{{{where},policy="p",revision="3",reason="x",outcome="ok"}} {count}',
             *header("ttft_seconds", "histogram", "TTFT."),
-            *histogram.lines("warmpath_router_ttft_seconds", where, is_fine=is_fine),
+            *histogram.lines("warmpath_router_ttft_seconds", where, all_buckets=all_buckets),
             *header("replica_up", "gauge", "Up."),
             f'warmpath_router_replica_up{{pool="{pool}",replica="a"}} {up}',
             *header("in_flight", "gauge", "In flight."),
@@ -53,8 +53,8 @@ def configured(*pools: str, with_canary: bool = False) -> ConfiguredSeries:
     )
 
 
-def text(families: Families, *, is_fine: bool = True) -> str:
-    return "\n".join(lines(families, is_fine=is_fine)) + "\n"
+def text(families: Families, *, all_buckets: bool = True) -> str:
+    return "\n".join(lines(families, all_buckets=all_buckets)) + "\n"
 
 
 def values(exposition: str) -> dict[str, float]:
@@ -66,21 +66,21 @@ def totals(metrics: MergedMetrics, present: list[Families], series: ConfiguredSe
     return values(text(metrics.total(present, series)))
 
 
-@pytest.mark.parametrize("is_fine", [True, False])
+@pytest.mark.parametrize("all_buckets", [True, False])
 @given(st.lists(st.lists(st.floats(0.0005, 1000.0), max_size=20), min_size=1, max_size=4))
-def test_merged_metrics_equal_those_of_one_process(is_fine: bool, by_worker: list[list[float]]) -> None:
+def test_merged_metrics_equal_those_of_one_process(all_buckets: bool, by_worker: list[list[float]]) -> None:
     total: Families = {}
     for seconds in by_worker:
         add(total, parse(exposed(1, seconds)))
     everything = [value for seconds in by_worker for value in seconds]
-    merged = values(text(total, is_fine=is_fine))
-    single = values(exposed(len(by_worker), everything, is_fine=is_fine) + "\n")
+    merged = values(text(total, all_buckets=all_buckets))
+    single = values(exposed(len(by_worker), everything, all_buckets=all_buckets) + "\n")
     name = "warmpath_router_ttft_seconds_sum"
     assert merged.pop(name) == pytest.approx(single.pop(name))
     assert merged.pop("warmpath_router_in_flight") == 2 * len(by_worker)
     del single["warmpath_router_in_flight"]
     assert merged == single
-    if not is_fine:
+    if not all_buckets:
         assert sum("_bucket" in key for key in merged) == len(EXPOSED_EDGES) + 1
 
 
@@ -192,7 +192,7 @@ def test_canary_metrics_of_an_exited_worker_are_dropped_after_the_canary() -> No
     exposition = "\n".join(
         [
             *header(POLICY_TTFT, "histogram", "TTFT."),
-            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", labels, is_fine=True),
+            *histogram.lines(f"{PREFIX}{POLICY_TTFT}", labels, all_buckets=True),
             exposed(1, [0.1]),
         ]
     )

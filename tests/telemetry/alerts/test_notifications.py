@@ -59,7 +59,7 @@ def sent():
 
 
 def transitions(alert):
-    return list(alert.steps.values_list("transition", flat=True))
+    return list(alert.history.values_list("transition", flat=True))
 
 
 def fresh(alert):

@@ -21,7 +21,7 @@ from telemetry.services.alerts.explanations import explain_drops
 from telemetry.services.alerts.previews import Point, preview_rule, replay, thin_out
 from telemetry.services.alerts.rules import create_rule, update_rule
 from telemetry.services.notifications.channels import create_channel
-from telemetry.web.ladder_figures import draw
+from telemetry.web.breakdown_figures import draw
 from tests.telemetry.alerts.histories import past, window
 from tests.telemetry.conftest import T0
 from tests.telemetry.readings import engine_reading, route_reading, router_scraped, stored_together
@@ -175,7 +175,7 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
     assert alert.explained_at == at(860)
     assert alert.causes[0]["kind"] == "replica_restarted"
     assert set(alert.causes[0]) == {"kind", "confidence", "summary", "evidence", "advice"}
-    assert alert.steps.get().transition == "explained"
+    assert alert.history.get().transition == "explained"
     notify_due(at(861))
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 

@@ -11,7 +11,7 @@ from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import WhatIf
 from tests.telemetry.conftest import T0
-from tests.telemetry.services.lab.test_ladders import fleet  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_breakdowns import fleet  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins
 from tests.telemetry.what_if_results import finished_sweep
 

@@ -45,7 +45,7 @@ def test_a_reason_publishes_and_is_in_the_history(api, draft):
     assert api.post(PUBLISH, {"override_reason": " "}).status_code == 409
     response = api.post(PUBLISH, {"override_reason": "the pool has no traffic yet"})
     assert response.status_code == 202, response.json()
-    steps = api.get(f"/api/v1/rollouts/{response.json()['id']}").json()["steps"]
+    steps = api.get(f"/api/v1/rollouts/{response.json()['id']}").json()["history"]
     assert steps[0]["evidence"]["override_reason"] == "the pool has no traffic yet"
     assert steps[0]["evidence"]["code"] == "what-if-missing"
 

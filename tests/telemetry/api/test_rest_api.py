@@ -236,7 +236,7 @@ def test_an_alert_is_acknowledged_and_silenced(api, pool):
     )
     address = f"{ROOT}/alerts/{alert.pk}"
     acknowledged = api.post(f"{address}/acknowledge", {"note": "looking into it"}).json()
-    assert (acknowledged["acknowledged_by"], acknowledged["steps"][0]["transition"]) == ("olga", "acknowledged")
+    assert (acknowledged["acknowledged_by"], acknowledged["history"][0]["transition"]) == ("olga", "acknowledged")
     assert api.post(f"{address}/unacknowledge").json()["acknowledged_at"] is None
     assert len(api.get(f"{ROOT}/alerts", {"acknowledged": "false"}).json()["results"]) == 1
 

@@ -26,7 +26,7 @@ from routing.simulation.engine import Sequence
 from tests.telemetry.causes.fleet import T0, Fleet, Modelled, Words
 
 USUAL_S, DROP_S = 330.0, 120.0  # how long before and after it happens
-LONG_S = 600.0  # before it, so that the hit-rate ladder has two bins
+LONG_S = 600.0  # before it, so that the hit-rate breakdown has two bins
 RATE = 4.0  # requests/s
 TURNS = 6
 APPS = ("chat", "coding", "support")

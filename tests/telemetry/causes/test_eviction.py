@@ -1,4 +1,4 @@
-"""Losses by overflow and by eviction, told apart without a hit-rate ladder."""
+"""Losses by overflow and by eviction, told apart without a hit-rate breakdown."""
 
 from datetime import timedelta
 

@@ -9,9 +9,9 @@ import pytest
 from telemetry.causes import CauseKind
 from telemetry.services.alerts.explanations import evidence_of, explain_drop
 from telemetry.services.lab.replays import replay_pool
+from tests.telemetry.breakdown_bins import PROMPT, breakdown_bin
 from tests.telemetry.causes.fleet import SCRAPE_S, T0
 from tests.telemetry.causes.scenarios import LONG_S, SCENARIOS, Scenario, play
-from tests.telemetry.ladder_bins import PROMPT, ladder_bin
 
 pytestmark = pytest.mark.django_db
 SHORT_S = 200.0  # of usual traffic
@@ -40,7 +40,7 @@ def test_the_true_cause_is_named_first(scenario: Scenario, pool, settings, time_
     assert [it.confidence for it in causes] == sorted((it.confidence for it in causes), reverse=True)
 
 
-def test_the_ladder_separates_workload_changes_from_small_caches(pool, settings, time_machine) -> None:
+def test_the_breakdown_separates_workload_changes_from_small_caches(pool, settings, time_machine) -> None:
     settings.SCRAPE_INTERVAL_S = SCRAPE_S
     scenario = next(it for it in SCENARIOS if it.variation.startswith("long questions"))
     when = play(scenario, 1, pool, lambda at: time_machine.move_to(at, tick=False), LONG_S)
@@ -58,12 +58,12 @@ def test_without_data_there_are_no_causes(pool, django_assert_max_num_queries) -
         assert explain_drop(pool, start=T0, end=T0 + hour, baseline_start=T0 - hour, baseline_end=T0) == []
 
 
-def test_a_ladder_bin_of_the_drop_is_not_part_of_the_baseline(pool) -> None:
+def test_a_breakdown_bin_of_the_drop_is_not_part_of_the_baseline(pool) -> None:
     """The drop began 30 s after a bin did: that bin is of the drop, though its first requests are of before."""
-    ladder_bin(pool, T0, requests=400, reachable=0.9, delivered=400 * PROMPT * 0.4)
+    breakdown_bin(pool, T0, requests=400, reachable=0.9, delivered=400 * PROMPT * 0.4)
     onset, end = T0 + timedelta(seconds=30), T0 + timedelta(minutes=3)
 
     evidence = evidence_of(pool, None, (T0 - timedelta(minutes=2), onset), (onset, end))
 
-    assert evidence.before.ladder is None
-    assert evidence.now.ladder is not None
+    assert evidence.before.breakdown is None
+    assert evidence.now.breakdown is not None

@@ -117,7 +117,7 @@ def test_a_harmful_canary_is_rolled_back_with_its_figures(pool, routers, begin, 
     assert (hits["baseline"], hits["canary"]) == (pytest.approx(0.605, abs=0.01), pytest.approx(0.305, abs=0.01))
     assert hits["limit"] == pytest.approx(0.555, abs=0.01)
     assert readings["ttft_p95_s"]["verdict"] == Verdict.PASSED
-    assert rollout.steps.order_by("-pk").first().evidence == rollout.readings
+    assert rollout.history.order_by("-pk").first().evidence == rollout.readings
     assert re.fullmatch(r"Hit rate 30\.\d %, baseline 60\.\d %: 30\.0 points less \(± \d+\.\d\)\.", rollout.why)
     assert pool.policies.get(group=None).live().number == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from telemetry.lab.ladder import Sums
+from telemetry.lab.breakdown import Sums
 from telemetry.lab.replay import BinSums, Replay
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns
 

@@ -1,14 +1,14 @@
-"""Savings a day from a ladder, a prefill rate and a price; None for whatever is unknown."""
+"""Savings a day from a breakdown, a prefill rate and a price; None for whatever is unknown."""
 
 from dataclasses import replace
 
 import pytest
 
+from telemetry.lab.breakdown import Breakdown
 from telemetry.lab.costs import Prefill, Price, prefill_of, savings_of
-from telemetry.lab.ladder import Ladder
 
 PRICE = Price(gpu_hour=3.6, gpus_per_replica=2, currency="USD")  # 0.002 a second, 172.80 a day
-LADDER = Ladder(
+BREAKDOWN = Breakdown(
     prompt_tokens=1_000_000,
     reachable=800_000,
     capacity=700_000,
@@ -29,7 +29,7 @@ def test_a_replica_costs_its_gpus():
 
 
 def test_an_hour_is_extrapolated_to_a_day():
-    savings = savings_of(LADDER, 3600, 1000, PRICE)
+    savings = savings_of(BREAKDOWN, 3600, 1000, PRICE)
 
     assert savings.requests == 1000
     assert savings.prompt_tokens == pytest.approx(24_000_000)
@@ -39,17 +39,17 @@ def test_an_hour_is_extrapolated_to_a_day():
 
 
 @pytest.mark.parametrize(
-    ("ladder", "rate", "price", "saved", "missed"),
+    ("breakdown", "rate", "price", "saved", "missed"),
     [
-        (LADDER, None, PRICE, Prefill(500_000, None, None), Prefill(300_000, None, None)),
-        (LADDER, 1000, None, Prefill(500_000, 500, None), Prefill(300_000, 300, None)),
-        (replace(LADDER, delivered=None), 1000, PRICE, Prefill(None, None, None), Prefill(None, None, None)),
-        (replace(LADDER, reachable=None), 1000, None, Prefill(500_000, 500, None), Prefill(None, None, None)),
-        (replace(LADDER, delivered=900_000), 1000, None, Prefill(900_000, 900, None), Prefill(0, 0, None)),
+        (BREAKDOWN, None, PRICE, Prefill(500_000, None, None), Prefill(300_000, None, None)),
+        (BREAKDOWN, 1000, None, Prefill(500_000, 500, None), Prefill(300_000, 300, None)),
+        (replace(BREAKDOWN, delivered=None), 1000, PRICE, Prefill(None, None, None), Prefill(None, None, None)),
+        (replace(BREAKDOWN, reachable=None), 1000, None, Prefill(500_000, 500, None), Prefill(None, None, None)),
+        (replace(BREAKDOWN, delivered=900_000), 1000, None, Prefill(900_000, 900, None), Prefill(0, 0, None)),
     ],
 )
-def test_what_is_unknown_stays_unknown(ladder, rate, price, saved, missed):
-    savings = savings_of(ladder, 86_400, rate, price)
+def test_what_is_unknown_stays_unknown(breakdown, rate, price, saved, missed):
+    savings = savings_of(breakdown, 86_400, rate, price)
     assert (savings.saved, savings.missed) == (saved, missed)
 
 

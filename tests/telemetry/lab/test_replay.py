@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.lab import replay as module
+from telemetry.lab.breakdown import TERMS, Breakdown, breakdown_from
 from telemetry.lab.chains import HASHES, Prompts, coded, depth_error
-from telemetry.lab.ladder import TERMS, Ladder, ladder_from
 from telemetry.lab.replay import HORIZON_S, BinSums, Replay, StateError, dump, load
 from tests.telemetry.lab.replaying import PlainCache, replayed
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, request, sampled, traffic
@@ -123,19 +123,19 @@ def test_any_requests_have_the_hits_of_simple_caches_also_after_a_restart(runs, 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_term_of_a_ladder_is_at_most_the_one_above_it(seed):
+def test_each_term_of_a_breakdown_is_at_most_the_one_above_it(seed):
     requests = traffic(600, seed=seed, replicas=1 + seed % 5, placed=("random", "session")[seed % 2])
     capacities = {f"r{number}": 20 * (1 + seed) ** 2 for number in range(1 + seed % 5)}
-    ladder = ladder_from(replayed(requests, capacities), sample_ratio=1.0)
-    terms = [tokens for name, tokens in ladder.terms if name != "delivered"]
+    breakdown = breakdown_from(replayed(requests, capacities), sample_ratio=1.0)
+    terms = [tokens for name, tokens in breakdown.terms if name != "delivered"]
     assert terms == sorted(terms, reverse=True)
-    assert ladder.prompt_tokens >= terms[0]
+    assert breakdown.prompt_tokens >= terms[0]
 
 
 def test_random_placement_loses_hits_that_placement_by_session_keeps():
     capacities = {f"r{number}": 3000 for number in range(4)}
     kept, lost = (
-        {loss.key: loss.ratio for loss in ladder_from(replayed(requests, capacities), sample_ratio=1).losses()}
+        {loss.key: loss.ratio for loss in breakdown_from(replayed(requests, capacities), sample_ratio=1).losses()}
         for requests in (traffic(4000, placed="session"), traffic(4000, placed="random"))
     )
     assert lost["load"] > 0.2
@@ -148,13 +148,13 @@ def test_random_placement_loses_hits_that_placement_by_session_keeps():
 def test_every_term_of_sampled_blocks_is_within_its_standard_error(placed):
     requests = traffic(6000, placed=placed, sessions=600)
     capacities = {f"r{number}": 4000 for number in range(4)}
-    whole = ladder_from(replayed(requests, capacities), sample_ratio=1.0)
+    whole = breakdown_from(replayed(requests, capacities), sample_ratio=1.0)
     for ratio in (0.5, 0.125, 0.0625):
-        part = ladder_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
+        part = breakdown_from(replayed(sampled(requests, ratio), capacities), sample_ratio=ratio)
         check_terms(whole, part)
 
 
-def check_terms(whole: Ladder, part: Ladder) -> None:
+def check_terms(whole: Breakdown, part: Breakdown) -> None:
     for (name, known), (_, told) in zip(whole.terms, part.terms, strict=True):
         assert whole.ratio(told) == pytest.approx(whole.ratio(known), abs=0.025), name
     assert abs(part.predicted - whole.predicted) < 3 * part.standard_error_tokens < 0.15 * whole.prompt_tokens
@@ -163,7 +163,7 @@ def check_terms(whole: Ladder, part: Ladder) -> None:
 def test_short_prompts_are_estimated_well_with_few_sampled_blocks():
     requests = traffic(6000, turn=(1, 4), longest=40, sessions=600)
     whole, part = (
-        ladder_from(replayed(one, {f"r{n}": 2000 for n in range(4)}), sample_ratio=1)
+        breakdown_from(replayed(one, {f"r{n}": 2000 for n in range(4)}), sample_ratio=1)
         for one in (requests, sampled(requests, 0.0625))
     )
     assert part.ratio(part.reachable) == pytest.approx(whole.ratio(whole.reachable), abs=0.02)
@@ -190,7 +190,7 @@ def test_the_number_of_stored_blocks_is_bounded(monkeypatch):
     for begin in range(0, 2000, 100):
         replayed(requests[begin : begin + 100], None, replay)
         assert len(replay.recent) + len(replay.previous) <= 500
-        assert len(replay.whole) <= 500
+        assert len(replay.fleet_cache) <= 500
         assert sum(map(len, replay.placed.values())) <= 500
         assert sum(map(len, replay.ideal.values())) <= 500
     assert replay.ratio < 0.1
@@ -207,22 +207,22 @@ def test_a_resized_fleet_keeps_the_blocks_that_still_fit():
 
 
 def test_with_unknown_rooms_only_the_top_and_what_engines_said_are_known():
-    ladder = ladder_from(replayed(traffic(500), None), sample_ratio=1.0, reason="r1 has not told its cache")
-    assert [name for name, tokens in ladder.terms if tokens is not None] == ["reachable", "delivered"]
-    assert [loss.key for loss in ladder.losses()] == ["workload"]
+    breakdown = breakdown_from(replayed(traffic(500), None), sample_ratio=1.0, reason="r1 has not told its cache")
+    assert [name for name, tokens in breakdown.terms if tokens is not None] == ["reachable", "delivered"]
+    assert [loss.key for loss in breakdown.losses()] == ["workload"]
 
 
 def test_what_nobody_reported_is_unknown_and_what_some_reported_counts_for_all():
     silent = [one._replace(prompt_tokens=None, cached_tokens=None) for one in traffic(200)]
-    assert ladder_from(replayed(silent, {"r0": 100}), sample_ratio=1).delivered is None
-    ladder = ladder_from(replayed([*silent, *traffic(200)], {"r0": 100}), sample_ratio=1)
-    assert ladder.reported_ratio == pytest.approx(0.5, abs=0.01)
-    assert ladder.ratio(ladder.delivered) == pytest.approx(0.5, abs=0.001)
+    assert breakdown_from(replayed(silent, {"r0": 100}), sample_ratio=1).delivered is None
+    breakdown = breakdown_from(replayed([*silent, *traffic(200)], {"r0": 100}), sample_ratio=1)
+    assert breakdown.reported_ratio == pytest.approx(0.5, abs=0.01)
+    assert breakdown.ratio(breakdown.delivered) == pytest.approx(0.5, abs=0.001)
 
 
 def test_more_delivered_than_replayed_is_a_surplus_and_no_loss():
-    ladder = Ladder(100.0, 80.0, 70.0, 65.0, 60.0, 50.0, 55.0, 1000, 1.0)
-    assert [(loss.key, loss.tokens) for loss in ladder.losses()] == [
+    breakdown = Breakdown(100.0, 80.0, 70.0, 65.0, 60.0, 50.0, 55.0, 1000, 1.0)
+    assert [(loss.key, loss.tokens) for loss in breakdown.losses()] == [
         ("workload", 20),
         ("capacity", 10),
         ("fragmentation", 5),
@@ -230,7 +230,7 @@ def test_more_delivered_than_replayed_is_a_surplus_and_no_loss():
         ("load", 10),
         ("stale", 0),
     ]
-    assert ladder.surplus_ratio == 0.05
+    assert breakdown.surplus_ratio == 0.05
 
 
 def test_prompts_are_never_hit_whole_and_short_ones_never_at_all():

@@ -121,7 +121,7 @@ def test_the_advice_says_whether_the_saving_is_large_enough_in_every_case(change
         ("kv_bytes", "KV cache per token"),
         ("prefill_rate", "prefill rate"),
         ("gaps", "cache size of every replica"),
-        ("lost_tokens", "ladder"),
+        ("lost_tokens", "breakdown"),
         ("computed_tokens", "report cached tokens"),
     ],
 )

@@ -13,21 +13,21 @@ PRICE = Price(2.5, 4, "USD")  # 240 a day for each replica
     [(4, 200, [2, 3, 5, 6, 8]), (1, 200, [2, 3, 5]), (2, 200, [1, 3, 4, 6]), (200, 200, [198, 199]), (1, 1, [])],
 )
 def test_numbers_of_replicas_stay_within_their_limits(replicas, most, counts):
-    assert [row["replicas"] for row in sweep_candidates(replicas, None, most=most)] == counts
+    assert [row["replicas"] for row in sweep_candidates(replicas, None, max_replicas=most)] == counts
 
 
 def test_caches_are_halved_doubled_and_quadrupled_and_names_differ():
-    found = sweep_candidates(4, 1000, most=200)
+    found = sweep_candidates(4, 1000, max_replicas=200)
     assert [row["cache_tokens"] for row in found if "cache_tokens" in row] == [500, 2000, 4000]
     assert len({row["name"] for row in found}) == len(found) == 8
-    assert sweep_candidates(2, None, most=9)[0]["name"] == "1 replica"
+    assert sweep_candidates(2, None, max_replicas=9)[0]["name"] == "1 replica"
 
 
 @pytest.mark.parametrize(
     ("candidates", "expected"),
     [
-        (sweep_candidates(4, 1000, most=200), True),
-        (sweep_candidates(1, None, most=200), True),
+        (sweep_candidates(4, 1000, max_replicas=200), True),
+        (sweep_candidates(1, None, max_replicas=200), True),
         ([{"name": "a", "replicas": 2}, {"name": "b", "replicas": 3}], False),  # two points are no curve
         ([{"name": "a", "replicas": n, "cache_tokens": n} for n in (1, 2, 3)], False),
         ([{"name": "a", "replicas": n, "settings": {"strategy": "random"}} for n in (1, 2, 3)], False),
@@ -80,7 +80,7 @@ RESULT = {
 def test_curves_ascend_and_contain_the_present_size():
     sweep = read_sweep(CANDIDATES, RESULT, 100, PRICE)
     assert [point.replicas for point in sweep.by_replicas] == [3, 4, 5]
-    assert [point.is_present for point in sweep.by_replicas] == [False, True, False]
+    assert [point.is_current for point in sweep.by_replicas] == [False, True, False]
     assert [point.cache_tokens for point in sweep.by_cache] == [1000, 2000]
     assert sweep.by_replicas[0].money_per_day == pytest.approx(720)
     assert sweep.by_replicas[0].prefill_s_per_day == pytest.approx(50 * 864)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from telemetry.lab.breakdown import TERMS, Sums, breakdown_from, caveats, summary
 from telemetry.lab.caches import BlockNumbers, Chains, best_of, place_ideally, run_lru, unbounded
 from telemetry.lab.capacity import CapacityCurve, ReuseDistances
 from telemetry.lab.chains import HASHES, Prompts, Requests, depth_error
-from telemetry.lab.ladder import TERMS, Sums, caveats, ladder_from, summary
 from telemetry.lab.prefix_tree import RequestPath, build_tree
 from telemetry.lab.replay import HORIZON_S, BinSums, Replay, dump, load
 from telemetry.lint.differences import compare
@@ -92,22 +92,22 @@ def test_a_replay_takes_any_requests_and_survives_its_bytes(spans, rooms, minute
     assert sum(sums.requests for sums in tally.result(replay.ratio).values()) == count
     for sums in tally.result(replay.ratio).values():
         assert all(math.isfinite(float(getattr(sums, name))) for name in ("prompt_tokens", "sampling_error", *TERMS))
-        assert_ladder_is_whole(sums, replay.ratio)
+        assert_breakdown_is_whole(sums, replay.ratio)
 
 
-def assert_ladder_is_whole(sums: Sums, ratio: float) -> None:
-    ladder = ladder_from(sums, sample_ratio=ratio)
-    assert summary(ladder)
-    assert isinstance(caveats(ladder), list)
-    for loss in ladder.losses():
-        assert 0 <= loss.tokens <= ladder.prompt_tokens
+def assert_breakdown_is_whole(sums: Sums, ratio: float) -> None:
+    breakdown = breakdown_from(sums, sample_ratio=ratio)
+    assert summary(breakdown)
+    assert isinstance(caveats(breakdown), list)
+    for loss in breakdown.losses():
+        assert 0 <= loss.tokens <= breakdown.prompt_tokens
 
 
 @given(st.builds(Sums, **dict.fromkeys(("requests", "reported_requests"), st.integers(0, 2)),
                  **dict.fromkeys(("prompt_tokens", "reported_tokens", "sampling_error", *TERMS), st.floats(0, 9))),
        st.sampled_from((1.0, 0.5, 2.0**-20)))  # fmt: skip
-def test_a_ladder_takes_any_sums(sums, ratio):
-    assert_ladder_is_whole(sums, ratio)
+def test_a_breakdown_takes_any_sums(sums, ratio):
+    assert_breakdown_is_whole(sums, ratio)
 
 
 def test_an_idle_pool_keeps_its_rate_of_tokens():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from telemetry.lab.breakdown import Sums
 from telemetry.lab.capacity import WorkingSet
-from telemetry.lab.ladder import Sums
 from telemetry.lab.placements import Placements
 from telemetry.lab.worth import Caches, CacheVerdict, RoutingVerdict, assess_caches, assess_routing
 

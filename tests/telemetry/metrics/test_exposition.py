@@ -287,7 +287,7 @@ def test_what_the_router_really_serves_is_read():
         record.is_streamed, record.ttft_s = False, None
         metrics.count_placed(record, Outcome.OK)
 
-    routes = read_router(router_text() + "\n".join(metrics.lines(is_fine=True)) + "\n").routes
+    routes = read_router(router_text() + "\n".join(metrics.lines(all_buckets=True)) + "\n").routes
     for key in (RouteKey("chat", "", "r1"), RouteKey("chat", "", "", "everyday", 4)):
         ttft = routes[key].histograms["ttft"]
         assert ttft.total == 5

@@ -78,7 +78,7 @@ def test_a_replica_that_prometheus_cannot_scrape_is_down_and_a_prometheus_that_i
     for second in (20, 25):
         read_server(server, due=datetime(2031, 3, 4, 12, 0, second, tzinfo=UTC), deadline_s=10)
     state = ScrapeState.objects.get(replica=replica)
-    assert (state.health, state.reason) == ("down", "the metrics server cannot scrape it")
+    assert (state.health, state.reason) == ("down", "the Prometheus server cannot scrape it")
 
 
 def _reads(server, *, queries):

@@ -40,19 +40,19 @@ def waits(router: int) -> Metrics:
     return metrics
 
 
-def exposition(metrics: Metrics, *, is_fine: bool = False) -> str:
-    return INFO + "\n".join(metrics.lines(is_fine=is_fine)) + "\n"
+def exposition(metrics: Metrics, *, all_buckets: bool = False) -> str:
+    return INFO + "\n".join(metrics.lines(all_buckets=all_buckets)) + "\n"
 
 
 def of_two_workers() -> str:
-    total = parse(exposition(waits(3), is_fine=True))
-    add(total, parse(exposition(waits(4), is_fine=True)))
+    total = parse(exposition(waits(3), all_buckets=True))
+    add(total, parse(exposition(waits(4), all_buckets=True)))
     return "\n".join(lines(total)) + "\n"
 
 
 def test_quantiles_of_summed_series_are_those_of_all_observations(tmp_path: Path) -> None:
     routers = [exposition(waits(1)), exposition(waits(2)), of_two_workers()]
-    ours = _fine_quantiles([exposition(waits(number), is_fine=True) for number in (1, 2, 3, 4)])
+    ours = _fine_quantiles([exposition(waits(number), all_buckets=True) for number in (1, 2, 3, 4)])
     with serving() as server:
         for number, told in enumerate(routers):
             server.script(f"/{number}/metrics", text(told))

@@ -1,4 +1,4 @@
-"""The reachable share of pools and task groups: from the hit-rate ladder, with its time range and error, or unknown."""
+"""The reachable share of pools and task groups: from the hit-rate breakdown, with time range and error, or unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import sqrt
 import pytest
 
 from controlplane.services.fleet.pools import create_pool
-from telemetry.lab.ladder import MAX_REACHABLE_ERROR, Sums, ladder_from, reachable_error
+from telemetry.lab.breakdown import MAX_REACHABLE_ERROR, Sums, breakdown_from, reachable_error
 from telemetry.metrics.windows import Window
 from telemetry.services.lab.replays import replay_pools
 from telemetry.storage.reachable import (
@@ -20,26 +20,26 @@ from telemetry.storage.reachable import (
     reachable_over_time_by,
     reachable_share,
 )
+from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.replaying import replayed
 from tests.telemetry.lab.traces import sampled, traffic
-from tests.telemetry.ladder_bins import ladder_bin
-from tests.telemetry.services.lab.test_ladders import at, fleet, spread  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_breakdowns import at, fleet, spread  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.django_db
 MINUTE = Window(T0 - timedelta(minutes=1), T0, 5)
 HALF_HOUR = Window(T0 - timedelta(minutes=30), T0, 300)
 
 
-def test_the_share_is_the_ladder_s_for_the_same_minutes(fleet):  # noqa: F811
+def test_the_share_is_the_breakdown_s_for_the_same_minutes(fleet):  # noqa: F811
     requests = spread(traffic(2400, placed="random"))
     store(requests)
     replay_pools(at(30))
 
     share = reachable_share(["chat"], Window(at(0), at(15), 300))
 
-    expected = ladder_from(replayed(requests, None), sample_ratio=1)
+    expected = breakdown_from(replayed(requests, None), sample_ratio=1)
     assert share.ratio == pytest.approx(expected.reachable / expected.prompt_tokens, abs=0.01)
     assert (share.requests, share.start, share.end) == (2400, at(0), at(15))
     assert 0 < share.standard_error < 0.01
@@ -49,7 +49,7 @@ def test_the_share_is_the_ladder_s_for_the_same_minutes(fleet):  # noqa: F811
     assert groups["chat", "g1"] == reachable_share(["chat"], Window(at(0), at(15), 300), group="g1")
 
 
-def test_a_sampled_ladder_has_a_larger_error_also_with_unknown_caches(fleet):  # noqa: F811
+def test_a_sampled_breakdown_has_a_larger_error_also_with_unknown_caches(fleet):  # noqa: F811
     type(fleet.replicas.first()).objects.update(capacity_blocks=None)
     requests = spread(traffic(2400, placed="random"))
     store(sampled(requests, 1 / 16))
@@ -57,32 +57,32 @@ def test_a_sampled_ladder_has_a_larger_error_also_with_unknown_caches(fleet):  #
 
     share = reachable_share(["chat"], Window(at(0), at(15), 300))
 
-    whole = ladder_from(replayed(requests, None), sample_ratio=1)
+    whole = breakdown_from(replayed(requests, None), sample_ratio=1)
     assert share.standard_error > 0.004
     assert share.ratio == pytest.approx(whole.reachable / whole.prompt_tokens, abs=4 * share.standard_error)
 
 
 def test_the_share_is_unknown_with_too_few_requests(pool):
     assert reachable_share(["chat"], MINUTE) is None
-    ladder_bin(pool, T0 - timedelta(minutes=5), requests=99, reachable=0.85)
+    breakdown_bin(pool, T0 - timedelta(minutes=5), requests=99, reachable=0.85)
     assert reachable_share(["chat"], MINUTE) is None
     assert reachable_over_time(["chat"], MINUTE) == {}
-    ladder_bin(pool, T0 - timedelta(minutes=10), requests=1, reachable=0.85)
+    breakdown_bin(pool, T0 - timedelta(minutes=10), requests=1, reachable=0.85)
     assert reachable_share(["chat"], MINUTE).requests == 100
 
 
 def test_the_share_is_unknown_if_its_error_is_too_large(pool):
-    ladder_bin(pool, T0 - timedelta(minutes=5), requests=120, reachable=0.5, spread=0.5)
+    breakdown_bin(pool, T0 - timedelta(minutes=5), requests=120, reachable=0.5, spread=0.5)
     assert reachable_share(["chat"], MINUTE).standard_error == pytest.approx(sqrt(0.25 / 119))
-    ladder_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, sampling_error=20_000.0)
+    breakdown_bin(pool, T0 - timedelta(minutes=10), requests=100, reachable=0.5, sampling_error=20_000.0)
     assert reachable_share(["chat"], MINUTE) is None
     assert MAX_REACHABLE_ERROR == 0.05
 
 
 def test_a_short_window_is_extended_to_half_an_hour(pool):
-    ladder_bin(pool, T0 - timedelta(minutes=30), requests=200, reachable=0.4)
-    ladder_bin(pool, T0 - timedelta(minutes=5), requests=200, reachable=0.6)
-    ladder_bin(pool, T0 - timedelta(minutes=35), requests=200, reachable=1.0)
+    breakdown_bin(pool, T0 - timedelta(minutes=30), requests=200, reachable=0.4)
+    breakdown_bin(pool, T0 - timedelta(minutes=5), requests=200, reachable=0.6)
+    breakdown_bin(pool, T0 - timedelta(minutes=35), requests=200, reachable=1.0)
     share = reachable_share(["chat"], MINUTE)
     assert share.ratio == pytest.approx(0.5)
     assert (share.start, share.end) == (T0 - timedelta(minutes=30), T0)
@@ -90,8 +90,8 @@ def test_a_short_window_is_extended_to_half_an_hour(pool):
 
 def test_shares_by_pool_by_group_and_of_all(pool):
     other = create_pool("other", models=["m"])
-    ladder_bin(pool, T0 - timedelta(minutes=5), requests=100, reachable=0.2, group="a")
-    ladder_bin(other, T0 - timedelta(minutes=5), requests=300, reachable=0.6, group="a")
+    breakdown_bin(pool, T0 - timedelta(minutes=5), requests=100, reachable=0.2, group="a")
+    breakdown_bin(other, T0 - timedelta(minutes=5), requests=300, reachable=0.6, group="a")
     assert reachable_share(None, MINUTE).ratio == pytest.approx(0.5)
     assert {name: of.ratio for name, of in reachable_by_pool(None, MINUTE).items()} == pytest.approx(
         {"chat": 0.2, "other": 0.6}
@@ -104,13 +104,13 @@ def test_shares_by_pool_by_group_and_of_all(pool):
 def test_over_time_each_step_uses_the_bins_of_the_last_half_hour(pool):
     for minutes, ratio in ((60, 0.2), (30, 0.8)):
         for earlier in range(0, 30, 5):
-            ladder_bin(pool, T0 - timedelta(minutes=minutes - earlier), requests=50, reachable=ratio)
+            breakdown_bin(pool, T0 - timedelta(minutes=minutes - earlier), requests=50, reachable=ratio)
     points = reachable_over_time(["chat"], Window(T0 - timedelta(minutes=60), T0, 900))
     assert [round(share.ratio, 2) for share in points.values()] == [0.2, 0.2, 0.5, 0.8]
 
 
 def test_delivered_over_reachable(pool):
-    ladder_bin(
+    breakdown_bin(
         pool, T0 - timedelta(minutes=5), requests=100, reachable=0.8, reported_tokens=50_000.0, delivered=20_000.0
     )
     share = reachable_share(["chat"], MINUTE)

@@ -43,7 +43,7 @@ def router(db):
 
 
 def roll(hours=5.0):
-    return roll_up(T0 + timedelta(hours=hours), readings_kept_s=KEPT_S)
+    return roll_up(T0 + timedelta(hours=hours), readings_retention_s=KEPT_S)
 
 
 def at(minute, second=0):
@@ -215,7 +215,7 @@ def test_a_bin_whose_readings_were_dropped_stays_as_it_is(replicas, router):
     drop_before((T0 + timedelta(days=1)).date())
     engine_reading(replicas[0], at(61, 30), queries=5000, hits=5000)
 
-    roll_up(T0 + timedelta(days=1), readings_kept_s=KEPT_S / 6)
+    roll_up(T0 + timedelta(days=1), readings_retention_s=KEPT_S / 6)
 
     assert not RollupRepair.objects.exists()
     assert all_sums(replicas, HOURS) == before
@@ -235,7 +235,7 @@ def test_a_worker_that_was_away_catches_up_run_by_run(replicas):
     engine_reading(replicas[0], at(1), queries=10, hits=1)
     engine_reading(replicas[0], at(60 * 12), queries=10, hits=1)
     runs = 0
-    while (done := roll_up(at(60 * 13), readings_kept_s=KEPT_S, budget_s=0.05)).behind_s > 0:
+    while (done := roll_up(at(60 * 13), readings_retention_s=KEPT_S, budget_s=0.05)).behind_s > 0:
         assert done.bins > 0
         runs += 1
 

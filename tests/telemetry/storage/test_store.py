@@ -122,7 +122,7 @@ def test_readings_that_are_not_rolled_up_are_retained_for_a_week_more(r1):
     evening = datetime(2031, 3, 4, 23, 50, tzinfo=UTC)
     late = datetime(2031, 3, 4, 23, 58, tzinfo=UTC)
     engine_reading(r1, evening, queries=10, hits=5)
-    roll_up(evening + timedelta(minutes=2), readings_kept_s=86_400)
+    roll_up(evening + timedelta(minutes=2), readings_retention_s=86_400)
     engine_reading(r1, late, queries=100, hits=50)
 
     def is_retained(days: int) -> bool:
@@ -130,7 +130,7 @@ def test_readings_that_are_not_rolled_up_are_retained_for_a_week_more(r1):
         return "telemetry_reading_20310304" in partitions_of("telemetry_reading")
 
     assert is_retained(days=3)
-    roll_up(NOON + timedelta(days=1), readings_kept_s=86_400, budget_s=60)
+    roll_up(NOON + timedelta(days=1), readings_retention_s=86_400, budget_s=60)
     assert not is_retained(days=3)
     whole = Window(evening - timedelta(minutes=50), evening + timedelta(hours=1), 3600)
     (row,) = engine_sums([r1.pk], whole, whole=True)

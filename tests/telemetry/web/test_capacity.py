@@ -12,7 +12,7 @@ from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from telemetry.models import WhatIf
 from telemetry.services.lab.replays import update_curve
-from tests.telemetry.services.lab.test_ladders import fleet as room  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins
 from tests.telemetry.what_if_results import finished_sweep
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def sized(visitor, noon, room):  # noqa: F811
-    """A pool with a day of ladders, a finished sweep, a model and prices."""
+    """A pool with a day of breakdowns, a finished sweep, a model and prices."""
     bins(room)
     bins(room, group="agents")
     finished_sweep(room, noon)

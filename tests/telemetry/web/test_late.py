@@ -52,9 +52,9 @@ def test_a_page_reports_missing_scrapes_once(visitor, noon, fleet):
 
 def test_a_page_says_that_items_of_background_tasks_fail_and_names_none(visitor, noon):
     at = noon
-    ItemFailure.objects.create(task=PeriodicTask.LADDERS, item="secret-pool", since=at, at=at, error="KeyError")
+    ItemFailure.objects.create(task=PeriodicTask.BREAKDOWNS, item="secret-pool", since=at, at=at, error="KeyError")
     text = visitor.get("/fleet/").text
-    assert "Background tasks fail for some items: hit-rate ladders (1)." in text
+    assert "Background tasks fail for some items: hit-rate breakdowns (1)." in text
     assert "secret-pool" not in text
     ItemFailure.objects.all().delete()
     assert "Background tasks fail" not in visitor.get("/fleet/").text

@@ -10,7 +10,7 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
 from telemetry.models import ScrapeShard, ScrapeState
 from telemetry.services.notifications.channels import create_channel, update_channel
-from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.breakdown_bins import breakdown_bin
 
 
 def test_the_first_visit_says_the_next_step(visitor):
@@ -34,7 +34,7 @@ def test_before_the_first_reading_nothing_is_zero(visitor):
 
 def test_tiles_show_the_figures_with_their_reachable_share_and_whose_clock(visitor, fleet, noon):
     assert "reachable hit rate: not enough requests replayed yet" in visitor.get("/").text
-    ladder_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85)
+    breakdown_bin(fleet, noon - timedelta(minutes=10), requests=400, reachable=0.85)
     text = visitor.get("/").text
 
     assert re.search(r'<span class="value">[56]\d\.\d %</span>', text)

@@ -11,7 +11,7 @@ from telemetry.metrics.windows import PointState, Window
 from telemetry.services.figures import chart_series
 from telemetry.services.figures.overview import Subject
 from telemetry.services.figures.replicas import CELLS, heat_strips
-from tests.telemetry.ladder_bins import ladder_bin
+from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, steps
 
 START = datetime(2031, 3, 4, 12, tzinfo=UTC)
@@ -70,8 +70,8 @@ def test_a_group_knows_its_hit_rate_its_reachable_share_and_when_it_had_no_traff
     route_reading(router, START + timedelta(seconds=5), group="coding", **counted)
     route_reading(router, START + timedelta(seconds=5), group="other", **counted | {"cached_tokens": 0})
 
-    assert len(chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no ladder yet: no line
-    ladder_bin(pool, START - timedelta(minutes=5), group="coding", requests=100, reachable=0.85, spread=0.1)
+    assert len(chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)) == 1  # no breakdown yet: no line
+    breakdown_bin(pool, START - timedelta(minutes=5), group="coding", requests=100, reachable=0.85, spread=0.1)
 
     rate, reachable = chart_series.hit_rate(Subject.of_pool(pool, "coding"), WINDOW)
 

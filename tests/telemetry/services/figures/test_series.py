@@ -15,8 +15,8 @@ from telemetry.services.figures import chart_series, groups, overview, series
 from telemetry.services.figures.overview import Subject
 from telemetry.storage import sums
 from telemetry.storage.dimension_sums import usage_reports
+from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
-from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, scraped, steps
 
 pytestmark = pytest.mark.django_db
@@ -130,7 +130,7 @@ def test_a_task_groups_hit_rate_is_of_responses_that_report_cached_tokens(router
 
 
 def test_every_task_group_has_a_row_with_its_reachable_hit_rate_also_without_traffic(router, pool):
-    ladder_bin(pool, T0 - timedelta(minutes=5), group="busy", requests=400, reachable=0.36)
+    breakdown_bin(pool, T0 - timedelta(minutes=5), group="busy", requests=400, reachable=0.36)
     create_task_group(pool, name="quiet")
     at = T0 + timedelta(seconds=5)
     router_scraped(router, at)

@@ -155,7 +155,7 @@ def test_a_reason_publishes_and_is_audited_with_what_it_overrode(draft, django_u
         publish_revision(draft.pk, by=olga, override_reason="  ")
     rollout = publish_revision(draft.pk, by=olga, override_reason="the new engine needs it")
 
-    step = rollout.steps.get(transition="publish")
+    step = rollout.history.get(transition="publish")
     assert step.evidence["override_reason"] == "the new engine needs it"
     assert (step.evidence["code"], step.evidence["figures"][0]["is_exceeded"]) == ("what-if-worse", True)
     event = Event.objects.get(kind=EventKind.PREDICTION_OVERRIDDEN)
@@ -168,7 +168,7 @@ def test_a_reason_publishes_and_is_audited_with_what_it_overrode(draft, django_u
 
 def test_a_needless_reason_is_not_recorded_as_an_override(draft):
     predict_draft(draft)
-    assert publish_revision(draft.pk, override_reason="to be sure").steps.get().evidence is None
+    assert publish_revision(draft.pk, override_reason="to be sure").history.get().evidence is None
 
 
 def test_reverting_and_aborting_are_never_refused(policy, draft):

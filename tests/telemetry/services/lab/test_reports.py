@@ -15,8 +15,8 @@ from telemetry.metrics.windows import Window
 from telemetry.models import CapacityCurve
 from telemetry.services.lab.reports import report_as_json, report_of, report_windows
 from telemetry.storage.partitions import ensure_days
+from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
-from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import route_reading, router_scraped
 from tests.telemetry.stored_decisions import a_router
 
@@ -59,7 +59,7 @@ def traffic(pool: Pool) -> Pool:
 def test_figures_of_both_windows_and_their_differences(traffic):
     traffic = update_pool(traffic, costs={"gpu_hour_price": 3.6})
     CapacityCurve.objects.create(pool=traffic, at=T0, prefill_rate=1000.0, fitted_requests=500)
-    ladder_bin(traffic, T0 - timedelta(minutes=30), requests=400, reachable=0.8, group="agents")
+    breakdown_bin(traffic, T0 - timedelta(minutes=30), requests=400, reachable=0.8, group="agents")
 
     report = report_of(traffic, BEFORE, AFTER, ALL())
 

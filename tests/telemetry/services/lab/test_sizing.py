@@ -19,12 +19,12 @@ from telemetry.services.lab.replays import replay_pools, update_curve
 from telemetry.services.lab.sizing import sizing_of
 from telemetry.services.lab.sweeps import create_sweep, newest_sweep, open_sweep
 from telemetry.storage.partitions import ensure_days
+from tests.telemetry.breakdown_bins import breakdown_bin
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
 from tests.telemetry.lab.traces import traffic
-from tests.telemetry.ladder_bins import ladder_bin
 from tests.telemetry.readings import route_reading, router_scraped
-from tests.telemetry.services.lab.test_ladders import CAPACITY_BLOCKS, fleet, spread  # noqa: F401 - a fixture
+from tests.telemetry.services.lab.test_breakdowns import CAPACITY_BLOCKS, fleet, spread  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.what_if_world import add_fleet, publish_and_store, serve
 from tests.telemetry.services.lab.what_if_world import traffic as served_traffic
 from tests.telemetry.stored_decisions import a_router
@@ -39,7 +39,7 @@ def bins(pool: Pool, hours: float = 24, **columns: float | str) -> None:
     """A bin of 100 requests of 1,000 tokens each half hour, of which 800 are reachable and 500 are delivered."""
     for number in range(int(2 * hours)):
         at = T0 - timedelta(minutes=30 * (number + 1))
-        ladder_bin(
+        breakdown_bin(
             pool,
             at,
             requests=100,
@@ -103,7 +103,7 @@ def test_figures_say_which_share_of_the_traffic_they_rest_on(pool):
 
 
 def test_without_reported_tokens_savings_are_unknown(pool):
-    ladder_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
+    breakdown_bin(pool, T0 - timedelta(hours=1), requests=100, reachable=0.8)
     found = savings_in(pool, DAY, prefill_rate_of(pool, T0))
     assert (found.pool.saved.tokens, found.pool.missed.tokens) == (None, None)
     assert "--enable-prompt-tokens-details" in " ".join(found.notes)

@@ -1,4 +1,4 @@
-"""``/ladder``: a pool's hit-rate ladder. ``/reconciliation``: three hit rates of each replica compared (H17)."""
+"""``/breakdown``: a pool's hit-rate breakdown. ``/reconciliation``: three hit rates of each replica compared."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from controlplane.api.views import TransactionalView
 from controlplane.models import Pool
 from telemetry.api.serializers import SeriesQuery, window_of
 from telemetry.api.viewsets import selected_pools
-from telemetry.lab.ladder import LOSS_TEXTS, Ladder, caveats, summary
+from telemetry.lab.breakdown import LOSS_TEXTS, Breakdown, caveats, summary
 from telemetry.models import CapacityCurve
 from telemetry.services.figures.engine import MAX_WINDOW_S, Reconciled, reconcile
-from telemetry.services.lab.ladders import Worth, curve_of, ladder_of, ladders_by_group, worth_of
+from telemetry.services.lab.breakdowns import Worth, breakdown_of, breakdowns_by_group, curve_of, worth_of
 from telemetry.storage.reachable import reachable_share
 
 
-class LadderQuery(serializers.Serializer[Any]):
-    """Parameters of ``/ladder``. Default ``from``: one hour ago. ``group`` "": requests without a task group."""
+class BreakdownQuery(serializers.Serializer[Any]):
+    """Parameters of ``/breakdown``. Default ``from``: one hour ago. ``group`` "": requests without a task group."""
 
     pool = ByName(queryset=Pool.objects.all())
     group = serializers.CharField(required=False, allow_blank=True)
@@ -39,7 +39,7 @@ class LadderQuery(serializers.Serializer[Any]):
 
 
 class TermSerializer(serializers.Serializer[Any]):
-    """One term of the ladder, in prompt tokens; null: unknown."""
+    """One term of the breakdown, in prompt tokens; null: unknown."""
 
     term = serializers.CharField()
     tokens = serializers.FloatField(allow_null=True)
@@ -47,7 +47,7 @@ class TermSerializer(serializers.Serializer[Any]):
 
 
 class LossSerializer(serializers.Serializer[Any]):
-    """Tokens lost in one step of the ladder, with advice."""
+    """Tokens lost in one step of the breakdown, with advice."""
 
     key = serializers.ChoiceField(choices=list(LOSS_TEXTS))
     tokens = serializers.FloatField()
@@ -56,8 +56,8 @@ class LossSerializer(serializers.Serializer[Any]):
     advice = serializers.CharField()
 
 
-class LadderSerializer(serializers.Serializer[Any]):
-    """A ladder. ``standard_error_ratio``: standard error from sampling; ``notes``: other limits of its accuracy."""
+class BreakdownSerializer(serializers.Serializer[Any]):
+    """A breakdown. ``standard_error_ratio``: standard error from sampling; ``notes``: other limits of its accuracy."""
 
     group = serializers.CharField(allow_null=True)
     summary = serializers.CharField()
@@ -155,38 +155,38 @@ class WorthSerializer(serializers.Serializer[Any]):
     replica_tokens = serializers.IntegerField(allow_null=True, help_text="cache size of each, on average")
 
 
-class LadderResponse(serializers.Serializer[Any]):
-    """``ladder`` is null without decisions in the window; groups are sorted by tokens."""
+class BreakdownResponse(serializers.Serializer[Any]):
+    """``breakdown`` is null without decisions in the window; groups are sorted by tokens."""
 
     pool = serializers.CharField()
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
-    ladder = LadderSerializer(allow_null=True)
-    groups = LadderSerializer(many=True)
+    breakdown = BreakdownSerializer(allow_null=True)
+    groups = BreakdownSerializer(many=True)
     curve = CurveSerializer(allow_null=True)
     reachable = ReachableSerializer(allow_null=True)
     worth = WorthSerializer()
 
 
-class LadderView(TransactionalView):
-    """The hit-rate ladder."""
+class BreakdownView(TransactionalView):
+    """The hit-rate breakdown."""
 
-    @extend_schema(parameters=[LadderQuery], responses=LadderResponse)
+    @extend_schema(parameters=[BreakdownQuery], responses=BreakdownResponse)
     def get(self, request: Request) -> Response:
-        """The ladder from the reachable to the delivered hit rate, in five-minute bins, with the loss of each step."""
-        query = LadderQuery(data=request.query_params, context={"request": request})
+        """The breakdown from the reachable to the delivered hit rate, in five-minute bins, with each step's loss."""
+        query = BreakdownQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data
         pool, window, group = params["pool"], params["window"], params.get("group")
-        ladder = ladder_of(pool, window, group)
+        breakdown = breakdown_of(pool, window, group)
         reachable, curve = reachable_share([pool.name], window, group=group), curve_of(pool)
         return Response(
             {
                 "pool": pool.name,
                 "start": window.start,
                 "end": window.end,
-                "ladder": ladder and _as_json(group, ladder),
-                "groups": [_as_json(row.group, row.ladder) for row in ladders_by_group(pool, window)],
+                "breakdown": breakdown and _as_json(group, breakdown),
+                "groups": [_as_json(row.group, row.breakdown) for row in breakdowns_by_group(pool, window)],
                 "curve": _curve_as_json(curve),
                 "reachable": reachable and reachable.as_json(),
                 "worth": _worth_as_json(worth_of(pool, window, curve)),
@@ -194,21 +194,21 @@ class LadderView(TransactionalView):
         )
 
 
-def _as_json(group: str | None, ladder: Ladder) -> dict[str, Any]:
+def _as_json(group: str | None, breakdown: Breakdown) -> dict[str, Any]:
     return {
         "group": group,
-        "summary": summary(ladder),
-        "requests": ladder.requests,
-        "prompt_tokens": ladder.prompt_tokens,
-        "sample_ratio": ladder.sample_ratio,
-        "standard_error_ratio": ladder.ratio(ladder.standard_error_tokens),
-        "reported_ratio": ladder.reported_ratio,
-        "terms": [{"term": name, "tokens": value, "ratio": ladder.ratio(value)} for name, value in ladder.terms],
+        "summary": summary(breakdown),
+        "requests": breakdown.requests,
+        "prompt_tokens": breakdown.prompt_tokens,
+        "sample_ratio": breakdown.sample_ratio,
+        "standard_error_ratio": breakdown.ratio(breakdown.standard_error_tokens),
+        "reported_ratio": breakdown.reported_ratio,
+        "terms": [{"term": name, "tokens": value, "ratio": breakdown.ratio(value)} for name, value in breakdown.terms],
         "losses": [
             {**asdict(loss), "about": LOSS_TEXTS[loss.key].about, "advice": LOSS_TEXTS[loss.key].advice}
-            for loss in ladder.losses()
+            for loss in breakdown.losses()
         ],
-        "notes": caveats(ladder),
+        "notes": caveats(breakdown),
     }
 
 

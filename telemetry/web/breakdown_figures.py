@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, TERMS, Ladder, LossText, points, summary
+from telemetry.lab.breakdown import LOSS_TEXTS, LOSSES, TERMS, Breakdown, LossText, points, summary
 from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
 from telemetry.services.alerts.previews import Episode, Point
@@ -40,12 +40,12 @@ class Step(NamedTuple):
         return self.high - self.low
 
 
-def steps_of(ladder: Ladder) -> list[Step]:
+def steps_of(breakdown: Breakdown) -> list[Step]:
     """The bars from top to bottom. Losses between two known terms are one bar."""
     steps = [Step("prompts", "Prompt tokens", 0.0, 1.0, None)]
     above, missing = 1.0, False
     for name in TERMS:
-        here = ladder.ratio(getattr(ladder, name))
+        here = breakdown.ratio(getattr(breakdown, name))
         if here is None:
             missing = True
             continue
@@ -53,14 +53,14 @@ def steps_of(ladder: Ladder) -> list[Step]:
         text = LOSS_TEXTS.get(key)
         steps.append(Step(key, text.label if text else "Unknown", min(here, above), above, text))
         above, missing = min(here, above), False
-    reported = ladder.ratio(ladder.delivered)
+    reported = breakdown.ratio(breakdown.delivered)
     last = Step("delivered", "Delivered", 0.0, reported or 0.0, None) if reported is not None else None
     return [*steps, last or Step("replayed", "Predicted", 0.0, above, None)]
 
 
-def ladder_figure(ladder: Ladder) -> dict[str, Any]:
+def breakdown_figure(breakdown: Breakdown) -> dict[str, Any]:
     """The breakdown as floating bars, the first at the top."""
-    steps = steps_of(ladder)
+    steps = steps_of(breakdown)
     colours = [TOTAL, *([LOST] * (len(steps) - 2)), DELIVERED]
     trace = {
         "type": "bar",
@@ -81,7 +81,7 @@ def ladder_figure(ladder: Ladder) -> dict[str, Any]:
         "xaxis": {"range": [0, 1.06], "tickformat": ".0%", "dtick": 0.25, "fixedrange": True},
         "yaxis": {"autorange": "reversed", "fixedrange": True, "automargin": True, "showgrid": False},
     }
-    return figure_json([trace], layout, summary(ladder))
+    return figure_json([trace], layout, summary(breakdown))
 
 
 def curve_figure(curve: CapacityCurve) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def figure_layout(left: int) -> dict[str, Any]:
 
 
 def figure_json(traces: Sequence[dict[str, Any]], layout: dict[str, Any], text: str) -> dict[str, Any]:
-    """A figure as ``static/js/ladder.js`` reads it; ``text`` is the summary under the chart."""
+    """A figure as ``static/js/breakdown.js`` reads it; ``text`` is the summary under the chart."""
     from plotly import graph_objects  # noqa: PLC0415 - the import takes half a second
 
     figure = graph_objects.Figure(data=traces, layout=layout).to_plotly_json()

@@ -1,13 +1,13 @@
-"""Texts of the ladder."""
+"""Texts of the breakdown."""
 
 import pytest
 
-from telemetry.lab.ladder import LOSS_TEXTS, LOSSES, Ladder, caveats, summary
+from telemetry.lab.breakdown import LOSS_TEXTS, LOSSES, Breakdown, caveats, summary
 
 
-def ladder(*terms: float | None, **fields: object) -> Ladder:
-    """A ladder of 100 prompt tokens and 1,000 requests."""
-    return Ladder(100.0, *terms, requests=1000, sample_ratio=1.0, **{"reported_ratio": 1.0, **fields})
+def breakdown(*terms: float | None, **fields: object) -> Breakdown:
+    """A breakdown of 100 prompt tokens and 1,000 requests."""
+    return Breakdown(100.0, *terms, requests=1000, sample_ratio=1.0, **{"reported_ratio": 1.0, **fields})
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ def ladder(*terms: float | None, **fields: object) -> Ladder:
         ((71, None, None, None, None, None), "Hit rate unknown of 71 % reachable"),
     ],
 )
-def test_the_summary_of_a_ladder(terms, beginning):
+def test_the_summary_of_a_breakdown(terms, beginning):
     reason = "" if terms[1] else "the cache size of r1 is unknown"
-    assert summary(ladder(*terms, reason=reason)).startswith(beginning)
+    assert summary(breakdown(*terms, reason=reason)).startswith(beginning)
 
 
 def test_every_loss_has_texts():
@@ -34,9 +34,9 @@ def test_every_loss_has_texts():
 
 
 def test_caveats_name_what_limits_accuracy():
-    assert caveats(ladder(71, 62, 62, 56, 52, 52)) == []
-    uncertain = Ladder(100.0, 71, 62, 62, 56, 52, 60, 12, 0.25, 0.5, 1.0)
+    assert caveats(breakdown(71, 62, 62, 56, 52, 52)) == []
+    uncertain = Breakdown(100.0, 71, 62, 62, 56, 52, 60, 12, 0.25, 0.5, 1.0)
     text = " ".join(caveats(uncertain))
     for expected in ("Only 12 requests", "1 of 4 block hashes", "2.0 points", "50 %", "8 points more"):
         assert expected in text
-    assert "No response reports" in " ".join(caveats(ladder(71, 62, 62, 56, 52, None, reported_ratio=0.0)))
+    assert "No response reports" in " ".join(caveats(breakdown(71, 62, 62, 56, 52, None, reported_ratio=0.0)))

@@ -1,4 +1,4 @@
-"""Ladders from stored decisions: each minute is replayed once, again after late decisions, from stored states."""
+"""Breakdowns from stored decisions: each minute is replayed once, again after late decisions, from stored states."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica, record_engine_facts
 from controlplane.services.snapshots import single_snapshot
 from telemetry import tasks
-from telemetry.lab.ladder import BIN, ladder_from
+from telemetry.lab.breakdown import BIN, breakdown_from
 from telemetry.metrics.windows import Window
-from telemetry.models import CapacityCurve, Decision, LadderBin, ReplayState
+from telemetry.models import BreakdownBin, CapacityCurve, Decision, ReplayState
 from telemetry.services.lab import replays
-from telemetry.services.lab.ladders import curve_of, ladder_of, ladders_by_group, ladders_over_time
+from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group, breakdowns_over_time, curve_of
 from telemetry.services.lab.replays import replay_pools, update_curve, update_curves
 from tests.telemetry.conftest import T0
 from tests.telemetry.decisions import store
@@ -58,7 +58,7 @@ def at(minutes: float):
 HOUR = Window(at(0), at(60), 300)
 
 
-def test_a_pools_ladder_is_computed_from_its_decisions(fleet):
+def test_a_pools_breakdown_is_computed_from_its_decisions(fleet):
     requests = spread(traffic(1200, placed="random"))
     store(requests)
     store(spread(traffic(50, seed=9)), pool="other", boot="b2")
@@ -67,32 +67,36 @@ def test_a_pools_ladder_is_computed_from_its_decisions(fleet):
     assert replay_pools(at(30)) == 6  # bins, including empty ones up to now
 
     unsampled = replayed(requests, CAPACITIES)
-    expected, ladder = ladder_from(unsampled, sample_ratio=1), ladder_of(fleet, HOUR)
-    assert ladder.requests == 1200
-    for (name, actual), (_, exact) in zip(ladder.terms, expected.terms, strict=True):
+    expected, breakdown = breakdown_from(unsampled, sample_ratio=1), breakdown_of(fleet, HOUR)
+    assert breakdown.requests == 1200
+    for (name, actual), (_, exact) in zip(breakdown.terms, expected.terms, strict=True):
         assert actual == pytest.approx(exact, rel=0.02), name  # capacities are converted to blocks once per bin
-    assert [row.group for row in ladders_by_group(fleet, HOUR)] != []
-    assert sum(row.ladder.requests for row in ladders_by_group(fleet, HOUR)) == 1200
-    assert sum(row.ladder.predicted for row in ladders_by_group(fleet, HOUR)) == pytest.approx(ladder.predicted)
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500, 200]
-    assert ladder_of(fleet, HOUR, "g1").requests + ladder_of(fleet, HOUR, "g0").requests < 1200
-    assert ladder_of(fleet, HOUR, "none such") is None
-    assert ladder_of(fleet, Window(at(-60), at(-5), 300)) is None
+    assert [row.group for row in breakdowns_by_group(fleet, HOUR)] != []
+    assert sum(row.breakdown.requests for row in breakdowns_by_group(fleet, HOUR)) == 1200
+    assert sum(row.breakdown.predicted for row in breakdowns_by_group(fleet, HOUR)) == pytest.approx(
+        breakdown.predicted
+    )
+    assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 500, 200]
+    assert breakdown_of(fleet, HOUR, "g1").requests + breakdown_of(fleet, HOUR, "g0").requests < 1200
+    assert breakdown_of(fleet, HOUR, "none such") is None
+    assert breakdown_of(fleet, Window(at(-60), at(-5), 300)) is None
 
 
 def test_runs_every_minute_give_the_same_bins_as_one_run(fleet):
     requests = sampled(spread(traffic(1200, placed="random")), 0.5)
     store(requests)
     replay_pools(at(30))
-    at_once = {row.pk: (row.predicted, row.split, row.reachable, row.sampling_error) for row in LadderBin.objects.all()}
-    LadderBin.objects.all().delete()
+    at_once = {
+        row.pk: (row.predicted, row.split, row.reachable, row.sampling_error) for row in BreakdownBin.objects.all()
+    }
+    BreakdownBin.objects.all().delete()
     ReplayState.objects.all().delete()
 
     for minute in range(1, 31):
         replay_pools(at(minute))
 
-    assert LadderBin.objects.count() == len(at_once) == 9  # three groups, three bins with requests
-    for row in LadderBin.objects.all():
+    assert BreakdownBin.objects.count() == len(at_once) == 9  # three groups, three bins with requests
+    for row in BreakdownBin.objects.all():
         assert (row.predicted, row.split, row.reachable, row.sampling_error) == pytest.approx(at_once[row.pk])
     assert ReplayState.objects.count() <= replays.MAX_STATES + 1  # and that of the newest minute
 
@@ -101,7 +105,7 @@ def test_a_complete_bin_is_replayed_again_only_after_many_late_decisions(fleet, 
     requests = spread(traffic(1200))
     store(requests[:300] + requests[500:])
     replay_pools(at(14))
-    assert ladder_of(fleet, HOUR).requests == 1000
+    assert breakdown_of(fleet, HOUR).requests == 1000
     assert replay_pools(at(15)) == 1  # the current bin
     store(requests[300:303])
     assert replay_pools(at(15)) == 1  # too few late decisions for a restart
@@ -109,8 +113,8 @@ def test_a_complete_bin_is_replayed_again_only_after_many_late_decisions(fleet, 
 
     assert replay_pools(at(15)) > 2
 
-    assert ladder_of(fleet, HOUR).requests == 1200
-    assert LadderBin.objects.filter(group="g0").count() == 3
+    assert breakdown_of(fleet, HOUR).requests == 1200
+    assert BreakdownBin.objects.filter(group="g0").count() == 3
 
 
 def test_a_complete_minute_is_not_read_again(fleet):
@@ -118,9 +122,9 @@ def test_a_complete_minute_is_not_read_again(fleet):
     replay_pools(at(9))
     assert Decision.objects.filter(at__lt=at(7)).delete()[0] == 700
     replay_pools(at(10))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500]
+    assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 500]
     replay_pools(at(14))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 500, 200]
+    assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 500, 200]
 
 
 def test_many_late_decisions_of_a_complete_minute_restart_the_replay_at_its_bin(fleet):
@@ -128,11 +132,11 @@ def test_many_late_decisions_of_a_complete_minute_restart_the_replay_at_its_bin(
     store(requests[:500] + requests[550:])
     replay_pools(at(8))
     store(requests[500:550])
-    assert ladder_of(fleet, HOUR).requests == 750
+    assert breakdown_of(fleet, HOUR).requests == 750
     replay_pools(at(9))
-    assert [one.requests for _, one in ladders_over_time(fleet, HOUR)] == [500, 400]
+    assert [one.requests for _, one in breakdowns_over_time(fleet, HOUR)] == [500, 400]
     replay_pools(at(12))
-    assert ladder_of(fleet, HOUR).requests == 1200
+    assert breakdown_of(fleet, HOUR).requests == 1200
 
 
 def test_a_bin_has_a_reason_if_cache_sizes_were_unknown_in_one_of_its_minutes(fleet):
@@ -141,7 +145,7 @@ def test_a_bin_has_a_reason_if_cache_sizes_were_unknown_in_one_of_its_minutes(fl
     replay_pools(at(4))
     Replica.objects.filter(name="r2").update(capacity_blocks=CAPACITY_BLOCKS * HASH_TOKENS // 16)
     replay_pools(at(12))
-    assert [bool(one.reason) for _, one in ladders_over_time(fleet, HOUR)] == [True, False, False]
+    assert [bool(one.reason) for _, one in breakdowns_over_time(fleet, HOUR)] == [True, False, False]
 
 
 def test_the_next_bin_starts_with_warm_caches(fleet):
@@ -150,7 +154,7 @@ def test_the_next_bin_starts_with_warm_caches(fleet):
     store(twice)
     for minute in (6, 8, 14):
         replay_pools(at(minute))
-    first, second = (one for _, one in ladders_over_time(fleet, HOUR))
+    first, second = (one for _, one in breakdowns_over_time(fleet, HOUR))
     assert second.ratio(second.reachable) > 0.97 > first.ratio(first.reachable)
 
 
@@ -162,14 +166,14 @@ def test_an_unreadable_state_restarts_the_replay_cold(fleet):
     assert replay_pools(at(120)) == 0  # no decisions for an hour
 
 
-def test_a_ladder_of_sampled_blocks_is_within_its_standard_error(fleet):
+def test_a_breakdown_of_sampled_blocks_is_within_its_standard_error(fleet):
     requests = spread(traffic(4000, placed="random"))
     store(sampled(requests, 0.25))
     replay_pools(at(30))
-    ladder, unsampled = ladder_of(fleet, HOUR), ladder_from(replayed(requests, CAPACITIES), sample_ratio=1)
-    assert ladder.sample_ratio == 0.25
-    assert 0 < ladder.standard_error_tokens < 0.05 * ladder.prompt_tokens
-    for (name, actual), (_, exact) in zip(ladder.terms, unsampled.terms, strict=True):
+    breakdown, unsampled = breakdown_of(fleet, HOUR), breakdown_from(replayed(requests, CAPACITIES), sample_ratio=1)
+    assert breakdown.sample_ratio == 0.25
+    assert 0 < breakdown.standard_error_tokens < 0.05 * breakdown.prompt_tokens
+    for (name, actual), (_, exact) in zip(breakdown.terms, unsampled.terms, strict=True):
         assert unsampled.ratio(actual) == pytest.approx(unsampled.ratio(exact), abs=0.03), name
 
 
@@ -177,10 +181,10 @@ def test_terms_that_need_an_unknown_cache_size_are_unknown_and_the_reason_names_
     Replica.objects.filter(name="r2").update(capacity_blocks=None)
     store(spread(traffic(600)))
     replay_pools(at(30))
-    ladder = ladder_of(fleet, HOUR)
-    assert "r2" in ladder.reason
-    assert (ladder.capacity, ladder.split, ladder.best, ladder.predicted) == (None, None, None, None)
-    assert 0 < ladder.delivered < ladder.reachable < ladder.prompt_tokens
+    breakdown = breakdown_of(fleet, HOUR)
+    assert "r2" in breakdown.reason
+    assert (breakdown.capacity, breakdown.split, breakdown.best, breakdown.predicted) == (None, None, None, None)
+    assert 0 < breakdown.delivered < breakdown.reachable < breakdown.prompt_tokens
     update_curve(fleet, at(30))
     assert (curve_of(fleet).points, "r2" in curve_of(fleet).reason) == ([], True)
 
@@ -213,13 +217,13 @@ def test_the_capacity_curve_predicts_the_hit_rate_of_larger_caches(fleet):
 
 def test_the_periodic_task_runs_without_decisions():
     create_pool("idle")
-    tasks.compute_ladders()
-    assert (LadderBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
+    tasks.compute_breakdowns()
+    assert (BreakdownBin.objects.count(), CapacityCurve.objects.get().points) == (0, [])
 
 
 def test_bins_are_deleted_with_the_readings(fleet, settings):
     store(spread(traffic(300)))
     replay_pools(at(14))
     replay_pools(at(14) + timedelta(days=settings.READINGS_RETENTION_DAYS, hours=1))
-    assert LadderBin.objects.count() == 0
+    assert BreakdownBin.objects.count() == 0
     assert timedelta(minutes=5) == BIN

@@ -1,4 +1,4 @@
-"""Stored bins of a hit-rate ladder."""
+"""Stored bins of a hit-rate breakdown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from datetime import datetime
 from typing import Any
 
 from controlplane.models import Pool
-from telemetry.lab.ladder import bin_start
-from telemetry.models import LadderBin
+from telemetry.lab.breakdown import bin_start
+from telemetry.models import BreakdownBin
 
 PROMPT = 1000.0  # tokens of each request
 
 
-def ladder_bin(
+def breakdown_bin(
     pool: Pool, at: datetime, *, requests: int, reachable: float, spread: float = 0.0, **columns: Any
-) -> LadderBin:
+) -> BreakdownBin:
     """A bin of equal prompts: ``reachable`` of each (0 to 1), half of them ``spread`` more and the others less."""
     low, high = (PROMPT * (reachable + sign * spread) for sign in (-1, 1))
-    return LadderBin.objects.create(
+    return BreakdownBin.objects.create(
         pool=pool,
         at=bin_start(at),
         requests=requests,

@@ -1,23 +1,23 @@
-"""The hit-rate ladder: from the reachable hit rate down to the delivered one, the loss of each step, and its text.
+"""The hit-rate breakdown: from the reachable hit rate down to the delivered one, the loss of each step, and its text.
 
 All terms are tokens of the same prompts:
 
-    reachable   W  hits of one unbounded cache
-    capacity    C  hits of one LRU cache as large as all replicas' caches together
-    split       R  hits with that capacity split by replica, and near-optimal placement
-    best        B  cached tokens on the best replica at the time, with the actual placement
-    predicted   Q  cached tokens on the chosen replica
-    delivered   E  cached tokens that engines reported
+    reachable  hits of one unbounded cache
+    capacity   hits of one LRU cache as large as all replicas' caches together
+    split      hits with that capacity split by replica, and near-optimal placement
+    best       cached tokens on the best replica at the time, with the actual placement
+    predicted  cached tokens on the chosen replica
+    delivered  cached tokens that engines reported
 
 Each term is at most the one above it:
 
-- W >= C: an unbounded cache contains all blocks that were used before.
-- C >= R: one large cache can be used as if it were split.
-- R >= B: some placement reaches what the split caches contain.
-- B >= Q: the chosen replica is one of those compared.
+- reachable >= capacity: an unbounded cache contains all blocks that were used before.
+- capacity >= split: one large cache can be used as if it were split.
+- split >= best: some placement reaches what the split caches contain.
+- best >= predicted: the chosen replica is one of those compared.
 
-R and C are replays of a heuristic and of LRU, so they are raised to the term below where they fall short. E is
-measured, not replayed, and may be above Q.
+Split and capacity are replays of a heuristic and of LRU, so they are raised to the term below where they fall short.
+Delivered is measured, not replayed, and may be above predicted.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def bin_start(at: datetime) -> datetime:
     return datetime.fromtimestamp(at.timestamp() // BIN.total_seconds() * BIN.total_seconds(), UTC)
 
 
-MIN_REQUESTS = 100  # for a meaningful ladder
+MIN_REQUESTS = 100  # for a meaningful breakdown
 MAX_REACHABLE_ERROR = 0.05  # standard error of a reachable hit rate (0 to 1) that is shown
-MAX_ERROR_RATIO = 0.03  # of the prompt tokens: standard error from sampling in a meaningful ladder
+MAX_ERROR_RATIO = 0.03  # of the prompt tokens: standard error from sampling in a meaningful breakdown
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def reachable_error(sums: Sums) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Tokens lost in one step of the ladder."""
+    """Tokens lost in one step of the breakdown."""
 
     key: str  # workload, capacity, fragmentation, index, load, stale
     tokens: float
@@ -90,8 +90,8 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
-    """The ladder of one window, in tokens; None: unknown."""
+class Breakdown:
+    """The breakdown of one window, in tokens; None: unknown."""
 
     prompt_tokens: float
     reachable: float | None
@@ -150,8 +150,8 @@ LOSSES = {
 TERMS = tuple(LOSSES)
 
 
-def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
-    """The ladder of some sums. With a ``reason``, all terms that need cache sizes are unknown.
+def breakdown_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Breakdown:
+    """The breakdown of some sums. With a ``reason``, all terms that need cache sizes are unknown.
 
     Responses without reported cached tokens count with the mean of those that report them.
     """
@@ -163,7 +163,7 @@ def ladder_from(sums: Sums, *, sample_ratio: float, reason: str = "") -> Ladder:
         return None if reason else bounded(tokens)
 
     delivered = sums.delivered * sums.prompt_tokens / sums.reported_tokens if sums.reported_tokens else None
-    return Ladder(
+    return Breakdown(
         sums.prompt_tokens,
         bounded(sums.reachable),
         if_sizes_known(sums.capacity),
@@ -251,51 +251,51 @@ def actionable_losses(losses: Sequence[Loss]) -> list[Loss]:
     return sorted(shown, key=lambda loss: -loss.tokens)
 
 
-def summary(ladder: Ladder) -> str:
+def summary(breakdown: Breakdown) -> str:
     """One sentence, such as: Hit rate 52 % of 71 % reachable: 9 points lost to capacity, 6 to spreading."""
-    reachable, delivered = ladder.ratio(ladder.reachable), ladder.ratio(ladder.delivered)
+    reachable, delivered = breakdown.ratio(breakdown.reachable), breakdown.ratio(breakdown.delivered)
     if reachable is None:
         return "No requests in this range."
     top = f"{points(reachable)} % reachable"
     if delivered is None:
-        replayed = ladder.ratio(ladder.predicted)
+        replayed = breakdown.ratio(breakdown.predicted)
         if replayed is None:
             return f"Hit rate unknown of {top}: no response reports its cached tokens."
         text = f"Predicted hit rate {points(replayed)} % of {top} (no response reports its cached tokens)"
     else:
         text = f"Hit rate {points(delivered)} % of {top}"
-    if ladder.reason:
+    if breakdown.reason:
         return f"{text}; the causes of the rest are unknown."
-    losses = actionable_losses(ladder.losses())
+    losses = actionable_losses(breakdown.losses())
     if not losses:
         return f"{text}: no significant loss."
     parts = [f"{points(loss.ratio)} to {LOSS_TEXTS[loss.key].name}" for loss in losses]
     return f"{text}: {', '.join(parts).replace(' to ', ' points lost to ', 1)}."
 
 
-def caveats(ladder: Ladder) -> list[str]:
-    """Sentences on the limits of the ladder's accuracy; [] for none."""
+def caveats(breakdown: Breakdown) -> list[str]:
+    """Sentences on the limits of the breakdown's accuracy; [] for none."""
     texts = []
-    if ladder.reason:
-        texts.append(ladder.reason)
-    if ladder.requests < MIN_REQUESTS:
-        texts.append(f"Only {ladder.requests} requests were replayed: too few for a decision.")
-    if ladder.sample_ratio < 1 and ladder.prompt_tokens:
-        margin = 2 * 100 * ladder.standard_error_tokens / ladder.prompt_tokens  # 95 %: two standard errors
+    if breakdown.reason:
+        texts.append(breakdown.reason)
+    if breakdown.requests < MIN_REQUESTS:
+        texts.append(f"Only {breakdown.requests} requests were replayed: too few for a decision.")
+    if breakdown.sample_ratio < 1 and breakdown.prompt_tokens:
+        margin = 2 * 100 * breakdown.standard_error_tokens / breakdown.prompt_tokens  # 95 %: two standard errors
         texts.append(
-            f"1 of {1 / ladder.sample_ratio:.0f} block hashes was replayed: "
+            f"1 of {1 / breakdown.sample_ratio:.0f} block hashes was replayed: "
             f"terms are within {margin:.1f} points (95 %)."
         )
-    if ladder.delivered is None:
+    if breakdown.delivered is None:
         texts.append("No response reports cached tokens. Start vLLM with --enable-prompt-tokens-details.")
-    elif ladder.reported_ratio < 0.95:
+    elif breakdown.reported_ratio < 0.95:
         texts.append(
-            f"Responses for {points(ladder.reported_ratio)} % of the prompt tokens report cached tokens; the delivered "
-            "hit rate is theirs."
+            f"Responses for {points(breakdown.reported_ratio)} % of the prompt tokens report cached tokens; the "
+            "delivered hit rate is theirs."
         )
-    if ladder.surplus_ratio > 0.005:
+    if breakdown.surplus_ratio > 0.005:
         texts.append(
-            f"Engines delivered {points(ladder.surplus_ratio)} points more than the replay: they also cache outputs, "
+            f"Engines delivered {points(breakdown.surplus_ratio)} points more than the replay: they also cache outputs "
             "and use smaller blocks."
         )
     return texts

@@ -1,4 +1,4 @@
-"""Hit-rate ladders of a time window, from stored five-minute bins, and whether prefix routing is worth it."""
+"""Hit-rate breakdowns of a time window, from stored five-minute bins, and whether prefix routing is worth it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from datetime import datetime
 from django.db.models import Max, Min, QuerySet, Sum
 
 from controlplane.models import Pool, Replica, ReplicaState
+from telemetry.lab.breakdown import SUM_FIELDS, Breakdown, Sums, bin_start, breakdown_from
 from telemetry.lab.capacity import WorkingSet
-from telemetry.lab.ladder import SUM_FIELDS, Ladder, Sums, bin_start, ladder_from
 from telemetry.lab.placements import Placements
 from telemetry.lab.worth import Assessment, Caches, assess_caches, assess_routing
 from telemetry.metrics.windows import Window
-from telemetry.models import CapacityCurve, LadderBin
+from telemetry.models import BreakdownBin, CapacityCurve
 from telemetry.storage.reachable import reachable_sums
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLadder:
-    """The ladder of one task group; "": requests without one."""
+class GroupBreakdown:
+    """The breakdown of one task group; "": requests without one."""
 
     group: str
-    ladder: Ladder
+    breakdown: Breakdown
 
     @property
     def reachable(self) -> float | None:
-        return self.ladder.ratio(self.ladder.reachable)
+        return self.breakdown.ratio(self.breakdown.reachable)
 
     @property
     def delivered(self) -> float | None:
-        return self.ladder.ratio(self.ladder.delivered)
+        return self.breakdown.ratio(self.breakdown.delivered)
 
 
-def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | None:
-    """The ladder of the bins that overlap the window; None without any. One query.
+def breakdown_of(pool: Pool, window: Window, group: str | None = None) -> Breakdown | None:
+    """The breakdown of the bins that overlap the window; None without any. One query.
 
     ``group``: a task group, "" for requests without one, None for all. If cache sizes were unknown in one of the bins,
     the terms that need them are unknown.
@@ -42,23 +42,23 @@ def ladder_of(pool: Pool, window: Window, group: str | None = None) -> Ladder | 
     bins = _bins(pool, window)
     if group is not None:
         bins = bins.filter(group=group)
-    return _ladder(bins.aggregate(**_SUMS))
+    return _breakdown(bins.aggregate(**_SUMS))
 
 
-def ladders_by_group(pool: Pool, window: Window) -> list[GroupLadder]:
-    """Ladders of all task groups with requests, most prompt tokens first. One query."""
+def breakdowns_by_group(pool: Pool, window: Window) -> list[GroupBreakdown]:
+    """Breakdowns of all task groups with requests, most prompt tokens first. One query."""
     rows = _bins(pool, window).values("group").annotate(**_SUMS).order_by("-sum_prompt_tokens")
-    ladders = ((row["group"], _ladder(row)) for row in rows)
-    return [GroupLadder(group, ladder) for group, ladder in ladders if ladder is not None]
+    breakdowns = ((row["group"], _breakdown(row)) for row in rows)
+    return [GroupBreakdown(group, breakdown) for group, breakdown in breakdowns if breakdown is not None]
 
 
-def ladders_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Ladder]]:
-    """The ladder of each bin, ascending. One query."""
+def breakdowns_over_time(pool: Pool, window: Window, group: str | None = None) -> list[tuple[datetime, Breakdown]]:
+    """The breakdown of each bin, ascending. One query."""
     bins = _bins(pool, window)
     if group is not None:
         bins = bins.filter(group=group)
-    ladders = ((row["at"], _ladder(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
-    return [(at, ladder) for at, ladder in ladders if ladder is not None]
+    breakdowns = ((row["at"], _breakdown(row)) for row in bins.values("at").annotate(**_SUMS).order_by("at"))
+    return [(at, breakdown) for at, breakdown in breakdowns if breakdown is not None]
 
 
 def curve_of(pool: Pool) -> CapacityCurve | None:
@@ -96,12 +96,12 @@ def worth_of(pool: Pool, window: Window, curve: CapacityCurve | None) -> Worth:
 _SUMS = {f"sum_{name}": Sum(name) for name in SUM_FIELDS} | {"ratio": Min("sample_ratio"), "any_reason": Max("reason")}
 
 
-def _bins(pool: Pool, window: Window) -> QuerySet[LadderBin]:
-    return LadderBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
+def _bins(pool: Pool, window: Window) -> QuerySet[BreakdownBin]:
+    return BreakdownBin.objects.filter(pool=pool, at__gte=bin_start(window.start), at__lt=window.end)
 
 
-def _ladder(row: dict[str, object]) -> Ladder | None:
+def _breakdown(row: dict[str, object]) -> Breakdown | None:
     if not row["sum_requests"]:
         return None
     sums = Sums(**{name: row[f"sum_{name}"] for name in SUM_FIELDS})  # type: ignore[arg-type] # sums of numbers
-    return ladder_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["any_reason"]))  # type: ignore[arg-type]
+    return breakdown_from(sums, sample_ratio=float(row["ratio"]), reason=str(row["any_reason"]))  # type: ignore[arg-type]

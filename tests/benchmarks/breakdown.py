@@ -1,4 +1,4 @@
-"""Cost of replaying five minutes at 200 requests/s: ``python -m tests.benchmarks ladder``.
+"""Cost of replaying five minutes at 200 requests/s: ``python -m tests.benchmarks breakdown``.
 
 60,000 requests of growing sessions, sampled as the collector asks routers to: by the largest power of two that keeps
 the blocks per second within the budget. Replay only; ``telemetry --decisions`` includes reading and writing. Minimum of
@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import astuple
 
+from telemetry.lab.breakdown import Breakdown, Sums, breakdown_from
 from telemetry.lab.chains import Requests
-from telemetry.lab.ladder import Ladder, Sums, ladder_from
 from telemetry.lab.replay import BinSums, Replay
 from telemetry.scraping.decision_records import sample_ratio
 from tests.telemetry.lab.traces import HASH_TOKENS, Request, columns, sampled, traffic
@@ -27,37 +27,37 @@ def main() -> None:
     print(f"{'replicas':>8} {'budget/s':>9} {'part':>7} {'blocks/s':>9} {'seconds':>8} {'error, points':>14}")
     for replicas in FLEETS:
         requests = traffic(REQUESTS, replicas=replicas, sessions=3000, placed="random")
-        whole = ladder(columns(requests), 1.0, replicas)
+        whole = breakdown(columns(requests), 1.0, replicas)
         per_s = sum(request.block_count for request in requests) / SECONDS
         for budget in BUDGETS:
             print_row(requests, whole, sample_ratio(per_s, budget), replicas, budget)
 
 
-def print_row(requests: list[Request], whole: Ladder, ratio: float, replicas: int, budget: int) -> None:
+def print_row(requests: list[Request], whole: Breakdown, ratio: float, replicas: int, budget: int) -> None:
     sample = sampled(requests, ratio)
-    sampled_ladder, took_s = timed(columns(sample), ratio, replicas)
+    sampled_breakdown, took_s = timed(columns(sample), ratio, replicas)
     error = max(
-        abs((a or 0) / whole.prompt_tokens - (b or 0) / sampled_ladder.prompt_tokens)
-        for (_, a), (_, b) in zip(whole.terms, sampled_ladder.terms, strict=True)
+        abs((a or 0) / whole.prompt_tokens - (b or 0) / sampled_breakdown.prompt_tokens)
+        for (_, a), (_, b) in zip(whole.terms, sampled_breakdown.terms, strict=True)
     )
     blocks = sum(len(request.blocks) for request in sample) / SECONDS
     print(f"{replicas:>8} {budget:>9} {ratio:>7.4f} {blocks:>9.0f} {took_s:>8.4f} {100 * error:>14.1f}")
 
 
-def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Ladder, float]:
-    """(ladder, least time in seconds)."""
+def timed(requests: Requests, ratio: float, replicas: int) -> tuple[Breakdown, float]:
+    """(breakdown, least time in seconds)."""
     durations_s = []
     for _ in range(ROUNDS):
         started_s = time.process_time()
-        result = ladder(requests, ratio, replicas)
+        result = breakdown(requests, ratio, replicas)
         durations_s.append(time.process_time() - started_s)
     return result, min(durations_s)
 
 
-def ladder(requests: Requests, ratio: float, replicas: int) -> Ladder:
+def breakdown(requests: Requests, ratio: float, replicas: int) -> Breakdown:
     capacities = {f"r{number}": CACHE_BLOCKS * HASH_TOKENS // replicas for number in range(replicas)}
     replay, sums = Replay(capacities, ratio), BinSums()
     replay.learn(requests, SECONDS / 60)
     replay.use(requests, sums)
     groups = map(astuple, sums.result(replay.ratio).values())
-    return ladder_from(Sums(*map(sum, zip(*groups, strict=True))), sample_ratio=replay.ratio)
+    return breakdown_from(Sums(*map(sum, zip(*groups, strict=True))), sample_ratio=replay.ratio)
