@@ -89,7 +89,7 @@ NO_BLOCKS = np.empty(0, np.uint64)
 
 
 class Replay:
-    """The simulated caches of one pool. ``capacities``: each replica's cache size in tokens; None: not all are known."""
+    """The simulated caches of one pool. ``capacities``: each replica's cache size in tokens; None if one is unknown."""
 
     def __init__(self, capacities: Mapping[str, int] | None, ratio: float = 1.0) -> None:
         self.ratio = ratio
