@@ -5,7 +5,9 @@ Conversations that share a few system prompts grow turn by turn and together exc
 checkout places them under ``lowest_cost``; its decisions have the prediction, and the replicas' usage the cached
 tokens. Texts are of several kinds (Python's reference manual, its standard library, JSON, other scripts), so tokens per
 byte vary. Start the replicas with small caches and with ``--enable-prompt-tokens-details``. The first ``--skip`` share
-of the requests fills the caches and is not counted.
+of the requests fills the caches and is not counted. With ``--routers`` each request goes to a random router; with
+``--events`` the routers follow the replicas' KV events, which the replicas report at ``/kv_event_sources``. With
+``--reset`` the prefix cache of one replica is cleared after half of the requests (needs ``VLLM_SERVER_DEV_MODE=1``).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -28,7 +30,15 @@ from typing import Any
 
 import httpx
 
-from routing.schema import LowestCostSettings, PolicyConfig, PoolConfig, ReplicaConfig, RouterConfig, dump_snapshot
+from routing.schema import (
+    KvEvents,
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    RouterConfig,
+    dump_snapshot,
+)
 
 DEADLINE_S = 120.0  # of one request
 KINDS = ("prose", "code", "json", "mixed")
@@ -37,6 +47,7 @@ TURN_BYTES = (200, 1000)
 MAX_BYTES = 5000  # of a conversation; after that a new one replaces it
 OUTPUT_TOKENS = (8, 64)
 GOAL_POINTS, GOAL_OVER = 2.0, 0.03
+Ports = tuple[int, int]  # data port, admin port
 
 
 @dataclass
@@ -58,9 +69,10 @@ class Figures:
     predicted: float = 0.0
     cached: int = 0
     over: float = 0.0  # predicted and not delivered, request by request
+    over_responses: int = 0  # of which a block more was predicted than delivered
     ratios: list[float] = field(default_factory=list)  # estimated / reported prompt tokens
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any], block_tokens: int) -> None:
         """Count one decision; skip it without a prediction or reported usage."""
         hit, prompt, cached = record["hit_tokens"], record["prompt_tokens"], record["cached_tokens"]
         if hit is None or prompt is None or cached is None:
@@ -72,6 +84,7 @@ class Figures:
         self.cached += cached
         self.predicted += predicted
         self.over += max(0.0, predicted - cached)
+        self.over_responses += predicted - cached >= block_tokens
         self.ratios.append(estimate / prompt)
 
     @property
@@ -92,13 +105,15 @@ def main(argv: Sequence[str] = ()) -> None:
 def measure(argv: Sequence[str]) -> Figures:
     """Run the workload through a router and compare its predictions."""
     options = _options(argv)
-    with _router(options.replica, options.workers) as (port, admin):
-        records, generated = asyncio.run(_play(port, admin, options))
+    members = [_replica(f"replica-{number}", url, options.events) for number, url in enumerate(options.replica)]
+    with ExitStack() as stack:
+        routers = [stack.enter_context(_router(members, options.workers)) for _ in range(options.routers)]
+        records, generated = asyncio.run(_play(routers, options))
     if options.out:
         options.out.write_text(json.dumps({"records": records, "generated": generated}))
     figures = Figures()
     for record in records[int(len(records) * options.skip) :]:
-        figures.add(record)
+        figures.add(record, members[0].block_tokens)
     return figures
 
 
@@ -110,7 +125,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--requests", type=int, default=400)
     add("--conversations", type=int, default=40, help="concurrent conversations")
     add("--concurrency", type=int, default=4)
-    add("--workers", type=int, default=1, help="processes of the router")
+    add("--workers", type=int, default=1, help="processes of each router")
+    add("--routers", type=int, default=1, help="routers; each request goes to a random one")
+    add("--events", action="store_true", help="follow the replicas' KV events")
+    add("--reset", action="store_true", help="clear the prefix cache of the first replica after half of the requests")
     add("--skip", type=float, default=0.4, help="share of the requests, from the start, that is not counted")
     add("--seed", type=int, default=1)
     add("--out", type=Path, help="file for the router's decisions, as JSON")
@@ -129,6 +147,7 @@ def _report(figures: Figures) -> None:
     print(f"delivered cached                {cached:.1f} %")
     print(f"difference                      {figures.points:+.1f} points (goal: at most {GOAL_POINTS:g})")
     print(f"over-predicted                  {over:.1f} % of predicted tokens (goal: at most {GOAL_OVER:.0%})")
+    print(f"responses with a block too much {100 * figures.over_responses / figures.responses:.1f} %")
     print(f"estimated / reported prompt     {median:.2f} (5 % below {low:.2f}, 5 % above {high:.2f})")
 
 
@@ -196,20 +215,22 @@ class Workload:
 
 
 async def _play(
-    port: int, admin: int, options: argparse.Namespace
+    routers: Sequence[Ports], options: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, int | None]]:
     """(decisions in order, generated tokens by request id)."""
     workload, generated = Workload(options.seed, options.conversations), dict[str, int | None]()
-    left = iter(range(options.requests))
+    left, chosen = iter(range(options.requests)), random.Random(options.seed)
     async with httpx.AsyncClient(timeout=DEADLINE_S, trust_env=False) as http:
         model = options.model or (await http.get(f"{options.replica[0]}/v1/models")).json()["data"][0]["id"]
 
         async def client() -> None:
             for number in left:
                 name = f"prediction-{number}"
-                generated[name] = await _turn(http, port, workload, model, name)
+                if options.reset and number == options.requests // 2:
+                    (await http.post(f"{options.replica[0]}/reset_prefix_cache")).raise_for_status()
+                generated[name] = await _turn(http, chosen.choice(routers)[0], workload, model, name)
 
-        decisions = asyncio.create_task(_collect_decisions(http, admin, options.requests))
+        decisions = asyncio.create_task(_collect_decisions(http, [admin for _, admin in routers], options.requests))
         await asyncio.gather(*(client() for _ in range(options.concurrency)))
         async with asyncio.timeout(DEADLINE_S):
             return await decisions, generated
@@ -239,28 +260,30 @@ async def _turn(http: httpx.AsyncClient, port: int, workload: Workload, model: s
     return usage and usage["completion_tokens"]
 
 
-async def _collect_decisions(http: httpx.AsyncClient, admin: int, count: int) -> list[dict[str, Any]]:
-    """All decisions of the router, before its ring buffer drops them."""
+async def _collect_decisions(http: httpx.AsyncClient, admins: Sequence[int], count: int) -> list[dict[str, Any]]:
+    """All decisions of the routers in order of time, before their ring buffers drop them."""
     decisions: list[dict[str, Any]] = []
-    after = 0
+    after = dict.fromkeys(admins, 0)
     while len(decisions) < count:
-        url = f"http://127.0.0.1:{admin}/admin/decisions?after={after}&limit=500"
-        page = (await http.get(url)).raise_for_status().json()["decisions"]
-        decisions += page
-        after = page[-1]["seq"] if page else after
+        for admin in admins:
+            url = f"http://127.0.0.1:{admin}/admin/decisions?after={after[admin]}&limit=500"
+            page = (await http.get(url)).raise_for_status().json()["decisions"]
+            decisions += page
+            after[admin] = page[-1]["seq"] if page else after[admin]
         await asyncio.sleep(0.5)
-    return decisions
+    return sorted(decisions, key=lambda record: str(record["at"]))
 
 
 # --- the router --------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
-    """A router in front of these replicas: (data port, admin port)."""
-    members = tuple(_replica(f"replica-{number}", url) for number, url in enumerate(urls))
+def _router(members: Sequence[ReplicaConfig], workers: int) -> Iterator[Ports]:
+    """A router in front of these replicas."""
     policy = PolicyConfig(name="bench", revision=1, settings=LowestCostSettings())
-    config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
+    config = RouterConfig(
+        hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=tuple(members)),)
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_bytes(dump_snapshot(config, 1).document)
@@ -275,7 +298,7 @@ def _router(urls: Sequence[str], workers: int) -> Iterator[tuple[int, int]]:
             process.communicate(timeout=30.0)
 
 
-def _replica(name: str, url: str) -> ReplicaConfig:
+def _replica(name: str, url: str, with_events: bool) -> ReplicaConfig:
     """A replica with the capacity of its ``/metrics``; vLLM's null block holds nothing."""
     page = httpx.get(f"{url}/metrics", timeout=10.0, trust_env=False).raise_for_status().text
     labels = dict(
@@ -283,7 +306,15 @@ def _replica(name: str, url: str) -> ReplicaConfig:
     )
     blocks, tokens = int(labels["num_gpu_blocks"]) - 1, int(labels["block_size"])
     print(f"{name}: {url}, {blocks} blocks of {tokens} tokens")
-    return ReplicaConfig(name=name, url=url, block_tokens=tokens, capacity_blocks=blocks)
+    events = _events(url) if with_events else None
+    return ReplicaConfig(name=name, url=url, block_tokens=tokens, capacity_blocks=blocks, kv_events=events)
+
+
+def _events(url: str) -> KvEvents:
+    """Where the first rank of a replica on this host publishes its KV events."""
+    source = httpx.get(f"{url}/kv_event_sources", timeout=10.0, trust_env=False).raise_for_status().json()["0"]
+    local = {name: source[name].replace("*", "127.0.0.1") for name in ("endpoint", "replay_endpoint")}
+    return KvEvents(**local, topic=source["topic"])
 
 
 def _ports(lines: Iterable[str]) -> tuple[int, int]:
