@@ -230,7 +230,8 @@ async def _play(
                     (await http.post(f"{options.replica[0]}/reset_prefix_cache")).raise_for_status()
                 generated[name] = await _turn(http, chosen.choice(routers)[0], workload, model, name)
 
-        decisions = asyncio.create_task(_collect_decisions(http, [admin for _, admin in routers], options.requests))
+        admins = [admin for _, admin in routers]
+        decisions = asyncio.create_task(_collect_decisions(http, admins, options.requests))
         await asyncio.gather(*(client() for _ in range(options.concurrency)))
         async with asyncio.timeout(DEADLINE_S):
             return await decisions, generated
