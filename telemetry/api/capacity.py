@@ -76,7 +76,7 @@ class SavingsSerializer(GroupSavingsSerializer):
 
 
 class SweepPointSerializer(serializers.Serializer[Any]):
-    """One size; ``difference`` is null for the present size."""
+    """One size; ``difference`` is null for the current size."""
 
     name = serializers.CharField()
     replicas = serializers.IntegerField()

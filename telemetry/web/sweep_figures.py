@@ -17,7 +17,7 @@ LINES = (
 
 
 def sweep_figure(points: Sequence[Point], slug: str) -> dict[str, Any]:
-    """Curves over sizes, ascending; the present size is marked."""
+    """Curves over sizes, ascending; the current size is marked."""
     known = [point for point in points if point.figures is not None]
     sizes = [point.replicas if slug == "replicas" else point.cache_tokens for point in known]
     traces = [

@@ -41,7 +41,7 @@ class PoolSweep:
 def create_sweep(
     pool: Pool, *, start: datetime | None = None, end: datetime | None = None, by: User | None = None
 ) -> WhatIf:
-    """Queue a sweep around the pool's present size; errors as of ``create_what_if``, ConflictError without replicas."""
+    """Queue a sweep around the pool's current size; errors as of ``create_what_if``, ConflictError without replicas."""
     replicas = pool.replicas.filter(state=ReplicaState.ACTIVE).count()
     if not replicas:
         raise ConflictError(f"Pool {pool.name} has no active replica.")

@@ -113,7 +113,7 @@ def send_without_reading(peer: socket.socket, data: bytes, connection: Connectio
         peer.sendall(data)
         receive(connection)
         assert connection.next_message() is None
-        connection.taken_bytes = 0
+        connection.read_bytes = 0
 
 
 def test_a_peer_that_sends_pings_and_does_not_read_is_lost() -> None:

@@ -95,7 +95,7 @@ def test_sentences_state_money_for_one_replica_fewer_and_the_reason_of_a_failed_
     ]
     unpriced = read_sweep(CANDIDATES, RESULT, 100, None)
     assert "save" not in summaries(unpriced)[0]
-    assert unpriced.present.money_per_day is None
+    assert unpriced.current.money_per_day is None
 
 
 def test_without_calibration_there_is_no_advice():
