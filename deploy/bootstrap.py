@@ -33,7 +33,8 @@ MIN_PYTHON = (3, 11)
 CANNOT_COMPILE = 3  # exit status of ``compile`` on a machine without compiler or packages
 # Programs that tests and benchmarks start, each with the Debian package that contains it.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
-TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager")} | {"promtool": "prometheus"}
+TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager", "haproxy")}
+TEST_PROGRAMS |= {"promtool": "prometheus", "systemd-analyze": "systemd"}
 
 # At least four processes, because the tests of two of them mostly wait for other programs. tests/side_by_side.py
 # distributes the tests.

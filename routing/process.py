@@ -1,4 +1,4 @@
-"""Signals and memory of a serving process.
+"""Signals, memory and supervisor of a serving process.
 
 Theory of operation, signals. A signal without a handler ends a process at once. The signals of a router are therefore
 blocked from the first line of ``serve`` until there is an event loop to handle them, and ignored once the loop has
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -72,3 +74,11 @@ def return_large_blocks() -> None:
     """Return large blocks to the operating system when they are freed, if the C library supports it."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def notify_supervisor(state: str) -> None:
+    """Send a state such as ``READY=1`` to systemd (``Type=notify``). Without ``NOTIFY_SOCKET``, nothing is sent."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
+            notifications.sendto(state.encode(), f"\0{address[1:]}" if address.startswith("@") else address)

@@ -26,7 +26,7 @@ from routing.admin.events import EventSpool, StateObserver
 from routing.http.tasks import Background, run_until_cancelled
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
-from routing.process import return_large_blocks, signal_handlers, tune_garbage_collector
+from routing.process import notify_supervisor, return_large_blocks, signal_handlers, tune_garbage_collector
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Signatures
 from routing.proxy.router import Router
 from routing.settings import ServeSettings, SettingsError, read_settings
@@ -166,7 +166,9 @@ async def serve(settings: ServeSettings) -> None:
                 tune_garbage_collector()
                 event(logger, "serving", **api.build_info(__version__))
                 _print_ready(server)
+                notify_supervisor("READY=1")
                 await stop.wait()
+                notify_supervisor("STOPPING=1")
                 await _run_unless(stop_now, server.data.drain())
         finally:
             await server.close()

@@ -62,7 +62,7 @@ class TransactionalView(APIView):
 
         PermissionDenied for plain HTTP where pages redirect to HTTPS, because the token was already sent in the clear.
         """
-        if settings.SECURE_SSL_REDIRECT and not request.is_secure():
+        if self.lacks_https(request):
             raise PermissionDenied("Use HTTPS. Revoke the token that was sent: others may have read it.")
         try:
             self.perform_authentication(request)
@@ -74,6 +74,10 @@ class TransactionalView(APIView):
         elif request.auth is None:
             self._charge_address(request)
         super().initial(request, *args, **kwargs)
+
+    def lacks_https(self, request: Request) -> bool:
+        """Whether the request is rejected because it came over plain HTTP."""
+        return settings.SECURE_SSL_REDIRECT and not request.is_secure()
 
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         """DRF's ``finalize_response``, with rate limit and deprecation headers."""

@@ -22,8 +22,9 @@ CELERY_BROKER_URL = env.text("REDIS_URL")
 
 SECURE_SSL_REDIRECT = env.flag("SSL_REDIRECT", default=True)
 SECURE_REDIRECT_EXEMPT = [
-    r"^api/"
-]  # the API rejects plain HTTP instead: a redirected script has already sent its token
+    r"^api/",  # the API rejects plain HTTP instead: a redirected script has already sent its token
+    r"^(healthz|readyz|metrics)$",  # probes and scrapes come from inside, not through the proxy
+]
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if env.flag("BEHIND_TLS_PROXY", default=False) else None
 SECURE_HSTS_SECONDS = 31_536_000
 SECURE_HSTS_INCLUDE_SUBDOMAINS = True

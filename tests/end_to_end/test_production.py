@@ -1,28 +1,88 @@
-"""Runs the commands of deploy/README.md against a real PostgreSQL and Valkey."""
+"""The production topology, from the documented commands and the units of deploy/systemd, on one host under load.
+
+What clients of the routers may see, which the tests below check:
+
+- Anything that happens to web, workers or beat: nothing.
+- A router that gets SIGTERM (restart, upgrade): nothing, streamed responses included.
+- A router that is killed: responses that have begun break. Every other request gets a complete response.
+"""
 
 import contextlib
 import os
 import re
 import secrets
-import subprocess
-import sys
+import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 
-from tests.conftest import wait_until
+from controlplane.stack.paths import Child
 from tests.contracts.documents.reading import ROOT, shown
+from tests.end_to_end.client_load import Load
 from tests.end_to_end.live_stack import free_ports
+from tests.end_to_end.units import PATH, Host, Service
+from tests.reliability.stand import ManagedProcess, soon
+from tests.routing.standin.replica_process import replica_process
 
-BIN = Path(sys.executable).parent
-START_S = 120  # of four programs at once, on a machine that runs the other tests too
+START_S = 120  # of a part, on a machine that runs the other tests too
+RESUMES_S = 20.0
+ROUTERS = ("1", "2")
+AGE = re.compile(r"^warmpath_controlplane_(?:scrape|evaluation)_age_seconds ([\d.]+)", re.MULTILINE)
+NEXT_RELEASE = "tests.reliability.next_release.production"
+COLUMNS = "select count(distinct column_name) from information_schema.columns where column_name like 'next\\_%'"
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.fixture
+@dataclass
+class Site:
+    """The parts of one running site."""
+
+    host: Host
+    database: str
+    ports: dict[str, int]
+    parts: dict[str, Service]
+    output: dict[str, str]  # of each documented command
+
+    @property
+    def web(self) -> str:
+        return f"http://127.0.0.1:{self.ports['web']}"
+
+    def get(self, path: str) -> httpx.Response | None:
+        """A response of the web process over plain HTTP; None without one."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.web}{path}", timeout=10, trust_env=False)
+        return None
+
+    def works(self, since: float) -> bool:
+        """Whether replicas were scraped and rules evaluated after a time of the monotonic clock."""
+        response = self.get("/metrics")
+        ages = [float(age) for age in AGE.findall(response.text)] if response else []
+        return len(ages) == 2 and max(ages) < time.monotonic() - since
+
+    def is_ready(self) -> bool:
+        """Whether web and workers say that they are."""
+        response = self.get("/readyz?require=worker")
+        return response is not None and response.status_code == 200
+
+    def until_works(self) -> None:
+        """Wait until scheduled work has been done from now on, and every part says that it is ready."""
+        since = time.monotonic()
+        soon(lambda: self.works(since) and self.is_ready(), RESUMES_S, "scheduled work")
+
+    def columns_of_next_release(self) -> int:
+        with psycopg.connect(self.database) as server:
+            return server.execute(COLUMNS).fetchone()[0]
+
+
+# --- installation --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
 def database(postgres: Path) -> Iterator[str]:
     name = f"production_{secrets.token_hex(4)}"
     with psycopg.connect(host=str(postgres), user="postgres", autocommit=True) as server:
@@ -31,58 +91,89 @@ def database(postgres: Path) -> Iterator[str]:
         server.execute(f"drop database {name} with (force)")
 
 
-@pytest.fixture
-def environment(database: str, valkey: str, tmp_path: Path) -> dict[str, str]:
-    """The documented required variables; without the redirect to HTTPS."""
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[list[str]]:
+    """Stand-ins whose streamed responses take half a second."""
+    with replica_process() as first, replica_process() as second:
+        yield [f"http://127.0.0.1:{replica.port}" for replica in (first, second)]
+
+
+@pytest.fixture(scope="module")
+def site(short_dir: Path, database: str, valkey: str, replicas: list[str]) -> Iterator[Site]:
+    """Installed and started as deploy/systemd/README.md says."""
+    host = Host(short_dir / "site")
+    host.use_release("0.1.0")
+    names = ("web", "clients", *(f"{kind}-{number}" for number in ROUTERS for kind in ("data", "admin")))
+    ports = dict(zip(names, free_ports(len(names), spare_after_last=0), strict=True))
+    secret_commands, commands = documented("/etc/warmpath"), documented("current/deploy/systemd/warmpath-manage")
+    for command in secret_commands:
+        host.sh(command)
+    configure(host, ports, database, valkey)
+    output = {command: host.sh(command.partition("http://gpu")[0]) for command in commands[:-1]}
+    output["seed_fleet"] = host.sh(commands[-1].partition("http://gpu")[0] + " ".join(replicas))
+    site = Site(host, database, ports, services(host), output)
+    with contextlib.ExitStack() as stack:
+        for part in site.parts.values():
+            stack.callback(part.close)
+            part.start()
+        soon(site.is_ready, START_S, "web and workers")
+        yield site
+
+
+def documented(word: str) -> list[str]:
+    """The documented commands that contain a word, in order."""
+    commands = shown((ROOT / "deploy/systemd/README.md").read_text())
+    return [command for command in commands if word in command]
+
+
+def configure(host: Host, ports: dict[str, int], database: str, broker: str) -> None:
+    """Edit the copied files: addresses of the servers, and other ports."""
+    etc = host.folder / "etc/warmpath"
+    (etc / "secrets/database_url").write_text(database)
+    (etc / "secrets/redis_url").write_text(broker)
+    values = {
+        "control-plane": {"WARMPATH_WEB_PORT": ports["web"], "WARMPATH_STATIC_ROOT": host.folder / "static",
+                          "WEB_CONCURRENCY": 1, "WARMPATH_SCRAPE_INTERVAL_S": 2},
+    }  # fmt: skip
+    for number in ROUTERS:
+        values[f"router-{number}"] = {
+            "WARMPATH_ROUTER_PORT": ports[f"data-{number}"],
+            "WARMPATH_ROUTER_ADMIN_PORT": ports[f"admin-{number}"],
+            "CONTROL_PLANE_URL": f"http://127.0.0.1:{ports['web']}",
+        }
+    for name, variables in values.items():
+        with (etc / f"{name}.env").open("a") as file:
+            file.writelines(f"{variable}={value}\n" for variable, value in variables.items())
+
+
+def services(host: Host) -> dict[str, Service]:
+    """The units of the site, in the order in which they start."""
     return {
-        **os.environ,
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "DJANGO_SETTINGS_MODULE": "controlplane.settings.production",
-        "WARMPATH_SECRET_KEY": secrets.token_urlsafe(48),
-        "WARMPATH_ROUTER_ADMIN_TOKEN": secrets.token_urlsafe(32),
-        "WARMPATH_ALLOWED_HOSTS": "127.0.0.1",
-        "WARMPATH_DATABASE_URL": database,
-        "WARMPATH_REDIS_URL": valkey,
-        "WARMPATH_SSL_REDIRECT": "0",
-        "WARMPATH_DATA_DIR": str(tmp_path),
-        "WARMPATH_STATIC_ROOT": str(tmp_path / "static"),
-    }
+        "web": Service(host, "warmpath-web"),
+        "worker": Service(host, "warmpath-worker"),
+        "worker-2": Service(host, "warmpath-worker", "", "--hostname", "second@host"),  # of another host
+        "beat": Service(host, "warmpath-beat"),
+    } | {f"router-{number}": Service(host, "warmpath-router@", number) for number in ROUTERS}
 
 
-def documented(word: str) -> str:
-    """The documented command that contains these words."""
-    commands = shown((ROOT / "deploy/README.md").read_text())
-    (command,) = [line for line in commands if set(word.split()) <= set(line.split())]
-    return command
-
-
-def run(word: str, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        documented(word),
-        shell=True,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@contextlib.contextmanager
-def started(command: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process for the length of a block."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["sh", "-c", f"exec {command}"], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+@pytest.fixture(scope="module")
+def haproxy(site: Site) -> Iterator[int]:
+    """HAProxy in front of the routers, with the file of deploy/haproxy; the port for clients."""
+    program, ports = shutil.which("haproxy"), site.ports
+    if program is None:
+        assert os.environ.get("REQUIRE_PROGRAMS") != "1", "haproxy is missing"
+        pytest.skip("haproxy is not installed")
+    environment = {"LISTEN": f"127.0.0.1:{ports['clients']}", "PATH": PATH}
+    environment |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}  # if it is unpacked
+    for number in ROUTERS:
+        environment[f"ROUTER_{number}"] = f"127.0.0.1:{ports[f'data-{number}']}"
+        environment[f"ROUTER_{number}_ADMIN_PORT"] = str(ports[f"admin-{number}"])
+    url = f"http://127.0.0.1:{ports['clients']}/health"
+    child = Child("haproxy", [program, "-db", "-f", str(ROOT / "deploy/haproxy/haproxy.cfg")], lambda: answers(url))
+    process = ManagedProcess(child, environment)
+    process.start()
+    yield ports["clients"]
+    process.kill()
 
 
 def answers(url: str) -> bool:
@@ -91,28 +182,72 @@ def answers(url: str) -> bool:
     return False
 
 
-def test_the_documented_commands_bring_up_a_fleet(environment, tmp_path):
-    web, data, admin = free_ports(3, spare_after_last=0)
-    environment |= {"WARMPATH_ROUTER_PORT": str(data), "WARMPATH_ROUTER_ADMIN_PORT": str(admin)}
-    run("migrate", environment)
-    run("collectstatic", environment)
-    run("maintain_partitions", environment)
-    assert re.search(r"Sign in as admin with the password \S{12,}", run("seed_fleet", environment))
+@pytest.fixture
+def load(haproxy: int) -> Iterator[Load]:
+    """Clients that send requests during a test."""
+    with Load(haproxy, "tiny") as load:
+        load.until_served(3)
+        yield load
 
-    gunicorn = documented("gunicorn").replace("8000", str(web)).replace("--workers 2", "--workers 1")
-    worker = documented("celery worker")
-    beat = f"{documented('beat')} --schedule {tmp_path}/beat"
-    router = documented("-m routing serve").replace(":8000", f":{web}").replace("/var/lib/warmpath", str(tmp_path))
-    with (
-        started(gunicorn, environment, tmp_path / "web.log") as web_process,
-        started(worker, environment, tmp_path / "worker.log"),
-        started(beat, environment, tmp_path / "beat.log"),
-        started(router, environment, tmp_path / "router.log"),
-    ):
-        wait_until(lambda: answers(f"http://127.0.0.1:{web}/readyz"), START_S, "the web process", alive=web_process)
-        wait_until(lambda: answers(f"http://127.0.0.1:{admin}/readyz"), START_S, "a router that has its configuration")
-        page = httpx.get(f"http://127.0.0.1:{web}/accounts/login/", trust_env=False)
 
+# --- tests, in this order --------------------------------------------------------------------------------------
+
+
+def test_the_documented_commands_bring_up_a_site(site):
+    login = {"Host": "warmpath.example.com", "X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
+    page = httpx.get(f"{site.web}/accounts/login/", headers=login, trust_env=False)
+
+    assert len(documented("")) == len(documented("warmpath")), "the commands of this file are all that there are"
+    assert re.search(r"Sign in as admin with the password \S{12,}", site.output["seed_fleet"])
     assert page.status_code == 200
     assert re.match(r"__Host-csrftoken=\w+; .*Path=/; SameSite=Lax; Secure$", page.headers["Set-Cookie"])
     assert re.search(r'href="/static/css/[\w.-]+\.[0-9a-f]{12}\.css"', page.text), "static files are hashed"
+    plain = httpx.get(f"{site.web}/accounts/login/", trust_env=False)
+    assert (plain.status_code, plain.headers["Location"][:8]) == (301, "https://")
+
+
+@pytest.mark.parametrize("name", ["web", "worker", "beat"])
+def test_clients_notice_nothing_of_a_killed_part_of_the_control_plane(site, load, name):
+    site.parts[name].crash()
+    site.until_works()
+    assert load.failures == []
+
+
+def test_a_killed_router_breaks_only_responses_that_have_begun(site, load):
+    site.parts["router-1"].crash()
+    load.until_served(10)
+    assert [outcome for outcome in load.failures if not outcome.has_begun or outcome.status != 200] == []
+    assert len(load.failures) <= 1, "one client streams"
+
+
+def test_clients_notice_nothing_of_a_rolling_restart_of_the_routers(site, load):
+    for number in ROUTERS:
+        site.parts[f"router-{number}"].restart()
+    load.until_served(10)
+    assert load.failures == []
+
+
+def test_clients_notice_nothing_of_an_upgrade(site, load):
+    """The next release migrates while this one serves, and then every part is restarted."""
+    settings = site.host.folder / "etc/warmpath/control-plane.env"
+    settings.write_text(settings.read_text().replace("controlplane.settings.production", NEXT_RELEASE))
+    site.host.install("0.2.0")
+    (upgrade,) = documented("0.2.0/deploy")
+    site.host.sh(upgrade)
+    assert site.columns_of_next_release() == 2
+    site.until_works()
+
+    site.host.use_release("0.2.0")
+    for part in reversed(site.parts.values()):  # routers first
+        part.restart()
+        assert os.readlink(f"/proc/{part.process.pid}/cwd").endswith("/0.2.0")
+    site.until_works()
+    load.until_served(10)
+    assert load.failures == []
+
+
+def test_every_part_stops_in_time_and_logs_no_error(site):
+    for part in site.parts.values():
+        part.stop()
+    lines = [line for part in site.parts.values() for line in part.process.lines]
+    assert [line for line in lines if "Traceback" in line] == []

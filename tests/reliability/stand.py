@@ -35,10 +35,11 @@ NO_REPLICA = "http://127.0.0.1:9"  # a replica that is down, so that each tick i
 class ManagedProcess:
     """One process and its log."""
 
-    def __init__(self, child: Child, environment: dict[str, str]) -> None:
+    def __init__(self, child: Child, environment: dict[str, str], folder: Path = ROOT) -> None:
         self.child = child
         self.lines: list[str] = []
         self._environment = environment
+        self._folder = folder
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -57,7 +58,7 @@ class ManagedProcess:
         options["env"] = {**self._environment, **self.child.environment, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(
             list(self.child.command),
-            cwd=ROOT,
+            cwd=self._folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -108,10 +109,10 @@ class ManagedProcess:
             pids += parents
         return pids
 
-    def wait(self, within_s: float = 30) -> None:
-        """Wait for the exit."""
+    def wait(self, within_s: float = 30) -> int:
+        """Wait for the exit; the exit status."""
         assert self._process is not None
-        self._process.wait(timeout=within_s)
+        return self._process.wait(timeout=within_s)
 
     def log_lines(self, pattern: str, *, since: int = 0) -> list[str]:
         """Log lines that match, from a position on."""

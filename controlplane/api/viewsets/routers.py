@@ -23,8 +23,10 @@ from controlplane.api.pagination import newest_first
 from controlplane.api.serializers import routers as router_serializers
 from controlplane.api.views import TransactionalView
 from controlplane.api.viewsets.base import NAME, NUMBER, CreateMixin, DestroyMixin, ReadViewSet, validated_body
+from controlplane.egress.addresses import fleet_rules
 from controlplane.models import ApiToken, AuditEntry, Event, Router
 from controlplane.push.client import Signature, explain_placement
+from controlplane.request_origin import client_address
 from controlplane.services import events, routers
 from controlplane.services.access.tokens import create_token, revoke_token
 from controlplane.services.snapshots import newest_snapshot
@@ -52,10 +54,17 @@ class RouterViewSet(DestroyMixin, ReadViewSet[Router]):
 
 
 class AnnounceView(TransactionalView):
-    """Receives the heartbeats of routers, which authenticate by their shared token."""
+    """Receives the heartbeats of routers, which authenticate by their shared token.
+
+    Routers in the fleet's networks may use plain HTTP, over which they get configurations with the same token.
+    """
 
     authentication_classes = (RouterAuthentication,)
     permission_classes = (IsRouter,)
+
+    def lacks_https(self, request: Request) -> bool:
+        """Whether the request came over plain HTTP from outside of the fleet's networks."""
+        return super().lacks_https(request) and fleet_rules().denial_reason(client_address(request)) is not None
 
     @extend_schema(request=router_serializers.AnnounceInput, responses=router_serializers.AnnouncedSerializer)
     def post(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 ``make check`` fails for a command without an entry here and for an entry whose test does not exist.
 """
 
-from tests.contracts.documents.reading import ROOT
+from tests.contracts.documents.reading import ROOT, shown
 
 EXECUTED_BY: dict[str, str] = {
     "make run": "tests/end_to_end/test_tour.py",
@@ -27,21 +27,7 @@ EXECUTED_BY: dict[str, str] = {
     " --time-scale 0.547 --json": "tests/routing/replay/test_command.py",
     "WARMPATH_REPLICAS=http://gpu-1:8000,http://gpu-2:8000 make run": "tests/end_to_end/test_killed_processes.py",
     "WARMPATH_TRACE=trace.jsonl.gz make run": "tests/end_to_end/test_killed_processes.py",
-} | dict.fromkeys(
-    [
-        "export DJANGO_SETTINGS_MODULE=controlplane.settings.production",
-        "python manage.py migrate",
-        "python manage.py collectstatic --noinput",
-        "python manage.py maintain_partitions",
-        "python manage.py seed_fleet --replica http://gpu-1:8000 http://gpu-2:8000",
-        "gunicorn controlplane.asgi:application --worker-class asgi --workers 2 --bind 127.0.0.1:8000",
-        "celery -A controlplane.celery worker --pool threads --concurrency 16",
-        "celery -A controlplane.celery beat",
-        "python -m routing serve --control-plane http://127.0.0.1:8000 --name router-1"
-        " --state-dir /var/lib/warmpath/router-1",
-    ],
-    "tests/end_to_end/test_production.py",
-)
+}
 
 
 def _session(readme: str) -> list[str]:
@@ -49,9 +35,18 @@ def _session(readme: str) -> list[str]:
     return (ROOT / readme).read_text().partition("```sh\n")[2].partition("\n```")[0].splitlines()
 
 
+def _compose() -> list[str]:
+    """Commands that create the secrets of the Compose file."""
+    return [command for command in shown((ROOT / "deploy/README.md").read_text()) if "deploy/secrets" in command]
+
+
 EXECUTED_BY["python manage.py rotate_secrets"] = "tests/controlplane/test_secret_rotation.py"
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/api/README.md"), "tests/controlplane/api/test_readme.py")
 EXECUTED_BY |= dict.fromkeys(_session("controlplane/cli/README.md"), "tests/controlplane/cli/test_readme.py")
+EXECUTED_BY |= dict.fromkeys(
+    shown((ROOT / "deploy/systemd/README.md").read_text()), "tests/end_to_end/test_production.py"
+)
+EXECUTED_BY |= dict.fromkeys(_compose(), "tests/contracts/test_compose_file.py")
 EXECUTED_BY |= dict.fromkeys(
     ["promtool check rules deploy/prometheus/rules.yaml", "promtool test rules deploy/prometheus/rules_test.yaml"],
     "tests/contracts/test_prometheus_files.py",

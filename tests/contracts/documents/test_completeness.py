@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -12,13 +13,24 @@ PACKAGES = ("controlplane", "routing", "telemetry")
 
 
 def variables() -> set[str]:
-    """Every ``WARMPATH_`` variable that the code reads, directly or through ``settings/env.py``."""
+    """Every ``WARMPATH_`` variable that the code reads, directly or through ``settings/env.py``, without ``_FILE``."""
+    return {name for name in named_variables() if not name.endswith("_FILE")}
+
+
+@cache
+def named_variables() -> frozenset[str]:
+    """The same with variables of paths, whose names end in ``_FILE``."""
     names: set[str] = set()
     for path in sources(*PACKAGES):
         text = path.read_text()
         names |= set(re.findall(r"\bWARMPATH_[A-Z_]+[A-Z]\b", text))
         names |= {f"WARMPATH_{name}" for name in re.findall(r"\b(?:env\.\w+|_port)\(\s*\"([A-Z_]+)\"", text)}
-    return {name for name in names if not name.endswith("_FILE")}
+    return frozenset(names)
+
+
+def is_variable(name: str) -> bool:
+    """Whether a program reads this variable, or its ``_FILE`` variant."""
+    return name in named_variables() or name.removesuffix("_FILE") in named_variables()
 
 
 @pytest.mark.parametrize("variable", sorted(variables()))

@@ -135,6 +135,16 @@ def test_user_tokens_and_router_tokens_are_not_interchangeable(api, client, db):
     assert client.get("/api/v1/routers", headers=headers).status_code == 401
 
 
+@pytest.mark.parametrize(("address", "status"), [("10.1.2.3", 200), ("203.0.113.9", 403)])
+def test_a_router_may_announce_over_plain_http_from_the_fleets_networks(settings, client, pool, address, status):
+    settings.SECURE_SSL_REDIRECT, settings.BEHIND_TLS_PROXY = True, True
+    settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    headers = {"Authorization": "Bearer router-token-for-tests", "X-Forwarded-For": address}
+    path, body = "/api/v1/routers/announce", {"data": ANNOUNCEMENT, "content_type": "application/json"}
+    assert client.post(path, **body, headers={**headers, "X-Forwarded-Proto": "http"}).status_code == status
+    assert client.post(path, **body, headers={**headers, "X-Forwarded-Proto": "https"}).status_code == 200
+
+
 def test_without_a_configured_token_no_router_can_announce(router_api, settings, db):
     settings.ROUTER_ADMIN_TOKEN = ""
     for token in ("", "anything"):
