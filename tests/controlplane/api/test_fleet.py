@@ -139,6 +139,7 @@ def test_user_tokens_and_router_tokens_are_not_interchangeable(api, client, db):
 def test_a_router_may_announce_over_plain_http_from_the_fleets_networks(settings, client, pool, address, status):
     settings.SECURE_SSL_REDIRECT, settings.BEHIND_TLS_PROXY = True, True
     settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    settings.SECURE_REDIRECT_EXEMPT = [r"^api/"]
     headers = {"Authorization": "Bearer router-token-for-tests", "X-Forwarded-For": address}
     path, body = "/api/v1/routers/announce", {"data": ANNOUNCEMENT, "content_type": "application/json"}
     assert client.post(path, **body, headers={**headers, "X-Forwarded-Proto": "http"}).status_code == status
