@@ -19,7 +19,7 @@ import yaml
 from routing.schema import Limits
 from routing.settings import read_settings
 from tests.contracts.documents.test_completeness import is_variable
-from tests.contracts.test_compose_file import command_of
+from tests.contracts.test_compose_file import SERVICES, command_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/warmpath"
@@ -149,6 +149,14 @@ def test_every_container_is_confined_and_limited(objects: list[Object]) -> None:
             }
             assert set(container["resources"]["requests"]) == {"cpu", "memory"}
             assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("component", ["worker", "beat"])
+def test_a_probe_by_command_is_the_health_check_of_the_compose_service(objects: list[Object], component: str) -> None:
+    (pod,) = [pod for name, _, pod in workloads(objects) if name == component]
+    probes = [probe for name, probe in pod["spec"]["containers"][0].items() if name.endswith("Probe")]
+    commands = [" ".join(probe["exec"]["command"]).strip() for probe in probes]
+    assert set(commands) == {" ".join(SERVICES[component]["healthcheck"]["test"][1:]).strip()}
 
 
 def test_every_service_process_has_probes(objects: list[Object]) -> None:

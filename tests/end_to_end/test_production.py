@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+import yaml
 
 from controlplane.stack.paths import Child
 from tests.contracts.documents.reading import ROOT, shown
@@ -33,6 +34,7 @@ START_S = 120  # of a part, on a machine that runs the other tests too
 RESUMES_S = 20.0
 ROUTERS = ("1", "2")
 AGE = re.compile(r"^warmpath_controlplane_(?:scrape|evaluation)_age_seconds ([\d.]+)", re.MULTILINE)
+COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 NEXT_RELEASE = "tests.reliability.next_release.production"
 COLUMNS = """
     select count(distinct column_name) from information_schema.columns where column_name in ('next_note', 'next_figure')
@@ -210,6 +212,18 @@ def test_the_documented_commands_bring_up_a_site(site):
     assert (plain.status_code, plain.headers["Location"][:8]) == (301, "https://")
 
 
+@pytest.mark.parametrize("name", ["web", "worker", "beat", "router-1"])
+def test_the_health_check_of_the_compose_file_passes(site, name):
+    """The chart runs those of worker and beat too."""
+    _, *command = COMPOSE["services"][name]["healthcheck"]["test"]
+    places = {":8000/": f":{site.ports['web']}/", ":8081/": f":{site.ports['admin-1']}/",
+              '"/tmp"': f'"{site.host.folder}/var/lib/warmpath/beat"'}  # fmt: skip
+    for in_container, here in places.items():
+        command = [word.replace(in_container, here) for word in command]
+    done = site.parts[name].run(command)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_killed_router_breaks_only_responses_that_have_begun(site, load):
     site.parts["router-1"].crash()
     load.until_served(10)
@@ -246,6 +260,7 @@ def test_clients_notice_nothing_of_a_killed_part_which_starts_again_as_the_next_
 
 
 def test_every_part_stops_in_time_and_logs_no_error(site):
+    site.http.close()  # the web process waits 10 s for open connections
     for part in site.parts.values():
         part.stop()
     lines = [line for part in site.parts.values() for line in part.process.lines]

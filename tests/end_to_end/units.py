@@ -82,6 +82,7 @@ class Service:
         self._arguments = options  # more arguments of the command
         self._notified: socket.socket | None = None
         self._process: ManagedProcess | None = None
+        self._variables: dict[str, str] = {}
 
     @property
     def process(self) -> ManagedProcess:
@@ -99,10 +100,20 @@ class Service:
         if kind == "notify":
             environment["NOTIFY_SOCKET"] = self._listen()
         child = Child(self.name, [*command, *self._arguments], self._is_ready if kind == "notify" else lambda: True)
+        self._variables = environment
         lines = self._process.lines if self._process else []
         self._process = ManagedProcess(child, environment, Path(folder))
         self._process.lines = lines
         self._process.start()
+
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        """A command in the environment of the running service, as a probe of its container would run."""
+        path = f"{ROOT}/.venv/bin:{PATH}"
+        folder = self._host.folder / "opt/warmpath/current"
+        variables = {**self._variables, "PATH": path}
+        return subprocess.run(
+            command, env=variables, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def close(self) -> None:
         """Kill what runs, after a failed test too."""
