@@ -62,6 +62,12 @@ def test_a_service_runs_the_same_command_as_its_unit(service: str, unit: str) ->
     assert command_of(service) == unit_command(unit)
 
 
+@pytest.mark.parametrize("service", ["web", "worker"])
+def test_the_documented_process_is_that_of_the_service(service: str) -> None:
+    command = " ".join(command_of(service)).replace("0.0.0.0", "127.0.0.1")
+    assert f"`{command}`" in (ROOT / "deploy/README.md").read_text()
+
+
 def test_the_routers_differ_in_name_and_state_only() -> None:
     first, second = SERVICES["router-1"], SERVICES["router-2"]
     assert yaml.dump(first).replace("router-1", "router-2") == yaml.dump(second)
