@@ -240,6 +240,7 @@ RULES: Mapping[str, Rule] = {
     "telemetry-api:reconciliation": VIEW,
     "telemetry-api:breakdown": VIEW,
     "telemetry-api:capacity": VIEW,
+    "telemetry-api:scaling": VIEW,
     "telemetry-api:report": VIEW,
     **_resource("telemetry-api:alert-rule", create=EDITOR, change=EDITOR, remove=EDITOR),
     "telemetry-api:alert-rule-preview": _rule(POST=OPERATOR),  # changes nothing, but is expensive

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from routing.balancing.placement import Decision
 from routing.balancing.replicas import HealthRegistry, targets_of
+from routing.balancing.saturation import SaturationMeter
 from routing.health import circuit_breaker
 from routing.health.circuit_breaker import State
 from routing.http.request import SESSION_HEADERS, Request, RequestHead
@@ -47,6 +48,11 @@ from routing.types import ReplicaId, RoutingError
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
 MAX_DECISIONS = 1000  # per page
 RETRY_AFTER_S = 2  # for a configuration that no worker could check
+SATURATION_LINES = (  # metric, attribute of Saturation, help text
+    ("pool_saturation_ratio", "ratio", "Share of the replicas' prefill rate that this router's requests need."),
+    ("pool_waiting_work_seconds", "waiting_s", "Time that the replicas need for this router's waiting tokens."),
+    ("pool_prefill_tokens_per_second", "tokens_per_s", "Measured prefill rate of all serving replicas."),
+)
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 logger = logging.getLogger(__name__)
@@ -401,6 +407,7 @@ class RouterView:
         self.store = router.store
         self._router = router
         self._version = version
+        self._saturation = SaturationMeter(router.balancer.loads, router.balancer.health)
 
     async def apply_config(self, document: bytes) -> Applied:
         """Activate a pushed configuration; NackError if it is rejected."""
@@ -488,6 +495,7 @@ class RouterView:
         yield from router.services.all_warm_ups.lines()
         yield from router.services.kv_events.lines()
         yield from self._token_ratio_lines()
+        yield from self._saturation_lines()
         yield from _replica_lines(replicas)
         yield from header("tasks", "gauge", "Asyncio tasks of the process: a few, and one for each health check.")
         yield f"{PREFIX}tasks {len(asyncio.all_tasks())}"
@@ -514,6 +522,19 @@ class RouterView:
         yield from header("tokens_per_byte_samples_total", "counter", "Responses whose usage was measured.")
         for pairs, ratio in measured:
             yield f"{PREFIX}tokens_per_byte_samples_total{{{pairs}}} {ratio.samples}"
+
+    def _saturation_lines(self) -> Iterator[str]:
+        """Saturation of each pool by the requests of this process; no sample while a figure is unknown."""
+        pools = self._router.active.config.pools if self._router.active else ()
+        queues = self._router.services.all_admission_queues
+        self._saturation.forget_all_but(pool.name for pool in pools)
+        read = [(labels(pool=pool.name), self._saturation.read(pool, queues.waiting(pool.name))) for pool in pools]
+        for name, attribute, text in SATURATION_LINES:
+            yield from header(name, "gauge", text)
+            for pairs, figures in read:
+                value = getattr(figures, attribute)
+                if value is not None:
+                    yield f"{PREFIX}{name}{{{pairs}}} {value:.6g}"
 
 
 def _replica_lines(rows: list[dict[str, Any]]) -> Iterator[str]:

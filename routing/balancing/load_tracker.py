@@ -204,6 +204,8 @@ class Load:
     plain_waiting: int = 0  # waiting requests whose responses are not streamed
     prefill: PrefillRate = field(default_factory=PrefillRate)
     recent: float = 0.0  # recent requests of this process, multiplied by the tracker's ``request_weight``
+    dispatched: int = 0  # requests that this process has sent
+    dispatched_tokens: int = 0  # estimated uncached prompt tokens of these
     remote_running: int = 0  # part of ``running`` that other processes sent
     remote_tokens: int = 0  # part of ``waiting_tokens`` that other processes sent
 
@@ -392,6 +394,8 @@ class LoadTracker:
             self.update_oldest(load, now_s)
         load.running += 1
         load.waiting_tokens += uncached_tokens
+        load.dispatched += 1
+        load.dispatched_tokens += uncached_tokens
         if now_s > self._weight_valid_s:
             self._update_weight(now_s)
         load.recent += self.request_weight

@@ -140,6 +140,10 @@ class AdmissionQueues:
         for queue, _ in self._queues.values():
             queue.expire()
 
+    def waiting(self, pool: str) -> int:
+        """Requests of a pool that wait in this process, for the limit of the pool or of a task group."""
+        return sum(queue.waiting for (name, _), (queue, _) in self._queues.items() if name == pool)
+
     def lines(self, *, all_buckets: bool = False) -> Iterator[str]:
         """Prometheus text; ``all_buckets``: histograms with all buckets."""
         if not self._queues:

@@ -27,6 +27,12 @@ from routing.observability.metrics import (
 )
 
 Rule = Callable[[float, float], float]
+
+
+def _sum_up_to_1(total: float, value: float) -> float:
+    return min(1.0, total + value)
+
+
 GAUGES: Mapping[str, Rule] = {
     "warmpath_router_replica_up": min,  # a worker sends nothing to a replica that it considers down
     "warmpath_router_replica_out": max,  # the same
@@ -37,6 +43,8 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_kv_events_blocks": max,
     "warmpath_router_kv_events_lag_seconds": max,
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
+    "warmpath_router_pool_saturation_ratio": _sum_up_to_1,  # each worker's part of the replicas' prefill rate
+    "warmpath_router_pool_prefill_tokens_per_second": max,  # each worker measures the rates of all replicas
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer

@@ -10,6 +10,7 @@ from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
 from telemetry.api.predictions import PredictionViewSet
 from telemetry.api.reports import ReportView
+from telemetry.api.scaling import ScalingView
 from telemetry.api.what_ifs import WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
@@ -36,6 +37,7 @@ urlpatterns = [
     path("series", viewsets.SeriesView.as_view(), name="series"),
     path("reconciliation", ReconciliationView.as_view(), name="reconciliation"),
     path("capacity", CapacityView.as_view(), name="capacity"),
+    path("scaling", ScalingView.as_view(), name="scaling"),
     path("report", ReportView.as_view(), name="report"),
     path("breakdown", BreakdownView.as_view(), name="breakdown"),
     path("", include(router.urls)),

@@ -60,10 +60,16 @@ KV_FIGURES = {
     "warmpath_router_kv_events_malformed_total": "malformed",
     "warmpath_router_kv_events_restarts_total": "restarts",
 }
+POOL_FIGURES = {
+    "warmpath_router_pool_saturation_ratio": "saturation_ratio",
+    "warmpath_router_pool_waiting_work_seconds": "waiting_s",
+    "warmpath_router_pool_prefill_tokens_per_second": "prefill_tokens_per_s",
+}
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
+_ALL_METRICS = _METRICS | _KV_METRICS | frozenset(POOL_FIGURES)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,15 +108,17 @@ class RouterSample:
     started_s: float | None
     routes: dict[RouteKey, RouteSample]
     kv_streams: KvStreams = field(default_factory=dict)
+    pool_loads: PoolLoads = field(default_factory=dict)
 
 
 # KV event streams by replica and rank: the processes of the router in each state, and figures by name.
 KvStreams = dict[str, dict[str, dict[str, Any]]]
+PoolLoads = dict[str, dict[str, float]]  # figures by pool and name, without those that are unknown
 
 
 def read_router(text: str) -> RouterSample:
     """Read a router's exposition; ExpositionError if it is malformed or not a router's."""
-    samples = read_samples(text, _METRICS | _KV_METRICS, max_bytes=ROUTER_BYTES, max_series=ROUTER_SERIES)
+    samples = read_samples(text, _ALL_METRICS, max_bytes=ROUTER_BYTES, max_series=ROUTER_SERIES)
     info = next((sample.labels for sample in samples if sample.name == INFO), None)
     if info is None:
         raise ExpositionError(f"it has no {INFO}: it is not a router's")
@@ -120,7 +128,7 @@ def read_router(text: str) -> RouterSample:
     for (key, name), buckets in _histograms(samples).items():
         routes[key].histograms[name] = buckets
     started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
-    return RouterSample(info.get("boot"), started, dict(routes), _kv_streams(samples))
+    return RouterSample(info.get("boot"), started, dict(routes), _kv_streams(samples), _pool_loads(samples))
 
 
 def _kv_streams(samples: list[Sample]) -> KvStreams:
@@ -136,6 +144,15 @@ def _kv_streams(samples: list[Sample]) -> KvStreams:
         else:
             stream[KV_FIGURES[sample.name]] = sample.value
     return streams
+
+
+def _pool_loads(samples: list[Sample]) -> PoolLoads:
+    """The figures of each pool; the requests are those of this router."""
+    loads: PoolLoads = {}
+    for sample in samples:
+        if sample.name in POOL_FIGURES and 0 <= sample.value <= MAX_COUNT:
+            loads.setdefault(sample.labels.get("pool", ""), {})[POOL_FIGURES[sample.name]] = sample.value
+    return loads
 
 
 def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:

@@ -57,6 +57,8 @@ class ScrapeState(models.Model):
     lora_adapters = ArrayField(models.TextField(), null=True)  # with requests at the last scrape; null: unknown
     # KV event streams of a router by replica, then rank, at the last scrape (``KvStreams``); null: unknown.
     kv_streams = models.JSONField(null=True)
+    # Saturation, waiting work and prefill rate of each pool by a router (``PoolLoads``); null: unknown.
+    pool_loads = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
     version_at = models.DateTimeField(null=True)  # when that was last checked
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge

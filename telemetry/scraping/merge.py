@@ -17,7 +17,7 @@ from telemetry.metrics.counters import Increase, RawCounters, ReadingState, incr
 from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.router import KvStreams, RouteKey, RouterSample
+from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample
 
 DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
@@ -60,6 +60,7 @@ class TargetState:
     role: str = ""  # "prefill" or "decode", where the metrics say so
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
     kv_streams: KvStreams | None = None  # of a router, at the last scrape; None: unknown
+    pool_loads: PoolLoads | None = None  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ def merge_router(
             readings.append(SourceReading(key, added))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
-    return MergedScrape(replace(state, kv_streams=sample.kv_streams), readings, current)
+    state = replace(state, kv_streams=sample.kv_streams, pool_loads=sample.pool_loads)
+    return MergedScrape(state, readings, current)
 
 
 def _failed(
@@ -170,6 +172,7 @@ def _failed(
         duration_s=None,
         lora_adapters=None,
         kv_streams=None,
+        pool_loads=None,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

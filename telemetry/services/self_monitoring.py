@@ -33,6 +33,7 @@ from telemetry.alerts.notifications import notify_due
 from telemetry.alerts.pipeline import evaluate
 from telemetry.metrics.windows import ReachableShare, Window
 from telemetry.models import Alert, AlertRule, Notification, NotificationState, RuleKind, ScrapeShard, ScrapeState
+from telemetry.services.lab.scaling import PoolScaling, scaling_of
 from telemetry.services.notifications.outbox import deliver_due, due_notifications
 from telemetry.storage.locks import EVALUATE, advisory_lock
 from telemetry.storage.reachable import MIN_WINDOW, reachable_by_pool
@@ -74,6 +75,16 @@ REACHABLE_METRICS: tuple[tuple[str, str, Callable[[ReachableShare], float]], ...
     ("reachable_standard_error", "Standard error of reachable_ratio.", lambda share: share.standard_error),
     ("reachable_requests", "Requests from which reachable_ratio is computed.", lambda share: share.requests),
 )
+SCALING_METRICS: tuple[tuple[str, str, Callable[[PoolScaling], float | None]], ...] = (
+    (
+        "pool_saturation_ratio",
+        "Load of a pool's replicas, 0 to 1, over all routers.",
+        lambda pool: pool.saturation_ratio,
+    ),
+    ("pool_waiting_work_seconds", "Time that a pool's waiting tokens need.", lambda pool: pool.waiting_s),
+    ("pool_replicas", "Active replicas of a pool that were scraped lately.", lambda pool: pool.replicas),
+    ("pool_recommended_replicas", "Replicas that a pool needs.", lambda pool: pool.recommended_replicas),
+)
 
 
 def refused_since() -> datetime | None:
@@ -83,7 +94,10 @@ def refused_since() -> datetime | None:
 
 
 def own_metrics(now: datetime) -> list[OwnMetric]:
-    """The control plane's own metrics, series of the same name one after another. Ten short queries."""
+    """The control plane's own metrics, series of the same name one after another.
+
+    About 20 short queries, and two for each pool that could lose a replica.
+    """
     desired = newest_snapshot()
     outbox = Notification.objects.filter(state=NotificationState.PENDING).aggregate(
         waiting=Count("id"), since=Min("next_at", filter=Q(next_at__lte=now))
@@ -93,6 +107,7 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
     refused_s = _age_s(refused_since(), now) or 0.0
     shards = list(ScrapeShard.objects.order_by("number"))
     reachable = reachable_by_pool(None, Window(now - MIN_WINDOW, now, MIN_WINDOW.total_seconds()))
+    scalings = scaling_of(None, now)
     return [
         *_router_metrics(desired, now),
         OwnMetric("outbox_pending", "Notifications that wait for delivery.", outbox["waiting"]),
@@ -114,6 +129,11 @@ def own_metrics(now: datetime) -> list[OwnMetric]:
             OwnMetric(name, text, value_of(share), (("pool", pool),))
             for name, text, value_of in REACHABLE_METRICS
             for pool, share in reachable.items()
+        ),
+        *(
+            OwnMetric(name, text, value_of(scaling), (("pool", scaling.pool),))
+            for name, text, value_of in SCALING_METRICS
+            for scaling in scalings
         ),
         *(
             OwnMetric(

@@ -1,4 +1,4 @@
-"""The included Prometheus rules and Grafana dashboards parse, fire as expected, and use existing metrics."""
+"""The included Prometheus rules, Grafana dashboards and autoscalers parse, fire as expected, and use known metrics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import uvloop
 import yaml
+from django.urls import resolve
 from django.utils import timezone
 
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.metrics import PREDICTION_LINES, PREFIX
+from telemetry.api.scaling import ScalingQuery, ScalingResponse
 from telemetry.metrics.router import OVERFLOW_REASONS
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
@@ -24,6 +28,7 @@ from tests.telemetry.breakdown_bins import breakdown_bin
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yaml"
+AUTOSCALING = ROOT / "deploy/autoscaling"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 VLLM = ROOT / "tests/data/vllm/vllm-metrics-0.32.0-busy.txt"
 NAME = re.compile(r"\b(?:warmpath_|vllm:)[a-z0-9_]+")
@@ -32,7 +37,7 @@ NOT_PRODUCED = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES}
 
 
 def expressions() -> dict[str, str]:
-    """PromQL expressions of rules and dashboards by location, with Grafana's variables filled in."""
+    """PromQL expressions of rules, dashboards and autoscalers by location, with all variables filled in."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     by_location = {rule.get("record") or rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     for path in DASHBOARDS:
@@ -45,7 +50,28 @@ def expressions() -> dict[str, str]:
         for number, (title, expression) in enumerate(queries):
             filled = expression.replace("$__rate_interval", "5m").replace("$pool", ".*").replace("$instance", ".*")
             by_location[f"{path.stem} {number} {title}"] = filled
-    return by_location
+    return by_location | {f"keda {number}": query for number, query in enumerate(_keda_queries())} | adapter_metrics()
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """The Kubernetes documents of one file."""
+    return list(yaml.safe_load_all((AUTOSCALING / name).read_text()))
+
+
+def _keda_queries() -> list[str]:
+    (scaled,) = documents("keda-prometheus.yaml")
+    return [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+
+
+def adapter_metrics() -> dict[str, str]:
+    """The PromQL of the adapter's external metrics, as it asks for those of a pool, by name."""
+    (values,) = documents("prometheus-adapter.yaml")
+    return {
+        rule["name"]["as"]: rule["metricsQuery"]
+        .replace("<<.Series>>", rule["seriesQuery"])
+        .replace("<<.LabelMatchers>>", 'pool="chat"')
+        for rule in values["rules"]["external"]
+    }
 
 
 def _variables(board):
@@ -94,6 +120,44 @@ def test_the_scrape_configuration_is_valid(tmp_path: Path) -> None:
     promtool("check", "config", str(document))
 
 
+def test_the_autoscaler_reads_metrics_that_the_adapter_defines() -> None:
+    (autoscaler,) = documents("hpa.yaml")
+
+    names = [metric["external"]["metric"]["name"] for metric in autoscaler["spec"]["metrics"]]
+
+    assert set(names) <= adapter_metrics().keys()
+
+
+def test_unknown_values_scale_nothing() -> None:
+    """KEDA takes an empty result for 0 unless it is told not to."""
+    (scaled,) = documents("keda-prometheus.yaml")
+
+    assert {trigger["metadata"]["ignoreNullValues"] for trigger in scaled["spec"]["triggers"]} == {"false"}
+
+
+def test_the_rest_scaler_reads_a_number_that_may_be_unknown() -> None:
+    secret, authentication, scaled = documents("keda-rest.yaml")
+    (trigger,) = scaled["spec"]["triggers"]
+    (reference,) = authentication["spec"]["secretTargetRef"]
+    url = urlsplit(trigger["metadata"]["url"])
+
+    assert resolve(url.path).view_name == "telemetry-api:scaling"
+    assert set(parse_qs(url.query)) == set(ScalingQuery().fields)
+    assert ScalingResponse().fields[trigger["metadata"]["valueLocation"]].allow_null
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    assert (reference["name"], reference["key"] in secret["stringData"]) == (secret["metadata"]["name"], True)
+
+
+@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-rest.yaml"])
+def test_replicas_are_removed_one_at_a_time_and_slowly(name: str) -> None:
+    spec = documents(name)[-1]["spec"]
+    behavior = spec.get("behavior") or spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+
+    (policy,) = behavior["scaleDown"]["policies"]
+    assert (policy["type"], policy["value"]) == ("Pods", 1)
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 600
+
+
 @pytest.mark.django_db
 def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
     now = timezone.now()
@@ -102,6 +166,7 @@ def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
     exposed = set(NAME.findall(VLLM.read_text())) | uvloop.run(_router_metrics()) | control_plane_metrics
 
     used = {name for expression in expressions().values() for name in NAME.findall(expression)}
+    assert "warmpath_controlplane_pool_recommended_replicas" in used
 
     assert used - exposed == set()
 

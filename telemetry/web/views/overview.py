@@ -18,6 +18,7 @@ from telemetry.services.figures.kv_streams import kv_streams_of
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
+from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.notifications.channels import notified_by
 from telemetry.storage.dimension_sums import usage_reports
 from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, frame, live_context, live_part, scrape_gap
@@ -88,7 +89,13 @@ def _pool_state(request: HttpRequest, pool_name: str) -> tuple[PageState, Pool]:
 
 
 def _pool(request: HttpRequest, state: PageState, pool: Pool) -> dict[str, Any]:
-    return {**_tables(request, state), "pool": pool, "revisions": active_revisions(None, pool.pk)}
+    scaling = scaling_of([pool], timezone.now())[0]
+    return {
+        **_tables(request, state),
+        "pool": pool,
+        "revisions": active_revisions(None, pool.pk),
+        "scaling": scaling,
+    }
 
 
 @require_GET

@@ -213,3 +213,24 @@ def test_label_values_are_unescaped() -> None:
     sample = 'm{pool="a\\"b\\\\c\\n",group="",replica="r{}, =",policy="p",revision="12",le="0.5"}'
     assert series_key(sample) == ('a"b\\c\n', "", "r{}, =", "p", 12)
     assert series_key("process_cpu_seconds_total") == ("", "", "", "", 0)
+
+
+def test_the_saturation_of_workers_adds_up_to_at_most_1_and_their_prefill_rate_is_not_added() -> None:
+    def worker(ratio: float, waiting_s: float) -> Families:
+        figures = (("saturation_ratio", ratio), ("waiting_work_seconds", waiting_s), ("prefill_tokens_per_second", 800))
+        return parse(
+            "\n".join(
+                line
+                for name, value in figures
+                for line in (
+                    *header(f"pool_{name}", "gauge", "."),
+                    f'{PREFIX}pool_{name}{{pool="chat"}} {value}',
+                )
+            )
+        )
+
+    def merged(*workers: Families) -> list[float]:
+        return list(totals(MergedMetrics(), list(workers)).values())
+
+    assert merged(worker(0.25, 1.5), worker(0.5, 2.0)) == [0.75, 3.5, 800]
+    assert merged(worker(0.75, 1.5), worker(0.5, 2.0), worker(0.1, 0)) == [1, 3.5, 800]

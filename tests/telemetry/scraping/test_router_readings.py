@@ -85,6 +85,22 @@ def test_kv_event_streams_are_kept_as_of_the_last_scrape(pool, metrics_server):
         assert stored.kv_streams == expected
 
 
+def test_the_loads_of_pools_are_kept_as_of_the_last_scrape(pool, metrics_server):
+    figures = (
+        'saturation_ratio{pool="chat"} 0.75', 'waiting_work_seconds{pool="chat"} 2.5',
+        'prefill_tokens_per_second{pool="chat"} 8000', 'waiting_work_seconds{pool="other"} NaN',
+    )  # fmt: skip
+    exposition = router_text() + "".join(f"warmpath_router_pool_{line}\n" for line in figures)
+    scrape_router(metrics_server, exposition)
+    stored = ScrapeState.objects.get(router__isnull=False)
+    assert stored.pool_loads == {"chat": {"saturation_ratio": 0.75, "waiting_s": 2.5, "prefill_tokens_per_s": 8000.0}}
+
+    metrics_server.script("/router/metrics", status(503))
+    run_cycle(1)
+    stored.refresh_from_db()
+    assert stored.pool_loads is None
+
+
 def test_requests_without_a_pool_are_stored_with_the_router_itself(pool, metrics_server):
     nowhere = {"pool": "", "replica": "", "policy": "", "revision": ""}
     scrape_router(metrics_server, *(router_text({**nowhere, "requests": {"client_error": n}}) for n in (1, 4)))
