@@ -9,6 +9,9 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.utils.module_loading import import_string
 
+from controlplane import tracing
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
+tracing.start(tracing.WEB)  # before the middleware is loaded
 application = get_asgi_application()
 import_string(settings.WATCHDOG)()

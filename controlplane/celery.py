@@ -19,6 +19,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.app.amqp import AMQP
 from celery.beat import PersistentScheduler, ScheduleEntry, SchedulingError
+from celery.signals import beat_init, worker_init
 from django.db import InterfaceError, connection, transaction
 from django.db import OperationalError as DatabaseError
 from kombu import Connection
@@ -27,6 +28,7 @@ from kombu.transport import redis
 from kombu.transport.virtual import Message
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from controlplane import tracing
 from controlplane.database.base import is_disk_full, is_unavailable
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
@@ -180,6 +182,16 @@ def _is_clock_right(issued_at_s: float) -> bool:
         return False
     _clock.record_recovery(issued_at_s)
     return True
+
+
+@worker_init.connect
+def _trace_worker(**_: Any) -> None:
+    tracing.start(tracing.WORKER)
+
+
+@beat_init.connect
+def _trace_beat(**_: Any) -> None:
+    tracing.start(tracing.BEAT)
 
 
 app = Celery("warmpath", task_cls=ResilientTask, amqp="controlplane.celery:ReconnectingAMQP")

@@ -10,6 +10,7 @@ from pathlib import Path
 from routing.admin.api import RouterView
 from routing.http.sockets import BACKLOG, bind, close_listeners, divert_new_connections
 from routing.log import event
+from routing.observability.span_export import open_span_export
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
 from routing.proxy.saved_residency import SavedResidency
@@ -25,6 +26,8 @@ class SingleProcess:
         self.router = router
         self._saved_residency = SavedResidency(router.balancer, state_dir)
         self.view = RouterView(router, version)
+        self._spans = open_span_export(router.name, router.boot, version)
+        router.services.tracer = None if self._spans is None else self._spans.tracer
         self.port = 0  # the bound port, once open
         self._servers: list[asyncio.Server] = []
         self._shared: list[socket.socket] = []  # copies of the sockets of a port that other processes share
@@ -64,6 +67,8 @@ class SingleProcess:
         self._stop_accepting()
         self._saved_residency.close()
         self.router.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     async def _serve(self, **address: object) -> asyncio.Server:
         router = self.router

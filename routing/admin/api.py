@@ -494,6 +494,8 @@ class RouterView:
         yield from router.services.all_admission_queues.lines(all_buckets=all_buckets)
         yield from router.services.all_warm_ups.lines()
         yield from router.services.kv_events.lines()
+        if router.services.tracer is not None:
+            yield from router.services.tracer.lines()
         yield from self._token_ratio_lines()
         yield from self._saturation_lines()
         yield from _replica_lines(replicas)

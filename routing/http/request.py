@@ -67,6 +67,7 @@ class RequestHead:
         "target",
         "task_group",
         "template",
+        "traceparent_index",
     )
 
     def __init__(self, method: bytes, target: bytes, *, http11: bool) -> None:
@@ -88,6 +89,7 @@ class RequestHead:
         self.grant: Grant | None = None
         self.template: bytes | None = None  # format string of ``lines``; None: ``lines`` has no varying values
         self.request_id_index: int | None = None  # among the varying values; None: all requests have the same id
+        self.traceparent_index: int | None = None  # the same; None: no request has one that may be used
         self._anonymous: bytes | None = None
         self._anonymous_template: bytes | None = None
         self._forwarded: dict[bytes, bytes] | None = None
@@ -130,17 +132,34 @@ class RequestHead:
         value = values[self.request_id_index]
         return value.decode() if _request_id(value) else ""
 
+    def traceparent_with(self, values: Sequence[bytes] | None) -> bytes:
+        """The ``traceparent`` of a request with these varying values; empty if there is none, or more than one."""
+        if values is None:
+            return single_value(self.lines, b"traceparent: ")
+        return b"" if self.traceparent_index is None else values[self.traceparent_index]
+
     def share(self, varying: list[Header], headers: Sequence[Header]) -> None:
         """Prepare this head for later requests that differ in the values of ``varying``, some of the ``headers``."""
         self._varying = varying
         self.template = template_of(self.lines, varying) if len(varying) > 1 else None  # a length is not forwarded
         request_id = next((header for header in headers if header[0].lower() == b"x-request-id"), None)
         self.request_id_index = varying.index(request_id) if request_id is not None and request_id in varying else None
+        traces = [header for header in headers if header[0].lower() == b"traceparent"]
+        self.traceparent_index = varying.index(traces[0]) if len(traces) == 1 and traces[0] in varying else None
 
     @property
     def is_cacheable(self) -> bool:
         """Whether the request needs no interim response and its length is known."""
         return self.has_length and not self.expects_continue
+
+
+def single_value(lines: bytes, start: bytes) -> bytes:
+    """The value of the only header line that begins with ``start``, whatever its case; empty otherwise."""
+    lower = lines.lower()
+    if start not in lower:
+        return b""
+    found = [line for line in lines.split(b"\r\n") if line[: len(start)].lower() == start]
+    return found[0][len(start) :] if len(found) == 1 else b""
 
 
 def _is_credential(line: bytes) -> bool:

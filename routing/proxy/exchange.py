@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from routing.balancing.request import BodyReading, PlacementRequest
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
+    from routing.observability.tracing import RequestTrace
     from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
@@ -120,6 +121,7 @@ class Exchange:
         "_services",
         "_state",
         "_ticket",
+        "_trace",
         "_upstream",
     )
     __deletable__ = ("_placement_request", "_decision")  # for mypyc
@@ -150,6 +152,8 @@ class Exchange:
         self._pool = self._group = ""  # set where no replica was available
         self._upstream: UpstreamConnection | None = None
         self._retry_state: RetryState | None = None  # since the first failure
+        tracer = services.tracer
+        self._trace = None if tracer is None else tracer.start(request)  # None: not sampled
 
     # --- called by the client's connection ---
 
@@ -254,7 +258,7 @@ class Exchange:
             except RejectedRequestError as rejection:
                 self._reject(rejection)
                 return False
-            leg = self._prefill = PrefillLeg(self._services, self._configuration, self, self._request)
+            leg = self._prefill = PrefillLeg(self._services, self._configuration, self, self._request, self._trace)
         if self._is_placed or not leg.start(decision):
             return True
         self._enter(PREFILLING)
@@ -297,6 +301,8 @@ class Exchange:
         self._is_placed = True
         if leg is not None:
             self._record_prefill(leg)
+        if self._trace is not None:
+            self._trace.begin_attempt(decision, self._placement_request.model)
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(ReplicaId(decision.replica.name))
         upstream = self._configuration.connection_pools[decision.target.replica.name].take_idle()
@@ -336,9 +342,12 @@ class Exchange:
         first_byte_s = limits.response_timeout_s if is_generated_first else limits.first_byte_timeout_s
         if self._prefill is not None:
             first_byte_s = max(0.001, first_byte_s - self._prefill.duration_s)
+        head = upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body))
+        if self._trace is not None:
+            head = self._trace.head_with_context(head)
         upstream.send(
             self,
-            upstream.pool.address.head(request, self._decision.target.rank, body_bytes=len(body)),
+            head,
             body,
             first_byte_s=first_byte_s,
             idle_s=limits.idle_timeout_s,
@@ -499,6 +508,8 @@ class Exchange:
             return False
         if self._prefill is not None and self._state is not CONNECTING:
             self._prefill.drop_parameters(RETRIED)  # the replica may have used them
+        if self._trace is not None and self._retry_state is not None:
+            self._trace.end_attempt(self._retry_state.cause)
         self._release_replica()
         self._enter(PLACING)
         self._dispatch(decision)
@@ -594,6 +605,8 @@ class Exchange:
         outcome = REPLICA_ERROR if self._is_placed else Outcome.ROUTER_ERROR
         if self._is_placed:
             self._record.status = rejection.status
+        if self._trace is not None:
+            self._trace.status = rejection.status
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else outcome)
         self._client.respond(self._request, rejection.response(self._request.head.path), keep_alive=keep_alive)
         self._client.on_exchange_ended(keep_alive=keep_alive)
@@ -641,6 +654,14 @@ class Exchange:
             services.decisions.add(self._record)
         else:
             services.metrics.count_unplaced(outcome, self._pool, self._group)
+        if self._trace is not None:
+            self._end_trace(self._trace, outcome)
+
+    def _end_trace(self, trace: RequestTrace, outcome: Outcome) -> None:
+        if self._is_placed:
+            trace.finish(outcome, self._record, self._record.pool, self._record.group)
+        else:
+            trace.finish(outcome, None, self._pool, self._group)
 
     def _release_replica(self) -> None:
         """Release the connection and the load; a probe without a result lets another request probe."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from routing.balancing.placement import Decision, Placement
     from routing.balancing.replicas import HealthRegistry
     from routing.http.request import Request
+    from routing.observability.tracing import RequestTrace
     from routing.prompt.parsing import Value
     from routing.proxy.services import ActiveConfiguration, Services
 
@@ -174,6 +175,7 @@ class PrefillLeg:
         "_started_at",
         "_target",
         "_ticket",
+        "_trace",
         "_upstream",
         "decision",
         "duration_s",
@@ -186,11 +188,19 @@ class PrefillLeg:
     _target: PrefillTarget  # once sent
     _layout: Layout
 
-    def __init__(self, services: Services, configuration: ActiveConfiguration, owner: Owner, request: Request) -> None:
+    def __init__(
+        self,
+        services: Services,
+        configuration: ActiveConfiguration,
+        owner: Owner,
+        request: Request,
+        trace: RequestTrace | None,
+    ) -> None:
         self._services = services
         self._configuration = configuration
         self._owner = owner
         self._request = request
+        self._trace = trace  # None: the request is not sampled
         self._attempts = 0
         self._started_at = self._sent_at = 0.0  # seconds of a monotonic clock
         self._body = b""  # for the prefill replica
@@ -254,6 +264,8 @@ class PrefillLeg:
         self._ticket = self._configuration.placement.dispatch_prefill(self.decision, target)
         if self._services.breakers.not_closed:
             self._is_probe = self._services.breakers.on_request_sent(target.replica)
+        if self._trace is not None:
+            self._trace.begin_prefill(target.replica)
         upstream = self._configuration.connection_pools[target.replica].take_idle()
         if upstream is None:
             self._connect()
@@ -280,10 +292,13 @@ class PrefillLeg:
         self._upstream = upstream
         self._buffer = b""
         self._sent_at = monotonic()
-        left_s, head = self._left_s(), upstream.pool.address.head
+        left_s = self._left_s()
+        head = upstream.pool.address.head(self._request, self._target.target.rank, body_bytes=len(self._body))
+        if self._trace is not None:
+            head = self._trace.head_with_context(head)
         upstream.send(
             self,
-            head(self._request, self._target.target.rank, body_bytes=len(self._body)),
+            head,
             self._body,
             first_byte_s=left_s,
             idle_s=left_s,
@@ -374,6 +389,8 @@ class PrefillLeg:
         self.record.outcome, self.record.cause, self.record.replica = LegOutcome.USED, None, self._target.replica
         self.record.hit_tokens = self._target.choice.hit_tokens
         self._count(LegOutcome.USED, "")
+        if self._trace is not None:
+            self._trace.end_attempt(status=200)
         self._release()
         self._end_and_continue()
 
@@ -423,6 +440,8 @@ class PrefillLeg:
         """Send the prompt to another prefill replica if that is allowed, or leave it to the decode replica."""
         self.record.outcome, self.record.cause, self.record.replica = LegOutcome.FAILED, cause, self._target.replica
         self._count(LegOutcome.FAILED, cause)
+        if self._trace is not None:
+            self._trace.end_attempt(cause)
         self._release()
         self._failed.add(self._target.replica)
         target = self._retry_target(cause) if may_retry else None

@@ -73,12 +73,23 @@ MAX_LOOKUPS: Final = 32  # further replicas that are queried for a stored respon
 class RetryState:
     """The failed attempts of one request. ``record`` names the replica that has the request now."""
 
-    __slots__ = ("_configuration", "_failed", "_record", "_request", "_retried_429", "_services", "body", "reconnected")
+    __slots__ = (
+        "_configuration",
+        "_failed",
+        "_record",
+        "_request",
+        "_retried_429",
+        "_services",
+        "body",
+        "cause",
+        "reconnected",
+    )
 
     def __init__(
         self, services: Services, configuration: ActiveConfiguration, request: PlacementRequest, record: Record
     ) -> None:
         self.body = b""  # of an error response
+        self.cause = ""  # of the latest failure
         self.reconnected = False  # the current replica got the request again, on a new connection
         self._services = services
         self._configuration = configuration
@@ -132,6 +143,7 @@ class RetryState:
         """
         services, record, limits = self._services, self._record, self._configuration.limits
         self._failed.add(ReplicaId(record.replica))
+        self.cause = cause
         if not (is_lookup or cause in limits.retry_on):
             return None
         if record.retries >= (MAX_LOOKUPS if is_lookup else limits.retries):

@@ -13,6 +13,7 @@ from routing.http.auth import AccessControl
 from routing.kv_events.subscriptions import KvEventSubscriptions
 from routing.observability.decision_log import DecisionRing, StructureSampler
 from routing.observability.metrics import ConfiguredSeries, Metrics
+from routing.observability.tracing import Tracer
 from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
@@ -66,6 +67,7 @@ class Services:
         self.decisions = DecisionRing()
         self.stored_responses = StoredResponses()
         self.structure_sampler = StructureSampler()
+        self.tracer: Tracer | None = None  # None: nothing is traced
         self.is_draining = False
         self.in_flight = 0  # requests that have not ended
         self.idle = asyncio.Event()  # set at the end of the last request of a draining router

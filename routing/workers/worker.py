@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from routing import __version__
 from routing.admin.api import RouterView
 from routing.http.response import RejectedRequestError
 from routing.http.sockets import BACKLOG
@@ -27,6 +28,7 @@ from routing.http.tasks import Background, Periodic, run_in_slices
 from routing.http.tls import Tls
 from routing.log import event, log_to_stderr
 from routing.observability.decision_log import MAX_BYTES, MAX_RECORDS, DecisionRing
+from routing.observability.span_export import open_span_export
 from routing.process import return_large_blocks, tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.config_store import Swap
@@ -49,6 +51,8 @@ class Worker:
         services.decisions = DecisionRing(MAX_RECORDS // options.workers, MAX_BYTES // options.workers)
         services.all_admission_queues.share = 1 / options.workers
         services.all_warm_ups.part, services.all_warm_ups.parts = options.number, options.workers
+        self._spans = open_span_export(options.name, self.router.boot, __version__)
+        services.tracer = None if self._spans is None else self._spans.tracer
         self._options = options
         self._view = RouterView(self.router, "")
         board = SharedBoard(options.board_fd, options.rows)
@@ -87,6 +91,8 @@ class Worker:
         self._loads.stop()
         self._ticks.stop()
         self.router.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def _tick(self) -> None:
         """Admit waiting requests to permits that other workers have released."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import uvloop
 
+from routing.observability.tracing import Tracer
 from routing.process import tune_garbage_collector
 from routing.proxy.client_connection import ClientConnection
 from routing.proxy.router import Router
@@ -100,6 +101,12 @@ class Bench:
             best = min(best, (request_s + response_s, request_s, response_s))
         return best[1] / CALLS * 1e6, best[2] / CALLS * 1e6
 
+    def exchange(self) -> None:
+        """One request and its response."""
+        client, data = self.next_request()
+        self.send(client, data).data_received(PLAIN_RESPONSE)
+        self._flush()
+
     def event_us(self) -> float:
         """Microseconds per stream event, each in its own read."""
         best = float("inf")
@@ -141,7 +148,26 @@ async def measure(settings: Settings) -> None:
     print(f"  its response, to the end of accounting    {response_us:7.2f} us")
     print(f"  both                                      {request_us + response_us:7.2f} us")
     print(f"  one event of a stream                     {bench.event_us():7.2f} us")
+    off_us, unsampled_us, sampled_us = traced_us(router, bench)
+    ratio = (0.99 * unsampled_us + 0.01 * sampled_us) / off_us
+    print(f"  both, traced and not sampled              {unsampled_us - off_us:+7.2f} us")
+    print(f"  both, traced and sampled                  {sampled_us - off_us:+7.2f} us")
+    print(f"  1 % sampled / no traces                   {ratio:7.3f}")
     router.deadlines.close()
+
+
+def traced_us(router: Router, bench: Bench) -> list[float]:
+    """Microseconds of a request and its response: without traces, not sampled, sampled. Rounds alternate."""
+    tracers = (None, Tracer(0.0, is_parent_based=False), Tracer(1.0, is_parent_based=False))
+    best = [float("inf")] * len(tracers)
+    for _ in range(ROUNDS):
+        for number, tracer in enumerate(tracers):
+            router.services.tracer = tracer
+            best[number] = min(best[number], timed_s(bench.exchange, CALLS))
+            if tracer is not None:
+                tracer.queue.clear()  # as the exporter does
+    router.services.tracer = None
+    return [seconds / CALLS * 1e6 for seconds in best]
 
 
 def main() -> None:
