@@ -137,7 +137,8 @@ def lock(_arguments: list[str]) -> int:
     all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded", "--extra", "events"]
     compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
-    compile_lock("dev", *all_extras, "--group", "dev", "-c", "requirements/base.txt")
+    compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt")
+    compile_lock("dev", *all_extras, "--extra", "otel", "--group", "dev", "-c", "requirements/base.txt")
     compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
     compile_lock("clients", "--group", "clients", "-c", "requirements/router.txt")
     return 0
