@@ -137,8 +137,10 @@ def lock(_arguments: list[str]) -> int:
     all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded", "--extra", "events"]
     compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
-    compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt")
-    compile_lock("dev", *all_extras, "--extra", "otel", "--group", "dev", "-c", "requirements/base.txt")
+    compile_lock("picker", "--extra", "picker", "-c", "requirements/base.txt")
+    compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
+    extras = [*all_extras, "--extra", "otel", "--extra", "picker"]
+    compile_lock("dev", *extras, "--group", "dev", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
     compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
     compile_lock("clients", "--group", "clients", "-c", "requirements/router.txt")
     return 0

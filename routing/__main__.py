@@ -1,4 +1,4 @@
-"""``python -m routing serve | replica | play | simulate | what-if``."""
+"""``python -m routing serve | picker | replica | play | simulate | what-if``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from routing import process
 
 COMMANDS = {
     "serve": ("routing.server", "route requests to replicas"),
+    "picker": ("routing.picker.command", "choose replicas for an Envoy that carries the bytes"),
     "replica": ("routing.standin.server", "pretend to be a vLLM replica"),
     "play": ("routing.traffic.command", "send traffic through a router and measure what a client sees"),
     "simulate": ("routing.replay.command", "replay a trace over modelled replicas under a policy"),
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         lines += [f"  {command:<8} {text}" for command, (_, text) in COMMANDS.items()]
         sys.stderr.write("\n".join(lines) + "\n")
         return 0 if name in {"-h", "--help"} else 2
-    if name == "serve":
+    if name in {"serve", "picker"}:
         process.block_signals()  # importing the signal handlers' modules takes half a second
     run: Callable[[Sequence[str]], int | None] = import_module(COMMANDS[name][0]).main
     return run(argv[1:]) or 0

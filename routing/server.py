@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -130,10 +130,29 @@ class Server:
         await self._admin.close()
 
 
+MakeDataPlane = Callable[[ServeSettings], DataPlane]
+
+
+def data_plane(settings: ServeSettings) -> DataPlane:
+    """The processes of a router."""
+    if settings.workers == 1:
+        return SingleProcess(new_router(settings), __version__, settings.state_dir)
+    from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers do not need it
+
+    files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
+    return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
+
+
+def new_router(settings: ServeSettings) -> Router:
+    """The router of a single process."""
+    files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
+    return Router(settings.name, files, Tls(settings.tls), signatures)
+
+
 @asynccontextmanager
-async def running(settings: ServeSettings) -> AsyncIterator[Server]:
+async def running(settings: ServeSettings, make: MakeDataPlane = data_plane) -> AsyncIterator[Server]:
     """A server that has loaded its configuration and opened its ports."""
-    server = Server(settings, _data_plane(settings))
+    server = Server(settings, make(settings))
     try:
         await server.open()
         yield server
@@ -141,19 +160,9 @@ async def running(settings: ServeSettings) -> AsyncIterator[Server]:
         await server.close()
 
 
-def _data_plane(settings: ServeSettings) -> DataPlane:
-    files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
-    if settings.workers == 1:
-        router = Router(settings.name, files, Tls(settings.tls), signatures)
-        return SingleProcess(router, __version__, settings.state_dir)
-    from routing.workers.multiprocess import MultiProcess  # noqa: PLC0415 - most routers do not need it
-
-    return MultiProcess(settings.name, files, __version__, settings.workers, settings.tls, signatures=signatures)
-
-
-async def serve(settings: ServeSettings) -> None:
+async def serve(settings: ServeSettings, make: MakeDataPlane = data_plane) -> None:
     """Run until a signal stops the router."""
-    server = Server(settings, _data_plane(settings))
+    server = Server(settings, make(settings))
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
     def on_stop() -> None:
@@ -191,11 +200,15 @@ async def _run_unless(cancel: asyncio.Event, work: Coroutine[Any, Any, None]) ->
 
 
 def main(argv: Sequence[str]) -> int:
-    """The ``serve`` command; 2 for wrong settings or a rejected configuration, 1 for other failures."""
+    """The ``serve`` command."""
+    return run(argv, read_settings, data_plane)
+
+
+def run(argv: Sequence[str], read: Callable[[Sequence[str]], ServeSettings], make: MakeDataPlane) -> int:
+    """Serve until a signal; 2 for wrong settings or a rejected configuration, 1 for other failures."""
     log_to_stderr()
     try:
-        settings = read_settings(argv)
-        uvloop.run(serve(settings))
+        uvloop.run(serve(read(argv), make))
     except (SettingsError, NackError) as error:
         path = f"{error.path}: " if isinstance(error, NackError) else ""
         sys.stderr.write(f"warmpath router: {path}{error}\n")

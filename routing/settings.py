@@ -1,4 +1,4 @@
-"""Settings of ``python -m routing serve``: command line over environment over defaults.
+"""Settings of ``python -m routing serve`` and ``picker``: command line over environment over defaults.
 
 Every variable that holds a value has a ``_FILE`` variant that holds the path of a file with the value, for secrets that
 a platform mounts as files.
@@ -18,6 +18,8 @@ from routing.http.tls import TlsFiles
 from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url, is_loopback
 
 MAX_WORKERS = 64
+MAX_FALLBACKS = 8
+DEFAULT_FALLBACKS = 2  # as ``retries`` of the limits
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
 
 _PEM_FILES = (  # flag, environment variable, help text
@@ -55,11 +57,20 @@ class ServeSettings:
     tls: TlsFiles = field(default_factory=TlsFiles)  # of the data port, and for connections to replicas
     admin_tls: TlsFiles = field(default_factory=TlsFiles)  # of the admin port
     config_keys: tuple[str, ...] = ()  # public keys of signed configurations; (): signatures are not checked
+    fallbacks: int = 0  # further endpoints that a picker names
 
 
 def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
-    """Read the settings; SettingsError, or SystemExit from argparse, if they are invalid."""
-    arguments = _parser(environ).parse_args(argv)
+    """Read the settings of a router; SettingsError, or SystemExit from argparse, if they are invalid."""
+    return _settings(_serve_parser(environ).parse_args(argv), environ)
+
+
+def read_picker_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ServeSettings:
+    """Read the settings of an endpoint picker; errors as in ``read_settings``."""
+    return _settings(_picker_parser(environ).parse_args(argv), environ)
+
+
+def _settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
     name = arguments.name or _default_name()
     if not _name(name):
         raise SettingsError(
@@ -83,6 +94,7 @@ def read_settings(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         tls=TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.upstream_ca),
         admin_tls=TlsFiles(arguments.admin_tls_cert, arguments.admin_tls_key),
         config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
+        fallbacks=arguments.fallbacks,
     )
 
 
@@ -135,24 +147,9 @@ def from_environment(environ: Mapping[str, str], name: str) -> str | None:
     return value
 
 
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    bind = from_environment(environ, "WARMPATH_BIND") or "127.0.0.1"
-    parser = argparse.ArgumentParser(prog="python -m routing serve", description="Run a router.")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, metavar="FILE", help="a configuration snapshot to start with")
-    source.add_argument(
-        "--control-plane",
-        metavar="URL",
-        help="announce to this control plane, and run the configurations that it pushes",
-    )
-    parser.add_argument("--name", help="this router's name (default: the host's name)")
-    parser.add_argument("--host", default=bind, help="address of the data port")
-    parser.add_argument("--port", type=_port, default=_number_from(environ, "WARMPATH_ROUTER_PORT", _port, 8080))
-    parser.add_argument("--admin-host", default=bind, help="address of the admin port")
-    parser.add_argument(
-        "--admin-port", type=_port, default=_number_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081)
-    )
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the last known good configuration")
+def _serve_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _parser(environ, "serve", "Run a router.", ("WARMPATH_ROUTER_PORT", 8080))
+    parser.set_defaults(fallbacks=0)
     parser.add_argument(
         "--workers",
         type=_workers,
@@ -166,6 +163,44 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=bool(_number_from(environ, "WARMPATH_ROUTER_REUSE_PORT", _zero_or_one, 0)),
         help="share the data port with another router, to replace that router without downtime",
     )
+    return parser
+
+
+def _picker_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _parser(environ, "picker", "Run an endpoint picker for Envoy.", ("WARMPATH_PICKER_PORT", 9002))
+    parser.set_defaults(workers=1, reuse_port=False)
+    parser.add_argument(
+        "--fallbacks",
+        type=_fallbacks,
+        default=_number_from(environ, "WARMPATH_PICKER_FALLBACKS", _fallbacks, DEFAULT_FALLBACKS),
+        metavar="N",
+        help="further endpoints that Envoy may try, in order; 0 for a cluster of type ORIGINAL_DST",
+    )
+    return parser
+
+
+def _parser(
+    environ: Mapping[str, str], command: str, description: str, data_port: tuple[str, int]
+) -> argparse.ArgumentParser:
+    """The options that routers and pickers share. ``data_port``: its environment variable and its default."""
+    bind = from_environment(environ, "WARMPATH_BIND") or "127.0.0.1"
+    parser = argparse.ArgumentParser(prog=f"python -m routing {command}", description=description)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="a configuration snapshot to start with")
+    source.add_argument(
+        "--control-plane",
+        metavar="URL",
+        help="announce to this control plane, and run the configurations that it pushes",
+    )
+    parser.add_argument("--name", help="this router's name (default: the host's name)")
+    parser.add_argument("--host", default=bind, help="address of the data port")
+    port_variable, default_port = data_port
+    parser.add_argument("--port", type=_port, default=_number_from(environ, port_variable, _port, default_port))
+    parser.add_argument("--admin-host", default=bind, help="address of the admin port")
+    parser.add_argument(
+        "--admin-port", type=_port, default=_number_from(environ, "WARMPATH_ROUTER_ADMIN_PORT", _port, 8081)
+    )
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the last known good configuration")
     for flag, variable, text in _PEM_FILES:
         parser.add_argument(flag, default=environ.get(variable) or None, metavar="FILE", help=f"{text}; or {variable}")
     return parser
@@ -191,6 +226,7 @@ def _whole_number(minimum: int, maximum: int, expected: str) -> Callable[[str], 
 _port = _whole_number(0, 65_535, "a port number")
 _workers = _whole_number(1, MAX_WORKERS, f"a number of workers from 1 to {MAX_WORKERS}")
 _zero_or_one = _whole_number(0, 1, "0 or 1")
+_fallbacks = _whole_number(0, MAX_FALLBACKS, f"a number of endpoints from 0 to {MAX_FALLBACKS}")
 
 
 def _default_name() -> str:

@@ -257,6 +257,10 @@ class Decision:
         estimates = self.route.strategy.estimate(self.keys, self.candidates, names)
         return CandidateCosts([loads[name] for name in names], estimates)
 
+    def other_candidates(self, limit: int) -> list[TargetId]:
+        """Up to ``limit`` candidates beside the chosen one: those that were skipped, then others."""
+        return [name for name in self._first_candidates(limit + 1) if name != self.choice.target][:limit]
+
     def _first_candidates(self, limit: int | None) -> Collection[TargetId]:
         loads = self.candidates.loads
         if limit is None or len(loads) <= limit:
@@ -395,6 +399,14 @@ class Placement:
         keys = RequestKeys(request, served, self._hasher, route.tier1, ratio)
         choice = route.strategy.choose(keys, candidates)
         return Decision(route, matched_by, served, route.replicas.targets[choice.target], choice, candidates, keys)
+
+    def decide_fallback(self, decision: Decision, targets: Collection[TargetId]) -> Decision:
+        """The decision for the case that an earlier one's replica fails. ``targets``: some of its other candidates."""
+        route, keys = decision.route, decision.keys
+        candidates = decision.candidates.subset(targets, decision.candidates.unfiltered)
+        choice = route.strategy.choose_fallback(keys, candidates)
+        target = route.replicas.targets[choice.target]
+        return Decision(route, decision.matched_by, decision.served, target, choice, decision.candidates, keys)
 
     def tier1_hashes(self, decision: Decision, request: PlacementRequest) -> dict[str, PrefixHash | None]:
         """By task group of the pool, the tier-1 hash with which it would claim a request."""

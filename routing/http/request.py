@@ -118,7 +118,7 @@ class RequestHead:
             return self.lines if values is None or self.template is None else self.template % tuple(values)
         if self._anonymous is None:
             lines = self.lines.splitlines(keepends=True)
-            self._anonymous = b"".join(line for line in lines if not _is_credential(line))
+            self._anonymous = b"".join(line for line in lines if not is_credential(line.partition(b":")[0]))
         if values is None or self.template is None:
             return self._anonymous
         if self._anonymous_template is None:
@@ -162,8 +162,9 @@ def single_value(lines: bytes, start: bytes) -> bytes:
     return found[0][len(start) :] if len(found) == 1 else b""
 
 
-def _is_credential(line: bytes) -> bool:
-    return line.partition(b":")[0].lower().replace(b"_", b"-") in _CREDENTIALS
+def is_credential(name: bytes) -> bool:
+    """Whether a header of this name carries a client's key."""
+    return name.lower().replace(b"_", b"-") in _CREDENTIALS
 
 
 class Request:

@@ -293,8 +293,8 @@ MAX_BYTES: Final = 32 << 20
 MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes of a page with several records: encoding so many takes 3 ms
 _RECORD_UNITS: Final = 25  # time to encode a record without blocks, in units of that of one block hash
 _SCAN_UNITS: Final = 0.2  # time to compare a block hash with the limit of a sample
-_RECORD_BYTES: Final = 950  # memory of a record without its blocks
-_CANDIDATE_BYTES: Final = 56
+RECORD_BYTES: Final = 950  # memory of a record without its blocks
+CANDIDATE_BYTES: Final = 56
 
 GROUP_S = 1.0  # minimum time between two described requests of one task group
 MAX_PER_S = 8.0  # described requests of all groups together
@@ -346,7 +346,7 @@ class DecisionRing:
 
     def add(self, record: Record) -> None:
         """Add a record, and drop the oldest ones beyond the limits."""
-        size = _RECORD_BYTES + 8 * record.block_count + _CANDIDATE_BYTES * len(record.candidates)
+        size = RECORD_BYTES + 8 * record.block_count + CANDIDATE_BYTES * len(record.candidates)
         if record.structure is not None:
             size += len(record.structure)
         self._records.append((record, size))

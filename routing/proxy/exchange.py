@@ -19,13 +19,20 @@ from routing.http.loop import log_exceptions
 from routing.http.response import RejectedRequestError, ResponseHead
 from routing.http.usage import begins_with_error, has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
-from routing.observability.decision_log import Record, structure_json
+from routing.observability.decision_log import structure_json
 from routing.observability.metrics import Outcome
 from routing.prompt.parsing import LARGE_BYTES, with_usage_requested
 from routing.proxy.admission import PROMPT_PATHS, RESPONSES, admit_request, rejection_of
 from routing.proxy.prefill_leg import REJECTED, RETRIED, PrefillLeg, check_parameters
-from routing.proxy.resources import StoredResponse, response_named_by
-from routing.proxy.response_relay import REPLICA_ERROR, Downstream, ResponseRelay, record_completion
+from routing.proxy.response_relay import (
+    REPLICA_ERROR,
+    Downstream,
+    ResponseRelay,
+    begin_record,
+    count_request,
+    record_completion,
+    store_response,
+)
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import Failure, UpstreamConnection
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from routing.balancing.request import BodyReading, PlacementRequest
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
+    from routing.observability.decision_log import Record
     from routing.observability.tracing import RequestTrace
     from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
@@ -45,7 +53,6 @@ if TYPE_CHECKING:
 # Streams of these paths begin with events before the first token.
 PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
-GET: Final = b"GET"
 NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
@@ -287,13 +294,9 @@ class Exchange:
         if self._is_placed:
             self._record.on_retry(decision)
         else:
-            request, prompt = self._request, self._placement_request.prompt
-            is_described = self._services.structure_sampler.should_sample(decision, request.arrived_at)
-            self._record = Record.from_decision(decision, request.request_id, with_costs=is_described)
-            if request.grant is not None:
-                request.grant.charge_prompt(decision.keys.prompt_tokens)
-            if self._services.warm_ups is not None:
-                self._services.warm_ups.record_request(decision, request, prompt)
+            services, request = self._services, self._request
+            is_described = services.structure_sampler.should_sample(decision, request.arrived_at)
+            self._record = begin_record(services, decision, request, self._placement_request, is_described=is_described)
         is_retry, is_plain, leg = self._is_placed, self._is_plain, self._prefill
         self._ticket = self._configuration.placement.dispatch(
             decision, is_retry=is_retry, is_plain=is_plain, is_prefilled=leg is not None and leg.has_parameters
@@ -542,7 +545,7 @@ class Exchange:
             self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
         if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
-            self._store_response(data)
+            store_response(self._services, request, self._placement_request, self._decision.target.id, data)
         del self._placement_request, self._decision
         self._prefill = None
         request.body = b""
@@ -555,17 +558,6 @@ class Exchange:
             self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else relay.sink)
             if self._client.is_full:  # because of an earlier response
                 self._upstream.pause()
-
-    def _store_response(self, data: bytes) -> None:
-        """Remember which replica stores the response that begins with ``data``, or that was looked for."""
-        grant = self._request.grant
-        tenant = None if grant is None else grant.tenant
-        response = StoredResponse(self._decision.target.id, self._placement_request.model, tenant)
-        head, stored = self._request.head, self._services.stored_responses
-        if head.path == RESPONSES:
-            stored.add(data, response)
-        elif head.method == GET and (response_id := response_named_by(head.path)) is not None:
-            stored.remember(response_id, response)
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
@@ -593,8 +585,9 @@ class Exchange:
 
     def _complete(self) -> None:
         self._record.latency_s = monotonic() - self._request.arrived_at
-        outcome = record_completion(
-            self._services, self._request.grant, self._record, self._ticket, self._relay, was_probe=self._is_probe
+        usage, outcome = self._relay.usage(), self._relay.outcome()
+        record_completion(
+            self._services, self._request.grant, self._record, self._ticket, usage, outcome, was_probe=self._is_probe
         )
         self._finish(outcome)
         self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
@@ -645,15 +638,8 @@ class Exchange:
 
     def _account(self, outcome: Outcome) -> None:
         """Count the request in metrics and the decision log, exactly once."""
-        services = self._services
-        services.in_flight -= 1
-        if services.is_draining and not services.in_flight:
-            services.idle.set()
-        if self._is_placed:
-            services.metrics.count_placed(self._record, outcome)
-            services.decisions.add(self._record)
-        else:
-            services.metrics.count_unplaced(outcome, self._pool, self._group)
+        record = self._record if self._is_placed else None
+        count_request(self._services, record, outcome, self._pool, self._group)
         if self._trace is not None:
             self._end_trace(self._trace, outcome)
 

@@ -27,20 +27,25 @@ from routing.http.response import (
 )
 from routing.http.response_json import ParsedResponse, Usage
 from routing.http.usage import ResponseTail, UsageFilter, generated_tokens
+from routing.observability.decision_log import Record
 from routing.observability.metrics import Outcome
+from routing.proxy.admission import RESPONSES
+from routing.proxy.resources import StoredResponse, response_named_by
 from routing.proxy.retries import TOO_MANY
-from routing.types import ReplicaId
+from routing.types import ReplicaId, TargetId
 from routing.upstream.connection import BodySink
 
 if TYPE_CHECKING:
     from routing.balancing.load_tracker import Ticket
+    from routing.balancing.placement import Decision
+    from routing.balancing.request import PlacementRequest
     from routing.http.auth import Grant
     from routing.http.request import Request
-    from routing.observability.decision_log import Record
     from routing.proxy.services import Services
 
 
 Frame = Callable[[bytes, bool], bytes]
+GET: Final = b"GET"
 REPLICA_ERROR: Final = Outcome.REPLICA_ERROR  # attributes of an enum are slow to look up
 
 
@@ -217,10 +222,8 @@ class ResponseRelay:
 
     def outcome(self) -> Outcome:
         """The outcome of the complete response."""
-        status = self._head.status
-        if status >= 500 or self._is_aborted or (self._head.is_stream and self._tail.has_error()):
-            return REPLICA_ERROR
-        return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
+        is_failed = self._is_aborted or (self._head.is_stream and self._tail.has_error())
+        return response_outcome(self._head.status, is_failed=is_failed)
 
     def abort(self, error: RejectedRequestError, path: bytes) -> None:
         """End an incomplete response so that the client notices; a stream gets ``error`` as its last event.
@@ -239,11 +242,44 @@ class ResponseRelay:
         self._client.on_exchange_ended(keep_alive=False)  # without the last chunk, unless it is a stream
 
 
+# --- accounting, also for responses that another proxy relays ---
+
+
+def begin_record(
+    services: Services, decision: Decision, request: Request, placement: PlacementRequest, *, is_described: bool
+) -> Record:
+    """The record of a request that is sent to a replica for the first time; its key is charged for the prompt.
+
+    ``is_described``: with the cost of each candidate, because the prompt structure is recorded too.
+    """
+    record = Record.from_decision(decision, request.request_id, with_costs=is_described)
+    if request.grant is not None:
+        request.grant.charge_prompt(decision.keys.prompt_tokens)
+    if services.warm_ups is not None:
+        services.warm_ups.record_request(decision, request, placement.prompt)
+    return record
+
+
+def response_outcome(status: int, *, is_failed: bool) -> Outcome:
+    """The outcome of a complete response. ``is_failed``: its body says that it was aborted, or ends with an error."""
+    if status >= 500 or is_failed:
+        return REPLICA_ERROR
+    return Outcome.CLIENT_ERROR if status >= 400 else Outcome.OK
+
+
 def record_completion(
-    services: Services, grant: Grant | None, record: Record, ticket: Ticket, relay: ResponseRelay, *, was_probe: bool
-) -> Outcome:
+    services: Services,
+    grant: Grant | None,
+    record: Record,
+    ticket: Ticket,
+    usage: Usage | None,
+    outcome: Outcome,
+    *,
+    was_probe: bool,
+) -> None:
     """Account for a complete response: usage, rates, load and circuit breaker. ``was_probe``: of an ejected replica."""
-    usage = relay.usage() if record.prompt_tokens_estimate else None  # a stored response reports its usage again
+    if not record.prompt_tokens_estimate:
+        usage = None  # a stored response reports its usage again
     record.add_usage(usage)
     if grant is not None:
         grant.charge_usage(record.prompt_tokens_estimate, usage)
@@ -256,7 +292,6 @@ def record_completion(
             ticket.record_prefilled_response(record.prompt_tokens, generated)
         else:
             ticket.record_response(ttft_s, record.prompt_tokens, record.cached_tokens, generated)
-    outcome = relay.outcome()
     if services.breakers.not_closed or outcome is REPLICA_ERROR:
         if record.status is None or record.status >= TOO_MANY:
             pass  # the failure was recorded when the error response was classified
@@ -264,4 +299,27 @@ def record_completion(
             services.balancer.record_failure(record.replica, "error in a response with status 200", was_probe=was_probe)
         else:
             services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
-    return outcome
+
+
+def count_request(services: Services, record: Record | None, outcome: Outcome, pool: str, group: str) -> None:
+    """Count a request that has ended. ``record``: None if it was sent to no replica; then by ``pool`` and ``group``."""
+    services.in_flight -= 1
+    if services.is_draining and not services.in_flight:
+        services.idle.set()
+    if record is None:
+        services.metrics.count_unplaced(outcome, pool, group)
+    else:
+        services.metrics.count_placed(record, outcome)
+        services.decisions.add(record)
+
+
+def store_response(
+    services: Services, request: Request, placement: PlacementRequest, target: TargetId, data: bytes
+) -> None:
+    """Remember that a replica stores the response that begins with ``data``, or that was looked for."""
+    grant, head, stored = request.grant, request.head, services.stored_responses
+    response = StoredResponse(target, placement.model, None if grant is None else grant.tenant)
+    if head.path == RESPONSES:
+        stored.add(data, response)
+    elif head.method == GET and (response_id := response_named_by(head.path)) is not None:
+        stored.remember(response_id, response)

@@ -167,6 +167,11 @@ class Router:
 
     def open(self, client: Downstream, request: Request) -> Exchange | LocalResponse:
         """Start an exchange, or respond without a replica; RejectedRequestError by path, method, key or limit."""
+        accepted = self.accept(request)
+        return accepted if isinstance(accepted, LocalResponse) else Exchange(self.services, accepted, client, request)
+
+    def accept(self, request: Request) -> ActiveConfiguration | LocalResponse:
+        """Count a request as in flight, or respond without a replica; RejectedRequestError as ``open``."""
         head = request.head
         methods = _METHODS.get(head.path) or methods_of(head.path)
         if methods is None:
@@ -186,7 +191,7 @@ class Router:
             raise RejectedRequestError(503, "this router is at its limit of requests", retry_after_s=RETRY_AFTER_S)
         self.services.in_flight += 1
         self.requests += 1
-        return Exchange(self.services, active, client, request)
+        return active
 
     def _models_response(self, config: RouterConfig, request: Request) -> LocalResponse | None:
         """The list of models, or one of them, from the configuration; None for other requests, or if it has none."""

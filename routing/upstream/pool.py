@@ -59,7 +59,8 @@ class Address:
         self.host_header = parts.netloc.encode()
         self.ssl_context = tls
         self.authorization = b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else b""
-        self._hides_keys = hides_keys or api_key is not None
+        self.api_key = api_key
+        self.hides_keys = hides_keys or api_key is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Address) and self._identity == other._identity
@@ -70,8 +71,8 @@ class Address:
     def head(self, request: Request, rank: int | None = None, *, body_bytes: int) -> bytes:
         """The head of a request for this replica, with the router's framing and request id. ``rank``: data-parallel."""
         head = request.head
-        lines = head.lines_with(request.values, anonymous=self._hides_keys)
-        if self._hides_keys:
+        lines = head.lines_with(request.values, anonymous=self.hides_keys)
+        if self.hides_keys:
             lines += self.authorization
         if rank is not None:
             lines_without_rank = [line for line in lines.splitlines(keepends=True) if not _is_rank(line)]
@@ -178,6 +179,10 @@ class ConnectionPool:
     def progress_at(self) -> float:
         """Loop time of the latest body byte of any response; 0 if there was none. O(connections)."""
         return max(self.last_end_at, *(upstream.last_byte_at for upstream in self._open), 0.0)
+
+    def record_progress(self) -> None:
+        """A body byte has arrived of a response that another proxy carries."""
+        self.last_end_at = self._loop.time()
 
     def waiting(self, since: float = 0.0) -> list[UpstreamConnection]:
         """Connections that wait for a first byte, of requests sent after ``since`` (loop time); oldest request first.

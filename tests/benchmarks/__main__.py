@@ -30,6 +30,7 @@ BENCHMARKS = {
     "breakdown": "tests.benchmarks.breakdown",  # cost of replaying five minutes of decisions
     "literature": "tests.benchmarks.literature",  # the tables of docs/literature.md
     "path": "tests.benchmarks.path",  # cost of the router's own code per request
+    "picker": "tests.benchmarks.picker",  # Envoy with a picker beside the router; needs envoy
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
     "routers": "tests.benchmarks.routers",  # what several routers without common state lose
@@ -40,8 +41,8 @@ BENCHMARKS = {
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
 RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-ON_DEMAND = {"event_gain", "kv_events", "literature", "predictions", "routers", "soak", "what_if"}
-NEEDS_DJANGO = {"breakdown", "soak", "telemetry"}  # their modules import models
+ON_DEMAND = {"event_gain", "kv_events", "literature", "picker", "predictions", "routers", "soak", "what_if"}
+NEEDS_DJANGO = {"breakdown", "picker", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
 
 

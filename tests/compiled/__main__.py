@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
 
 PARTS = ("prompt", "limits", "balancing", "health", "kv_events", "proxy", "replay")
-FOLDERS = [f"tests/routing/{part}" for part in PARTS]
+FOLDERS = [*(f"tests/routing/{part}" for part in PARTS), "tests/routing/picker/test_streams.py"]
 # Tests of modules that are not compiled (processes, sockets, files, certificates), and replays and processes that check
 # results rather than code. They would take more than half of the time; test_wheel.py starts compiled processes too.
 EXCLUDED = [

@@ -161,7 +161,18 @@ async def _body(head: bytes, reader: asyncio.StreamReader) -> bytes:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             return await reader.readexactly(int(value))
+        if (name.lower(), value.strip()) == (b"transfer-encoding", b"chunked"):
+            return await _chunks(reader)
     return b""
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while True:
+        data = await reader.readexactly(int(await reader.readuntil(b"\r\n"), 16) + 2)
+        if data == b"\r\n":
+            return body
+        body += data[:-2]
 
 
 @asynccontextmanager

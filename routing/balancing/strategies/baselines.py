@@ -44,6 +44,10 @@ class RoundRobin(Strategy):
         heapreplace(self._turns, (*next_turn, target))
         return Choice(target, Reason.ROUND_ROBIN)
 
+    def choose_fallback(self, _keys: Keys, candidates: Candidates) -> Choice:
+        """The least loaded replica."""
+        return Choice(candidates.order.least_loaded(), Reason.ROUND_ROBIN)
+
     def carry_over(self, before: RoundRobin) -> None:
         """Continue with the turns of targets that are still configured."""
         self._turns, self._count = before._turns, before._count

@@ -72,6 +72,10 @@ class Strategy:
         """Choose among ``candidates``, the eligible replicas of the request's group, at least one."""
         raise NotImplementedError
 
+    def choose_fallback(self, keys: Keys, candidates: Candidates) -> Choice:
+        """Choose a replica to name after the chosen one. It may get no request, so turns are not counted."""
+        return self.choose(keys, candidates)
+
     def estimate(self, _keys: Keys, _candidates: Candidates, targets: Sequence[TargetId]) -> list[Estimate]:
         """The values of some candidates that ``choose`` compares, as of now. Changes nothing."""
         return [Estimate()] * len(targets)

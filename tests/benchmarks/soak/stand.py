@@ -127,22 +127,24 @@ def pool_of(
 
 
 @asynccontextmanager
-async def router_process(config: RouterConfig | None, *options: str) -> AsyncIterator[RouterProcess]:
-    """A router with this configuration; without one, ``options`` must name its source."""
+async def router_process(
+    config: RouterConfig | None, *options: str, command: str = "serve"
+) -> AsyncIterator[RouterProcess]:
+    """A router (``command``: or a picker) with this configuration; without one, ``options`` must name its source."""
     with tempfile.TemporaryDirectory() as folder:
         if config is not None:
             file = Path(folder) / "config.json"
             file.write_bytes(dump_snapshot(config, 1).document)
             options = ("--config", str(file), "--state-dir", folder, *options)
-        async with started(options) as router:
+        async with started(options, command) as router:
             yield router
 
 
 @asynccontextmanager
-async def started(options: Sequence[str]) -> AsyncIterator[RouterProcess]:
-    """Run ``python -m routing serve`` for the length of a block."""
-    command = [sys.executable, "-m", "routing", "serve", "--port=0", "--admin-port=0", *options]
-    popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+async def started(options: Sequence[str], command: str = "serve") -> AsyncIterator[RouterProcess]:
+    """Run ``python -m routing serve`` or ``picker`` for the length of a block."""
+    arguments = [sys.executable, "-m", "routing", command, "--port=0", "--admin-port=0", *options]
+    popen = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     draining = None
     try:
         async with asyncio.timeout(START_S):

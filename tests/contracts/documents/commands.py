@@ -18,6 +18,7 @@ EXECUTED_BY: dict[str, str] = {
     "python -m pip install --no-deps dist/warmpath-*.whl": "tests/compiled/test_wheel.py",
     ".venv/bin/python -m tests.compiled tests/routing/balancing -n 2": "tests/compiled/test_routing.py",
     "make lock": "tests/contracts/test_lock.py",
+    "python -m routing picker --config fleet.json --name picker-1": "tests/routing/picker/test_command.py",
     "python -m routing replica --port 9101": "tests/end_to_end/test_make_run.py",  # started by the stack
     ".venv/bin/python -m tests.end_to_end.screenshots": "tests/end_to_end/test_tour.py",
     "python -m routing play --router http://127.0.0.1:8080 --mix 1": "tests/end_to_end/test_make_run.py",

@@ -46,7 +46,7 @@ from routing.schema import (
     TaskGroupConfig,
     dump_snapshot,
 )
-from routing.server import Server, running
+from routing.server import MakeDataPlane, Server, data_plane, running
 from routing.settings import ServeSettings
 from routing.singleprocess import SingleProcess
 from tests.fakes.replica import FakeReplica
@@ -147,6 +147,8 @@ async def routed(
     state_dir: Path | None = None,
     tls: TlsFiles | None = None,
     admin_tls: TlsFiles | None = None,
+    make: MakeDataPlane = data_plane,
+    fallbacks: int = 0,
 ) -> AsyncIterator[Harness]:
     """A router that serves this configuration, or none yet."""
     with tempfile.TemporaryDirectory() as folder:
@@ -166,8 +168,9 @@ async def routed(
             admin_token=token,
             tls=tls or TlsFiles(),
             admin_tls=admin_tls or TlsFiles(),
+            fallbacks=fallbacks,
         )
-        async with running(settings) as server, aiohttp.ClientSession() as http:
+        async with running(settings, make) as server, aiohttp.ClientSession() as http:
             yield Harness(server, http)
 
 

@@ -1,0 +1,1 @@
+"""The endpoint picker: chooses replicas for an Envoy that carries the bytes."""

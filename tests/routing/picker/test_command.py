@@ -1,0 +1,74 @@
+"""``python -m routing picker`` as a process, and its settings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from routing.schema import dump_snapshot
+from routing.settings import SettingsError, read_picker_settings, read_settings
+from tests.fakes.replica import FakeReplica
+from tests.routing.picker.streams import EnvoyStream, connected, health
+from tests.routing.proxy.harness import config
+
+CONFIG = ["--config", "fleet.json", "--name", "picker-1"]  # of the README's command
+
+
+def test_the_port_and_the_number_of_fallbacks_have_variables_of_their_own() -> None:
+    defaults = read_picker_settings(CONFIG, {})
+    environ = {"WARMPATH_PICKER_PORT": "9100", "WARMPATH_PICKER_FALLBACKS": "0", "WARMPATH_ROUTER_PORT": "1"}
+    settings = read_picker_settings(CONFIG, environ)
+
+    assert (defaults.port, defaults.fallbacks, defaults.workers) == (9002, 2, 1)
+    assert (settings.port, settings.fallbacks) == (9100, 0)
+    assert read_settings(CONFIG, environ).port == 1
+    with pytest.raises(SettingsError, match="WARMPATH_PICKER_FALLBACKS: expected a number of endpoints from 0 to 8"):
+        read_picker_settings(CONFIG, {"WARMPATH_PICKER_FALLBACKS": "9"})
+
+
+def test_a_router_has_no_fallbacks_and_a_picker_no_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    for read, option in ((read_settings, "--fallbacks"), (read_picker_settings, "--workers")):
+        with pytest.raises(SystemExit):
+            read([*CONFIG, option, "1"], {})
+        assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+
+
+async def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
+    replica = FakeReplica("replica-0")
+    replica.port = 1
+    (tmp_path / "fleet.json").write_bytes(dump_snapshot(config([replica]), 1).document)
+    command = [sys.executable, "-m", "routing", "picker", *CONFIG, "--port", "0", "--admin-port", "0"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "is ready" in line)
+        port = int(line.split("http://127.0.0.1:")[1].split(" ")[0])
+        async with connected(port) as channel:
+            assert await health(channel, "readiness") == 1
+            assert (await EnvoyStream(channel).request()).endpoints == ["127.0.0.1:1"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_without_its_packages_the_command_names_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "grpc.py").write_text("raise ImportError('no grpc')")
+    environment = _environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    command = [sys.executable, "-m", "routing", "picker", *CONFIG]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert process.returncode == 2
+    assert "warmpath[picker]" in process.stderr
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    return os.environ | {"PYTHONPATH": ":".join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

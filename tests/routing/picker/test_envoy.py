@@ -1,0 +1,294 @@
+"""A real Envoy with the README's configuration in front of a picker: the cases of the endpoint picker protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from routing.schema import ConcurrencyConfig, HealthCheck, TaskGroupConfig
+from tests.fakes.envoy import envoy, program
+from tests.fakes.replica import FakeReplica, Held, answering, fake_replicas, sse, streaming
+from tests.routing.picker.gateway import Listener, add_cluster, documented
+from tests.routing.picker.streams import ENDPOINT, picking
+from tests.routing.proxy.harness import BODY, CHAT, Harness, chat_body, config, samples
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+USAGE = {"prompt_tokens": 4310, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4096}}
+PLAIN = json.dumps({"choices": [{"finish_reason": "stop"}], "usage": USAGE}).encode()
+TOKEN, DONE = sse({"choices": [{"delta": {"content": "word"}}]}), sse("[DONE]")
+USAGE_EVENT = sse({"choices": [], "usage": USAGE})
+STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
+LIMITED = TaskGroupConfig(name="limited", concurrency=ConcurrencyConfig(max_running=1, max_waiting=0))
+QUEUED = TaskGroupConfig(name="queued", concurrency=ConcurrencyConfig(max_running=1, max_waiting=9, max_wait_s=60))
+RARELY = HealthCheck(interval_s=600, failures=100)
+
+
+@dataclass
+class Gateway:
+    """Envoy, the picker, three replicas, and a client."""
+
+    replicas: list[FakeReplica]
+    harness: Harness
+    ports: dict[str, int]
+    http: aiohttp.ClientSession
+
+    def post(self, body: bytes = BODY, listener: str = "clients", **options: Any) -> Any:
+        url = f"http://127.0.0.1:{self.ports[listener]}{CHAT.decode()}"
+        return self.http.post(url, data=io.BytesIO(body), **options)
+
+    async def chat(self, body: bytes = BODY, listener: str = "clients", **options: Any) -> tuple[int, Any, bytes]:
+        async with self.post(body, listener, **options) as response:
+            return response.status, response.headers, await response.read()
+
+    async def decisions(self, count: int) -> list[dict[str, Any]]:
+        """The latest decisions, once no request is in flight."""
+        await self.harness.at_rest()
+        _, page = await self.harness.admin("GET", "/admin/decisions")
+        return page["decisions"][-count:]
+
+    async def metric(self, name: str, labels: dict[str, str]) -> float:
+        """The value of a sample; 0 if there is none."""
+        _, text = await self.harness.admin("GET", "/metrics")
+        found = [value for own, value in samples(text).get(f"warmpath_router_{name}", []) if own == labels]
+        return sum(found)
+
+    def endpoint(self, replica: FakeReplica) -> str:
+        return f"127.0.0.1:{replica.port}"
+
+
+def configured(replicas: list[FakeReplica], picker_port: int) -> dict[str, Any]:
+    """The README's listener, and one for each other case."""
+    whole = documented(replicas, picker_port)
+    add_cluster(whole, "picker", "nobody", [1])
+    by_metadata = add_cluster(whole, "replicas", "by_metadata", [replica.port for replica in replicas])
+    override = by_metadata["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"]
+    override["override_host_sources"] = [{"metadata": {"key": "envoy.lb", "path": [{"key": ENDPOINT}]}}]
+    header = {"use_http_header": True, "http_header_name": ENDPOINT}
+    original = {
+        "name": "any",
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "original_dst_lb_config": header,
+    }
+    whole["static_resources"]["clusters"].append(original)
+    Listener(whole, "hinted").hint([f"127.0.0.1:{replicas[1].port}"])
+    Listener(whole, "empty").hint([])
+    Listener(whole, "by_metadata").route["cluster"] = "by_metadata"
+    original_destination = Listener(whole, "original_destination")
+    original_destination.hint([f"127.0.0.1:{replicas[2].port}"])  # so that there are no fallbacks
+    original_destination.route["cluster"] = "any"
+    by_attribute = Listener(whole, "by_attribute")
+    by_attribute.ext_proc["response_attributes"] = ["upstream.address"]
+    del by_attribute.filters[1:3]  # those that set the metadata
+    modes = {"request_body_mode": "BUFFERED", "response_body_mode": "STREAMED"}
+    for name in ("buffered", "open", "closed"):
+        listener = Listener(whole, name)
+        listener.ext_proc["processing_mode"] |= modes
+        if name != "buffered":
+            listener.ext_proc["failure_mode_allow"] = name == "open"
+            listener.ext_proc["grpc_service"]["envoy_grpc"]["cluster_name"] = "nobody"
+    return whole
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started() -> AsyncIterator[Gateway]:
+    program()
+    async with fake_replicas(3) as replicas:
+        whole = config(replicas, models=("tiny",), groups=(LIMITED, QUEUED), health=RARELY)
+        async with (
+            picking(whole, fallbacks=2) as (harness, _),
+            envoy(configured(replicas, harness.port)) as ports,
+            aiohttp.ClientSession() as http,
+        ):
+            yield Gateway(replicas, harness, ports, http)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(started: Gateway) -> Gateway:
+    for replica in started.replicas:
+        replica.script = answering(PLAIN)
+        replica.calls.clear()
+    return started
+
+
+async def test_the_first_endpoint_serves_and_the_others_follow_in_the_header(gateway: Gateway) -> None:
+    status, headers, body = await gateway.chat()
+
+    (served,) = [replica for replica in gateway.replicas if replica.calls]
+    assert (status, headers["x-warmpath-replica"], body) == (200, served.name, PLAIN)
+    endpoints = served.calls[0].header(ENDPOINT.encode())[0].decode().split(",")
+    assert endpoints[0] == gateway.endpoint(served)
+    assert sorted(endpoints) == sorted(map(gateway.endpoint, gateway.replicas))
+    assert "x-gateway-destination-endpoint-served" not in headers
+
+
+async def test_envoy_finds_the_endpoint_in_the_dynamic_metadata(gateway: Gateway) -> None:
+    for _ in range(3):
+        status, headers, _ = await gateway.chat(listener="by_metadata")
+        assert status == 200
+        (served,) = [replica for replica in gateway.replicas if replica.calls]
+        assert headers["x-warmpath-replica"] == served.name
+        served.calls.clear()
+
+
+async def test_only_endpoints_of_the_subset_hint_are_chosen(gateway: Gateway) -> None:
+    for _ in range(3):
+        _, headers, _ = await gateway.chat(listener="hinted")
+        assert headers["x-warmpath-replica"] == gateway.replicas[1].name
+
+    assert [len(replica.calls) for replica in gateway.replicas] == [0, 3, 0]
+
+
+async def test_an_empty_subset_gets_503(gateway: Gateway) -> None:
+    status, headers, body = await gateway.chat(listener="empty")
+
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert json.loads(body)["error"]["type"] == "service_unavailable_error"
+
+
+async def test_a_cluster_of_original_destinations_gets_one_endpoint(gateway: Gateway) -> None:
+    status, headers, _ = await gateway.chat(listener="original_destination")
+
+    assert (status, headers["x-warmpath-replica"]) == (200, gateway.replicas[2].name)
+
+
+async def test_a_request_beyond_the_concurrency_limit_gets_429(gateway: Gateway) -> None:
+    held = Held()
+    for replica in gateway.replicas:
+        replica.script = held
+    async with gateway.post(STREAM, headers={"X-Task-Group": "limited"}) as first:
+        assert first.status == 200
+        status, headers, body = await gateway.chat(headers={"X-Task-Group": "limited"})
+        held.go.set()
+        await first.read()
+
+    assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
+    assert int(headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("listener", ["clients", "by_attribute"])
+async def test_the_next_endpoint_serves_while_the_first_is_down_and_gets_the_request_counted(
+    gateway: Gateway, listener: str
+) -> None:
+    down = gateway.replicas[0]
+    down.kill()
+    retries = {"pool": "chat", "replica": down.name, "cause": "proxy"}
+    before = await gateway.metric("retries_total", retries)
+    try:
+        responses = [await gateway.chat(listener=listener) for _ in range(3)]  # in turn
+        decisions = await gateway.decisions(3)
+    finally:
+        await down.start()
+
+    assert [status for status, _, _ in responses] == [200, 200, 200]
+    assert [headers["x-warmpath-replica"] for _, headers, _ in responses] == [row["replica"] for row in decisions]
+    (retried,) = [row for row in decisions if row["retries"]]
+    assert retried["replica"] != down.name
+    assert (retried["retries"], retried["prompt_tokens"], retried["cached_tokens"]) == (1, 4310, 4096)
+    assert await gateway.metric("retries_total", retries) == before + 1
+
+
+async def test_a_large_body_arrives_unchanged(gateway: Gateway) -> None:
+    body = chat_body(text="0123456789" * 200_000)
+
+    status, _, _ = await gateway.chat(body)
+
+    (call,) = [call for replica in gateway.replicas for call in replica.calls]
+    assert (status, call.body) == (200, body)
+
+
+@pytest.mark.parametrize("listener", ["clients", "buffered"])
+async def test_usage_of_a_stream_is_known_though_the_client_did_not_ask(gateway: Gateway, listener: str) -> None:
+    for replica in gateway.replicas:
+        replica.script = streaming(TOKEN, TOKEN + USAGE_EVENT, DONE)
+
+    status, _, body = await gateway.chat(STREAM, listener)
+
+    (call,) = [call for replica in gateway.replicas for call in replica.calls]
+    assert json.loads(call.body)["stream_options"] == {"include_usage": True}
+    assert (status, body) == (200, TOKEN + TOKEN + DONE)
+    (decision,) = await gateway.decisions(1)
+    assert (decision["prompt_tokens"], decision["cached_tokens"], decision["generated_tokens"]) == (4310, 4096, 3)
+    assert 0 < decision["ttft_s"] <= decision["latency_s"]
+
+
+async def test_a_buffered_body_is_sent_by_envoy_itself(gateway: Gateway) -> None:
+    status, _, body = await gateway.chat(listener="buffered")
+
+    (call,) = [call for replica in gateway.replicas for call in replica.calls]
+    assert (status, body, call.body) == (200, PLAIN, BODY)
+    assert call.header(b"content-length") == [b"%d" % len(BODY)]
+
+
+async def test_without_a_picker_envoy_fails_open_or_closed_as_configured(gateway: Gateway) -> None:
+    open_status, _, body = await gateway.chat(listener="open")
+    closed_status, _, _ = await gateway.chat(listener="closed")
+
+    assert (open_status, body, closed_status) == (200, PLAIN, 500)
+    assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
+
+
+async def test_malformed_bodies_and_unknown_models_are_rejected_by_the_picker(gateway: Gateway) -> None:
+    malformed, _, body = await gateway.chat(b'{"model": "tiny", "messages": [')
+    unknown, _, text = await gateway.chat(chat_body(model="nobody's"))
+
+    assert (malformed, json.loads(body)["error"]["code"]) == (400, 400)
+    assert (unknown, json.loads(text)["error"]["param"]) == (404, "model")
+    assert not any(replica.calls for replica in gateway.replicas)
+
+
+async def test_an_error_response_of_a_replica_passes_and_counts_against_it(gateway: Gateway) -> None:
+    for replica in gateway.replicas:
+        replica.script = answering(b'{"error":"out of memory"}', status=500)
+
+    status, _, body = await gateway.chat()
+
+    assert (status, body) == (500, b'{"error":"out of memory"}')
+    (decision,) = await gateway.decisions(1)
+    assert decision["status"] == 500
+    gateway.harness.router.balancer.breakers.on_health_check_passed(decision["replica"])
+
+
+async def test_a_client_that_disconnects_releases_its_load(gateway: Gateway) -> None:
+    held = Held()
+    for replica in gateway.replicas:
+        replica.script = held
+    async with gateway.post(STREAM) as response:
+        await response.content.readany()
+        assert gateway.harness.router.services.in_flight == 1
+        response.close()
+
+    await gateway.harness.at_rest()
+    held.go.set()
+
+
+async def test_a_client_that_disconnects_leaves_the_admission_queue(gateway: Gateway) -> None:
+    held, services = Held(), gateway.harness.router.services
+    for replica in gateway.replicas:
+        replica.script = held
+    async with gateway.post(STREAM, headers={"X-Task-Group": "queued"}) as first:
+        waiting = asyncio.create_task(gateway.chat(STREAM, headers={"X-Task-Group": "queued"}))
+        await gateway.harness.until(lambda: services.in_flight == 2, "the second request")
+        waiting.cancel()
+        await gateway.harness.until(lambda: services.in_flight == 1, "the end of the second request")
+        held.go.set()
+        await first.read()
+
+    await gateway.harness.at_rest()
+    assert len([call for replica in gateway.replicas for call in replica.calls]) == 1
+
+
+async def test_the_picker_responds_itself_where_no_replica_is_needed(gateway: Gateway) -> None:
+    base = f"http://127.0.0.1:{gateway.ports['clients']}"
+    async with gateway.http.get(f"{base}/v1/models") as models, gateway.http.get(f"{base}/nothing") as missing:
+        listed = await models.json()
+        assert (models.status, [card["id"] for card in listed["data"]], missing.status) == (200, ["tiny"], 404)
