@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; see deploy/bootstrap.py.
 PYTHON ?= python3
 
-.PHONY: run test check bench bench-soak compile clients lock
+.PHONY: run test check bench bench-soak compile build images audit clients lock
 
 run:    ## the whole live stack: web UI, worker, router, replicas, traffic
 	@exec $(PYTHON) deploy/bootstrap.py run
@@ -20,6 +20,15 @@ bench-soak: ## long benchmarks, compared with their limits; python -m tests.benc
 
 compile: ## the router as native code: a wheel in dist/, and the same in .compiled/ (needs a C compiler)
 	@$(PYTHON) deploy/bootstrap.py compile
+
+build:  ## what is published, in dist/: sdist, plain wheel, a compiled wheel for each Python that is installed
+	@$(PYTHON) deploy/bootstrap.py build
+
+images: ## container images, in dist/images/, without a container engine; see deploy/images/README.md
+	@$(PYTHON) deploy/bootstrap.py images
+
+audit:  ## known vulnerabilities of the locked packages; status 1 if there are any, 4 if nobody could be asked
+	@$(PYTHON) deploy/bootstrap.py audit
 
 clients: ## the OpenAI, Anthropic and LiteLLM clients and AIPerf against a router (needs 1 GB for them in .clients/)
 	@$(PYTHON) deploy/bootstrap.py clients

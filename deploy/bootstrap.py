@@ -3,7 +3,7 @@
 
 The files of this folder use only the standard library: they run before anything is installed, as root or not.
 
-    python3 deploy/bootstrap.py run | test | check | bench | compile | clients | lock | sync
+    python3 deploy/bootstrap.py run | test | check | bench | compile | build | images | audit | clients | lock | sync
 
 Theory of operation. There are three installations, each skipped if its stamp file is current:
 
@@ -13,7 +13,8 @@ Theory of operation. There are three installations, each skipped if its stamp fi
 3. a browser    for ``test`` only: one on PATH, else Debian's package (installed as root, otherwise unpacked
                 below ``.programs``), else Playwright's own download.
 
-``compile`` builds ``.compiled``, the router as native code, which ``run`` then uses; see ``compiled.py``. ``clients``
+``compile`` builds ``.compiled``, the router as native code, which ``run`` then uses; see ``compiled.py``. ``build``
+makes what is published, see ``wheels.py``, and ``images`` the container images, see ``images/README.md``. ``clients``
 has an environment of its own, ``.clients``, with the official clients; see ``tests/clients``.
 """
 
@@ -25,12 +26,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from compiled import COMPILED, CannotCompileError, compile_router, is_compiled
-from environment import CLIENTS, PYTHON, ROOT, UV, install, install_uv
+from audit import audit_locks
+from compiled import COMPILED, CannotCompileError, compile_router, compiled_wheel, is_compiled
+from environment import CLIENTS, LOCKS, PYTHON, ROOT, UV, VENV, install, install_uv
 from programs import browser, with_programs
+from wheels import VERSIONS, build_wheels
 
 MIN_PYTHON = (3, 11)
-CANNOT_COMPILE = 3  # exit status of ``compile`` on a machine without compiler or packages
+CANNOT_COMPILE = 3  # exit status on a machine without compiler or packages
+MISSING_PYTHON = 4  # exit status of ``build`` without a Python that was asked for
 # Programs that tests and benchmarks start, each with the Debian package that contains it.
 BENCH_PROGRAMS = {"nginx": "nginx-light", "wrk": "wrk"}
 TEST_PROGRAMS = {name: name for name in ("prometheus", "prometheus-alertmanager", "haproxy")}
@@ -46,7 +50,8 @@ LOCK_OPTIONS = ["--universal", "--python-version", "3.11", "--generate-hashes", 
 def main(arguments: Sequence[str]) -> int:
     """Run the named command and return its exit status."""
     commands = {"run": run, "test": test, "check": check, "bench": bench}
-    commands |= {"compile": compile_, "clients": clients, "lock": lock, "sync": sync}
+    commands |= {"compile": compile_, "wheel": wheel, "build": build, "images": images, "audit": audit}
+    commands |= {"clients": clients, "lock": lock, "sync": sync}
     if not arguments or arguments[0] not in commands:
         print(f"usage: bootstrap.py {' | '.join(commands)}", file=sys.stderr)
         return 2
@@ -59,6 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     os.chdir(ROOT)
     try:
         return commands[arguments[0]](list(arguments[1:]))
+    except CannotCompileError as error:
+        print(f"The router cannot be compiled here: {error}", file=sys.stderr)
+        return CANNOT_COMPILE
     except subprocess.CalledProcessError as error:
         print(f"\nA step failed with status {error.returncode}: {' '.join(map(str, error.cmd))}", file=sys.stderr)
         return error.returncode or 1
@@ -110,12 +118,35 @@ def bench(arguments: list[str]) -> int:
 
 def compile_(_arguments: list[str]) -> int:
     """Compile the router into a wheel in ``dist`` and into ``.compiled``."""
-    try:
-        compile_router()
-    except CannotCompileError as error:
-        print(f"The router cannot be compiled here: {error}", file=sys.stderr)
-        return CANNOT_COMPILE
+    compile_router()
     return 0
+
+
+def wheel(_arguments: list[str]) -> int:
+    """Only build the compiled wheel of the running Python."""
+    compiled_wheel()
+    return 0
+
+
+def build(arguments: list[str]) -> int:
+    """Build the sdist and all wheels; arguments are versions of Python, each of which must then be installed."""
+    missing = build_wheels(arguments or VERSIONS)
+    for version in missing:
+        print(f"No compiled wheel for CPython {version}: it is not installed here. It installs the plain wheel.")
+    return MISSING_PYTHON if arguments and missing else 0
+
+
+def images(arguments: list[str]) -> int:
+    """Build the container images."""
+    from images.build import build_images  # noqa: PLC0415 - needs Python 3.11, which main checks first
+
+    return build_images(arguments)
+
+
+def audit(arguments: list[str]) -> int:
+    """Look up the known vulnerabilities of all locked packages; arguments go to pip-audit."""
+    install("dev")
+    return audit_locks(VENV / "bin" / "pip-audit", sorted(LOCKS.glob("*.txt")), arguments)
 
 
 def clients(arguments: list[str]) -> int:
@@ -137,6 +168,7 @@ def lock(_arguments: list[str]) -> int:
     all_extras = ["--extra", "controlplane", "--extra", "cli", "--extra", "embedded", "--extra", "events"]
     compile_lock("base", *all_extras)
     compile_lock("router", "-c", "requirements/base.txt")
+    compile_lock("controlplane", "--extra", "controlplane", "--extra", "cli", "-c", "requirements/base.txt")
     compile_lock("picker", "--extra", "picker", "-c", "requirements/base.txt")
     compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
     extras = [*all_extras, "--extra", "otel", "--extra", "picker"]

@@ -88,12 +88,25 @@ def unpack(package: str, pattern: str) -> Path | None:
 
 def download(package: str) -> None:
     """Download a package and its missing dependencies, without using the system's folders."""
+    apt_get("-qq", "update")
+    apt_get("-qq", "--download-only", "-y", "--no-install-recommends", "install", package)
+
+
+def apt_get(*arguments: str, folder: Path = ROOT) -> None:
+    """Run apt-get with package lists and archives of its own below ``.programs``."""
+    run_quietly(["apt-get", *_private_folders(), *arguments], folder=folder)
+
+
+def print_apt_get(*arguments: str) -> str:
+    """What such an apt-get prints."""
+    return subprocess.check_output(["apt-get", *_private_folders(), *arguments], text=True)
+
+
+def _private_folders() -> list[str]:
     for folder in ("lists/partial", "archives/partial"):
         (PROGRAMS / folder).mkdir(parents=True, exist_ok=True)
     private = ["-o", "Debug::NoLocking=1", "-o", f"Dir::State::lists={PROGRAMS}/lists"]
-    private += ["-o", f"Dir::Cache::archives={PROGRAMS}/archives"]
-    run_quietly(["apt-get", *private, "-qq", "update"])
-    run_quietly(["apt-get", *private, "-qq", "--download-only", "-y", "--no-install-recommends", "install", package])
+    return [*private, "-o", f"Dir::Cache::archives={PROGRAMS}/archives"]
 
 
 def libraries(package: str) -> str:

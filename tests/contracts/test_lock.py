@@ -8,7 +8,10 @@ import pytest
 
 from tests.contracts.documents.reading import ROOT
 
-LOCKS = ("base.txt", "clients.txt", "compile.txt", "dev.txt", "otel.txt", "picker.txt", "router.txt")
+LOCKS = (
+    *("base.txt", "clients.txt", "compile.txt", "controlplane.txt"),
+    *("dev.txt", "otel.txt", "picker.txt", "router.txt"),
+)
 
 
 def test_locking_again_changes_nothing(tmp_path):
