@@ -183,7 +183,9 @@ POOL = kinds_of(
     "paths",
     "disaggregation",
 )
-GROUP = kinds_of(TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps")
+GROUP = kinds_of(
+    TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps", "response_cache"
+)
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events", "role")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")
 FLEET = kinds_of(RouterConfig, "limits")

@@ -29,7 +29,7 @@ from routing.log import event, log_to_stderr
 from routing.process import notify_supervisor, return_large_blocks, signal_handlers, tune_garbage_collector
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Signatures
 from routing.proxy.router import Router
-from routing.settings import ServeSettings, SettingsError, read_settings
+from routing.settings import ServeSettings, SettingsError, cache_store, read_settings
 from routing.singleprocess import SingleProcess
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def data_plane(settings: ServeSettings) -> DataPlane:
 def new_router(settings: ServeSettings) -> Router:
     """The router of a single process."""
     files, signatures = LastKnownGood(settings.state_dir), Signatures(settings.config_keys)
-    return Router(settings.name, files, Tls(settings.tls), signatures)
+    return Router(settings.name, files, Tls(settings.tls), signatures, cache_store())
 
 
 @asynccontextmanager

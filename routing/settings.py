@@ -13,14 +13,19 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from routing.http.tls import TlsFiles
 from routing.schema import KEY_HEX, NAME, ConfigError, check_base_url, is_loopback
+
+if TYPE_CHECKING:
+    from routing.response_cache.store import Store
 
 MAX_WORKERS = 64
 MAX_FALLBACKS = 8
 DEFAULT_FALLBACKS = 2  # as ``retries`` of the limits
 CONFIG_KEYS = "WARMPATH_ROUTER_CONFIG_KEYS"
+CACHE_URL = "WARMPATH_ROUTER_CACHE_URL"
 
 _PEM_FILES = (  # flag, environment variable, help text
     ("--tls-cert", "WARMPATH_ROUTER_TLS_CERT_FILE", "the data port's certificate and its chain"),
@@ -78,6 +83,7 @@ def _settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Serv
         )
     token = from_environment(environ, "WARMPATH_ROUTER_ADMIN_TOKEN")
     _check(arguments, token)
+    cache_store(environ)  # SettingsError for an invalid URL
     data_dir = Path(from_environment(environ, "WARMPATH_DATA_DIR") or ".warmpath")
     return ServeSettings(
         name=name,
@@ -96,6 +102,19 @@ def _settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Serv
         config_keys=_config_keys(from_environment(environ, CONFIG_KEYS) or ""),
         fallbacks=arguments.fallbacks,
     )
+
+
+def cache_store(environ: Mapping[str, str] = os.environ) -> Store | None:
+    """The store of response caches that ``WARMPATH_ROUTER_CACHE_URL`` names; None if it is not set. SettingsError."""
+    url = from_environment(environ, CACHE_URL)
+    if url is None:
+        return None
+    from routing.response_cache.store import Store  # noqa: PLC0415 - most routers do not need it
+
+    try:
+        return Store(url)
+    except ValueError:  # whose text may contain a password
+        raise SettingsError(f"{CACHE_URL}: expected redis://, rediss:// or unix:// and a host or path") from None
 
 
 def _check(arguments: argparse.Namespace, token: str | None) -> None:

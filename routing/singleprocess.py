@@ -69,6 +69,7 @@ class SingleProcess:
         self.router.close()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
+        await self.router.services.all_response_caches.close()
 
     async def _serve(self, **address: object) -> asyncio.Server:
         router = self.router

@@ -227,6 +227,7 @@ class TaskGroup(models.Model):
     priority = models.PositiveSmallIntegerField(default=0)  # in the admission queue, 0 first
     concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's
+    response_cache = models.JSONField(null=True, blank=True)  # routing.schema.ResponseCache; None: off
     expected_tier1 = models.CharField(max_length=16, blank=True)  # hash of the expected prefix; "": none
     hit_rate_objective = models.FloatField(null=True, blank=True)  # ratio; None: none
     created_at = models.DateTimeField(auto_now_add=True)

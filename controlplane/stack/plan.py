@@ -167,8 +167,17 @@ def _router(settings: StackSettings) -> Child:
             **_import_path(settings.compiled),
             "WARMPATH_ROUTER_ADMIN_TOKEN": _admin_token(settings),
             "WARMPATH_ROUTER_CONFIG_KEYS": public_key(_signing_secret(settings)),
+            "WARMPATH_ROUTER_CACHE_URL": _cache_url(settings),
         },
     )
+
+
+def _cache_url(settings: StackSettings) -> str:
+    """The store of response caches: the configured one, else a database beside the broker's."""
+    configured = env.text("ROUTER_CACHE_URL", "") or env.text("REDIS_URL", "")
+    if configured:
+        return configured if configured.startswith(("redis://", "rediss://", "unix://")) else ""
+    return f"unix://{paths.valkey_socket(settings.data_dir)}?db=1"
 
 
 def _import_path(compiled: str) -> dict[str, str]:

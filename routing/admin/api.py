@@ -496,6 +496,7 @@ class RouterView:
         yield from router.services.kv_events.lines()
         if router.services.tracer is not None:
             yield from router.services.tracer.lines()
+        yield from router.services.all_response_caches.lines()
         yield from self._token_ratio_lines()
         yield from self._saturation_lines()
         yield from _replica_lines(replicas)

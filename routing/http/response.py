@@ -340,6 +340,7 @@ class LocalResponse(NamedTuple):
     status: int
     body: bytes = b""
     headers: tuple[Header, ...] = ()
+    content_type: bytes = b"application/json"
 
 
 def encode_local_response(
@@ -348,7 +349,7 @@ def encode_local_response(
     lines = [b"HTTP/1.1 %d %b\r\n" % (response.status, HTTPStatus(response.status).phrase.encode())]
     lines += [b"%b: %b\r\n" % header for header in response.headers]
     if response.body:
-        lines.append(b"Content-Type: application/json\r\n")
+        lines.append(b"Content-Type: %b\r\n" % response.content_type)
     if request_id:
         lines.append(b"X-Request-Id: %b\r\n" % request_id.encode())
     lines.append(b"Content-Length: %d\r\n" % len(response.body))

@@ -26,6 +26,7 @@ from routing.prompt.canonical import CanonicalPrompt
 from routing.prompt.forms import read_form
 from routing.prompt.parsing import session_key_in, with_member, with_members
 from routing.proxy.resources import StoredResponse, StoredResponses, not_found, response_named_by
+from routing.response_cache.keys import Scope
 from routing.schema import Caps, RouterConfig
 from routing.types import BodyError, NoReplicaError, RoutingError, UnknownModelError
 
@@ -98,6 +99,19 @@ class Admission:
         pool = self._pool_of(model) if self._session_keys else None
         keys = None if pool is None else self._session_keys.get(pool)
         return default if keys is None else keys.find(head, body)
+
+    def cache_scope(self, request: Request, placement: PlacementRequest) -> Scope | None:
+        """What a cached response of a request is limited to; None if it belongs to no task group."""
+        model = self._models.resolve(placement.model)
+        group, _ = self._matcher.group(model, placement)
+        if group is None:
+            return None
+        grant = request.grant
+        names = (b"authorization", b"x-api-key", b"api-key") if grant is None else ()  # which engines may check
+        credentials = tuple((request.head.header(name) or "").encode("latin-1") for name in names)
+        tenant = "" if grant is None else grant.tenant or ""
+        key = "" if grant is None or tenant else grant.name
+        return Scope(model.pool.name, group.name, model.name or "", tenant, key, credentials)
 
     def check_path(self, path: bytes, model: str | None) -> None:
         """RejectedRequestError if the pool of a model does not serve this path."""

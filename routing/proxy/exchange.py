@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 from routing.http.loop import log_exceptions
-from routing.http.response import RejectedRequestError, ResponseHead
+from routing.http.response import LocalResponse, RejectedRequestError, ResponseHead, is_encoded
 from routing.http.usage import begins_with_error, has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import structure_json
@@ -34,8 +34,10 @@ from routing.proxy.response_relay import (
     store_response,
 )
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
+from routing.response_cache.cache import Progress
+from routing.response_cache.options import without_options
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
-from routing.upstream.connection import Failure, UpstreamConnection
+from routing.upstream.connection import BodySink, Failure, UpstreamConnection
 
 if TYPE_CHECKING:
     from routing.balancing.load_tracker import Ticket
@@ -48,11 +50,13 @@ if TYPE_CHECKING:
     from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
+    from routing.response_cache.cache import CachedResponse, CacheLookup
 
 
 # Streams of these paths begin with events before the first token.
 PRELUDE_PATHS: Final = frozenset({RESPONSES, b"/v1/messages"})
 POST: Final = b"POST"
+OK: Final = HTTPStatus.OK.value
 NOT_FOUND: Final = HTTPStatus.NOT_FOUND.value
 SERVER_ERROR: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 INVALID_STATUSES: Final = frozenset({400, 422})  # of engines that do not know a member of the request
@@ -65,17 +69,19 @@ class State(IntEnum):
 
     READING = 0  # another process reads the large body
     PLACING = 1  # a replica is being chosen; synchronous
-    QUEUED = 2  # the pool or task group is at its concurrency limit
-    PREFILLING = 3  # another replica prefills the prompt
-    CONNECTING = 4  # no idle connection was available
-    AWAITING = 5  # sent; the head may have arrived, but is held until the first byte of the body
-    CLASSIFYING = 6  # an error response is being buffered, because another replica may do better
-    STREAMING = 7  # bytes of the response have been sent to the client: no retry from here on
-    DONE = 8  # reached exactly once; the load is always released
+    LOOKING_UP = 2  # the response cache is asked, or another request for the same response is running
+    QUEUED = 3  # the pool or task group is at its concurrency limit
+    PREFILLING = 4  # another replica prefills the prompt
+    CONNECTING = 5  # no idle connection was available
+    AWAITING = 6  # sent; the head may have arrived, but is held until the first byte of the body
+    CLASSIFYING = 7  # an error response is being buffered, because another replica may do better
+    STREAMING = 8  # bytes of the response have been sent to the client: no retry from here on
+    DONE = 9  # reached exactly once; the load is always released
 
 
 READING: Final = State.READING  # attributes of an enum are slow to look up
 PLACING: Final = State.PLACING
+LOOKING_UP: Final = State.LOOKING_UP
 QUEUED: Final = State.QUEUED
 PREFILLING: Final = State.PREFILLING
 CONNECTING: Final = State.CONNECTING
@@ -86,7 +92,8 @@ DONE: Final = State.DONE
 
 TRANSITIONS: Final = {
     READING: {PLACING, DONE},
-    PLACING: {READING, QUEUED, PREFILLING, CONNECTING, AWAITING, DONE},
+    PLACING: {READING, LOOKING_UP, QUEUED, PREFILLING, CONNECTING, AWAITING, DONE},
+    LOOKING_UP: {PLACING, DONE},
     QUEUED: {PLACING, DONE},
     PREFILLING: {PLACING, DONE},
     CONNECTING: {PLACING, AWAITING, DONE},
@@ -114,6 +121,7 @@ class Exchange:
         "_is_placed",
         "_is_plain",
         "_is_probe",
+        "_lookup",
         "_pending_body",
         "_permit",
         "_placement_request",
@@ -154,6 +162,7 @@ class Exchange:
         self._is_probe = False  # the replica is ejected
         self._has_probe_result = False  # the breaker counts no success of this probe any more
         self._pending_body: PendingBody | None = None  # a large one
+        self._lookup: CacheLookup | None = None  # None: its task group has no response cache
         self._permit: QueuePermit | None = None  # None: no admission queues
         self._prefill: PrefillLeg | None = None  # until the first byte; None: no replica of the pool has a role
         self._pool = self._group = ""  # set where no replica was available
@@ -165,7 +174,12 @@ class Exchange:
     # --- called by the client's connection ---
 
     def start(self) -> None:
-        """Place and send the request, or reject it."""
+        """Place and send the request, answer it from its task group's response cache, or reject it."""
+        caches = self._services.response_caches
+        if caches is not None and (lookup := caches.recall(self._request, self.on_cache_result)) is not None:
+            self._lookup, self._pool, self._group = lookup, lookup.pool, lookup.group
+            self._respond_from_cache(lookup)
+            return
         if len(self._request.body) > LARGE_BYTES and self._request.head.path in PROMPT_PATHS:
             self._read_large_body()
         else:
@@ -198,13 +212,55 @@ class Exchange:
             admission, stored = self._configuration.admission, self._services.stored_responses
             self._placement_request = admit_request(self._request, admission, stored, reading)
             self._is_plain = self._placement_request.is_plain
-            self._place()
+            if self._services.response_caches is None or self._begin_lookup():
+                self._place()
         except RoutingError as error:
             self._reject(rejection_of(error))
         except RejectedRequestError as rejection:
             self._reject(rejection)
         except Exception as unexpected:  # noqa: BLE001 - as log_exceptions, without a call
             self.abort_on_error(unexpected)
+
+    def _begin_lookup(self) -> bool:
+        """Look for the response in its task group's cache; False if no replica is needed now."""
+        admission, caches = self._configuration.admission, self._services.response_caches
+        scope = admission.cache_scope(self._request, self._placement_request)
+        if scope is None or caches is None:
+            return True
+        self._lookup = lookup = caches.lookup(self._request, scope, self.on_cache_result)
+        if lookup is None:
+            return True
+        self._pool, self._group = scope.pool, scope.group
+        body = without_options(self._request.body)
+        if body is not self._request.body:
+            self._request.body, self._request.layout = body, None
+        progress = lookup.start()
+        if progress is Progress.FOUND:
+            self._respond_from_cache(lookup)
+        elif progress is Progress.WAITING:
+            self._enter(LOOKING_UP)
+        return progress is Progress.MISSING
+
+    @log_exceptions
+    def on_cache_result(self) -> None:
+        """Called when the cache has responded, or the request with the same response has ended."""
+        lookup = self._lookup
+        if self._state is DONE or lookup is None:
+            return
+        if lookup.response is not None:
+            self._respond_from_cache(lookup)
+        else:
+            self._enter(PLACING)
+            self._place()
+
+    def _respond_from_cache(self, lookup: CacheLookup) -> None:
+        response = cast("CachedResponse", lookup.response)
+        keep_alive = self._request.head.keep_alive and not self._services.is_draining
+        headers = ((b"X-Warmpath-Cache", b"hit"), (b"Age", b"%d" % response.age_s))
+        self._finish(Outcome.OK)
+        local = LocalResponse(200, response.body, headers, response.content_type)
+        self._client.respond(self._request, local, keep_alive=keep_alive)
+        self._client.on_exchange_ended(keep_alive=keep_alive)
 
     def _place(self) -> None:
         """Choose a replica and send the request, or wait in an admission queue."""
@@ -377,6 +433,8 @@ class Exchange:
             if self._state is STREAMING:
                 if self._awaits_token() and has_token_event(data):
                     self._on_first_token()
+                if self._lookup is not None:
+                    self._lookup.record(data)
                 self._relay.finish(data)  # earlier bytes went straight to its sink
                 self._complete()
             elif head.status >= TOO_MANY or (head.status >= 400 and self._may_retry_client_error(head.status)):
@@ -544,6 +602,8 @@ class Exchange:
         self._relay = relay = ResponseRelay(
             self._client, head, parsed, is_aborted=aborted, hides_usage=self._removes_usage
         )
+        if self._lookup is not None:
+            self._record_for_cache(self._lookup, head, data)
         if head.status < 300 and (request.head.path == RESPONSES or request.is_lookup):
             store_response(self._services, request, self._placement_request, self._decision.target.id, data)
         del self._placement_request, self._decision
@@ -555,9 +615,26 @@ class Exchange:
         if last:
             self._complete()
         elif self._upstream is not None:
-            self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else relay.sink)
+            self._upstream.pipe_to(self._relay_before_token if self._awaits_token() else self._sink())
             if self._client.is_full:  # because of an earlier response
                 self._upstream.pause()
+
+    def _record_for_cache(self, lookup: CacheLookup, head: ResponseHead, data: bytes) -> None:
+        """Begin to record a response that the cache may store."""
+        self._relay.cache_result = lookup.result.encode()
+        if head.status == OK and not is_encoded(head):
+            lookup.begin_recording()
+            lookup.record(data)
+
+    def _sink(self) -> BodySink:
+        """Gets the body from the first token on."""
+        is_recorded = self._lookup is not None and self._lookup.is_recording
+        return self._relay_and_record if is_recorded else self._relay.sink
+
+    @log_exceptions
+    def _relay_and_record(self, data: bytes, start: int) -> None:
+        cast("CacheLookup", self._lookup).record(data[start:-2] if start else data)
+        self._relay.sink(data, start)
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
@@ -576,10 +653,12 @@ class Exchange:
     @log_exceptions
     def _relay_before_token(self, data: bytes, start: int) -> None:
         """Relay events up to the first token; later events go straight to the relay."""
+        if self._lookup is not None:
+            self._lookup.record(data[start:-2] if start else data)
         self._relay.sink(data, start)
         if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
             self._on_first_token()
-            self._upstream.pipe_to(self._relay.sink)
+            self._upstream.pipe_to(self._sink())
             if self._client.is_full:
                 self._upstream.pause()
 
@@ -589,6 +668,8 @@ class Exchange:
         record_completion(
             self._services, self._request.grant, self._record, self._ticket, usage, outcome, was_probe=self._is_probe
         )
+        if self._lookup is not None and outcome is Outcome.OK:
+            self._lookup.complete(is_stream=self._record.is_streamed is True)
         self._finish(outcome)
         self._client.on_exchange_ended(keep_alive=self._relay.keep_alive)
 
@@ -629,6 +710,8 @@ class Exchange:
         finally:
             if self._pending_body is not None:
                 self._pending_body.cancel()
+            if self._lookup is not None:
+                self._lookup.end()
             if self._permit is not None:
                 self._permit.release()
             if self._is_placed:

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 from ipaddress import IPv6Address, ip_address
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from routing.balancing.load_tracker import models_of
 from routing.balancing.placement import Placement
@@ -36,6 +36,9 @@ from routing.proxy.services import ActiveConfiguration, Services
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.types import ReplicaId
 from routing.upstream.pool import Address, ConnectionPool
+
+if TYPE_CHECKING:
+    from routing.response_cache.store import Store
 
 HOUSEKEEPING_S: Final = 0.25
 HEALTH: Final = b"/health"
@@ -113,6 +116,7 @@ class Router:
         files: LastKnownGood | None = None,
         tls: Tls | None = None,
         signatures: Signatures | None = None,
+        cache_store: Store | None = None,
     ) -> None:
         self.name = name
         self.tls = tls or Tls()
@@ -125,7 +129,7 @@ class Router:
         self.limits = Limits()
         self.shared_limits: SharedLimits | None = None  # with other workers; None: there are none
         self.balancer = Balancer(self.loop)
-        self.services = Services(self.balancer, self.boot)
+        self.services = Services(self.balancer, self.boot, cache_store)
         self.store = ConfigStore(self.prepare, files, signatures)
         self.active: ActiveConfiguration | None = None
         self.clients: set[Downstream] = set()
@@ -291,6 +295,8 @@ class Router:
         services.kv_events.configure(new.config)
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
+        caches = services.all_response_caches
+        services.response_caches = caches if caches.configure(new.config) else None
 
     def _run_housekeeping(self) -> None:
         """Refill the retry budget, advance breakers, slow starts and warm-ups, and look for stalled replicas."""

@@ -18,12 +18,14 @@ from routing.proxy.admission import Admission
 from routing.proxy.admission_queues import AdmissionQueues
 from routing.proxy.large_bodies import LargeBodies
 from routing.proxy.resources import StoredResponses
+from routing.response_cache.cache import ResponseCaches
 from routing.schema import RouterConfig, StreamUsage
 from routing.types import ReplicaId
 from routing.upstream.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from routing.health.checks import Balancer
+    from routing.response_cache.store import Store
     from routing.types import NoReplicaError
 
 
@@ -50,7 +52,7 @@ class ActiveConfiguration:
 class Services:
     """The shared services of one router. ``boot`` is different each time the process starts."""
 
-    def __init__(self, balancer: Balancer, boot: str) -> None:
+    def __init__(self, balancer: Balancer, boot: str, cache_store: Store | None = None) -> None:
         self.balancer = balancer
         self.health = balancer.health
         self.breakers = balancer.breakers
@@ -61,6 +63,8 @@ class Services:
         self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.all_admission_queues = AdmissionQueues()
         self.admission_queues: AdmissionQueues | None = None  # None: no limit is configured
+        self.all_response_caches = ResponseCaches(cache_store)
+        self.response_caches: ResponseCaches | None = None  # None: no task group has one
         self.kv_events = KvEventSubscriptions(balancer.residency, balancer.loads.clock)
         self.large_bodies = LargeBodies()
         self.metrics = Metrics()

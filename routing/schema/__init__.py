@@ -71,6 +71,11 @@ from routing.schema.requests import TRACE_HEADERS as TRACE_HEADERS
 from routing.schema.requests import DataPath as DataPath
 from routing.schema.requests import check_paths as check_paths
 from routing.schema.requests import check_session_keys as check_session_keys
+from routing.schema.response_cache import CacheWhen as CacheWhen
+from routing.schema.response_cache import ResponseCache as ResponseCache
+from routing.schema.response_cache import ToolCalls as ToolCalls
+from routing.schema.response_cache import derived_key as derived_key
+from routing.schema.response_cache import entry_prefix as entry_prefix
 from routing.schema.ring import moved_by_chance as moved_by_chance
 from routing.schema.ring import moved_ratio as moved_ratio
 from routing.schema.ring import points_of as points_of

@@ -49,6 +49,7 @@ from routing.schema.limits import (
     WarmUp,
 )
 from routing.schema.requests import DataPath, SessionKey, check_paths, check_session_keys
+from routing.schema.response_cache import ResponseCache
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import PolicyConfig, Tier1
 
@@ -109,6 +110,7 @@ class TaskGroupConfig(Frozen, frozen=True):
     match: GroupMatch = GroupMatch()
     auto_replicas: AutoReplicas | None = None  # instead of ``replicas``
     tier1: Tier1 | None = None  # boundary of its tier-1 prefix; None: the pool's, else the policy's
+    response_cache: ResponseCache | None = None  # None: no response is served twice
 
 
 class Alias(Frozen, frozen=True):

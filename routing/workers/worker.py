@@ -36,6 +36,7 @@ from routing.proxy.router import Router
 from routing.proxy.saved_residency import SavedResidency
 from routing.proxy.shutdown import drain
 from routing.schema import ConfigError, load_snapshot
+from routing.settings import cache_store
 from routing.workers.messages import CallRejectedError, Channel, Preparation, WorkerOptions, WorkerStatus, as_plain
 from routing.workers.shared_state import PERIOD_S, SharedBoard, SharedLoads, WorkerLimits
 
@@ -46,7 +47,7 @@ class Worker:
     """A worker and the methods that its parent calls."""
 
     def __init__(self, options: WorkerOptions) -> None:
-        self.router = Router(options.name, tls=Tls(options.tls))
+        self.router = Router(options.name, tls=Tls(options.tls), cache_store=cache_store())
         services = self.router.services
         services.decisions = DecisionRing(MAX_RECORDS // options.workers, MAX_BYTES // options.workers)
         services.all_admission_queues.share = 1 / options.workers
@@ -93,6 +94,7 @@ class Worker:
         self.router.close()
         if self._spans is not None:
             self._spans.close()
+        await self.router.services.all_response_caches.close()
 
     def _tick(self) -> None:
         """Admit waiting requests to permits that other workers have released."""

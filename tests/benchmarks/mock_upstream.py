@@ -20,7 +20,7 @@ EVENT = b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":17
 )
 USAGE = b'"usage":{"prompt_tokens":2048,"total_tokens":2060,"prompt_tokens_details":{"cached_tokens":2032}}'
 PLAIN = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant",' + (
-    b'"content":"%b"}}],%b}'
+    b'"content":"%b"},"finish_reason":"stop"}],%b}'
 )
 BODY = PLAIN % (b"word " * 100, USAGE)
 

@@ -24,8 +24,10 @@ from routing.schema import (
     PoolConfig,
     PrefixHashSettings,
     ReplicaConfig,
+    ResponseCache,
     RouterConfig,
     Settings,
+    TaskGroupConfig,
     dump_snapshot,
 )
 from routing.upstream.connection import UpstreamConnection
@@ -107,6 +109,18 @@ class Bench:
         self.send(client, data).data_received(PLAIN_RESPONSE)
         self._flush()
 
+    def hit_us(self) -> float:
+        """Microseconds of a request that the response cache of its task group answers."""
+        data = cacheable(request(0))
+        self.send(self.clients[0], data).data_received(PLAIN_RESPONSE)
+        self._flush()
+
+        def hit() -> None:
+            self.clients[0].data_received(data)
+            self._flush()
+
+        return min(timed_s(hit, CALLS) for _ in range(ROUNDS)) / CALLS * 1e6
+
     def event_us(self) -> float:
         """Microseconds per stream event, each in its own read."""
         best = float("inf")
@@ -121,6 +135,15 @@ class Bench:
         return best / EVENTS * 1e6
 
 
+def cacheable(data: bytes) -> bytes:
+    """A request with temperature 0, to the task group that has a response cache."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    body = b'{"temperature": 0, "max_tokens": 64, ' + body[1:]
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    lines += [b"X-Task-Group: cached", b"Content-Length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
 def timed_s(step: Callable[[], object], calls: int) -> float:
     started = time.perf_counter()
     for _ in range(calls):
@@ -131,7 +154,9 @@ def timed_s(step: Callable[[], object], calls: int) -> float:
 async def started_router(settings: Settings) -> Router:
     members = tuple(ReplicaConfig(name=f"replica-{n}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS))
     policy = PolicyConfig(name="bench", revision=1, settings=settings)
-    config = RouterConfig(hash_secret="0" * 32, pools=(PoolConfig(name="bench", policy=policy, replicas=members),))
+    groups = (TaskGroupConfig(name="cached", response_cache=ResponseCache()),)
+    pool = PoolConfig(name="bench", policy=policy, replicas=members, groups=groups)
+    config = RouterConfig(hash_secret="0" * 32, pools=(pool,))
     router = Router("bench")
     await router.store.start(dump_snapshot(config, 1).document)
     router.services.checks.close()  # the replicas do not exist
@@ -147,6 +172,7 @@ async def measure(settings: Settings) -> None:
     print(f"  8 KiB chat request, to the replica        {request_us:7.2f} us")
     print(f"  its response, to the end of accounting    {response_us:7.2f} us")
     print(f"  both                                      {request_us + response_us:7.2f} us")
+    print(f"  a hit of a response cache                 {bench.hit_us():7.2f} us")
     print(f"  one event of a stream                     {bench.event_us():7.2f} us")
     off_us, unsampled_us, sampled_us = traced_us(router, bench)
     ratio = (0.99 * unsampled_us + 0.01 * sampled_us) / off_us

@@ -33,6 +33,7 @@ class GroupSettings(TypedDict, total=False):
     priority: int
     concurrency: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None
+    response_cache: Mapping[str, Any] | None
     expected_tier1: str  # 16 hex digits; "": none
     hit_rate_objective: float | None  # ratio, more than 0
 

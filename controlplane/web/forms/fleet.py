@@ -342,6 +342,13 @@ class TaskGroupForm(SectionedForm):
             "A value here overrides the pool's.",
             "as its pool sets them",
         ),
+        Section(
+            "response_cache",
+            schema.ResponseCache,
+            "Response cache",
+            "Serves the stored response when an identical deterministic request comes again. Responses are encrypted.",
+            "off",
+        ),
     )
     singles: ClassVar = (Single("priority", schema.TaskGroupConfig, "Priority", empty=0),)
 

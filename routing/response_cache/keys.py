@@ -1,0 +1,125 @@
+"""Whether a request may be answered from a response cache, what it asks of the cache, and the name of its entry.
+
+Two requests have the same entry if nothing that determines the response differs. The name covers every member of the
+body but those of ``IRRELEVANT``, whose values do not reach the model, so a member that this release does not know is
+covered too. It also covers path, pool, task group, model and whose request it is: the tenant of its API key, else the
+key, else its ``Authorization``, which the engine may check. Answers therefore never pass from one caller to another
+who might not have received them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from routing.response_cache.options import CacheOptions, read_options
+from routing.schema import CacheWhen, ResponseCache, derived_key, entry_prefix
+
+if TYPE_CHECKING:
+    from routing.http.request import Request
+
+GENERATING: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/messages"})
+SCORING: Final = frozenset(
+    {b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score", b"/rerank", b"/v1/rerank", b"/v2/rerank"}
+)
+# Members that say how a response is sent, or to whom, and do not reach the model.
+IRRELEVANT: Final = frozenset(
+    {"stream", "stream_options", "cache", "user", "metadata", "session_id", "prompt_cache_key", "safety_identifier"}
+    | {"request_id", "priority"}
+)
+LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+DIGEST_BYTES: Final = 32
+
+
+class Scope(NamedTuple):
+    """Whose request it is, and for what."""
+
+    pool: str
+    group: str
+    model: str
+    tenant: str  # of the API key; "": none
+    key: str  # name of the API key; "": none
+    credentials: tuple[bytes, ...]  # values of headers that engines may check, where the router checks no keys
+
+
+class CacheKey(NamedTuple):
+    """The entry of a request, and what the request asks of the cache."""
+
+    name: str
+    path: bytes
+    is_stream: bool
+    wants_usage: bool  # of a stream
+    has_length_limit: bool  # the request itself limits the response
+    options: CacheOptions
+
+
+class CacheKeys:
+    """Makes the keys of requests, under one ``hash_secret``."""
+
+    def __init__(self, hash_secret: str) -> None:
+        self._secret = hash_secret
+        self._digest_key = derived_key(hash_secret, "response cache digests")
+
+    def digest_of(self, request: Request) -> bytes:
+        """Identifies a request by its bytes: everything that its key follows from, under one configuration."""
+        head, grant = request.head, request.grant
+        digest = hashlib.blake2b(request.body, digest_size=DIGEST_BYTES, key=self._digest_key)
+        digest.update(_joined(head.path, head.lines, head.task_group or "", "" if grant is None else grant.name))
+        return digest.digest()
+
+    def key_of(self, request: Request, scope: Scope, settings: ResponseCache) -> CacheKey | None:
+        """The key of a request; None if it may not be answered from the cache. BodyError for malformed options."""
+        path, body = request.head.path, request.body
+        if path not in GENERATING and path not in SCORING:
+            return None
+        try:
+            members = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if not isinstance(members, dict):
+            return None
+        header = request.head.header(b"cache-control") or ""
+        options = read_options(members.get("cache"), header, settings.ttl_s)
+        if options is None or not may_cache(path, members, settings, asks=options.is_asked_for):
+            return None
+        relevant = {name: value for name, value in members.items() if name not in IRRELEVANT}
+        digest = hashlib.blake2b(
+            msgspec.json.encode(relevant, order="sorted"), digest_size=DIGEST_BYTES, key=self._digest_key
+        )
+        digest.update(_joined(path, *scope[:-1], *scope.credentials, settings.version))
+        prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
+        stream_options = members.get("stream_options")
+        return CacheKey(
+            prefix + digest.hexdigest(),
+            path,
+            members.get("stream") is True,
+            isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
+            any(isinstance(members.get(name), int) for name in LENGTH_LIMITS),
+            options,
+        )
+
+
+def may_cache(path: bytes, members: dict[str, Any], settings: ResponseCache, *, asks: bool) -> bool:
+    """Whether the response of a request may be stored and served again. ``asks``: the request asks for it."""
+    has_seed = isinstance(members.get("seed"), int) and not isinstance(members.get("seed"), bool)
+    if not has_seed and any(_count(members.get(name)) > 1 for name in ("n", "best_of")):
+        return False
+    if asks:
+        return True
+    if settings.when is CacheWhen.REQUESTED:
+        return False
+    temperature = members.get("temperature")
+    is_greedy = isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0
+    return path in SCORING or is_greedy or has_seed
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 1
+
+
+def _joined(*parts: object) -> bytes:
+    """Parts as bytes that no other parts give: each with its length."""
+    encoded = [part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass") for part in parts]
+    return b"".join(b"%d:%b" % (len(part), part) for part in encoded)

@@ -1,0 +1,67 @@
+"""Entries of response caches, and the bounded level of them in this process's memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import inf
+from typing import Final
+
+import msgspec
+
+MEMORY_S: Final = 5.0  # lifetime where a store is shared, so that a purge of it reaches every router within that time
+MEMORY_BYTES: Final = 64 << 20
+ENTRY_OVERHEAD: Final = 512  # bytes of an entry in memory beside its body
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """A stored response: its body as the replica sent it."""
+
+    created_s: float  # Unix time
+    expires_s: float
+    is_stream: bool
+    has_usage: bool  # of a stream: whether it has a usage event
+    content_type: bytes
+    body: bytes
+    prompt_tokens: int | None
+    generated_tokens: int | None
+
+
+class MemoryLevel:
+    """The entries that this process used last, at most ``max_bytes``. ``lifetime_s``: of each; None: unlimited."""
+
+    def __init__(self, lifetime_s: float | None, max_bytes: int = MEMORY_BYTES) -> None:
+        self._entries: OrderedDict[str, tuple[Entry, float]] = OrderedDict()  # with the time until it may be used
+        self._lifetime_s = inf if lifetime_s is None else lifetime_s
+        self._max_bytes = max_bytes
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, name: str, now: float) -> Entry | None:
+        """An entry within its lifetime; the caller checks its expiry. ``now``: monotonic."""
+        found = self._entries.get(name)
+        if found is None:
+            return None
+        entry, until = found
+        if now >= until:
+            self._drop(name)
+            return None
+        self._entries.move_to_end(name)
+        return entry
+
+    def put(self, name: str, entry: Entry, now: float) -> None:
+        self._drop(name)
+        self._entries[name] = (entry, now + self._lifetime_s)
+        self.bytes += len(entry.body) + ENTRY_OVERHEAD
+        while self.bytes > self._max_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.bytes = 0
+
+    def _drop(self, name: str) -> None:
+        found = self._entries.pop(name, None)
+        if found is not None:
+            self.bytes -= len(found[0].body) + ENTRY_OVERHEAD

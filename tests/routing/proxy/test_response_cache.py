@@ -1,0 +1,356 @@
+"""Exact response caches, through a router: stand-in replicas, a real Valkey, and stores that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from redis import Redis
+
+from routing.response_cache import store as store_module
+from routing.schema import (
+    Access,
+    CacheWhen,
+    LowestCostSettings,
+    PolicyConfig,
+    PoolConfig,
+    ReplicaConfig,
+    ResponseCache,
+    RouterConfig,
+    TaskGroupConfig,
+    ToolCalls,
+    entry_prefix,
+)
+from tests.fakes.replica import answering
+from tests.routing.building import SECRET
+from tests.routing.proxy.harness import Harness, api_key, routed, samples
+from tests.routing.standin.replica_process import ReplicaProcess, replica_process
+
+CHAT = "/v1/chat/completions"
+USERS = [{"role": "user", "content": "What is a prefix cache?"}]
+GREEDY = {"model": "tiny", "messages": USERS, "temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[ReplicaProcess]:
+    with replica_process("--prefill-rate", "200000", "--step-s", "0.002") as replica:
+        yield replica
+
+
+@pytest.fixture
+def stored(valkey: str, monkeypatch: pytest.MonkeyPatch) -> Redis:
+    """The store of the routers of this test, empty. On a busy machine a lookup may take longer than its budget."""
+    monkeypatch.setattr(store_module, "LOOKUP_S", 5.0)
+    url = f"unix://{urlsplit(valkey).path}?db=9"
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", url)
+    store = Redis.from_url(url)
+    store.flushdb()
+    return store
+
+
+def cached(url: str, cache: ResponseCache | None, **fields: Any) -> RouterConfig:
+    """A pool with one replica and the task group ``faq``, which all requests may name."""
+    policy = PolicyConfig(name="everyday", revision=1, settings=LowestCostSettings())
+    groups = (TaskGroupConfig(name="faq", response_cache=cache), TaskGroupConfig(name="other", response_cache=cache))
+    member = ReplicaConfig(name="one", url=url, block_tokens=16)
+    pool = PoolConfig(name="chat", policy=policy, replicas=(member,), groups=groups)
+    return RouterConfig(hash_secret=SECRET, pools=(pool,), **fields)
+
+
+@asynccontextmanager
+async def router_before(stand_in: ReplicaProcess, cache: ResponseCache | None = None) -> AsyncIterator[Harness]:
+    async with routed(cached(f"http://127.0.0.1:{stand_in.port}", cache or ResponseCache())) as harness:
+        yield harness
+
+
+class Received(msgspec.Struct):
+    """A response: status, headers and body."""
+
+    status: int
+    cache: str | None
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        pieces = [piece.removeprefix("data: ") for piece in self.body.decode().split("\n\n") if piece]
+        assert pieces.pop() == "[DONE]"
+        return [json.loads(piece) for piece in pieces]
+
+
+async def send(harness: Harness, body: dict[str, Any], *, path: str = CHAT, **headers: str) -> Received:
+    named = {"X-Task-Group": "faq"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    url = f"http://127.0.0.1:{harness.port}{path}"
+    async with harness.http.post(url, json=body, headers=named) as response:
+        data = await response.read()
+        lower = {name.lower(): value for name, value in response.headers.items()}
+        return Received(response.status, lower.get("x-warmpath-cache"), lower, data)
+
+
+async def metric(harness: Harness, name: str, **labels: str) -> float:
+    """The value of the only sample with these labels."""
+    rows = samples((await harness.admin("GET", "/metrics"))[1])[f"warmpath_router_response_cache_{name}"]
+    (value,) = [value for found, value in rows if labels.items() <= found.items()]
+    return value
+
+
+async def test_a_repeated_greedy_request_is_answered_without_a_replica(stand_in, stored):
+    async with router_before(stand_in) as harness:
+        first = await send(harness, GREEDY)
+        second = await send(harness, GREEDY)
+        hits = await metric(harness, "requests_total", group="faq", result="hit")
+        tokens = await metric(harness, "saved_tokens_total", group="faq", kind="generated")
+
+    assert (first.status, first.cache, second.cache) == (200, "miss", "hit")
+    assert second.body == first.body
+    assert second.headers["age"] == "0"
+    assert "x-warmpath-replica" not in second.headers
+    assert (hits, tokens) == (1, 12)
+
+
+async def test_another_router_finds_the_entry_in_the_store_which_holds_no_text(stand_in, stored):
+    async with router_before(stand_in) as harness:
+        first = await send(harness, GREEDY)
+        await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
+    (name,) = stored.keys("*")
+    text = first.json["choices"][0]["message"]["content"].encode()
+    async with router_before(stand_in) as harness:
+        second = await send(harness, GREEDY)
+
+    assert name.decode().startswith(entry_prefix(SECRET, "chat", "faq", model="tiny", namespace=""))
+    assert text not in stored.get(name)
+    assert 3500 < stored.ttl(name) <= 3600
+    assert (second.cache, second.body) == ("hit", first.body)
+
+
+async def test_an_entry_that_was_moved_or_changed_in_the_store_is_a_miss(stand_in, stored):
+    async with router_before(stand_in) as harness:
+        await send(harness, GREEDY)
+        await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
+    (name,) = stored.keys("*")
+    data = bytearray(stored.get(name))
+    data[-1] ^= 1
+    stored.set(name, bytes(data))
+    async with router_before(stand_in) as harness:
+        changed = await send(harness, GREEDY)
+        errors = await metric(harness, "store_errors_total", kind="invalid_entry")
+
+    assert (changed.cache, errors) == ("miss", 1)
+
+
+async def test_a_stream_and_a_whole_response_answer_each_other(stand_in):
+    async with router_before(stand_in) as harness:
+        for number, is_stream in enumerate((False, True)):
+            body = GREEDY | {"messages": [{"role": "user", "content": f"Question {number}"}]}
+            usage = {"stream": True, "stream_options": {"include_usage": True}}
+            stream = await send(harness, body | usage) if is_stream else None
+            whole = await send(harness, body)
+            stream = stream or await send(harness, body | usage)
+            silent = await send(harness, body | {"stream": True})
+
+            assert [whole.cache, stream.cache].count("hit") == 1
+            assert silent.cache == "hit"
+            texts = [part["delta"].get("content") or "" for event in stream.events for part in event["choices"]]
+            assert "".join(texts) == whole.json["choices"][0]["message"]["content"]
+            assert stream.events[-1]["usage"]["completion_tokens"] == whole.json["usage"]["completion_tokens"] == 12
+            assert all("usage" not in event or event["usage"] is None for event in silent.events)
+            assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_identical_requests_at_the_same_time_cost_one_prefill(stand_in, stored):
+    body = GREEDY | {"messages": [{"role": "user", "content": "All at once"}]}
+    async with router_before(stand_in) as harness:
+        received = await asyncio.gather(*(send(harness, body) for _ in range(32)))
+        records = (await harness.admin("GET", "/admin/decisions"))[1]["decisions"]
+
+    assert sorted(response.cache for response in received) == ["hit"] * 31 + ["miss"]
+    assert len({response.body for response in received}) == 1
+    assert len(records) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "hit"),
+        ({"user": "somebody", "metadata": {"a": "b"}}, "hit"),
+        ({"seed": 3}, "miss"),
+        ({"max_tokens": 11}, "miss"),
+        ({"stop": ["x"]}, "miss"),
+        ({"a_member_of_a_later_release": 1}, "miss"),
+        ({"messages": [{"role": "user", "content": "What is a prefix cache? "}]}, "miss"),
+        ({"cache": {"namespace": "blue"}}, "miss"),
+        ({"cache_salt": "x"}, "miss"),
+        ({"temperature": 0.1}, "bypass"),
+        ({"n": 2}, "bypass"),
+        ({"cache": False}, "bypass"),
+    ],
+)
+async def test_a_change_that_matters_misses(stand_in, change, expected):
+    async with router_before(stand_in) as harness:
+        await send(harness, GREEDY)
+        changed = await send(harness, GREEDY | change)
+
+    assert (changed.status, changed.cache) == (200, expected)
+
+
+async def test_other_groups_versions_and_callers_have_other_entries(stand_in):
+    async with router_before(stand_in) as harness:
+        await send(harness, GREEDY)
+        assert (await send(harness, GREEDY, X_Task_Group="other")).cache == "miss"
+        assert (await send(harness, GREEDY, Authorization="Bearer somebody")).cache == "miss"
+        assert (await send(harness, GREEDY, Authorization="Bearer somebody")).cache == "hit"
+        assert (await send(harness, GREEDY, X_Task_Group="")).cache is None
+        url = f"http://127.0.0.1:{stand_in.port}"
+        await harness.push(cached(url, ResponseCache(version="2")), 2)
+        assert (await send(harness, GREEDY)).cache == "miss"
+
+
+async def test_keys_of_one_tenant_share_entries_and_no_other_key_does(stand_in):
+    keys = {name: f"{name}-secret" for name in ("red-1", "red-2", "blue", "loner")}
+    tenants = {"red-1": "red", "red-2": "red", "blue": "blue", "loner": None}
+    access = Access(keys=tuple(api_key(name, secret, tenant=tenants[name]) for name, secret in keys.items()))
+    found = {}
+    async with routed(cached(f"http://127.0.0.1:{stand_in.port}", ResponseCache(), access=access)) as harness:
+        for name, secret in keys.items():
+            found[name] = (await send(harness, GREEDY, Authorization=f"Bearer {secret}")).cache
+
+    assert found == {"red-1": "miss", "red-2": "hit", "blue": "miss", "loner": "miss"}
+
+
+async def test_callers_control_the_cache_within_the_groups_limits(stand_in, stored):
+    async with router_before(stand_in, ResponseCache(when=CacheWhen.REQUESTED, ttl_s=60)) as harness:
+        assert (await send(harness, GREEDY)).cache == "bypass"
+        asked = GREEDY | {"temperature": 0.7, "cache": {"ttl_s": 3600, "namespace": "mine"}}
+        assert [(await send(harness, asked)).cache for _ in range(2)] == ["miss", "hit"]
+        assert (await send(harness, asked, Cache_Control="no-cache")).cache == "bypass"
+        assert (await send(harness, asked, Cache_Control="max-age=0, no-store")).cache == "bypass"
+        wrong = await send(harness, GREEDY | {"cache": {"ttl": 5}})
+        await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
+
+    assert stored.ttl(stored.keys("*")[0]) <= 60
+    assert wrong.status == 400
+    assert "expected true, false, or an object with ttl_s and namespace" in wrong.json["error"]["message"]
+
+
+def completion(finish_reason: str, **message: Any) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"} | message, "finish_reason": finish_reason}
+    return json.dumps(
+        {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice]}
+    ).encode()
+
+
+CALL = [{"id": "1", "type": "function", "function": {"name": "pay", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "request_fields", "cache", "expected"),
+    [
+        (200, completion("stop"), {}, ResponseCache(), "hit"),
+        (200, completion("length"), {"max_tokens": 1}, ResponseCache(), "hit"),
+        (200, completion("length"), {"max_tokens": None}, ResponseCache(), "miss"),
+        (200, completion("content_filter"), {}, ResponseCache(), "miss"),
+        (200, completion("stop", refusal="I cannot"), {}, ResponseCache(), "miss"),
+        (200, completion("tool_calls", tool_calls=CALL), {}, ResponseCache(), "miss"),
+        (200, completion("tool_calls", tool_calls=CALL), {}, ResponseCache(tool_calls=ToolCalls.STORE), "hit"),
+        (200, b'{"error": {"message": "x"}}', {}, ResponseCache(), "miss"),
+        (200, completion("stop", content="y" * 2000), {}, ResponseCache(max_entry_bytes=1024), "miss"),
+        (400, b'{"error": {"message": "x"}}', {}, ResponseCache(), "miss"),
+    ],
+)
+async def test_errors_and_incomplete_or_filtered_responses_are_not_stored(
+    replica, status, answer, request_fields, cache, expected
+):
+    replica.script = answering(status=status, body=answer)
+    async with routed(cached(replica.url, cache)) as harness:
+        await send(harness, GREEDY | request_fields)
+        second = await send(harness, GREEDY | request_fields)
+
+    assert second.cache == expected
+
+
+async def test_a_leader_that_fails_is_followed_by_another_request(replica):
+    answer = answering(body=completion("stop"))
+
+    async def fail_first(call: Any) -> None:
+        if len(replica.calls) == 1:
+            await replica.wait_calls(1)
+            first_arrived.set()
+            await may_fail.wait()
+            call.reset()
+        else:
+            await answer(call)
+
+    first_arrived, may_fail = asyncio.Event(), asyncio.Event()
+    replica.script = fail_first
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        tasks = [asyncio.create_task(send(harness, GREEDY)) for _ in range(8)]
+        await first_arrived.wait()
+        flights = harness.router.services.all_response_caches.flights
+        await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [7], "followers")
+        may_fail.set()
+        received = await asyncio.gather(*tasks)
+        assert flights == {}
+
+    assert sorted(response.status for response in received)[:7] == [200] * 7
+    assert len(replica.calls) <= 3
+
+
+# --- stores that fail ---
+
+Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        pass
+    writer.close()
+
+
+async def talk_nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        writer.write(os.urandom(200))
+    writer.close()
+
+
+async def refuse_writes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        writer.write(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+    writer.close()
+
+
+@pytest.mark.parametrize("behaviour", [hang, talk_nonsense, refuse_writes, None])
+async def test_a_store_that_fails_costs_a_few_milliseconds_and_no_error(replica, monkeypatch, behaviour):
+    server = await asyncio.start_server(behaviour or hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    if behaviour is None:
+        server.close()  # nothing listens there
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", f"redis://127.0.0.1:{port}/0")
+    replica.script = answering(body=completion("stop"))
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        received, durations = [], []
+        for number in range(30):
+            body = GREEDY | {"messages": [{"role": "user", "content": f"Question {number}"}]}
+            started = perf_counter()
+            received.append(await send(harness, body))
+            durations.append(perf_counter() - started)
+        repeated = await send(harness, body)
+        is_up = await metric(harness, "store_up")
+    server.close()
+
+    assert {response.status for response in received} == {200}
+    assert {response.cache for response in received} == {"miss"}
+    assert repeated.cache == "hit"  # from memory
+    assert is_up == 0
+    assert sorted(durations)[len(durations) // 2] < 0.1
