@@ -193,7 +193,7 @@ class Request:
         self.omits_usage = False  # streamed, and the client did not ask for usage
         self.layout: Layout | None = None  # of a large body
         self.model_span: tuple[int, int] | None = None  # of the model's name in a form
-        self.cache_digest = b""  # of its bytes, if a task group has a response cache
+        self.cache_digest = b""  # of its bytes, if its task group may have a response cache
         self.is_lookup = False  # names a stored response, and the router does not know where it is
         self.arrived_at = monotonic()
 

@@ -35,7 +35,7 @@ from routing.proxy.response_relay import (
 )
 from routing.proxy.retries import TOO_MANY, RetryState, failure_error, retry_cause
 from routing.response_cache.cache import Progress
-from routing.response_cache.options import without_options
+from routing.response_cache.keys import without_options
 from routing.types import BodyError, NoReplicaError, ReplicaId, RoutingError
 from routing.upstream.connection import BodySink, Failure, UpstreamConnection
 
@@ -212,7 +212,7 @@ class Exchange:
             admission, stored = self._configuration.admission, self._services.stored_responses
             self._placement_request = admit_request(self._request, admission, stored, reading)
             self._is_plain = self._placement_request.is_plain
-            if self._services.response_caches is None or self._begin_lookup():
+            if not self._request.cache_digest or self._begin_lookup():
                 self._place()
         except RoutingError as error:
             self._reject(rejection_of(error))
@@ -629,12 +629,12 @@ class Exchange:
     def _sink(self) -> BodySink:
         """Gets the body from the first token on."""
         is_recorded = self._lookup is not None and self._lookup.is_recording
-        return self._relay_and_record if is_recorded else self._relay.sink
+        return self._relay_and_record if is_recorded else self._relay.sink()
 
     @log_exceptions
     def _relay_and_record(self, data: bytes, start: int) -> None:
         cast("CacheLookup", self._lookup).record(data[start:-2] if start else data)
-        self._relay.sink(data, start)
+        self._relay.sink()(data, start)
 
     def _on_usage_rejected(self) -> None:
         """The replica accepted the request only without a usage request: send none for a while."""
@@ -655,7 +655,7 @@ class Exchange:
         """Relay events up to the first token; later events go straight to the relay."""
         if self._lookup is not None:
             self._lookup.record(data[start:-2] if start else data)
-        self._relay.sink(data, start)
+        self._relay.sink()(data, start)
         if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
             self._on_first_token()
             self._upstream.pipe_to(self._sink())

@@ -180,7 +180,6 @@ class ResponseRelay:
             )
         )
 
-    @property
     def sink(self) -> BodySink:
         """Gets the body between its first and its last read: one call for each read, the hot path of streams."""
         if self._filter is not None:

@@ -295,8 +295,10 @@ class Router:
         services.kv_events.configure(new.config)
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
-        caches = services.all_response_caches
-        services.response_caches = caches if caches.configure(new.config) else None
+        has_caches = any(group.response_cache for pool in new.config.pools for group in pool.groups)
+        if has_caches or services.response_caches is not None:
+            caches = services.all_response_caches
+            services.response_caches = caches if caches.configure(new.config) else None
 
     def _run_housekeeping(self) -> None:
         """Refill the retry budget, advance breakers, slow starts and warm-ups, and look for stalled replicas."""

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from routing.http.response_json import Usage
 from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.observability.metrics import PREFIX, header, labels
+from routing.prompt.parsing import LARGE_BYTES
 from routing.response_cache.forms import (
     MESSAGES,
     may_store,
@@ -33,7 +34,7 @@ from routing.response_cache.forms import (
 )
 from routing.response_cache.keys import CacheKey, CacheKeys, Scope
 from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel
-from routing.schema import ResponseCache, RouterConfig, ToolCalls, derived_key
+from routing.schema import GroupMatch, ResponseCache, RouterConfig, ToolCalls, derived_key
 
 if TYPE_CHECKING:
     from routing.http.request import Request
@@ -261,6 +262,7 @@ class ResponseCaches:
         self.flights: dict[str, Flight] = {}
         self._settings: dict[tuple[str, str], ResponseCache] = {}
         self._secret = ""
+        self._names: frozenset[str] | None = frozenset()  # of groups that requests have to name; None: not only by name
         self._memo: dict[bytes, tuple[tuple[str, str], ResponseCache, CacheKey]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: Counter[tuple[str, str, Result]] = Counter()
@@ -280,10 +282,19 @@ class ResponseCaches:
             self._keys = CacheKeys(config.hash_secret)
             self._cipher = AESGCM(derived_key(config.hash_secret, "response cache encryption"))
             self.memory.clear()
+        is_named_only = config.access is None and all(
+            group.match == GroupMatch() for pool in config.pools for group in pool.groups if group.response_cache
+        )
+        self._names = frozenset(group for _, group in self._settings) if is_named_only else None
         return bool(self._settings)
 
     def recall(self, request: Request, on_result: Callable[[], None]) -> CacheLookup | None:
-        """The lookup of a request whose bytes came before, if its entry is in memory; else None."""
+        """The lookup of a request whose bytes came before, if its entry is in memory; else None.
+
+        Requests that may belong to a task group with a cache get a digest; large ones are never cached.
+        """
+        if (self._names is not None and request.head.task_group not in self._names) or len(request.body) > LARGE_BYTES:
+            return None
         request.cache_digest = digest = self._keys.digest_of(request)
         known = self._memo.get(digest)
         if known is None:

@@ -230,7 +230,7 @@ class Router:
             for keys in engine.learn():
                 for other in self.followed:
                     if other is not engine:
-                        other.adopt(keys)
+                        other.add_longest_cached(keys)
 
 
 class Fleet:

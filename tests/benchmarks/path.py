@@ -151,10 +151,9 @@ def timed_s(step: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - started
 
 
-async def started_router(settings: Settings) -> Router:
+async def started_router(settings: Settings, *groups: TaskGroupConfig) -> Router:
     members = tuple(ReplicaConfig(name=f"replica-{n}", url=f"http://127.0.0.1:{n + 1}") for n in range(REPLICAS))
     policy = PolicyConfig(name="bench", revision=1, settings=settings)
-    groups = (TaskGroupConfig(name="cached", response_cache=ResponseCache()),)
     pool = PoolConfig(name="bench", policy=policy, replicas=members, groups=groups)
     config = RouterConfig(hash_secret="0" * 32, pools=(pool,))
     router = Router("bench")
@@ -164,7 +163,7 @@ async def started_router(settings: Settings) -> Router:
 
 
 async def measure(settings: Settings) -> None:
-    router = await started_router(settings)
+    router = await started_router(settings, TaskGroupConfig(name="cached", response_cache=ResponseCache()))
     bench = Bench(router)
     tune_garbage_collector()
     request_us, response_us = bench.request_us()

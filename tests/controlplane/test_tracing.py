@@ -18,7 +18,7 @@ from controlplane import tracing
 from controlplane.database.base import TimeoutConnection
 from tests.fakes.otlp_receiver import OtlpReceiver, receiving
 
-app = Celery("traced", broker="memory://", backend="cache+memory://")
+app = Celery("traced", broker="memory://", backend="cache+memory://", set_as_current=False)
 app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
 
 

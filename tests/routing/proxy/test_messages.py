@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,25 @@ async def test_a_stream_passes_unchanged_with_usage_and_a_time_to_first_token(re
     assert response.body == b"".join(events)
     assert (decision["prompt_tokens"], decision["cached_tokens"], decision["streamed"]) == (11, 0, True)
     assert decision["ttft_s"] is not None
+
+
+async def test_each_event_passes_in_a_read_of_its_own(replica: FakeReplica) -> None:
+    events, may_send = captured_events(), asyncio.Semaphore(1)
+
+    async def script(call: Call) -> None:
+        await call.send(STREAM_HEAD)
+        for event in events:
+            await may_send.acquire()  # the client has the event before
+            await call.send(chunk(event))
+        await call.send(LAST_CHUNK)
+
+    replica.script = script
+    async with routed(config([replica])) as harness, harness.connect() as client:
+        await client.send(post(MESSAGES, body(stream=True)))
+        for event in events:
+            assert event in await client.read_until(event)
+            may_send.release()
+        await client.read_until(b"0\r\n\r\n")
 
 
 async def test_the_first_token_is_the_first_content_event(replica: FakeReplica) -> None:

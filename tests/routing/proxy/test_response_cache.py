@@ -19,6 +19,7 @@ from routing.response_cache import store as store_module
 from routing.schema import (
     Access,
     CacheWhen,
+    GroupMatch,
     LowestCostSettings,
     PolicyConfig,
     PoolConfig,
@@ -215,6 +216,14 @@ async def test_other_groups_versions_and_callers_have_other_entries(stand_in):
         url = f"http://127.0.0.1:{stand_in.port}"
         await harness.push(cached(url, ResponseCache(version="2")), 2)
         assert (await send(harness, GREEDY)).cache == "miss"
+
+
+async def test_a_group_that_requests_do_not_name_has_a_cache_too(stand_in):
+    found = cached(f"http://127.0.0.1:{stand_in.port}", ResponseCache())
+    group = TaskGroupConfig(name="by-model", match=GroupMatch(models=("tiny",)), response_cache=ResponseCache())
+    pool = msgspec.structs.replace(found.pools[0], groups=(group,))
+    async with routed(msgspec.structs.replace(found, pools=(pool,))) as harness:
+        assert [(await send(harness, GREEDY, X_Task_Group="")).cache for _ in range(2)] == ["miss", "hit"]
 
 
 async def test_keys_of_one_tenant_share_entries_and_no_other_key_does(stand_in):
