@@ -57,6 +57,34 @@ def test_compiled_modules_use_no_unsuitable_constructs():
     assert violations == []
 
 
+def test_no_property_of_a_compiled_module_returns_a_function():
+    """mypyc drops a call of a property's value: ``relay.sink(data)`` did nothing."""
+    trees = {module: ast.parse((ROOT / module).read_text()) for module in named_modules()}
+    aliases = {"Callable"} | {
+        target.id
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "Callable[" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    properties = [
+        (
+            f"{module}:{node.lineno}: {node.name}",
+            {name.id for name in ast.walk(node.returns) if isinstance(name, ast.Name)},
+        )
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+        and "property" in names_of(node.decorator_list)
+    ]
+
+    assert "BodySink" in aliases
+    assert len(properties) > 20
+    assert [place for place, types in properties if types & aliases] == []
+
+
 def test_except_clauses_of_different_types_bind_different_names():
     """mypyc types a name by its first use in a function."""
     violations = [
