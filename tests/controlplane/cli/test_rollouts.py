@@ -39,7 +39,7 @@ def test_a_canary_is_paused_resumed_promoted_and_watched(warmpath, router, polic
     number = start_rollout(warmpath)
     router()
     shown = warmpath("rollout", "show", number).out
-    assert "default r2: progressing; stage 1 of" in shown
+    assert "default r2: progressing; step 1 of" in shown
     assert "1 of 1 routers run it" in shown
     for move, state in (("pause", "paused"), ("resume", "progressing")):
         assert warmpath("--json", "rollout", move, number, "--reason", "looking").json["state"] == state
@@ -48,7 +48,7 @@ def test_a_canary_is_paused_resumed_promoted_and_watched(warmpath, router, polic
         router()
     ended = warmpath("rollout", "watch", number)
     assert (ended.status, policy.live().number) == (0, 2)
-    assert ended.err == "default r2: complete; stage 3 of 3; 1 of 1 routers run it\n"
+    assert ended.err == "default r2: complete; step 3 of 3; 1 of 1 routers run it\n"
 
 
 def test_an_aborted_rollout_exits_with_4(warmpath, router, policy):
