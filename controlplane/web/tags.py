@@ -74,6 +74,7 @@ _ACRONYMS = {
     "kv": "KV",
     "lora": "LoRA",
     "ttft": "TTFT",
+    "ttl": "TTL",
     "url": "URL",
 }
 
