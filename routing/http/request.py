@@ -109,6 +109,10 @@ class RequestHead:
         value = self._forwarded.get(name, b"")
         return value.decode("latin-1") or None
 
+    def credentials(self) -> bytes:
+        """The forwarded header lines that carry a client's key, as they came."""
+        return b"\r\n".join(line for line in self.lines.split(b"\r\n") if is_credential(line.partition(b":")[0]))
+
     def lines_with(self, values: Sequence[bytes] | None, *, anonymous: bool) -> bytes:
         """Header lines for the replica. ``values``: of the varying headers; None: those of the parsed request.
 

@@ -107,8 +107,7 @@ class Admission:
         if group is None:
             return None
         grant = request.grant
-        names = (b"authorization", b"x-api-key", b"api-key") if grant is None else ()  # which engines may check
-        credentials = tuple((request.head.header(name) or "").encode("latin-1") for name in names)
+        credentials = request.head.credentials() if grant is None else b""  # which engines may check
         tenant = "" if grant is None else grant.tenant or ""
         key = "" if grant is None or tenant else grant.name
         return Scope(model.pool.name, group.name, model.name or "", tenant, key, credentials)

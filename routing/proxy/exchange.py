@@ -30,6 +30,7 @@ from routing.proxy.response_relay import (
     ResponseRelay,
     begin_record,
     count_request,
+    end_request,
     record_completion,
     store_response,
 )
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from routing.http.request import Request
     from routing.http.response_json import ParsedResponse
     from routing.observability.decision_log import Record
-    from routing.observability.tracing import RequestTrace
     from routing.proxy.admission_queues import QueuePermit
     from routing.proxy.large_bodies import PendingBody
     from routing.proxy.services import ActiveConfiguration, Services
@@ -627,7 +627,7 @@ class Exchange:
             lookup.record(data)
 
     def _sink(self) -> BodySink:
-        """Gets the body from the first token on."""
+        """Gets the body between its first and its last read."""
         is_recorded = self._lookup is not None and self._lookup.is_recording
         return self._relay_and_record if is_recorded else self._relay.sink()
 
@@ -653,9 +653,7 @@ class Exchange:
     @log_exceptions
     def _relay_before_token(self, data: bytes, start: int) -> None:
         """Relay events up to the first token; later events go straight to the relay."""
-        if self._lookup is not None:
-            self._lookup.record(data[start:-2] if start else data)
-        self._relay.sink()(data, start)
+        self._sink()(data, start)
         if has_token_event(data) and self._state is STREAMING and self._upstream is not None:
             self._on_first_token()
             self._upstream.pipe_to(self._sink())
@@ -720,17 +718,15 @@ class Exchange:
                 self._prefill.cancel()
 
     def _account(self, outcome: Outcome) -> None:
-        """Count the request in metrics and the decision log, exactly once."""
+        """Count the request in metrics and the decision log, exactly once. A cached response has metrics of its own."""
         record = self._record if self._is_placed else None
-        count_request(self._services, record, outcome, self._pool, self._group)
-        if self._trace is not None:
-            self._end_trace(self._trace, outcome)
-
-    def _end_trace(self, trace: RequestTrace, outcome: Outcome) -> None:
-        if self._is_placed:
-            trace.finish(outcome, self._record, self._record.pool, self._record.group)
+        if self._lookup is not None and self._lookup.response is not None:
+            end_request(self._services)
         else:
-            trace.finish(outcome, None, self._pool, self._group)
+            count_request(self._services, record, outcome, self._pool, self._group)
+        if self._trace is not None:
+            pool, group = (self._pool, self._group) if record is None else (record.pool, record.group)
+            self._trace.finish(outcome, record, pool, group)
 
     def _release_replica(self) -> None:
         """Release the connection and the load; a probe without a result lets another request probe."""

@@ -304,11 +304,16 @@ def record_completion(
             services.breakers.record_success(ReplicaId(record.replica), was_probe=was_probe)
 
 
-def count_request(services: Services, record: Record | None, outcome: Outcome, pool: str, group: str) -> None:
-    """Count a request that has ended. ``record``: None if it was sent to no replica; then by ``pool`` and ``group``."""
+def end_request(services: Services) -> None:
+    """A request is no longer in flight."""
     services.in_flight -= 1
     if services.is_draining and not services.in_flight:
         services.idle.set()
+
+
+def count_request(services: Services, record: Record | None, outcome: Outcome, pool: str, group: str) -> None:
+    """Count a request that has ended. ``record``: None if it was sent to no replica; then by ``pool`` and ``group``."""
+    end_request(services)
     if record is None:
         services.metrics.count_unplaced(outcome, pool, group)
     else:

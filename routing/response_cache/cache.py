@@ -358,7 +358,7 @@ class ResponseCaches:
         yield from header(name, "counter", "Tokens of responses from a cache, which no replica had to compute.")
         for (pool, group, kind), count in list(self._saved.items()):
             yield f"{PREFIX}{name}{{{labels(pool=pool, group=group, kind=kind)}}} {count}"
-        yield from header("response_cache_memory_bytes", "gauge", "Entries of response caches in this process.")
+        yield from header("response_cache_memory_bytes", "gauge", "Entries of response caches in memory.")
         yield f"{PREFIX}response_cache_memory_bytes {self.memory.bytes}"
         if self.store is None:
             return

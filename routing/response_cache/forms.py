@@ -210,8 +210,8 @@ def _add_block_delta(block: Json, delta: Json) -> None:
 
 def _message_events(whole: Json) -> Iterator[bytes]:
     usage = whole["usage"]
-    begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
-    yield _named("message_start", message={**begun, "usage": {**usage, "output_tokens": 0}})
+    empty = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
+    yield _named("message_start", message={**empty, "usage": {**usage, "output_tokens": 0}})
     for index, block in enumerate(whole["content"]):
         start, deltas = _block_parts(block)
         yield _named("content_block_start", content_block=start, index=index)

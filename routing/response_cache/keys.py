@@ -3,8 +3,8 @@
 Two requests have the same entry if nothing that determines the response differs. The name covers every member of the
 body but those of ``IRRELEVANT``, whose values do not reach the model, so a member that this release does not know is
 covered too. It also covers path, pool, task group, model and whose request it is: the tenant of its API key, else the
-key, else its ``Authorization``, which the engine may check. Answers therefore never pass from one caller to another
-who might not have received them.
+key, else the credentials that it sends to the engine. A caller therefore
+never gets a response that another caller's request produced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GENERATING: Final = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v
 SCORING: Final = frozenset(
     {b"/v1/embeddings", b"/pooling", b"/classify", b"/score", b"/v1/score", b"/rerank", b"/v1/rerank", b"/v2/rerank"}
 )
-# Members that say how a response is sent, or to whom, and do not reach the model.
+# Members that concern the delivery or the sender and do not change what the model generates.
 IRRELEVANT: Final = frozenset(
     {"stream", "stream_options", "cache", "user", "metadata", "session_id", "prompt_cache_key", "safety_identifier"}
     | {"request_id", "priority"}
@@ -42,7 +42,7 @@ class Scope(NamedTuple):
     model: str
     tenant: str  # of the API key; "": none
     key: str  # name of the API key; "": none
-    credentials: tuple[bytes, ...]  # values of headers that engines may check, where the router checks no keys
+    credentials: bytes  # header lines that engines may check, where the router checks no keys
 
 
 class CacheOptions(NamedTuple):
@@ -100,7 +100,7 @@ class CacheKeys:
         digest = hashlib.blake2b(
             msgspec.json.encode(relevant, order="sorted"), digest_size=DIGEST_BYTES, key=self._digest_key
         )
-        digest.update(_joined(path, *scope[:-1], *scope.credentials, settings.version))
+        digest.update(_joined(path, *scope, settings.version))
         prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
         stream_options = members.get("stream_options")
         return CacheKey(

@@ -45,6 +45,7 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
     "warmpath_router_pool_saturation_ratio": _sum_up_to_1,  # each worker's part of the replicas' prefill rate
     "warmpath_router_pool_prefill_tokens_per_second": max,  # each worker measures the rates of all replicas
+    "warmpath_router_response_cache_store_up": min,
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer

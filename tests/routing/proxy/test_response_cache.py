@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from redis import Redis
 
 from routing.response_cache import store as store_module
+from routing.response_cache.memory import ENTRY_OVERHEAD, Entry, MemoryLevel
 from routing.schema import (
     Access,
     CacheWhen,
@@ -112,6 +114,7 @@ async def test_a_repeated_greedy_request_is_answered_without_a_replica(stand_in,
         first = await send(harness, GREEDY)
         second = await send(harness, GREEDY)
         hits = await metric(harness, "requests_total", group="faq", result="hit")
+        rows = samples((await harness.admin("GET", "/metrics"))[1])["warmpath_router_requests_total"]
         tokens = await metric(harness, "saved_tokens_total", group="faq", kind="generated")
 
     assert (first.status, first.cache, second.cache) == (200, "miss", "hit")
@@ -119,6 +122,7 @@ async def test_a_repeated_greedy_request_is_answered_without_a_replica(stand_in,
     assert second.headers["age"] == "0"
     assert "x-warmpath-replica" not in second.headers
     assert (hits, tokens) == (1, 12)
+    assert [(labels["replica"], value) for labels, value in rows] == [("one", 1)]  # figures of engines
 
 
 async def test_another_router_finds_the_entry_in_the_store_which_holds_no_text(stand_in, stored):
@@ -224,6 +228,46 @@ async def test_a_group_that_requests_do_not_name_has_a_cache_too(stand_in):
     pool = msgspec.structs.replace(found.pools[0], groups=(group,))
     async with routed(msgspec.structs.replace(found, pools=(pool,))) as harness:
         assert [(await send(harness, GREEDY, X_Task_Group="")).cache for _ in range(2)] == ["miss", "hit"]
+
+
+async def test_two_credentials_are_another_caller_than_one_of_them(replica):
+    replica.script = answering(body=completion("stop"))
+    one, two = b"Authorization: Bearer one", b"Authorization: Bearer two"
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        received = [
+            await harness.chat(json.dumps(GREEDY).encode(), [b"X-Task-Group: faq", *lines])
+            for lines in ((one,), (one, two), (two, one), (one,))
+        ]
+
+    assert [response.headers["x-warmpath-cache"] for response in received] == ["miss", "miss", "miss", "hit"]
+
+
+def test_memory_holds_the_entries_used_last_within_its_bytes():
+    memory = MemoryLevel(lifetime_s=5.0, max_bytes=3 * (1000 + ENTRY_OVERHEAD))
+    entry = Entry(0.0, 1.0, False, False, b"application/json", bytes(1000), None, None)
+    for name in "abc":
+        memory.put(name, entry, 0.0)
+    memory.get("a", 1.0)
+    memory.put("d", entry, 1.0)
+    memory.put("d", entry, 1.0)
+
+    assert [name for name in "abcd" if memory.get(name, 4.9)] == ["a", "c", "d"]
+    assert memory.bytes == 3 * (1000 + ENTRY_OVERHEAD)
+    assert [name for name in "abcd" if memory.get(name, 5.0)] == ["d"]
+    assert (len(memory), memory.bytes) == (1, 1000 + ENTRY_OVERHEAD)
+
+
+async def test_writes_to_a_store_that_does_not_respond_are_bounded():
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    store = store_module.Store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+    entry = Entry(0.0, 1.0, False, False, b"application/json", b"{}", None, None)
+    for number in range(store_module.MAX_PENDING_WRITES + 10):
+        store.put(f"entry-{number}", entry, AESGCM(bytes(32)), 60)
+    dropped = store.errors["write_dropped"]
+    await store.close()
+    server.close()
+
+    assert dropped == 10
 
 
 async def test_keys_of_one_tenant_share_entries_and_no_other_key_does(stand_in):

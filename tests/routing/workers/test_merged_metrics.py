@@ -96,6 +96,14 @@ def test_gauges_add_up_but_a_replica_is_up_only_if_all_workers_find_it_up() -> N
     assert total["warmpath_router_requests_total"] == 3
 
 
+def test_the_store_of_response_caches_is_up_only_if_all_workers_reach_it() -> None:
+    name = "warmpath_router_response_cache_store_up"
+    workers = [parse(f"# HELP {name} Whether.\n# TYPE {name} gauge\n{name} {value}") for value in (1, 1, 0)]
+
+    assert totals(MergedMetrics(), workers[:2]) == {name: 1}
+    assert totals(MergedMetrics(), workers) == {name: 0}
+
+
 def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_count_once() -> None:
     def of_worker(followed: int, blocks: int, lag_s: float) -> Families:
         gauges = {"followed": followed, "blocks": blocks, "lag_seconds": lag_s, "state": 1}
