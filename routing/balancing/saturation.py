@@ -28,7 +28,7 @@ from routing.types import ReplicaId, TargetId
 
 WINDOW_S: Final = 30.0  # averages bursts out, and is two scrapes of 15 s
 MIN_WINDOW_S: Final = 5.0  # of a process that has just started
-SPACING_S: Final = 1.0  # between two readings that are kept, whoever reads
+SPACING_S: Final = 1.0  # minimum time between two readings in the history
 
 
 class Saturation:

@@ -215,7 +215,7 @@ class ProcessingStream:
         self._body = bytearray()
 
     async def _pick(self, incoming: Incoming, *, has_body: bool = True, has_trailers: bool = False) -> list[Any]:
-        """Decide, and tell Envoy."""
+        """Choose the endpoints; the replies that name them."""
         if self._head is None:
             raise RejectedRequestError(500, "request_header_mode must be SEND")
         received = bytes(self._body)
@@ -237,7 +237,7 @@ class ProcessingStream:
         return [decision.headers_reply(), *body_replies("request_body", body, is_end=not has_trailers)]
 
     def _decision(self, picked: PickedRequest, endpoints: Endpoints, request: Request) -> DecisionReply:
-        """What Envoy is told: endpoints, and header fields for the replica in place of those of the client."""
+        """The reply to Envoy: the endpoints, and the header fields that replace those of the client."""
         decision = picked.decision
         named = joined([endpoints.of(decision), *map(endpoints.of, picked.fallbacks)])
         fields, hidden = [(ENDPOINT, named.encode()), ("x-request-id", request.request_id.encode())], self._credentials

@@ -121,7 +121,7 @@ class PickedRequest:
     _placement: PlacementRequest
     _record: Record
     _ticket: Ticket
-    response: ObservedResponse  # once it has begun
+    response: ObservedResponse  # set when the response begins
 
     def __init__(
         self, services: Services, endpoints: Endpoints, request: Request, *, excluded: Collection[ReplicaId]

@@ -129,7 +129,7 @@ def test_the_autoscaler_reads_metrics_that_the_adapter_defines() -> None:
 
 
 def test_unknown_values_scale_nothing() -> None:
-    """KEDA takes an empty result for 0 unless it is told not to."""
+    """KEDA reads an empty result as 0 unless ``ignoreNullValues`` is false."""
     (scaled,) = documents("keda-prometheus.yaml")
 
     assert {trigger["metadata"]["ignoreNullValues"] for trigger in scaled["spec"]["triggers"]} == {"false"}
