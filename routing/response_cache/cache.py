@@ -152,7 +152,7 @@ class CacheLookup:
         body = body_for(key, entry)
         if body is None:
             return False
-        self.response = CachedResponse(body, STREAM if key.is_stream else entry.content_type, age_s)
+        self.response = CachedResponse(body, STREAM if key.is_stream else JSON, age_s)
         self.result = Result.HIT
         self._caches.count_saved(self, entry)
         return True
@@ -166,7 +166,7 @@ class CacheLookup:
 
     def begin_recording(self) -> None:
         """Keep the body of the response, which may be stored."""
-        if self.key is not None and self.key.options.may_store:
+        if self.key is not None:
             self._body, self._body_bytes = [], 0
 
     def record(self, data: bytes) -> None:
@@ -246,7 +246,6 @@ def entry_of(key: CacheKey, settings: ResponseCache, body: bytes, *, is_stream: 
         now + key.options.ttl_s,
         is_stream,
         is_stream and whole.get("usage") is not None and key.path != MESSAGES,
-        STREAM if is_stream else JSON,
         body,
         prompt_tokens,
         generated_tokens(usage),

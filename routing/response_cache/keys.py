@@ -52,7 +52,6 @@ class CacheOptions(NamedTuple):
     namespace: str = ""
     max_age_s: int | None = None  # the oldest entry that it accepts; None: any
     may_load: bool = True
-    may_store: bool = True
     is_asked_for: bool = False  # its body asks for the cache
 
 

@@ -20,7 +20,6 @@ class Entry(msgspec.Struct, array_like=True):
     expires_s: float
     is_stream: bool
     has_usage: bool  # of a stream: whether it has a usage event
-    content_type: bytes
     body: bytes
     prompt_tokens: int | None
     generated_tokens: int | None

@@ -244,7 +244,7 @@ async def test_two_credentials_are_another_caller_than_one_of_them(replica):
 
 def test_memory_holds_the_entries_used_last_within_its_bytes():
     memory = MemoryLevel(lifetime_s=5.0, max_bytes=3 * (1000 + ENTRY_OVERHEAD))
-    entry = Entry(0.0, 1.0, False, False, b"application/json", bytes(1000), None, None)
+    entry = Entry(0.0, 1.0, False, False, bytes(1000), None, None)
     for name in "abc":
         memory.put(name, entry, 0.0)
     memory.get("a", 1.0)
@@ -260,7 +260,7 @@ def test_memory_holds_the_entries_used_last_within_its_bytes():
 async def test_writes_to_a_store_that_does_not_respond_are_bounded():
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     store = store_module.Store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
-    entry = Entry(0.0, 1.0, False, False, b"application/json", b"{}", None, None)
+    entry = Entry(0.0, 1.0, False, False, b"{}", None, None)
     for number in range(store_module.MAX_PENDING_WRITES + 10):
         store.put(f"entry-{number}", entry, AESGCM(bytes(32)), 60)
     dropped = store.errors["write_dropped"]
