@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from routing.schema.fields import Frozen, number
 
-PREFIX: Final = "warmpath:responses"
+PREFIX: Final = "warmpath:responses:1"  # 1: the layout of entries, so that no release reads those of another
 SCOPE_DIGEST_BYTES: Final = 8
 
 
