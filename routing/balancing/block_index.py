@@ -424,13 +424,17 @@ class ReplicaBlocks:
 
     def evict_excess(self, max_evicted: int) -> int:
         """Evict what exceeds the capacity, and remember ``max_evicted`` such runs; the number of blocks."""
-        excess, evicted = self.blocks - self.capacity, self.evicted
-        while self.blocks > self.capacity:
-            run = next(iter(self.uses)).path[-1]
-            self.evict()
-            self.evicted_blocks += run.length
-            if not isinstance(run, Tail):
-                evicted[run.hashes[0]] = self.evicted_blocks
+        capacity, evicted = self.capacity, self.evicted
+        excess = self.blocks - capacity
+        while self.blocks > capacity:
+            use = next(iter(self.uses))
+            path = use.path
+            while self.blocks > capacity and use.first < len(path):
+                run = path[-1]
+                self._evict_last(use)
+                self.evicted_blocks += run.length
+                if not isinstance(run, Tail):
+                    evicted[run.hashes[0]] = self.evicted_blocks
         while len(evicted) > max_evicted:
             evicted.popitem(last=False)
         return max(0, excess)

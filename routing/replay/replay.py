@@ -1,8 +1,8 @@
 """Replays a trace over a fleet of modelled engines, and reports the results as JSON and as a table.
 
-Theory of operation. A heap holds the end of each engine's current steps. An engine whose steps were shortened has an
-outdated entry too, which is skipped because it differs from ``end_s``. Before an arrival is placed, all steps that end
-by then are processed, so the placer knows exactly what a router would know at that time.
+Theory of operation. Before an arrival is placed, all steps that end by then are processed in order of time, so the
+placer knows exactly what a router would know at that time. The next step to end is found by comparing all engines; up
+to about a hundred of them that costs less than a heap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
 from math import inf
 from statistics import fmean, pstdev
 from typing import Any, Protocol
@@ -90,14 +89,14 @@ def replay(
         FastEngine(config, recorder, tiers, columns.ids)
         for config, tiers in zip(configs, build_lower_tiers(configs), strict=True)
     ]
-    step_ends: list[tuple[float, int]] = []  # heap of (end, engine)
     place, placed, block_tokens = placer.place, result.placements, columns.block_tokens
     last_generated = forest.last_generated
+    next_end_s = inf  # when the first of all current steps ends
     rows = zip(columns.at_s, columns.prompt_tokens, columns.output_tokens, forest.last_runs, strict=True)
     for index, (at_s, prompt_tokens, output_tokens, last) in enumerate(rows):
         now_s = at_s / time_scale
-        if step_ends and step_ends[0][0] <= now_s:
-            _advance(engines, step_ends, now_s)
+        if next_end_s <= now_s:
+            next_end_s = _advance(engines, now_s)
         request = ModelledRequest(index, now_s, prompt_tokens, output_tokens)
         prompt_path = shared_path(last)
         generated = last_generated.get(index)
@@ -106,11 +105,11 @@ def replay(
         request.recompute = last is not None and last.visits > 1 and not prompt_tokens % block_tokens
         placed[index] = chosen = place(request, engines, now_s)
         engine = engines[chosen]
-        if engine.submit(request, now_s):
-            heappush(step_ends, (engine.end_s, chosen))
+        if engine.submit(request, now_s) and engine.end_s < next_end_s:
+            next_end_s = engine.end_s
         if progress is not None and not index % PROGRESS_EVERY:
             progress(index)
-    _advance(engines, step_ends, inf)
+    _advance(engines, inf)
     result.evicted_blocks = sum(engine.pool.evicted for engine in engines)
     return result
 
@@ -127,19 +126,16 @@ def check_sizes(columns: Columns, config: FastEngineConfig) -> None:
             )
 
 
-def _advance(engines: Sequence[FastEngine], step_ends: list[tuple[float, int]], until_s: float) -> None:
-    """Process every step that ends by ``until_s``."""
-    while step_ends and step_ends[0][0] <= until_s:
-        end_s, index = step_ends[0]
-        engine = engines[index]
-        if engine.end_s != end_s:
-            heappop(step_ends)
-            continue
-        engine.advance()
-        if engine.end_s == inf:
-            heappop(step_ends)
-        else:
-            heapreplace(step_ends, (engine.end_s, index))
+def _advance(engines: list[FastEngine], until_s: float) -> float:
+    """Process every step that ends by ``until_s``; returns when the next one ends, infinite if all are idle."""
+    while True:
+        end_s, first = inf, engines[0]
+        for engine in engines:
+            if engine.end_s < end_s:
+                end_s, first = engine.end_s, engine
+        if end_s > until_s or end_s == inf:
+            return end_s
+        first.advance()
 
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}

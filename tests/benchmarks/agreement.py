@@ -44,7 +44,7 @@ class RouterPair:
     def place(self, job: ModelledRequest, engines: Sequence[FastEngine], now_s: float) -> int:
         """Place a request with one router at random; for a new prompt, compare the choices of both."""
         if job.index in self._new_prompts:
-            first, second = (router.choose(job, now_s).target for router in self._routers)
+            first, second = (router.choose(router.keys.keys_of(job.index), now_s).target for router in self._routers)
             self.disagreements += first != second
         router = self._router_of[job.index] = self._chance.choice(self._routers)
         placed = router.place(job, engines, now_s)

@@ -242,21 +242,12 @@ class CostRule:
         return max(tied, key=lambda member: xxh3_64_intdigest(member.target, query.key))
 
     def _costs(self, members: Sequence[Candidate], query: CostQuery) -> list[float]:
-        candidates, match = query.candidates, query.match
-        terms, busy = self._cost_terms(members, query, candidates.now_s())
-        busy_ratio = busy / len(terms) if len(terms) == len(candidates) else candidates.order.busy_ratio
-        exponent = CHOICES if match.common_key_at is None else CHOICES_UNSEEN
-        price = self.base_price + (self.alpha - self.base_price) * max(busy_ratio**exponent, match.reuse_ratio)
-        return [(work + price * uncached) / speed for work, uncached, speed in terms]
-
-    def _cost_terms(
-        self, members: Sequence[Candidate], query: CostQuery, now_s: float
-    ) -> tuple[list[tuple[float, int, float]], int]:
-        """For each member queued work in tokens, uncached tokens, and speed; and the number of busy members."""
+        """The cost at each member."""
         match, prompt_tokens, by_rate = query.match, query.prompt_tokens, self.by_rate
         levels, block_tokens = match.levels[::-1], match.block_tokens
         common_bit, counted_ratio = query.common_bit, query.counted_ratio
-        terms, busy = [], 0
+        price, now_s = self._price(members, query), query.candidates.now_s()
+        costs: list[float] = []
         for _target, load, weight, bit, share in members:
             uncached, prefill = prompt_tokens, load.prefill
             rate = prefill.measured or prefill.tokens_per_s
@@ -274,9 +265,22 @@ class CostRule:
             if load.waiting_tokens:  # as in queued_work, without two calls for each member
                 prefilled, limit = (now_s - load.oldest_since_s) * rate, load.oldest_tokens
                 work += load.waiting_tokens - (prefilled if prefilled < limit else limit)  # noqa: FURB136 -- min is a call
-                busy += 1
-            terms.append((work, uncached, rate * share if by_rate else weight))
-        return terms, busy
+            costs.append((work + price * uncached) / (rate * share if by_rate else weight))
+        return costs
+
+    def _price(self, members: Sequence[Candidate], query: CostQuery) -> float:
+        """The price of a token to prefill, relative to a queued token, by how busy and how crowded the replicas are."""
+        candidates, match = query.candidates, query.match
+        if len(members) == len(candidates):
+            busy = 0
+            for member in members:
+                if member.load.waiting_tokens:
+                    busy += 1
+            busy_ratio = busy / len(members)
+        else:
+            busy_ratio = candidates.order.busy_ratio
+        exponent = CHOICES if match.common_key_at is None else CHOICES_UNSEEN
+        return self.base_price + (self.alpha - self.base_price) * max(busy_ratio**exponent, match.reuse_ratio)
 
     def _compare(self, query: CostQuery) -> tuple[list[Candidate], list[float]]:
         """Candidates and their costs, the least of all among them."""

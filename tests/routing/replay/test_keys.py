@@ -13,7 +13,7 @@ from routing.traffic.columns import Columns
 
 def test_different_ids_have_different_hashes_whatever_their_neighbours() -> None:
     rng = random.Random(1)
-    ids = [0, 1, 2**64 - 1, *(rng.getrandbits(rng.choice((8, 20, 64))) for _ in range(routed._PIECE_IDS))]
+    ids = [0, 1, 2**64 - 1, *(rng.getrandbits(rng.choice((8, 20, 64))) for _ in range(routed._PIECE_BYTES // 8))]
 
     assert hashes_of(ids) == [id_ ^ reversed_bytes(id_ % 2**32) << 32 for id_ in ids]
     assert hashes_of(ids[3:]) == hashes_of(ids)[3:]
