@@ -343,8 +343,9 @@ class ReplicaBlocks:
         self.capacity = 0  # blocks, of all cache tiers together
         self.reported_blocks = 0  # capacity as the engine reports it: its GPU cache
         self.capacity_ratio = 1.0  # capacity / reported capacity, learnt from blocks that were found after an eviction
-        # First hashes of runs above the capacity, the latest last, with ``evicted_blocks`` when they were evicted.
-        self.evicted: OrderedDict[int, int] = OrderedDict()
+        # First hashes of runs evicted above the capacity, with ``evicted_blocks`` then; and those evicted before them.
+        self.evicted: dict[int, int] = {}
+        self.older_evicted: dict[int, int] = {}
         self.evicted_blocks = 0  # above the capacity, ever
         self.fast_since_s = -inf  # blocks used before this time are in a lower cache tier; -inf: there is none
         self._found = self._sought = 0.0  # recent prompts that began with evicted blocks, and how many found them
@@ -423,7 +424,10 @@ class ReplicaBlocks:
         self._evict_last(next(iter(self.uses)))
 
     def evict_excess(self, max_evicted: int) -> int:
-        """Evict what exceeds the capacity, and remember ``max_evicted`` such runs; the number of blocks."""
+        """Evict what exceeds the capacity; the number of blocks.
+
+        Remembers at most ``max_evicted`` such runs, and at least half as many.
+        """
         capacity, evicted = self.capacity, self.evicted
         excess = self.blocks - capacity
         while self.blocks > capacity:
@@ -435,8 +439,8 @@ class ReplicaBlocks:
                 self.evicted_blocks += run.length
                 if not isinstance(run, Tail):
                     evicted[run.hashes[0]] = self.evicted_blocks
-        while len(evicted) > max_evicted:
-            evicted.popitem(last=False)
+        if len(evicted) >= max_evicted // 2:
+            self.older_evicted, self.evicted = evicted, {}
         return max(0, excess)
 
     def take_evicted(self, chain: Chain, hit_blocks: int) -> int | None:
@@ -444,9 +448,12 @@ class ReplicaBlocks:
 
         Forgets that it was.
         """
-        if not self.evicted or hit_blocks >= len(chain):
+        if hit_blocks >= len(chain) or not (self.evicted or self.older_evicted):
             return None
-        evicted_at = self.evicted.pop(chain[hit_blocks], None)
+        first_hash = chain[hit_blocks]
+        evicted_at = self.evicted.pop(first_hash, None)
+        if evicted_at is None:
+            evicted_at = self.older_evicted.pop(first_hash, None)
         return None if evicted_at is None else self.evicted_blocks - evicted_at
 
     def learn_capacity(self, is_found: bool, evicted_blocks: int) -> None:

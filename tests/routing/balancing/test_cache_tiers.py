@@ -113,10 +113,13 @@ def test_with_other_routers_the_capacity_does_not_grow() -> None:
 def test_what_is_remembered_of_evicted_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("routing.balancing.residency.MAX_EVICTED", 30)
     rig = Rig(GPU_BLOCKS)
+    remembered = []
     for number in range(300):
         rig.send(number)
+        remembered.append(len(rig.replica.evicted) + len(rig.replica.older_evicted))
 
-    assert len(rig.replica.evicted) == 30
+    assert max(remembered) <= 30
+    assert min(remembered[100:]) >= 15
 
 
 def test_a_fetch_costs_its_time_and_never_more_than_prefill() -> None:
