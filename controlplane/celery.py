@@ -34,6 +34,7 @@ from controlplane.database.base import is_disk_full, is_unavailable
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.production")
 
 MAX_RECONNECT_INTERVAL_S = 3.0
+MAX_QUEUED = 1000  # messages that wait for a worker: some ten minutes of beat's
 MAX_CLOCK_SKEW_S = 30.0  # between a worker and the database: as long as a router may be silent
 log = logging.getLogger(__name__)
 
@@ -120,20 +121,37 @@ class ReconnectingAMQP(AMQP):
 
 
 class OutageLoggingScheduler(PersistentScheduler):
-    """A beat that logs an unavailable broker once and continues. The next tick does the work of a lost tick."""
+    """A beat that logs an unavailable broker once and continues. The next tick does the work of a lost tick.
+
+    Expired messages stay in the broker's memory until a worker takes them, so without a worker nothing more is sent
+    once ``MAX_QUEUED`` messages wait: a worker that comes back discards them in a moment.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._broker = DependencyState("the broker is unavailable", "the broker is available again")
+        self._workers = DependencyState("no worker takes messages", "workers take messages again")
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         issued_at_s = time.monotonic()
         try:
+            if self._is_queue_full(producer):
+                self._workers.record_outage(f"{MAX_QUEUED} wait", issued_at_s)
+                return
+            self._workers.record_recovery(issued_at_s)
             self.apply_async(entry, producer=producer, advance=False)
         except SchedulingError as error:
             self._broker.record_outage(error, issued_at_s)
         else:
             self._broker.record_recovery(issued_at_s)
+
+    def _is_queue_full(self, producer: Any) -> bool:
+        """Whether enough messages wait. False if that is unknown for any reason: sending then logs the outage."""
+        try:
+            queue = self.app.conf.task_default_queue
+            return bool(producer.channel.queue_declare(queue).message_count >= MAX_QUEUED)
+        except Exception:  # noqa: BLE001 - kombu raises AttributeError for a closed channel; beat must go on
+            return False
 
 
 _database = DependencyState("the database is unavailable", "the database is available again")

@@ -11,6 +11,6 @@ class TelemetryConfig(AppConfig):
 
     def ready(self) -> None:
         """Register signal handlers, and the check of drafts before they are published."""
-        import_module("telemetry.signals")
+        import_module("telemetry.services.alerts.rules")
         publish_checks = import_module("controlplane.services.policies.publish_checks")
         publish_checks.register_check(import_module("telemetry.services.lab.publish_check").check_draft)

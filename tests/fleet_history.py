@@ -51,27 +51,34 @@ GROUPS = {"coding": 0.82, "retrieval": 0.55, "summaries": 0.21, "": 0.38}  # hit
 SCRAPE_S = 5
 
 
-def warm_fleet(until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None) -> Pool:
+def warm_fleet(
+    until: datetime, *, seconds: int = 900, replicas: int = 8, by: User | None = None, number: int = 0
+) -> Pool:
     """Pool ``chat`` with task groups and a router, measured until ``until``; ``prefix_hash`` is published half
-    way through.
+    way through. With another ``number``, one more pool with replicas and a router of its own.
     """
-    pool = create_pool("chat", models=["llama-3.3-70b"], description="The shared chat fleet", by=by)
+    suffix = f"-{number}" if number else ""
+    pool = create_pool(f"chat{suffix}", models=[f"llama-3.3-70b{suffix}"], description="The shared chat fleet", by=by)
     with single_snapshot(reason="the fleet", by=by):  # one for each change takes most of the time
         numbers = range(1, replicas + 1)
-        fleet = [add_replica(pool, name=f"gpu-{n}", url=f"http://10.0.0.{n}:8000", by=by) for n in numbers]
+        urls = [(f"gpu{suffix}-{n}", f"http://10.0.{number}.{n}:8000") for n in numbers]
+        fleet = [add_replica(pool, name=name, url=url, by=by) for name, url in urls]
         for replica in fleet:
             record_engine_facts(replica, block_tokens=16, capacity_blocks=27_648)
         for name in filter(None, GROUPS):
             create_task_group(pool, name, owner="platform", by=by)
     policy = pool.policies.get(group=None)
     publish_revision(save_draft(policy, {"strategy": "prefix_hash"}, by=by).pk, by=by, reason="Agents share a prompt")
-    router = announce(name="router-1", boot="b1", version="0.1.0", admin_url="http://10.0.1.1:8081")
+    router = announce(
+        name=f"router-{number + 1}", boot="b1", version="0.1.0", admin_url=f"http://10.0.1.{number + 1}:8081"
+    )
     newest = ConfigSnapshot.objects.defer("encrypted").first()
     record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
     change = until - timedelta(seconds=seconds / 2)
-    Event.objects.update(at=until - timedelta(seconds=seconds * 2))
-    Event.objects.filter(kind=EventKind.POLICY_PUBLISHED).update(at=change)
+    events = Event.objects.filter(pool=pool)
+    events.update(at=until - timedelta(seconds=seconds * 2))
+    events.filter(kind=EventKind.POLICY_PUBLISHED).update(at=change)
     measure(fleet, router, until, seconds=seconds, change=change)
     return pool
 
@@ -86,7 +93,9 @@ def measure(fleet: list[Replica], router: Router, until: datetime, *, seconds: i
     restart_s = seconds * 0.8
     replica_rows, router_rows = _readings(len(fleet), seconds, (change - start).total_seconds(), restart_s)
     _copy_in(Reading, start, layout, [{**row, "replica_id": fleet[row["replica_id"]].pk} for row in replica_rows])
-    _copy_in(RouterReading, start, layout, [{**row, "router_id": router.pk} for row in router_rows])
+    placed = {"pool": fleet[0].pool.name, "replica": fleet[0].name, "policy": fleet[0].pool.name}
+    routed = [{**row, **{key: value for key, value in placed.items() if row[key]}} for row in router_rows]
+    _copy_in(RouterReading, start, layout, [{**row, "router_id": router.pk} for row in routed])
     for replica in fleet:
         ScrapeState.objects.update_or_create(replica=replica, defaults={"at": until, "ok_at": until, "health": "up"})
     ScrapeState.objects.update_or_create(router=router, defaults={"at": until, "ok_at": until, "health": "up"})

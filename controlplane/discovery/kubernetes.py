@@ -1,25 +1,31 @@
-"""Kubernetes discovery: the EndpointSlices of one service.
+"""Kubernetes discovery: the EndpointSlices of one service, or the pods of one InferencePool.
 
 A target is identified by its pod's name, so a replica keeps its name when its pod gets another address. Missing
 conditions have Kubernetes' documented meaning: unknown ``ready`` counts as ready, unknown ``terminating`` as not
-terminating. An endpoint can be in two slices during an update; ``collect`` keeps the most ready one.
+terminating; a pod without the condition ``Ready`` is not ready. An endpoint can be in two slices during an update;
+``collect`` keeps the most ready one.
+
+An InferencePool (Gateway API Inference Extension) selects pods by labels, and each of its target ports is an engine.
 """
 
 from __future__ import annotations
 
-import os
-import ssl
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
-from urllib.parse import urlencode, urlsplit
 
-import httpx
-import msgspec
 from msgspec import Meta, Struct, field
 
+from controlplane.discovery.kubernetes_api import (
+    ApiServer,
+    AuthorityPem,
+    DnsLabel,
+    Namespace,
+    ObjectList,
+    Resource,
+    ServerUrl,
+    api_server,
+)
 from controlplane.discovery.targets import (
     ROLE_LABELS,
     PollError,
@@ -33,21 +39,14 @@ from controlplane.discovery.targets import (
     collect,
     printable,
 )
-from controlplane.egress import FetchedResponse, fetch, guarded_client
 from controlplane.models import TargetCondition
-
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-PAGE_SLICES = 250  # a slice has at most 100 endpoints by default
-MAX_PAGES = 40
-MAX_PAGE_BYTES = 16 << 20
-DnsLabel = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")]
 
 
 class KubernetesSettings(SourceSettings, frozen=True):
     """Service and API server."""
 
     service: Annotated[DnsLabel, Meta(description="Service whose pods are the replicas.")]
-    namespace: Annotated[DnsLabel, Meta(description="Namespace of the service.")] = "default"
+    namespace: Namespace = "default"
     port: Annotated[
         str,
         Meta(
@@ -56,21 +55,8 @@ class KubernetesSettings(SourceSettings, frozen=True):
         ),
     ] = ""
     scheme: SchemeChoice = Scheme.HTTP
-    api_url: Annotated[
-        str,
-        Meta(
-            max_length=500,
-            description="URL of the API server, such as https://10.0.0.1:6443; empty: the cluster that Warmpath "
-            "runs in, with the pod's service account.",
-        ),
-    ] = ""
-    ca: Annotated[
-        str,
-        Meta(
-            max_length=20_000,
-            description="Certificate authority of the API server, PEM; empty: the system's authorities.",
-        ),
-    ] = ""
+    api_url: ServerUrl = ""
+    ca: AuthorityPem = ""
 
 
 class KubernetesKind:
@@ -82,7 +68,41 @@ class KubernetesKind:
 
     def poll(self, settings: Any, secret: str, limits: PollLimits) -> PollResult:
         """List the service's slices, page by page."""
-        return collect(targets(_slices(_api_server(settings, secret), settings, limits), settings), limits)
+        resource = Resource("apis/discovery.k8s.io/v1", settings.namespace, "endpointslices", "EndpointSlices")
+        selector = f"kubernetes.io/service-name={settings.service}"
+        with api_server(settings, secret, limits) as server:
+            slices = server.list_objects(resource, selector, ObjectList[Slice], limits.max_targets, _endpoints_of)
+        return collect(targets(slices, settings), limits)
+
+
+class InferencePoolSettings(SourceSettings, frozen=True):
+    """InferencePool and API server."""
+
+    inference_pool: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z",
+            description="InferencePool whose pods are the replicas, each target port of a pod one replica.",
+        ),
+    ]
+    namespace: Namespace = "default"
+    scheme: SchemeChoice = Scheme.HTTP
+    api_url: ServerUrl = ""
+    ca: AuthorityPem = ""
+
+
+class InferencePoolKind:
+    name = "inference_pool"
+    label = "InferencePool"
+    help = "The pods that an InferencePool of the Gateway API Inference Extension selects, with their labels' roles."
+    settings: type[SourceSettings] = InferencePoolSettings
+    secret = "token"  # noqa: S105 - its name
+
+    def poll(self, settings: Any, secret: str, limits: PollLimits) -> PollResult:
+        """Read the InferencePool, then list the pods that it selects, within one deadline."""
+        with api_server(settings, secret, limits) as server:
+            pool, pods = _pool_and_pods(server, settings, limits)
+        return collect(pool_targets(pool, pods, settings), limits)
 
 
 # --- responses of the API server -----------------------------------------------------------------------
@@ -134,17 +154,55 @@ class Slice(Struct, rename="camel"):
     ports: list[SlicePort] | None = None
 
 
-class _Page(Struct):
-    next: str | None = field(default=None, name="continue")
+class PodMetadata(Struct, rename="camel"):
+    """Identity of a pod; a deletion timestamp means that it terminates."""
+
+    name: str = ""
+    labels: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
 
 
-class _SliceList(Struct):
-    items: list[Slice]
-    metadata: _Page = field(default_factory=_Page)
+class PodSpec(Struct, rename="camel"):
+    node_name: str | None = None
 
 
-class _Status(Struct):
-    message: str = ""
+class PodCondition(Struct):
+    type: str
+    status: str
+
+
+class PodStatus(Struct):
+    """Where a pod runs, if it does; without an address it has not started."""
+
+    phase: str = ""
+    address: str | None = field(default=None, name="podIP")
+    conditions: list[PodCondition] | None = None
+
+
+class Pod(Struct):
+    metadata: PodMetadata
+    spec: PodSpec = field(default_factory=PodSpec)
+    status: PodStatus = field(default_factory=PodStatus)
+
+
+class PoolSelector(Struct, rename="camel"):
+    match_labels: dict[str, str] = field(default_factory=dict)
+
+
+class PoolPort(Struct):
+    number: int
+
+
+class InferencePoolSpec(Struct, rename="camel"):
+    """Which pods serve, and at which ports; HTTP/1.1 if no protocol is named."""
+
+    selector: PoolSelector
+    target_ports: list[PoolPort]
+    app_protocol: str | None = None
+
+
+class InferencePool(Struct):
+    spec: InferencePoolSpec
 
 
 # --- slices to targets: pure ------------------------------------------------------------------------------
@@ -175,6 +233,10 @@ def _target(endpoint: Endpoint, port: int, settings: KubernetesSettings, service
     )
 
 
+def _endpoints_of(entry: Slice) -> int:
+    return len(entry.endpoints or ())
+
+
 def _condition(conditions: Conditions) -> TargetCondition:
     if conditions.terminating:
         return TargetCondition.TERMINATING
@@ -197,123 +259,58 @@ def _port(ports: Sequence[SlicePort], settings: KubernetesSettings) -> int:
     return port
 
 
-# --- requests to the API server --------------------------------------------------------------------------------
+# --- pods of an InferencePool ---------------------------------------------------------------------------------
+
+_LABEL_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 
 
-@dataclass(frozen=True, slots=True)
-class _ApiServer:
-    url: str
-    token: str
-    tls: ssl.SSLContext | None
+def _pool_and_pods(
+    server: ApiServer, settings: InferencePoolSettings, limits: PollLimits
+) -> tuple[InferencePool, list[Pod]]:
+    group, namespace = "apis/inference.networking.k8s.io/v1", settings.namespace
+    resource = Resource(group, namespace, "inferencepools", "InferencePool")
+    pool = server.get_object(resource, settings.inference_pool, InferencePool)
+    selector = _selector(pool)
+    pods = Resource("api/v1", namespace, "pods", "pods")
+    engines = len(pool.spec.target_ports)
+    return pool, server.list_objects(pods, selector, ObjectList[Pod], limits.max_targets, lambda _: engines)
 
 
-def _api_server(settings: KubernetesSettings, token: str) -> _ApiServer:
-    """The configured API server, or the cluster's own; a service account's token goes only to its own server."""
-    if not token.isascii() or not token.isprintable() or " " in token:  # checked here, so that no later error quotes it
-        raise PollError("The token has spaces or invalid characters.")
-    if settings.api_url:
-        return _ApiServer(_checked_url(settings.api_url, token), token, _authority(settings.ca))
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise PollError("Warmpath does not run in a Kubernetes cluster: set the API server and its token.")
-    try:
-        account_token = (ACCOUNT / "token").read_text(encoding="ascii").strip()  # read each time: it is rotated
-        authority = (ACCOUNT / "ca.crt").read_text(encoding="ascii")
-    except (OSError, UnicodeError) as error:
-        raise PollError(f"The pod's service account cannot be read: {type(error).__name__}.") from None
-    return _ApiServer(base_url("https", host, int(port)), account_token, _authority(authority))
+def _selector(pool: InferencePool) -> str:
+    """The pool's labels as a query; PollError without labels, which would select every pod of the namespace."""
+    labels, protocol = pool.spec.selector.match_labels, pool.spec.app_protocol or "http"
+    if protocol != "http":
+        raise PollError(
+            f"The InferencePool's appProtocol {printable(protocol)} is not supported: engines get HTTP/1.1."
+        )
+    if not labels or not pool.spec.target_ports:
+        raise PollError("The InferencePool has no label in its selector, or no target port.")
+    for name, value in labels.items():
+        if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
+            raise PollError(f"The InferencePool's selector has an invalid label: {printable(name)}.")
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
-def _checked_url(url: str, token: str) -> str:
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise PollError("Invalid API server: expected a URL such as https://10.0.0.1:6443.")
-    if token and parts.scheme == "http" and host not in {"127.0.0.1", "::1", "localhost"}:
-        raise PollError("A token is sent over HTTPS only.")
-    return url.rstrip("/")
+def pool_targets(pool: InferencePool, pods: Iterable[Pod], settings: InferencePoolSettings) -> Iterator[Target]:
+    """Each port of each pod that has an address. The first port has the pod's name, others ``name:port``."""
+    ports = list(dict.fromkeys(port.number for port in pool.spec.target_ports))
+    for pod in pods:
+        address = pod.status.address
+        if address and pod.status.phase not in {"Succeeded", "Failed"}:
+            labels = {name: value for name, value in (pod.metadata.labels or {}).items() if name in ROLE_LABELS}
+            labels |= {"node": pod.spec.node_name} if pod.spec.node_name else {}
+            for index, port in enumerate(ports):
+                yield Target(
+                    key=f"{pod.metadata.name}:{port}" if index else pod.metadata.name,
+                    url=base_url(settings.scheme, address, port),
+                    condition=_pod_condition(pod),
+                    labels=labels,
+                )
 
 
-def _authority(pem: str) -> ssl.SSLContext | None:
-    if not pem.strip():
-        return None
-    try:
-        return ssl.create_default_context(cadata=pem)
-    except (ssl.SSLError, ValueError):
-        raise PollError("Invalid certificate authority: expected a certificate in PEM format.") from None
-
-
-def _slices(server: _ApiServer, settings: KubernetesSettings, limits: PollLimits) -> list[Slice]:
-    """All slices; a list that expires between two pages (410) is read once more from its beginning."""
-    ends_at = time.monotonic() + limits.deadline_s
-    with guarded_client(limits.rules, tls=server.tls) as http:
-        for attempt in (1, 2):
-            try:
-                return list(_pages(http, server, settings, ends_at, limits))
-            except _ExpiredError:
-                if attempt == 2:
-                    raise PollError("The API server's list expired twice while it was read.") from None
-    raise AssertionError("the loop returns or raises")
-
-
-class _ExpiredError(Exception):
-    """The server dropped the list that a page continues (410)."""
-
-
-def _pages(
-    http: httpx.Client, server: _ApiServer, settings: KubernetesSettings, ends_at: float, limits: PollLimits
-) -> Iterator[Slice]:
-    continue_token, endpoints = "", 0
-    for _ in range(MAX_PAGES):
-        page = _decoded(_get(http, server, settings, continue_token, ends_at - time.monotonic()), settings)
-        endpoints += sum(len(entry.endpoints or ()) for entry in page.items)
-        if endpoints > 4 * limits.max_targets:
-            raise PollError(f"The service has at least {endpoints} endpoints; the limit is {limits.max_targets}.")
-        yield from page.items
-        continue_token = page.metadata.next or ""
-        if not continue_token:
-            return
-    raise PollError(f"The API server's list has more than {MAX_PAGES} pages.")
-
-
-def _get(
-    http: httpx.Client, server: _ApiServer, settings: KubernetesSettings, continue_token: str, left_s: float
-) -> FetchedResponse:
-    query = {"labelSelector": f"kubernetes.io/service-name={settings.service}", "limit": str(PAGE_SLICES)}
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{settings.namespace}/endpointslices"
-    url = f"{server.url}{path}?{urlencode(query | ({'continue': continue_token} if continue_token else {}))}"
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {server.token}"} if server.token else {})
-    if left_s <= 0:
-        raise PollError("The API server did not respond in time.")
-    try:
-        return fetch(http, "GET", url, deadline_s=left_s, max_bytes=MAX_PAGE_BYTES, headers=headers)
-    except httpx.TimeoutException:
-        raise PollError("The API server did not respond in time.") from None
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise PollError(f"The API server cannot be reached: {printable(error, 200)}") from None
-
-
-def _decoded(response: FetchedResponse, settings: KubernetesSettings) -> _SliceList:
-    if response.status == 410:
-        raise _ExpiredError
-    if response.status != 200:
-        raise PollError(_error_text(response, settings))
-    try:
-        return msgspec.json.decode(response.body, type=_SliceList)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise PollError(f"The API server did not return a list of EndpointSlices: {printable(error, 200)}") from None
-
-
-def _error_text(response: FetchedResponse, settings: KubernetesSettings) -> str:
-    if response.status == 401:
-        return "The API server rejected the token (401)."
-    if response.status == 403:
-        return f"The token may not list endpointslices in namespace {settings.namespace} (403)."
-    try:
-        message = msgspec.json.decode(response.body, type=_Status).message
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        message = ""
-    return f"The API server returned status {response.status}{': ' + printable(message, 200) if message else ''}."
+def _pod_condition(pod: Pod) -> TargetCondition:
+    if pod.metadata.deletion_timestamp:
+        return TargetCondition.TERMINATING
+    conditions = {condition.type: condition.status for condition in pod.status.conditions or ()}
+    return TargetCondition.READY if conditions.get("Ready") == "True" else TargetCondition.NOT_READY

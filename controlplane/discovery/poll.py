@@ -10,7 +10,7 @@ import msgspec
 
 from controlplane.discovery.dns import DnsKind
 from controlplane.discovery.file import FileKind
-from controlplane.discovery.kubernetes import KubernetesKind
+from controlplane.discovery.kubernetes import InferencePoolKind, KubernetesKind
 from controlplane.discovery.targets import PollError, PollLimits, PollResult, SourceSettings
 from controlplane.egress import fleet_rules
 from controlplane.encryption import decrypt
@@ -32,7 +32,9 @@ class SourceKind(Protocol):
         """The current targets; PollError. ``settings`` is of the kind's own struct."""
 
 
-KINDS: Mapping[str, SourceKind] = {kind.name: kind for kind in (DnsKind(), KubernetesKind(), FileKind())}
+KINDS: Mapping[str, SourceKind] = {
+    kind.name: kind for kind in (DnsKind(), KubernetesKind(), InferencePoolKind(), FileKind())
+}
 
 
 def kind_named(name: str) -> SourceKind:

@@ -5,6 +5,9 @@ Theory of operation. Encrypted fields are found by convention: every binary fiel
 works and encrypted with the current one, so the command can run during normal operation and be repeated after an
 interruption. Two things cannot be re-encrypted: sessions (users sign in again once the former key is removed) and
 tokens, of which only a digest is stored (each moves to the current key when it is next used).
+
+If the key is lost, ``discard_unreadable_secrets`` removes what can be entered or generated again, so that the fleet can
+be changed again. Channels and second factors stay: their pages say what to do, and a factor is removed user by user.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import BinaryField, Model
 
-from controlplane.encryption import reencrypt
-from controlplane.models import EventKind
+from controlplane.encryption import decrypt, reencrypt
+from controlplane.errors import DecryptionError
+from controlplane.models import EventKind, Pool, Replica
 from controlplane.services.events import record_event
+from controlplane.services.snapshots import freeze_snapshot
 
+DISPOSABLE = {"controlplane.FleetSecret", "controlplane.IdempotencyRecord", "telemetry.Heartbeat"}
 FACTOR_SECRETS = ("secret", "seed")  # keys of Authenticator.data
 
 
@@ -37,6 +43,46 @@ def rotate_secrets(*, by: User | None = None) -> dict[str, int]:
         summary = f"{total} secrets at rest were encrypted with the current key."
         record_event(EventKind.SECRETS_ROTATED, summary, by=by, detail={"after": changed})
     return changed
+
+
+@transaction.atomic
+def discard_unreadable_secrets(*, by: User | None = None) -> dict[str, int]:
+    """Remove secrets that no configured key decrypts; the number of them by field, with those that stay.
+
+    Optional ones are removed from their rows; idempotency records, the heartbeat and the fleet's hash secret with their
+    rows. If that is lost, a new one is frozen in the next snapshot, which no earlier snapshot can be compared with.
+    """
+    found: dict[str, int] = {}
+    for model, field in encrypted_fields():
+        rows = [row for row in model._base_manager.select_for_update() if not _is_readable(getattr(row, field))]  # noqa: SLF001 - all rows
+        if rows:
+            found[f"{model._meta.label}.{field}"] = len(rows)  # noqa: SLF001 - Django's name
+            _discard(model, field, [row.pk for row in rows])
+    if found:
+        summary = (
+            f"{sum(found.values())} secrets at rest cannot be decrypted. Those that can be entered again were removed."
+        )
+        record_event(EventKind.SECRETS_ROTATED, summary, by=by, detail={"after": found})
+        if Pool.objects.exists():
+            freeze_snapshot(reason="Unreadable secrets were removed", by=by)
+    return found
+
+
+def _is_readable(encrypted: bytes | memoryview | None) -> bool:
+    try:
+        if encrypted is not None:
+            decrypt(encrypted)
+    except DecryptionError:
+        return False
+    return True
+
+
+def _discard(model: type[Model], name: str, keys: list[Any]) -> None:
+    rows, field = model._base_manager.filter(pk__in=keys), model._meta.get_field(name)  # noqa: SLF001 - all rows
+    if isinstance(field, BinaryField) and field.null:
+        rows.update(**{name: None}, **({"api_key_set_at": None} if model is Replica else {}))
+    elif model._meta.label in DISPOSABLE:  # noqa: SLF001 - Django's name
+        rows.delete()
 
 
 def encrypted_fields() -> Iterator[tuple[type[Model], str]]:

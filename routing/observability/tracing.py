@@ -219,6 +219,11 @@ class RequestTrace:
         lines = (_parent_lines if server.parent_id else _context_lines).sub(b"", head)
         return b"%btraceparent: 00-%032x-%016x-01\r\n\r\n" % (lines[:-2], span.trace_id, span.span_id)
 
+    def context_for_replica(self) -> tuple[bytes, bool]:
+        """The ``traceparent`` of the open attempt, and whether the client's ``tracestate`` belongs to it."""
+        span = self._server if self._attempt is None else self._attempt
+        return b"00-%032x-%016x-01" % (span.trace_id, span.span_id), self._server.parent_id != 0
+
     def end_attempt(self, error: str = "", status: int | None = None) -> None:
         """The open attempt is over, if there is one. ``error``: why it failed."""
         span, self._attempt = self._attempt, None

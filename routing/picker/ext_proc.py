@@ -247,7 +247,12 @@ class ProcessingStream:
             hidden = [name for name in hidden if name != "authorization"]
         if decision.target.rank is not None:
             fields.append(("x-data-parallel-rank", b"%d" % decision.target.rank))
-        return DecisionReply(named, fields, hidden if address.hides_keys else [])
+        removed = hidden if address.hides_keys else []
+        if picked.trace is not None:
+            parent, keeps_state = picked.trace.context_for_replica()
+            fields.append(("traceparent", parent))
+            removed = removed if keeps_state else [*removed, "tracestate"]
+        return DecisionReply(named, fields, removed)
 
     # --- the response ---
 

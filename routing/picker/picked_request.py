@@ -5,6 +5,9 @@ and the caps, waits in an admission queue if there is one, and chooses a replica
 the request at the replica of the first endpoint. When the response begins, Envoy names the endpoint that it came from.
 If that is another one, the replicas before it have failed, and the request counts at the replica that served it.
 
+A sampled request has the spans of the router's requests. The span of a fallback begins with its response, because
+Envoy does not say when it tried it.
+
 Envoy retries, so the retry policy and the retry budget of the configuration do not apply. No replica prefills for
 another one.
 """
@@ -138,6 +141,8 @@ class PickedRequest:
         self._pending_body: PendingBody | None = None
         self._permit: QueuePermit | None = None
         self._pool = self._group = ""  # where no replica was chosen
+        tracer = services.tracer
+        self.trace = None if tracer is None else tracer.start(request)  # None: the request is not sampled
         self.has_response = False
 
     # --- placement ---
@@ -205,6 +210,8 @@ class PickedRequest:
         services, request = self._services, self._request
         self._is_described = services.structure_sampler.should_sample(decision, request.arrived_at)
         self._record = begin_record(services, decision, request, self._placement, is_described=self._is_described)
+        if self.trace is not None:
+            self.trace.begin_attempt(decision, self._placement.model)
         self._count_at(decision, is_retry=False)
 
     def _count_at(self, decision: Decision, *, is_retry: bool) -> None:
@@ -242,6 +249,8 @@ class PickedRequest:
             self._attribute_to(served)
         record, request = self._record, self._request
         self.response = ObservedResponse(head, request.head.path, hides_usage=self._hides_usage)
+        if self.trace is not None:
+            self.trace.status = head.status
         if not self._is_placed:
             return
         record.on_first_byte(head.status, is_streamed=head.is_stream)
@@ -316,6 +325,9 @@ class PickedRequest:
         services.balancer.record_failure(name, "retried by the proxy", was_probe=was_probe)
         services.metrics.count_retry(self._record, RETRIED)
         self._record.on_retry(following)
+        if self.trace is not None:
+            self.trace.end_attempt(RETRIED)
+            self.trace.begin_attempt(following, self._placement.model)
 
     # --- the end ---
 
@@ -340,6 +352,8 @@ class PickedRequest:
 
     def reject(self, rejection: RejectedRequestError) -> None:
         """The client gets an error of the picker's own."""
+        if self.trace is not None:
+            self.trace.status = rejection.status
         self._finish(Outcome.CLIENT_ERROR if rejection.status < 500 else Outcome.ROUTER_ERROR)
 
     def cancel(self) -> None:
@@ -350,7 +364,10 @@ class PickedRequest:
         if self._is_over:
             return
         self._is_over = True
-        count_request(self._services, self._record if self._is_placed else None, outcome, self._pool, self._group)
+        record = self._record if self._is_placed else None
+        count_request(self._services, record, outcome, self._pool, self._group)
+        if self.trace is not None:
+            self.trace.finish(outcome, record, self._pool, self._group)
         if self._pending_body is not None:
             self._pending_body.cancel()
         if self._permit is not None:

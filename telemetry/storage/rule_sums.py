@@ -211,15 +211,18 @@ def revision_latencies(pool: str, policy: str, window: Window, of: LatencyKind) 
     """Histograms of a policy's requests by revision; with ``policy`` "" of all requests of the pool. Two queries."""
     rows = fetch_rows(
         f"""
-        select {STEP} as start, router_id, "group", revision, {of}_layout_id, position, sum(n)::bigint
-        from telemetry_routerreading, unnest({of}_at, {of}_counts) as bucket(position, n)
-        where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
-            and reuse = '' and {of}_layout_id is not null
-        group by 1, 2, 3, 4, 5, 6 order by 1, 2, 3, 4
+        select start, router_id, "group", revision, layout, array_agg(position), array_agg(n) from (
+            select {STEP} as start, router_id, "group", revision, {of}_layout_id as layout, position,
+                sum(n)::bigint as n
+            from telemetry_routerreading, unnest({of}_at, {of}_counts) as bucket(position, n)
+            where at > %(start)s and at <= %(end)s and pool = %(pool)s and policy = %(policy)s
+                and reuse = '' and {of}_layout_id is not null
+            group by 1, 2, 3, 4, 5, 6
+        ) as buckets group by 1, 2, 3, 4, 5 order by 1, 2, 3, 4
         """,  # noqa: S608 - no part of it comes from outside
         window_parameters(window) | {"pool": pool, "policy": policy},
     )
-    merged = merged_layouts(((*key,), layout, position, count) for *key, layout, position, count in rows)
+    merged = merged_layouts(((*key,), layout, dict(zip(at, counts, strict=True))) for *key, layout, at, counts in rows)
     return [
         RevisionLatency(start, router_id, group, revision if policy else None, histogram.buckets)
         for (start, router_id, group, revision), histogram in merged.items()

@@ -354,33 +354,32 @@ def merge_histograms(parts: Iterable[Merged]) -> Merged | None:
 
 
 def _histograms(key: str, rows: str, condition: str, parameters: dict[str, Any]) -> Histograms:
-    """The buckets of some rows that meet a condition, added up per key and step."""
+    """The buckets of some rows that meet a condition, added up per key and step; one row for each of these."""
     sums = fetch_rows(
         f"""
-        select {key}, {STEP} as start, layout_id, position, sum(n)::bigint
-        from {rows}, unnest(positions, counts) as bucket(position, n) where {condition} group by 1, 2, 3, 4
+        select key, start, layout_id, array_agg(position), array_agg(n) from (
+            select {key} as key, {STEP} as start, layout_id, position, sum(n)::bigint as n
+            from {rows}, unnest(positions, counts) as bucket(position, n) where {condition} group by 1, 2, 3, 4
+        ) as buckets group by key, start, layout_id
         """,  # noqa: S608 - no part of it comes from outside
         parameters,
     )
     return merged_layouts(
-        ((tuple(key) if isinstance(key, list) else key, start), layout, position, count)
-        for key, start, layout, position, count in sums
+        ((tuple(key) if isinstance(key, list) else key, start), layout, dict(zip(positions, counts, strict=True)))
+        for key, start, layout, positions, counts in sums
     )
 
 
-def merged_layouts(rows: Iterable[tuple[K, int, int, int]]) -> dict[K, Merged]:
-    """Rows of (key, layout, position, count) as a histogram per key. One query.
+def merged_layouts(rows: Iterable[tuple[K, int, dict[int, int]]]) -> dict[K, Merged]:
+    """Rows of (key, layout, counts by position) as a histogram per key. One query.
 
     Layouts are read after the rows: the layout of a reading is stored before the reading.
     """
-    counts: dict[K, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-    for key, layout, position, count in rows:
-        counts[key][layout][position] = count
+    counts: dict[K, dict[int, dict[int, int]]] = defaultdict(dict)
+    for key, layout, of_layout in rows:
+        counts[key][layout] = of_layout
     edges = {pk: tuple(values) for pk, values in BucketLayout.objects.values_list("pk", "edges")}
-    merged = {
-        key: merge([Buckets(edges[layout], of_layout) for layout, of_layout in layouts.items()])
-        for key, layouts in counts.items()
-    }
+    merged = {key: merge([Buckets(edges[pk], part) for pk, part in parts.items()]) for key, parts in counts.items()}
     return {key: histogram for key, histogram in merged.items() if histogram is not None}
 
 

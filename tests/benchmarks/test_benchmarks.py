@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from statistics import mean
 
 import pytest
 import uvloop
+from django.db import transaction
 
 from routing.balancing.strategies.registry import STRATEGIES
 from routing.schema import PrefixHashSettings, Settings
@@ -22,7 +24,7 @@ from tests.benchmarks import agreement, breakdown, event_gain, files, prediction
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
-from tests.benchmarks.telemetry import decisions, replicas, scrape
+from tests.benchmarks.telemetry import decisions, pages, replicas, scrape, storage
 from tests.compiled.package import named_modules
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
 from tests.telemetry.lab.traces import traffic
@@ -230,10 +232,76 @@ def test_counters_of_stand_in_replicas_grow_between_scrapes() -> None:
 
 
 def test_the_scrape_benchmark_prints_jitter_with_its_goal() -> None:
-    lines = scrape.table(scrape.Measured(cpu_s=8, wall_s=40, scrapes=4000, jitters=[0.01, 0.02], missed=1, failures=2))
+    memory = {"worker_mb": 150.0, "broker_mb": 1.5, "broker_peak_mb": 2.5}
+    lines = scrape.table(
+        scrape.Measured(cpu_s=8, wall_s=40, scrapes=4000, jitters=[0.01, 0.02], missed=1, failures=2, **memory)
+    )
 
     assert "2.00 ms of CPU per scrape,   20 % of a core" in lines[1]
     assert "max   2.0%  goal under 10%" in lines[2]
+    assert "worker and beat 150 MB, broker 1.5 MB (peak 2.5)" in lines[4]
+
+
+def test_stand_in_replicas_of_the_scrape_benchmark_need_no_django() -> None:
+    with storage.stand_ins() as port:
+        assert port > 0
+
+
+SMALL_PARTS = """
+import sys
+from tests.benchmarks.__main__ import load, main
+load("telemetry")
+from tests.benchmarks.telemetry import pages, scrape, storage
+scrape.REPLICAS, scrape.INTERVAL_S, scrape.TICKS = 20, 2, 2
+pages.FLEETS, pages.SECONDS = {"1 x 2": (1, 2)}, 60
+storage.POOLS, storage.REPLICAS, storage.CYCLES, storage.HOURS, storage.DECISIONS = 1, 2, 4, 1, 400
+sys.exit(main(["telemetry", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_the_parts_of_the_telemetry_benchmark_run_with_servers_of_their_own() -> None:
+    command = [sys.executable, "-c", SMALL_PARTS, "--scrape", "--pages", "--storage"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"scrapes failed 0, scrapes [1-9]\d", done.stdout)
+    assert re.search(r"^/pools/chat/ +\d\d ", done.stdout, re.MULTILINE)
+    assert re.search(r"^  reading +17,280 ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.django_db
+def test_pages_and_metrics_take_as_many_queries_for_more_replicas_and_pools() -> None:
+    small, large = page_costs(1, 2), page_costs(3, 12)
+    assert set(small) == set(pages.PAGES)
+    assert all(cost.queries > 5 and cost.best_ms > 0 and cost.kilobytes > 0 for cost in small.values())
+    growth = {page: large[page].queries - small[page].queries for page in pages.PAGES}
+    assert {page: more for page, more in growth.items() if more > 1} == {}
+    assert "pools x replicas: 3 x 12" in pages.table({"1 x 2": small, "3 x 12": large})[1]
+
+
+def page_costs(pools: int, replicas: int) -> dict[str, pages.Cost]:
+    """Costs with a fleet that is removed again."""
+    with transaction.atomic():
+        costs = pages.measure(pools, replicas, seconds=60)
+        transaction.set_rollback(True)
+    return costs
+
+
+@pytest.mark.django_db
+def test_the_storage_benchmark_measures_readings_rollups_and_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"POOLS": 1, "REPLICAS": 2, "CYCLES": 4}.items():
+        monkeypatch.setattr(storage, name, value)
+    with storage.stand_ins() as port:
+        storage.fill(port, hours=1)
+    engines = storage.readings("telemetry_reading", storage.ENGINES, 2, 1)
+    plain, candidates, structures = storage.decisions(400)
+
+    rows = {stored.name: stored.rows_a_day for stored in engines}
+    assert [rows[f"reading{suffix}"] for suffix in ("", "_1m", "_5m", "_1h", "_6h")] == [17_280, 1440, 288, 24, 4]
+    assert all(100 < stored.row_bytes < 20_000 for stored in engines)
+    assert plain.row_bytes > 100 < candidates.row_bytes
+    assert structures.row_bytes > 0
+    assert "17,280" in storage.table("a replica", engines)[1]
 
 
 def test_the_breakdown_benchmark_replays_sampled_requests(

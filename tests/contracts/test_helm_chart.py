@@ -46,7 +46,7 @@ EVERYTHING = {
         "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
         "autoscaling": {"enabled": True},
     },
-    "discovery": {"namespaces": ["inference", "models"]},
+    "discovery": {"namespaces": ["inference", "models"], "inferencePools": True},
     "ingress": {"enabled": True, "className": "nginx", "tlsSecretName": "tls", "annotations": {"a": "b"}},
     "networkPolicy": {"clients": PEERS, "proxies": PEERS, "prometheus": PEERS},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -88,7 +88,10 @@ def helm() -> Object:
 @pytest.fixture(scope="module", params=VALUES)
 def objects(helm: Object, request: pytest.FixtureRequest) -> list[Object]:
     """All objects of a release."""
-    rendered = helm["rendered"][list(VALUES).index(request.param)]
+    return documents(helm["rendered"][list(VALUES).index(request.param)])
+
+
+def documents(rendered: Object) -> list[Object]:
     assert "error" not in rendered, rendered.get("error")
     texts = (text for name, text in rendered["files"].items() if name.endswith(".yaml"))
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
@@ -272,19 +275,32 @@ def test_a_scaled_router_set_has_no_fixed_number_of_replicas(objects: list[Objec
         assert scaler["spec"]["scaleTargetRef"]["name"] == routers["metadata"]["name"]
 
 
-def test_workers_may_only_list_endpoint_slices(objects: list[Object]) -> None:
+def test_workers_may_only_read_what_discovery_needs(objects: list[Object]) -> None:
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
+    pools = {"apiGroups": ["inference.networking.k8s.io"], "resources": ["inferencepools"], "verbs": ["get"]}
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     roles = of_kind(objects, "Role")
-    assert all(
-        rule == {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list"]}
-        for role in roles
-        for rule in role["rules"]
-    )
+    assert all(role["rules"] in ([slices], [slices, pools, pods]) for role in roles)
+    assert [role for role in roles if len(role["rules"]) > 1] in ([], roles)
     assert not of_kind(objects, "ClusterRole")
     places = [(role["metadata"]["namespace"], role["metadata"]["name"]) for role in roles]
     bindings = of_kind(objects, "RoleBinding")
     assert [(item["metadata"]["namespace"], item["roleRef"]["name"]) for item in bindings] == places
     accounts = {(subject["namespace"], subject["name"]) for item in bindings for subject in item["subjects"]}
     assert accounts <= {("inference", item["metadata"]["name"]) for item in of_kind(objects, "ServiceAccount")}
+
+
+def test_pods_are_listed_only_where_inference_pools_are_discovered(helm: Object) -> None:
+    named = {name: documents(rendered) for name, rendered in zip(VALUES, helm["rendered"], strict=False)}
+    resources = {
+        name: {resource for role in of_kind(found, "Role") for rule in role["rules"] for resource in rule["resources"]}
+        for name, found in named.items()
+    }
+    assert resources == {
+        "minimal": {"endpointslices"},
+        "everything": {"endpointslices", "inferencepools", "pods"},
+        "nothing optional": set(),
+    }
 
 
 def test_migrations_run_before_an_installation_and_before_an_upgrade(objects: list[Object]) -> None:

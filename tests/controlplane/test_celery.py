@@ -1,12 +1,15 @@
 import json
 import time
+from contextlib import closing
 
 import pytest
 import redis
+from celery.beat import SchedulingError
 from django.db import transaction
 from kombu.exceptions import ContentDisallowed
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from controlplane.celery import _broker, app, wake
+from controlplane.celery import OutageLoggingScheduler, _broker, app, wake
 from tests.fakes.fake_metrics_server import silent
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,6 +64,54 @@ def test_an_outage_of_the_broker_and_its_recovery_are_logged_once_each(broker, m
         "tasks can be sent to the broker again",
     ]
     assert broker.llen("celery") == 3
+
+
+@pytest.fixture
+def beat(broker, tmp_path):
+    """A beat with the site's schedule, which sends to the real broker."""
+    scheduler = OutageLoggingScheduler(app=app, schedule_filename=str(tmp_path / "schedule"))
+    with closing(scheduler):
+        yield scheduler
+
+
+def test_without_a_worker_the_queue_is_bounded_and_work_resumes_when_one_is_back(broker, beat, monkeypatch, caplog):
+    monkeypatch.setattr("controlplane.celery.MAX_QUEUED", 5)
+    entry = beat.schedule["deliver"]
+    for _ in range(12):
+        beat.apply_entry(entry, producer=beat.producer)
+    assert broker.llen("celery") == 5
+    broker.delete("celery")  # a worker takes and discards them
+    beat.apply_entry(entry, producer=beat.producer)
+    assert broker.llen("celery") == 1
+    assert [record.getMessage().partition(" after ")[0] for record in caplog.records] == [
+        "no worker takes messages (5 wait); due work is postponed",
+        "workers take messages again",
+    ]
+
+
+def test_a_closed_channel_does_not_stop_the_beat(broker, beat):
+    producer = beat.producer
+    producer.channel.close()
+    beat.apply_entry(beat.schedule["deliver"], producer=producer)  # as after the end of a broker
+    beat.apply_entry(beat.schedule["deliver"], producer=beat.producer)
+
+
+def test_a_beat_without_a_broker_logs_that_and_not_that_workers_are_missing(broker, beat, monkeypatch, caplog):
+    producer = beat.producer
+    monkeypatch.setattr(type(producer.channel), "queue_declare", raising(RedisConnectionError("refused")))
+    monkeypatch.setattr(beat, "apply_async", raising(SchedulingError("refused")))
+    for _ in range(3):
+        beat.apply_entry(beat.schedule["deliver"], producer=producer)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the broker is unavailable (refused); due work is postponed"
+    ]
+
+
+def raising(error):
+    def fail(*_args, **_options):
+        raise error
+
+    return fail
 
 
 def test_tasks_are_accepted_as_json_only(broker):

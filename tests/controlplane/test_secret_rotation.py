@@ -10,10 +10,13 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import BinaryField
 
 from controlplane.encryption import decrypt
+from controlplane.errors import DecryptionError
 from controlplane.models import AuditEntry, ConfigSnapshot, Scope
 from controlplane.services.access.tokens import create_token, find_token
+from controlplane.services.fleet.replicas import add_replica, update_replica
 from controlplane.services.secret_rotation import encrypted_fields
 from controlplane.services.snapshots import newest_snapshot, snapshot_document
+from telemetry.models import Channel
 from telemetry.models.decision import ReplayState
 from telemetry.services.notifications.channels import create_channel
 
@@ -89,3 +92,41 @@ def test_snapshots_are_immutable_except_their_encryption(secrets_at_rest):
             cursor.execute(f"update controlplane_configsnapshot set {change}")
     with connection.cursor() as cursor:
         cursor.execute("update controlplane_configsnapshot set encrypted = encrypted")
+
+
+def test_after_the_loss_of_the_key_the_fleet_can_be_changed_again(secrets_at_rest, replica, operator, settings, capsys):
+    update_replica(replica, api_key="a-key-of-an-engine")
+    pool = replica.pool
+    before, settings.SECRET_KEY = newest_snapshot(), NEW
+    with pytest.raises(DecryptionError):
+        add_replica(pool, name="gpu-new", url="http://10.0.0.77:8000")
+
+    call_command("rotate_secrets", "--discard-unreadable")
+
+    replica.refresh_from_db()
+    assert (replica.api_key_encrypted, replica.api_key_set_at) == (None, None)
+    newest = newest_snapshot()
+    assert newest.number == before.number + 1
+    assert replica.url.encode() in snapshot_document(newest)
+    add_replica(pool, name="gpu-new", url="http://10.0.0.77:8000", api_key="entered-again")
+    assert newest_snapshot().number == newest.number + 1
+    assert Channel.objects.count() == 1
+    assert Authenticator.objects.count() == 2, "a second factor is never removed without naming its user"
+    assert find_token(secrets_at_rest) is None
+    output = capsys.readouterr().out
+    assert "1  controlplane.Replica.api_key_encrypted" in output
+    assert "1  controlplane.FleetSecret.encrypted" in output
+    assert AuditEntry.objects.filter(kind="secrets_rotated").count() == 1
+
+
+def test_discarding_keeps_every_secret_that_a_configured_key_decrypts(secrets_at_rest, replica, settings):
+    update_replica(replica, api_key="a-key-of-an-engine")
+    plain, number = decrypted_secrets(), newest_snapshot().number
+    former, settings.SECRET_KEY = settings.SECRET_KEY, NEW
+    settings.SECRET_KEY_FALLBACKS = [former]
+
+    call_command("rotate_secrets", "--discard-unreadable")
+
+    assert decrypted_secrets() == plain
+    assert newest_snapshot().number == number
+    assert not AuditEntry.objects.filter(kind="secrets_rotated").exists()

@@ -92,6 +92,7 @@ OF_ROWS = (
     "/fleet/pools/{pool}/remove/",
     "/fleet/pools/{pool}/replicas/new/",
     "/fleet/pools/{pool}/sources/new/?kind=kubernetes",
+    "/fleet/pools/{pool}/sources/new/?kind=inference_pool",
     "/fleet/replicas/{replica}/",
     "/fleet/replicas/{replica}/state/draining/",
     "/fleet/replicas/{replica}/remove/",

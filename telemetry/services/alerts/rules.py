@@ -16,6 +16,8 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
+from django.db.models.signals import post_save, pre_delete
+from django.dispatch import receiver
 from django.utils import timezone
 
 from controlplane.errors import InvalidError, NameTakenError
@@ -158,6 +160,19 @@ def close_alerts(rule: AlertRule, *, reason: str) -> None:
         resolve(alert, now, reason=reason)
     Alert.objects.filter(rule=rule, state=AlertState.PENDING).delete()
     notify_resolved(alerts(rule.pool).filter(rule=rule), now)
+
+
+@receiver(pre_delete, sender=AlertRule, dispatch_uid="telemetry.last_alerts")
+def close_alerts_of_deleted_rule(instance: AlertRule, **_: Any) -> None:
+    """Resolve the alerts of a rule before it is deleted with its pool or task group, so that receivers are notified."""
+    close_alerts(instance, reason="its rule was removed")
+
+
+@receiver(post_save, sender=Pool, dispatch_uid="telemetry.default_rules")
+def create_default_rules(instance: Pool, created: bool, raw: bool = False, **_: Any) -> None:
+    """Create the default alert rules of a pool in the transaction that creates the pool."""
+    if created and not raw:
+        ensure_default_rules(instance)
 
 
 def ensure_default_rules(pool: Pool) -> AlertRule:

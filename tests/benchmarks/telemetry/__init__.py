@@ -1,20 +1,19 @@
-"""What telemetry costs: ``python -m tests.benchmarks telemetry [--scrape] [--charts] [--decisions]``.
+"""What telemetry costs: ``python -m tests.benchmarks telemetry [--scrape] [--charts] [--decisions] [--pages]``.
 
 ``--scrape``: a real worker on one core scrapes 1,000 stand-in replicas every 10 s; ``--charts``: a page's queries for
-200 replicas; ``--decisions``: a replay's queries. Uses a separate PostgreSQL.
+200 replicas; ``--decisions``: a replay's queries; ``--pages``: pages and ``/metrics`` by size of the fleet;
+``--storage``: rows and bytes in PostgreSQL. Uses a separate PostgreSQL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
-from tests.benchmarks.telemetry import charts, decisions, scrape
-
-PARTS = {"scrape": scrape.main, "charts": charts.main, "decisions": decisions.main}
+PARTS = ("scrape", "charts", "decisions", "pages", "storage")
 
 
 def main(options: Sequence[str] = ()) -> None:
     """Print the chosen tables, or all."""
-    chosen = [name for name in PARTS if f"--{name}" in options] or list(PARTS)
-    for name in chosen:
-        PARTS[name]()
+    for name in [part for part in PARTS if f"--{part}" in options] or PARTS:
+        import_module(f"{__name__}.{name}").main()  # stand-in replicas are a module of this package too, without Django

@@ -32,6 +32,9 @@ class Measured:
     jitters: list[float]  # |time between two scrapes of a replica - interval| / interval, ascending
     missed: int
     failures: int
+    worker_mb: float  # with beat, shared pages divided
+    broker_mb: float  # all that the broker holds
+    broker_peak_mb: float
 
 
 def main() -> None:
@@ -51,6 +54,8 @@ def table(measured: Measured) -> list[str]:
         f"  worker, all its tasks     {each_ms:5.2f} ms of CPU per scrape, {100 * core:4.0f} % of a core",
         f"  jitter of a replica       p50 {p50:6.1%}  p99 {p99:6.1%}  max {maximum:6.1%}  goal under {JITTER_GOAL:.0%}",
         f"  ticks missed {measured.missed}, scrapes failed {measured.failures}, scrapes {measured.scrapes}",
+        f"  memory: worker and beat {measured.worker_mb:.0f} MB, broker {measured.broker_mb:.1f} MB"
+        f" (peak {measured.broker_peak_mb:.1f})",
     ]
 
 
@@ -60,6 +65,7 @@ def _measure(stand: Stand, port: int) -> Measured:
         before, cpu_s, started = _arrivals(port), _cpu_s(worker), time.monotonic()
         time.sleep(TICKS * INTERVAL_S)
         after, cpu_s, wall_s = _arrivals(port), _cpu_s(worker) - cpu_s, time.monotonic() - started
+        memory = (_memory_mb(worker), *_broker_mb(stand))
     from telemetry.models import Reading, ScrapeShard
 
     measured = {address: times[len(before[address]) - 1 :] for address, times in after.items()}
@@ -70,6 +76,7 @@ def _measure(stand: Stand, port: int) -> Measured:
         sorted(abs(b - a - INTERVAL_S) / INTERVAL_S for times in measured.values() for a, b in pairwise(times)),
         sum(ScrapeShard.objects.values_list("missed", flat=True)),
         Reading.objects.filter(state="stale").count(),
+        *memory,
     )
 
 
@@ -130,6 +137,26 @@ def _cpu_s(group: int) -> float:
             fields = stat.read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == group else 0
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mb(group: int) -> float:
+    """Memory of the worker and its beat process: pages of several processes are divided among them."""
+    kilobytes = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == group:
+                rollup = (stat.parent / "smaps_rollup").read_text()
+                kilobytes += int(rollup.partition("\nPss:")[2].split()[0])
+    return kilobytes / 1000
+
+
+def _broker_mb(stand: Stand) -> tuple[float, float]:
+    """Memory of the broker's data and buffers, now and at most."""
+    from redis import Redis
+
+    with Redis(unix_socket_path=str(stand.folder / "valkey" / "socket")) as broker:
+        info = broker.info("memory")
+    return info["used_memory"] / 1e6, info["used_memory_peak"] / 1e6
 
 
 def _arrivals(port: int) -> dict[str, list[float]]:

@@ -50,6 +50,8 @@ EXECUTED_BY |= dict.fromkeys(_session("controlplane/cli/README.md"), "tests/cont
 EXECUTED_BY |= dict.fromkeys(
     shown((ROOT / "deploy/systemd/README.md").read_text()), "tests/end_to_end/test_production.py"
 )
+EXECUTED_BY |= dict.fromkeys(shown((ROOT / "docs/runbook.md").read_text()), "tests/end_to_end/test_runbook.py")
+EXECUTED_BY |= dict.fromkeys(shown((ROOT / "docs/scaling.md").read_text()), "tests/benchmarks/test_benchmarks.py")
 EXECUTED_BY |= dict.fromkeys(_compose(), "tests/contracts/test_compose_file.py")
 EXECUTED_BY |= dict.fromkeys(
     ["promtool check rules deploy/prometheus/rules.yaml", "promtool test rules deploy/prometheus/rules_test.yaml"],

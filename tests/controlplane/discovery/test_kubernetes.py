@@ -5,12 +5,26 @@ import time
 import msgspec
 import pytest
 
-from controlplane.discovery import kubernetes
-from controlplane.discovery.kubernetes import KubernetesKind, KubernetesSettings
+from controlplane.discovery import kubernetes_api
+from controlplane.discovery.kubernetes import (
+    InferencePoolKind,
+    InferencePoolSettings,
+    KubernetesKind,
+    KubernetesSettings,
+)
 from controlplane.discovery.targets import PollError, PollLimits, role_of
 from controlplane.egress import fleet_rules
 from tests.fakes.certificates import Authority
-from tests.fakes.fake_kubernetes import TOKEN, endpoint_slice, pod, serving_kubernetes
+from tests.fakes.fake_kubernetes import (
+    PODS,
+    POOLS,
+    TOKEN,
+    endpoint_slice,
+    engine_pod,
+    inference_pool,
+    pod,
+    serving_kubernetes,
+)
 from tests.pace import is_within
 
 
@@ -146,6 +160,7 @@ def test_a_service_without_pods_has_no_targets(server):
         ({"namespace": "other"}, "may not list endpointslices in namespace other"),
         ({"mode": "500"}, r"status 500: etcdserver: request timed out\?\?Set-Cookie: x\."),
         ({"mode": "garbage"}, "not return a list of EndpointSlices"),
+        ({"mode": "redirect"}, "status 307"),  # the token is not sent to another server
         ({"mode": "hang", "deadline_s": 0.5}, "did not respond in time"),
     ],
 )
@@ -172,7 +187,7 @@ def test_a_rejecting_or_failing_server_is_a_failed_poll_with_the_reason(server, 
     ],
 )
 def test_a_malformed_response_is_a_failed_poll(server, monkeypatch, body):
-    monkeypatch.setattr("tests.fakes.fake_kubernetes.Handler._page", lambda handler, _: handler._send(200, body))
+    monkeypatch.setattr("tests.fakes.fake_kubernetes.Handler._page", lambda handler, *_: handler._send(200, body))
     with pytest.raises(PollError, match="not return a list of EndpointSlices"):
         poll(server)
 
@@ -252,7 +267,7 @@ def test_in_a_cluster_each_poll_reads_the_pods_service_account(tmp_path, monkeyp
     account.mkdir()
     (account / "token").write_text("an-old-token\n")
     (account / "ca.crt").write_text(authority.path.read_text())
-    monkeypatch.setattr(kubernetes, "ACCOUNT", account)
+    monkeypatch.setattr(kubernetes_api, "ACCOUNT", account)
     with serving_kubernetes(authority.issue("api").server()) as server:
         server.slices = [endpoint_slice(pod("vllm-0", "10.0.0.1"))]
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -267,3 +282,123 @@ def test_outside_a_cluster_the_api_server_must_be_configured(server, monkeypatch
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(PollError, match="does not run in a Kubernetes cluster"):
         poll(server, api_url="")
+
+
+# --- InferencePools -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool_server(server):
+    server.pools = [inference_pool()]
+    server.pods = [engine_pod("vllm-0", "10.0.0.1"), engine_pod("vllm-1", "10.0.0.2")]
+    server.pods.append(engine_pod("web-0", "10.0.0.9", labels={"app": "web"}))
+    return server
+
+
+def poll_pool(server, *, token=TOKEN, deadline_s=5.0, max_targets=100, **settings):
+    values = {"inference_pool": "llama", "namespace": "prod", "api_url": server.url, **settings}
+    limits = PollLimits(fleet_rules(), deadline_s, max_targets)
+    return InferencePoolKind().poll(msgspec.convert(values, InferencePoolSettings), token, limits)
+
+
+def test_the_pods_that_an_inference_pool_selects_are_the_replicas(pool_server):
+    pool_server.pools = [inference_pool(8000, labels={"app": "vllm", "llm-d.ai/model": "llama-3"})]
+    for each in pool_server.pods[:2]:
+        each["metadata"]["labels"]["llm-d.ai/model"] = "llama-3"
+    assert summary(poll_pool(pool_server)) == [
+        ("vllm-0", "http://10.0.0.1:8000", "ready"),
+        ("vllm-1", "http://10.0.0.2:8000", "ready"),
+    ]
+    (pool_path, _, authorization), (pods_path, query, _) = pool_server.requests
+    assert (pool_path, pods_path) == (f"{POOLS}llama", PODS)
+    assert authorization == f"Bearer {TOKEN}"
+    assert query["labelSelector"] == "app=vllm,llm-d.ai/model=llama-3"
+
+
+def test_each_target_port_is_a_replica_and_the_first_keeps_the_pods_name(pool_server):
+    pool_server.pools = [inference_pool(8000, 8001)]
+    assert [(key, url) for key, url, _ in summary(poll_pool(pool_server))] == [
+        ("vllm-0", "http://10.0.0.1:8000"),
+        ("vllm-0:8001", "http://10.0.0.1:8001"),
+        ("vllm-1", "http://10.0.0.2:8000"),
+        ("vllm-1:8001", "http://10.0.0.2:8001"),
+    ]
+
+
+def test_a_pods_own_labels_name_its_role(pool_server):
+    pool_server.pods[0] = engine_pod("vllm-0", "10.0.0.1", labels={"llm-d.ai/role": "prefill", "team": "search"})
+    prefill, other = poll_pool(pool_server).targets
+    assert prefill.labels == {"llm-d.ai/role": "prefill", "node": "gpu-node-1"}
+    assert (role_of(prefill.labels), role_of(other.labels)) == ("prefill", "both")
+
+
+@pytest.mark.parametrize(
+    ("state", "condition"),
+    [
+        ({"ready": "True"}, "ready"),
+        ({"ready": "False"}, "not_ready"),
+        ({"ready": "Unknown"}, "not_ready"),  # its node is not reachable
+        ({"ready": None}, "not_ready"),
+        ({"ready": "True", "is_terminating": True}, "terminating"),
+        ({"address": None, "ready": None, "phase": "Pending"}, None),
+        ({"ready": "False", "phase": "Failed"}, None),
+        ({"ready": "False", "phase": "Succeeded"}, None),
+    ],
+)
+def test_a_pods_state_is_the_targets_condition_and_one_without_an_engine_is_none(pool_server, state, condition):
+    pool_server.pods[0] = engine_pod("vllm-0", **{"address": "10.0.0.1", **state})
+    conditions = {key: state for key, _, state in summary(poll_pool(pool_server))}
+    assert conditions == {"vllm-1": "ready"} | ({"vllm-0": condition} if condition else {})
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (inference_pool(labels={}), "no label in its selector"),  # it would select every pod of the namespace
+        (inference_pool(labels={"app": "vllm,app!=vllm"}), "invalid label: app"),
+        (inference_pool(labels={"app in (web)": ""}), "invalid label"),
+        (inference_pool(protocol="kubernetes.io/h2c"), "appProtocol kubernetes.io/h2c is not supported"),
+        (
+            {**inference_pool(), "spec": {"selector": {"matchLabels": {"app": "vllm"}}}},
+            "not return a valid InferencePool",
+        ),
+        ({**inference_pool(), "spec": {**inference_pool()["spec"], "targetPorts": []}}, "no target port"),
+        (inference_pool(70_000), "No target is valid"),
+    ],
+)
+def test_an_unusable_inference_pool_is_a_failed_poll(pool_server, pool, message):
+    pool_server.pools = [pool]
+    with pytest.raises(PollError, match=message):
+        poll_pool(pool_server)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inference_pool": "other"}, r"There is no InferencePool other in namespace prod .404."),
+        ({"namespace": "other"}, "may not get inferencepools in namespace other"),
+        ({"forbidden": PODS}, "may not list pods in namespace prod"),
+        ({"token": "wrong"}, "rejected the token"),
+        ({"mode": "redirect"}, "status 307"),
+        ({"mode": "garbage"}, "not return a valid InferencePool"),
+        ({"mode": "hang", "deadline_s": 0.5}, "did not respond in time"),
+    ],
+)
+def test_a_failed_request_of_an_inference_pool_names_its_reason(pool_server, change, message):
+    pool_server.mode, pool_server.forbidden = change.pop("mode", "answer"), change.pop("forbidden", "")
+    with pytest.raises(PollError, match=message) as failed:
+        poll_pool(pool_server, **change)
+    assert TOKEN not in str(failed.value)
+
+
+def test_pods_are_read_in_pages_and_limited_in_number(pool_server):
+    pool_server.page = 50
+    pool_server.pods = [engine_pod(f"vllm-{n}", f"10.0.{n // 250}.{n % 250 + 1}") for n in range(120)]
+    assert len(poll_pool(pool_server, max_targets=120).targets) == 120
+    with pytest.raises(PollError, match="at least 120 targets; its limit is 119"):
+        poll_pool(pool_server, max_targets=119)
+    requests = len(pool_server.requests)
+    pool_server.pools = [inference_pool(*range(8000, 8008))]  # 960 engines
+    with pytest.raises(PollError, match="at least 400 endpoints; the limit is 90"):
+        poll_pool(pool_server, max_targets=90)
+    assert len(pool_server.requests) == requests + 2, "no further page is read"

@@ -50,7 +50,7 @@ def structure_of(
 ) -> PromptStructure:
     """As a router describes it; ``engine``: prompt_tokens and block_tokens that an engine reported."""
     body = {"model": "m", "messages": messages} | ({"tools": tools} if tools else {})
-    structure = PromptStructure.read(_structure_document(body, tools, session), **engine)
+    structure = PromptStructure.read(structure_document(body, tools, session), **engine)
     assert structure is not None
     return structure
 
@@ -61,7 +61,7 @@ def prose(seed: int, sentences: int) -> str:
     return " ".join(f"{' '.join(rng.choices(_WORDS, k=rng.randint(4, 14)))}." for _ in range(sentences))
 
 
-def _structure_document(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:
+def structure_document(body: dict[str, Any], tools: Any = None, session: str | None = None) -> Any:
     """A router's description of a prompt, as parsed JSON."""
     return json.loads(msgspec.json.encode(describe_structure(canonical(CHAT, body), tools, session, _digest)))
 
@@ -72,7 +72,7 @@ def store_prompts(router: Router, now: datetime, beginnings: dict[tuple[str, str
     for (pool, group), (beginning, count) in beginnings.items():
         for n in range(count):
             system = {"role": "system", "content": beginning.format(n=n) + rules()}
-            document = _structure_document({"messages": [system, {"role": "user", "content": f"Hi {n}"}]})
+            document = structure_document({"messages": [system, {"role": "user", "content": f"Hi {n}"}]})
             at = now - timedelta(seconds=5 * (count - n))
             items.append(decision(len(items) + 1, at, pool=pool, group=group, prompt_structure=document))
     cursor, _ = DecisionCursor.objects.get_or_create(router=router)

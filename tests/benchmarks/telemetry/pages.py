@@ -1,0 +1,87 @@
+"""Queries and time of pages and ``/metrics`` of the control plane, by size of the fleet.
+
+Three fleets, measured for a quarter of an hour every 5 s: one pool of 8 replicas, one of 200, and 20 pools of 10. A
+number of queries that grows with replicas or pools is a defect, so the table shows them side by side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.benchmarks.telemetry.stand import server_s, standing
+
+if TYPE_CHECKING:
+    from django.test import Client
+
+FLEETS = {"1 x 8": (1, 8), "1 x 200": (1, 200), "20 x 10": (20, 10)}
+PAGES = ("/", "/live/", "/pools/chat/", "/pools/chat/live/", "/replicas/gpu-1/", "/fleet/", "/metrics")
+SECONDS = 900
+ROUNDS = 3
+
+
+class Cost(NamedTuple):
+    queries: int
+    best_ms: float  # by the clock
+    cpu_ms: float  # mean of this process and of the database
+    kilobytes: float
+
+
+def main() -> None:
+    measured: dict[str, dict[str, Cost]] = {}
+    for name, (pools, replicas) in FLEETS.items():
+        with standing():
+            measured[name] = measure(pools, replicas, seconds=SECONDS)
+    print("\n".join(table(measured)))
+
+
+def measure(pools: int, replicas: int, *, seconds: int) -> dict[str, Cost]:
+    """Costs by page of a new fleet in the current database."""
+    from django.contrib.auth.models import User
+    from django.db import connection
+    from django.test import Client
+
+    from tests.fleet_history import warm_fleet
+
+    now = datetime.now().astimezone()
+    for number in range(pools):
+        warm_fleet(now, seconds=seconds, replicas=replicas, number=number)
+    client = Client()
+    client.force_login(User.objects.create_user("olga", is_superuser=True))
+    with connection.cursor() as cursor:
+        cursor.execute("analyze")
+    return {page: _cost(client, page) for page in PAGES}
+
+
+def _cost(client: Client, page: str) -> Cost:
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    with CaptureQueriesContext(connection) as queries:
+        response = client.get(page)
+        count = len(queries)  # the next request clears the log
+    if response.status_code != 200:
+        raise AssertionError(f"{page} responds with {response.status_code}")
+    elapsed_s, cpu_s = [], time.process_time() + server_s()
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        client.get(page)
+        elapsed_s.append(time.perf_counter() - started)
+    cpu_s = time.process_time() + server_s() - cpu_s
+    return Cost(count, 1000 * min(elapsed_s), 1000 * cpu_s / ROUNDS, len(response.content) / 1000)
+
+
+def table(measured: Mapping[str, Mapping[str, Cost]]) -> list[str]:
+    """A line for each page: queries, ms by the clock, ms of CPU and kB of the response, for each fleet."""
+    heads = "".join(f"{f'pools x replicas: {name}':>36}" for name in measured)
+    return [
+        f"queries, ms (best of {ROUNDS}), ms of CPU (both sides), kB of the response",
+        f"{'':20}{heads}",
+        *(f"{page:20}" + "".join(_cell(costs[page]) for costs in measured.values()) for page in PAGES),
+    ]
+
+
+def _cell(cost: Cost) -> str:
+    return f"{cost.queries:>9} {cost.best_ms:>8.0f} {cost.cpu_ms:>8.0f} {cost.kilobytes:>8.0f}"
