@@ -121,5 +121,13 @@ class RouterUnavailableError(ControlPlaneError):
         super().__init__(f"Router {name} cannot be queried: {reason}. It continues with its present configuration.")
 
 
+class PurgeIncompleteError(ControlPlaneError):
+    """Entries of a response cache may be left. ``members`` are added to the problem document."""
+
+    def __init__(self, detail: str, members: Mapping[str, Any]) -> None:
+        super().__init__(detail)
+        self.members = members
+
+
 class DecryptionError(ControlPlaneError):
     """A value encrypted at rest cannot be decrypted with the keys of this process."""

@@ -147,6 +147,7 @@ RULES: Mapping[str, Rule] = {
     "controlplane:task-group-new": _form(EDITOR),
     "controlplane:task-group": _form(EDITOR),
     "controlplane:task-group-remove": _form(EDITOR),
+    "controlplane:task-group-purge": _form(EDITOR),
     "controlplane:limits": _form(ADMIN, fleet_wide=True),
     # --- pages: routers, channels and deliveries ---
     "controlplane:routers": _rule(GET=VIEWER, fleet_wide=True),
@@ -210,6 +211,7 @@ RULES: Mapping[str, Rule] = {
     "api:discovered-replica-adopt": _rule(POST=EDITOR),
     "api:discovered-replica-dismiss": _rule(POST=EDITOR),
     **_resource("api:task-group", create=EDITOR, change=EDITOR, remove=EDITOR),
+    "api:task-group-purge-response-cache": _rule(POST=EDITOR),
     **_resource("api:policy", create=EDITOR, remove=APPROVER),
     "api:policy-draft": _rule(PUT=EDITOR, DELETE=EDITOR),
     "api:policy-diff": VIEW,

@@ -25,6 +25,7 @@ from controlplane.errors import (
     IdempotencyKeyReusedError,
     InvalidError,
     PredictionRequiredError,
+    PurgeIncompleteError,
     RequestInProgressError,
     RoleNeededError,
     RouterUnavailableError,
@@ -100,6 +101,7 @@ SPECIFIC_TYPES: Mapping[type[Exception], str] = {
     IdempotencyKeyReusedError: "key-reused",
     TooManyWaitersError: "too-many-waiting",
     PredictionRequiredError: "prediction-required",
+    PurgeIncompleteError: "purge-incomplete",
 }
 
 # The first matching entry applies.
@@ -109,7 +111,7 @@ _STATUSES: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
     (HTTPStatus.FORBIDDEN, (PermissionDenied, RoleNeededError, SelfApprovalError)),
     (HTTPStatus.CONFLICT, (ConflictError,)),
     (HTTPStatus.TOO_MANY_REQUESTS, (TooManyIdempotencyKeysError,)),
-    (HTTPStatus.BAD_GATEWAY, (RouterUnavailableError,)),
+    (HTTPStatus.BAD_GATEWAY, (RouterUnavailableError, PurgeIncompleteError)),
     (HTTPStatus.SERVICE_UNAVAILABLE, (OperationalError, InterfaceError)),
 )
 

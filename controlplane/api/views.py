@@ -124,6 +124,8 @@ class TransactionalView(APIView):
             headers = {**stored.headers, "Idempotency-Replayed": "true"}
             return Response(json.loads(body) if body else None, status=stored.status, headers=headers)
         response = self.perform(request)
+        if response.status_code >= 500:
+            return response  # something beyond the database failed, and a repetition may succeed
         headers = {name: response[name] for name in _REPLAYED_HEADERS if response.has_header(name)}
         body = b"" if response.data is None else JSONRenderer().render(response.data)
         idempotency.save_record(keyed_request, status=response.status_code, headers=headers, body=body)

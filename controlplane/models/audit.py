@@ -101,6 +101,7 @@ class EventKind(models.TextChoices):
     GROUP_CREATED = "group_created", "Task group created"
     GROUP_CHANGED = "group_changed", "Task group changed"
     GROUP_REMOVED = "group_removed", "Task group removed"
+    RESPONSE_CACHE_PURGED = "response_cache_purged", "Response cache purged"
     POLICY_PUBLISHED = "policy_published", "Policy published"
     POLICY_REMOVED = "policy_removed", "Policy removed"
     ROLLOUT_PROPOSED = "rollout_proposed", "Rollout awaits approval"

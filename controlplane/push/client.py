@@ -25,9 +25,10 @@ from controlplane import encryption
 from controlplane.egress import ResponseTooLargeError, fetch, fleet_rules, guarded_client
 from controlplane.errors import InvalidError, RouterUnavailableError
 from controlplane.models import ConfigSnapshot, Router
-from routing.schema import key_id, sign_document
+from routing.schema import CachePurge, PurgeResult, key_id, sign_document
 
 DEADLINE_S = 5.0  # of one whole request
+PURGE_DEADLINE_S = 13.0  # more than a router needs, and less than the database's limit on an idle transaction
 MAX_TIMESTAMP = 253_402_300_799  # end of the year 9999, the latest that a datetime can hold
 MAX_RESPONSE_BYTES = 8 << 20  # GET /admin/config returns the whole configuration
 MAX_EXPLANATION_BYTES = 4 << 20  # a candidate takes about 300 bytes
@@ -147,6 +148,21 @@ def explain_placement(router: Router, request: dict[str, Any]) -> dict[str, Any]
     if response.status in {400, 404, 413, 422} and reason:
         raise InvalidError("$.body", reason)
     raise RouterUnavailableError(router.name, reason or f"unexpected status {response.status}")
+
+
+def purge_responses(http: httpx.Client, admin_url: str, purge: CachePurge, *, token: str) -> PurgeResult | Unreachable:
+    """Make a router remove entries of its response caches. Uses no database, so it may run in any thread."""
+    url, content = f"{admin_url.rstrip('/')}/admin/response-cache/purge", msgspec.json.encode(purge)
+    limits: dict[str, Any] = {"deadline_s": PURGE_DEADLINE_S, "max_bytes": MAX_RESPONSE_BYTES}
+    try:
+        response = fetch(http, "POST", url, content=content, headers=_headers(token), **limits)
+    except httpx.HTTPError as error:
+        return Unreachable(f"no response ({type(error).__name__})")
+    if response.status == 404:
+        return Unreachable("its release cannot purge response caches")
+    if response.status in {200, 503} and (result := _decode(response.body, PurgeResult)):
+        return result
+    return _unexpected(response.status, response.body)
 
 
 def _request_config(

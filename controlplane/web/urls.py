@@ -97,6 +97,7 @@ urlpatterns = [
     path("task-groups/new/<int:pool_id>/", fleet.group_new, name="task-group-new"),
     path("task-groups/<int:group_id>/", fleet.group_edit, name="task-group"),
     path("task-groups/<int:group_id>/remove/", fleet.group_remove, name="task-group-remove"),
+    path("task-groups/<int:group_id>/purge/", fleet.group_purge, name="task-group-purge"),
 ]
 
 account_urlpatterns = [

@@ -42,7 +42,8 @@ from routing.proxy.config_store import Applied, ConfigStore, NackError, RetryLat
 from routing.proxy.prefill_leg import check_parameters, plan_prefill
 from routing.proxy.router import Router
 from routing.proxy.services import ActiveConfiguration
-from routing.schema import ReplicaConfig, is_loopback, without_secrets
+from routing.response_cache.memory import StorePurge
+from routing.schema import CachePurge, PurgeResult, ReplicaConfig, is_loopback, without_secrets
 from routing.types import ReplicaId, RoutingError
 
 MAX_BODY_BYTES = 64 << 20  # of a configuration; a thousand replicas take a quarter of a megabyte
@@ -121,6 +122,10 @@ class View(Protocol):
         """The decision that a request would get now; RejectedRequestError if it gets none."""
         ...
 
+    async def purge_responses(self, purge: CachePurge) -> PurgeResult:
+        """Remove entries of response caches from the memory of all processes and from the store."""
+        ...
+
 
 def info_lines(view: View, version: str) -> Iterator[str]:
     """Prometheus text about the router and its active configuration."""
@@ -157,6 +162,7 @@ class AdminPort:
                 web.get("/admin/replicas", self.replicas),
                 web.get("/admin/decisions", self.decisions),
                 web.post("/admin/explain", self.explain),
+                web.post("/admin/response-cache/purge", self.purge_responses),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, logger=_silent, auto_decompress=False, shutdown_timeout=1.0)
@@ -233,6 +239,17 @@ class AdminPort:
     async def explain(self, request: web.Request) -> web.Response:
         """The decision that a request would get now. Nothing is sent to a replica."""
         return _json(await self._view.explain(await request.read()))
+
+    async def purge_responses(self, request: web.Request) -> web.Response:
+        """Remove entries of response caches; 503 if some may be left, and ``problem`` says why."""
+        if self._view.store.applied is None:
+            return _json({"error": "no configuration yet"}, status=503)
+        try:
+            purge = msgspec.json.decode(await request.read(), type=CachePurge)
+        except (msgspec.DecodeError, RecursionError) as error:
+            return _json({"error": str(error)}, status=422)
+        result = await self._view.purge_responses(purge)
+        return _json(result, status=200 if result.problem is None else 503)
 
 
 def _authorization(token: str | None) -> Any:
@@ -398,6 +415,24 @@ def _group_replicas(decision: Decision) -> dict[str, Any] | None:
     return {"share_ratio": route.shares.share(route.group), "replicas": route.shares.replicas(route.group)}
 
 
+async def purge_memory_and_store(
+    purge: CachePurge,
+    forget: Callable[[CachePurge], Awaitable[tuple[int, str | None]]],
+    purge_store: Callable[[CachePurge], Awaitable[StorePurge | None]],
+) -> PurgeResult:
+    """Remove entries from memory, then from the store, then what processes read from the store meanwhile.
+
+    ``forget`` returns the entries that it removed from the memory of all processes, and its problem.
+    """
+    entries, problem = await forget(purge)
+    stored = await purge_store(purge)
+    if stored is None:
+        return PurgeResult(entries, problem=problem)
+    _, late_problem = (0, None) if purge.dry_run else await forget(purge)
+    problems = [text for text in (problem or late_problem, stored.problem) if text]
+    return PurgeResult(entries, stored.removed, stored.remaining, "; ".join(problems) or None)
+
+
 class RouterView:
     """The ``View`` of a single process."""
 
@@ -449,6 +484,13 @@ class RouterView:
     async def explain(self, request: bytes) -> dict[str, Any]:
         """The decision that a request would get now; RejectedRequestError if it gets none."""
         return explain(self._router, request)
+
+    async def purge_responses(self, purge: CachePurge) -> PurgeResult:
+        """Remove entries of response caches from memory and from the store."""
+        return await purge_memory_and_store(purge, self._forget, self._router.services.all_response_caches.purge_store)
+
+    async def _forget(self, purge: CachePurge) -> tuple[int, str | None]:
+        return await self._router.services.all_response_caches.forget(purge), None
 
     def _replica_rows(self) -> Iterator[dict[str, Any]]:
         router, active = self._router, self._router.active

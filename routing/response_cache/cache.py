@@ -33,8 +33,8 @@ from routing.response_cache.forms import (
     without_usage_event,
 )
 from routing.response_cache.keys import CacheKey, CacheKeys, Scope
-from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel
-from routing.schema import GroupMatch, ResponseCache, RouterConfig, ToolCalls, derived_key
+from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel, StorePurge, pattern_of
+from routing.schema import CachePurge, GroupMatch, ResponseCache, RouterConfig, ToolCalls, derived_key, entry_prefix
 
 if TYPE_CHECKING:
     from routing.http.request import Request
@@ -84,8 +84,8 @@ class CacheLookup:
     """The use of a cache by one request, from the lookup to the end of its response."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_on_result", "group", "key", "pool", "response",
-        "result", "settings",
+        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_on_result", "_purges", "group", "key", "pool",
+        "response", "result", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -103,10 +103,16 @@ class CacheLookup:
         self.result = Result.BYPASS
         self._caches = caches
         self._on_result = on_result
+        self._purges = caches.purges
         self._flight: Flight | None = None
         self._is_leader = False
         self._body: list[bytes] | None = None  # of the response, while it is recorded
         self._body_bytes = 0
+
+    @property
+    def began_before_purge(self) -> bool:
+        """Whether its entry may be older than the last purge, and is not stored."""
+        return self._purges != self._caches.purges
 
     # --- lookup ---
 
@@ -184,7 +190,7 @@ class CacheLookup:
         entry = None
         if body is not None and self.key is not None:
             entry = entry_of(self.key, self.settings, b"".join(body), is_stream=is_stream)
-            if entry is not None:
+            if entry is not None and not self.began_before_purge:
                 self._caches.put(self.key, entry)
         self._end_flight(entry)
 
@@ -259,6 +265,7 @@ class ResponseCaches:
         self.store = store  # None: entries are in this process's memory alone
         self.memory = MemoryLevel(None if store is None else MEMORY_S)
         self.flights: dict[str, Flight] = {}
+        self.purges = 0
         self._settings: dict[tuple[str, str], ResponseCache] = {}
         self._secret = ""
         self._names: frozenset[str] | None = frozenset()  # of groups that requests have to name; None: not only by name
@@ -326,7 +333,7 @@ class ResponseCaches:
     async def _look_up(self, lookup: CacheLookup) -> None:
         key, store = lookup.key, self.store
         entry = None if key is None or store is None else await store.get(key.name, self._cipher)
-        if key is not None and entry is not None:
+        if key is not None and entry is not None and not lookup.began_before_purge:
             self.memory.put(key.name, entry, monotonic())
         lookup.on_entry(entry)
 
@@ -335,6 +342,29 @@ class ResponseCaches:
         self.memory.put(key.name, entry, monotonic())
         if self.store is not None:
             self.store.put(key.name, entry, self._cipher, key.options.ttl_s)
+
+    async def forget(self, purge: CachePurge) -> int:
+        """Remove the entries of a purge from memory; their number. Requests that began before it store nothing.
+
+        Nor do later requests follow them. Pending writes to the store end first, so that a purge of it finds them.
+        """
+        pattern = pattern_of(self._prefix_of(purge))
+        names = self.memory.matching(pattern)
+        if not purge.dry_run:
+            self.purges += 1
+            self.memory.remove(names)
+            for name in [name for name in self.flights if pattern.match(name)]:
+                del self.flights[name]
+            if self.store is not None:
+                await self.store.settle()
+        return len(names)
+
+    async def purge_store(self, purge: CachePurge) -> StorePurge | None:
+        """Remove the entries of a purge from the store; None without a store."""
+        return None if self.store is None else await self.store.purge(self._prefix_of(purge), dry_run=purge.dry_run)
+
+    def _prefix_of(self, purge: CachePurge) -> str:
+        return entry_prefix(self._secret, purge.pool, purge.group, model=purge.model, namespace=purge.namespace)
 
     def count(self, lookup: CacheLookup) -> None:
         """Count a request that has ended, by its result."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 MEMORY_S: Final = 5.0  # lifetime where a store is shared, so that a purge of it reaches every router within that time
 MEMORY_BYTES: Final = 64 << 20
+PURGE_S: Final = 8.0  # deadline of the purge of a store, which a request to the control plane waits for
 ENTRY_OVERHEAD: Final = 512  # bytes of an entry in memory beside its body
 
 
@@ -23,6 +25,19 @@ class Entry(msgspec.Struct, array_like=True):
     body: bytes
     prompt_tokens: int | None
     generated_tokens: int | None
+
+
+class StorePurge(NamedTuple):
+    """Entries that a purge removed from the store, and those that a second scan found."""
+
+    removed: int
+    remaining: int | None = None
+    problem: str | None = None  # None: all entries that existed when it began are removed
+
+
+def pattern_of(prefix: str) -> re.Pattern[str]:
+    """Matches the names of entries with a prefix; ``*`` in it stands for one part (see ``entry_prefix``)."""
+    return re.compile(re.escape(prefix).replace(r"\*", "[^:]*"))
 
 
 class MemoryLevel:
@@ -55,6 +70,14 @@ class MemoryLevel:
         self.bytes += len(entry.body) + ENTRY_OVERHEAD
         while self.bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
+
+    def matching(self, pattern: re.Pattern[str]) -> list[str]:
+        """The names of the entries that a pattern matches."""
+        return [name for name in self._entries if pattern.match(name)]
+
+    def remove(self, names: list[str]) -> None:
+        for name in names:
+            self._drop(name)
 
     def clear(self) -> None:
         self._entries.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Final
 
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
-from routing.response_cache.memory import Entry
+from routing.response_cache.memory import PURGE_S, Entry, StorePurge
 
 LOOKUP_S: Final = 0.005
 WRITE_S: Final = 0.25
@@ -30,6 +31,8 @@ FAILURES: Final = 5
 FIRST_PAUSE_S: Final = 1.0
 LAST_PAUSE_S: Final = 30.0
 NONCE_BYTES: Final = 12
+PURGE_CALL_S: Final = 5.0  # of one command of a purge
+PURGE_BATCH: Final = 1000  # names that one SCAN looks at, and one UNLINK removes
 
 
 _decode_entry: Final = msgspec.msgpack.Decoder(Entry).decode
@@ -74,6 +77,7 @@ class Store:
 
     def __init__(self, url: str) -> None:
         """ValueError for a URL that is none of redis, rediss and unix."""
+        self._url = url
         self._pool = BlockingConnectionPool.from_url(
             url, max_connections=CONNECTIONS, timeout=LOOKUP_S, socket_timeout=WRITE_S, socket_connect_timeout=WRITE_S
         )
@@ -128,6 +132,26 @@ class Store:
         else:
             self._pause.record_success()
 
+    async def settle(self) -> None:
+        """Wait for the writes that are pending now."""
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=2 * WRITE_S)
+
+    async def purge(self, prefix: str, *, dry_run: bool) -> StorePurge:
+        """Remove all entries whose names begin with a prefix, in batches; with ``dry_run``, only count them."""
+        removed, is_complete = 0, False
+        client = Redis.from_url(self._url, socket_timeout=PURGE_CALL_S, socket_connect_timeout=PURGE_CALL_S)
+        try:
+            async with asyncio.timeout(PURGE_S), client as redis:
+                async for names in _scan(redis, prefix):
+                    removed += len(names) if dry_run else await redis.unlink(*names)
+                is_complete = True
+                remaining = None if dry_run else sum([len(names) async for names in _scan(redis, prefix)])
+                return StorePurge(removed, remaining)
+        except (RedisError, OSError, TimeoutError, ValueError) as error:
+            problem = f"the store of response caches failed ({type(error).__name__})"
+            return StorePurge(removed, None, None if is_complete else problem)
+
     def _record_failure(self, kind: str, error: Exception) -> None:
         self.errors["timeout" if isinstance(error, TimeoutError) else kind] += 1
         self._pause.record_failure(monotonic())
@@ -138,3 +162,14 @@ class Store:
             task.cancel()
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._pool.disconnect()
+
+
+async def _scan(redis: Redis, prefix: str) -> AsyncIterator[list[bytes | str]]:
+    """The names with a prefix, in batches. Each that exists from the beginning to the end is found."""
+    cursor = 0
+    while True:
+        cursor, names = await redis.scan(cursor, match=prefix + "*", count=PURGE_BATCH)
+        if names:
+            yield names
+        if cursor == 0:
+            return

@@ -71,7 +71,9 @@ from routing.schema.requests import TRACE_HEADERS as TRACE_HEADERS
 from routing.schema.requests import DataPath as DataPath
 from routing.schema.requests import check_paths as check_paths
 from routing.schema.requests import check_session_keys as check_session_keys
+from routing.schema.response_cache import CachePurge as CachePurge
 from routing.schema.response_cache import CacheWhen as CacheWhen
+from routing.schema.response_cache import PurgeResult as PurgeResult
 from routing.schema.response_cache import ResponseCache as ResponseCache
 from routing.schema.response_cache import ToolCalls as ToolCalls
 from routing.schema.response_cache import derived_key as derived_key

@@ -64,6 +64,25 @@ class ResponseCache(Frozen, frozen=True):
     ] = ""
 
 
+class CachePurge(Frozen, frozen=True):
+    """Which entries of response caches a router removes: those of a task group, or of one model or namespace of it."""
+
+    pool: str
+    group: str
+    model: str | None = None  # as engines know it; None: of all models
+    namespace: str | None = None  # None: of all namespaces; "": of requests that name none
+    dry_run: bool = False  # count entries, and remove none
+
+
+class PurgeResult(Frozen, frozen=True):
+    """What a router removed; of a dry run, what it would have removed."""
+
+    memory_entries: int  # in the memory of all its processes
+    store_entries: int | None = None  # None: it has no store
+    remaining_entries: int | None = None  # in the store, by a second scan; None: no store, or not counted
+    problem: str | None = None  # why entries may be left; None: the purge is complete
+
+
 def derived_key(hash_secret: str, purpose: str) -> bytes:
     """32 bytes for one purpose, derived from the fleet's secret."""
     return hmac.digest(bytes.fromhex(hash_secret), f"warmpath {purpose}".encode(), "sha256")

@@ -6,18 +6,22 @@ nothing. A worker that has not checked the replica yet does not count. Loads and
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from routing.admin.api import info_lines
+from routing.admin.api import info_lines, purge_memory_and_store
 from routing.health.circuit_breaker import State
 from routing.http.response import RejectedRequestError
 from routing.http.sockets import bind
 from routing.http.tls import Tls, TlsFiles
 from routing.observability.metrics import PREFIX, header, process_lines
 from routing.proxy.config_store import Applied, LastKnownGood, RetryLaterError, Signatures, Source
+from routing.response_cache.memory import StorePurge
+from routing.schema import CachePurge, PurgeResult
+from routing.workers.messages import CallRejectedError
 from routing.workers.metrics import lines, parse
 from routing.workers.process import UNREACHABLE
 from routing.workers.shared_configuration import NO_WORKER
@@ -101,6 +105,25 @@ class WorkersView:
             except UNREACHABLE:
                 continue
         raise RejectedRequestError(503, NO_WORKER)
+
+    async def purge_responses(self, purge: CachePurge) -> PurgeResult:
+        """Remove entries of response caches from the memory of all workers and, by one of them, from the store."""
+        return await purge_memory_and_store(purge, self._forget, self._purge_store)
+
+    async def _forget(self, purge: CachePurge) -> tuple[int, str | None]:
+        calls = [worker.forget_responses(purge) for worker in self._supervisor.processes]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        entries = [result for result in results if isinstance(result, int)]
+        silent = len(results) - len(entries)
+        return sum(entries), f"{silent} of {len(results)} worker processes did not respond" if silent else None
+
+    async def _purge_store(self, purge: CachePurge) -> StorePurge | None:
+        for worker in self._supervisor.responsive:
+            try:
+                return await worker.purge_store(purge)
+            except (*UNREACHABLE, CallRejectedError):
+                continue
+        return StorePurge(0, None, NO_WORKER)
 
     def _replica_rows(self) -> list[dict[str, Any]]:
         return merged_rows(worker.replica_rows for worker in self._supervisor.processes)

@@ -20,6 +20,8 @@ import msgspec
 
 from routing.http.response import RejectedRequestError
 from routing.log import event
+from routing.response_cache.memory import PURGE_S, StorePurge
+from routing.schema import CachePurge
 from routing.workers.messages import (
     CallRejectedError,
     Channel,
@@ -34,6 +36,7 @@ from routing.workers.sequence import DecisionSequence, RetainedDecisions
 
 START_S = 30.0  # timeout of a worker's start
 CALL_S = 10.0  # timeout of other calls
+FORGET_S = 2.0
 PREPARE_S = 15.0  # a configuration of a thousand replicas takes a second
 END_S = 5.0  # timeout of an idle worker's end
 _CHUNK = 1000  # decisions read at a time
@@ -114,6 +117,18 @@ class WorkerProcess:
             status, message = error.facts.get("status", 500), error.facts.get("message", "internal error")
             raise RejectedRequestError(status, message) from None
         return explanation
+
+    async def forget_responses(self, purge: CachePurge) -> int:
+        """Make the worker remove entries of response caches from its memory; their number, 0 if it has exited."""
+        with suppress(ChannelClosedError):
+            entries: int = await self.channel.call("forget_responses", msgspec.to_builtins(purge), timeout_s=FORGET_S)
+            return entries
+        return 0
+
+    async def purge_store(self, purge: CachePurge) -> StorePurge | None:
+        """Make the worker remove entries of response caches from the store; None without a store."""
+        purged = await self.channel.call("purge_store", msgspec.to_builtins(purge), timeout_s=PURGE_S + FORGET_S)
+        return None if purged is None else StorePurge(*purged)
 
     async def read(self, first: int, last: int, ratio: float = 1.0) -> list[dict[str, Any]]:
         """The worker's decisions ``first`` to ``last``; fewer if the worker became unreachable."""

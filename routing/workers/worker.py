@@ -35,7 +35,7 @@ from routing.proxy.config_store import Swap
 from routing.proxy.router import Router
 from routing.proxy.saved_residency import SavedResidency
 from routing.proxy.shutdown import drain
-from routing.schema import ConfigError, load_snapshot
+from routing.schema import CachePurge, ConfigError, load_snapshot
 from routing.settings import cache_store
 from routing.workers.messages import CallRejectedError, Channel, Preparation, WorkerOptions, WorkerStatus, as_plain
 from routing.workers.shared_state import PERIOD_S, SharedBoard, SharedLoads, WorkerLimits
@@ -73,6 +73,8 @@ class Worker:
             "poll": self._poll,
             "decisions": self._decisions,
             "explain": self._explain,
+            "forget_responses": self._forget_responses,
+            "purge_store": self._purge_store,
             "stop_accepting": self._stop_accepting,
             "drain": self._drain,
         }
@@ -172,6 +174,15 @@ class Worker:
             return msgspec.to_builtins(await self._view.explain(request))
         except RejectedRequestError as error:
             raise CallRejectedError(status=error.status, message=error.message) from None
+
+    async def _forget_responses(self, content: Any) -> int:
+        """Remove entries of response caches from this process's memory; their number."""
+        return await self.router.services.all_response_caches.forget(msgspec.convert(content, CachePurge))
+
+    async def _purge_store(self, content: Any) -> Any:
+        """Remove entries of response caches from the store; None without a store."""
+        purge = msgspec.convert(content, CachePurge)
+        return await self.router.services.all_response_caches.purge_store(purge)
 
     async def _stop_accepting(self, _: Any) -> None:
         """Close all listening sockets, also those that this worker does not accept from."""

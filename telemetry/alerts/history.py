@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from django.db.models import Q
 
-from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, ReplicaState, Router
+from controlplane.models import ConfigSnapshot, Event, EventKind, Pool, Replica, ReplicaState, Router, TaskGroup
 from telemetry.alerts.detection.level import TESTED_HOURS
 from telemetry.alerts.history_window import (
+    CacheStep,
     ControlPlaneState,
     Ejection,
     FailureStep,
@@ -29,9 +30,9 @@ from telemetry.alerts.hit_rate_series import HitRateSeries, SeriesQuery, grid_fl
 from telemetry.metrics.histograms import Buckets, merge
 from telemetry.metrics.windows import Window
 from telemetry.models import STARTING_S, ScrapeState
-from telemetry.storage.dimension_sums import router_counts_by_step
+from telemetry.storage.dimension_sums import response_cache_sums, router_counts_by_step
 from telemetry.storage.replica_facts import COLD_S, cold_bands, hit_rate_replicas
-from telemetry.storage.rule_sums import pressure_sums
+from telemetry.storage.rule_sums import pressure_sums, store_sums
 from telemetry.storage.sums import EngineSums, RouterSums, engine_sums, engine_ttft, router_sums, router_ttft
 
 MAX_EJECTION_AGE = timedelta(days=2)  # before the window: an ejection that began earlier is not found
@@ -128,6 +129,13 @@ class _Loader:
         self.restarts, self.changes = self._membership_changes() if self.query.restart_lookback_s else ({}, {})
         self.series = self._series() if Source.BINS in sources else {}
         self.first_tokens = self._first_tokens() if Source.FIRST_TOKENS in sources else {}
+        self.cached_pools = self._cached_pools() if {Source.CACHE_REQUESTS, Source.CACHE_STORE} & sources else set()
+        self.cache_requests = self._cache_requests() if Source.CACHE_REQUESTS in sources else {}
+        self.cache_stores = self._steps(
+            store_sums(window) if Source.CACHE_STORE in sources and self.cached_pools else (),
+            lambda row: row.router,
+            lambda row: row.down_ratio,
+        )
 
     def history_of(self, pool: Pool) -> History:
         """One pool's history. A disabled replica is part of the pool's sums, but is not evaluated itself."""
@@ -161,6 +169,9 @@ class _Loader:
             restarts=_by_name(enabled, self.restarts),
             membership_changes=_by_name(all_replicas, self.changes),
             series=self.series.get(pool.pk),
+            has_response_cache=pool.pk in self.cached_pools,
+            cache_requests=_of_pool(self.cache_requests, pool),
+            cache_stores=self.cache_stores,
             control=self.query.control,
         )
 
@@ -190,6 +201,24 @@ class _Loader:
                 total = steps[index] or FailureStep(0, 0)
                 steps[index] = FailureStep(total.requests + row.requests, total.failed + (row.failed or 0))
         return failures
+
+    def _cached_pools(self) -> set[int]:
+        """The ids of the pools that have a task group with a response cache. One query."""
+        groups = TaskGroup.objects.filter(pool__in=self.pools, response_cache__isnull=False)
+        return set(groups.values_list("pool_id", flat=True))
+
+    def _cache_requests(self) -> dict[tuple[str, str | None], list[CacheStep | None]]:
+        """Cacheable requests by pool name and task group (None: the whole pool). No query without response caches."""
+        requests: dict[tuple[str, str | None], list[CacheStep | None]]
+        requests = defaultdict(lambda: [None] * self.query.count)
+        names = [pool.name for pool in self.pools if pool.pk in self.cached_pools]
+        for row in response_cache_sums(names, self.query.window, by_group=True) if names else ():
+            (pool, name), hits, misses = row.key, row.get("cache_hits") or 0, row.get("cache_misses") or 0
+            for group in (name, None):
+                steps, index = requests[pool, group], self.index[row.start]
+                total = steps[index] or CacheStep(0, 0)
+                steps[index] = CacheStep(total.hits + hits, total.requests + hits + misses)
+        return requests
 
     def _starting_until(self) -> dict[int, datetime]:
         """When each replica without a successful scrape stops counting as starting. A query for young replicas."""

@@ -34,6 +34,8 @@ class Source(StrEnum):
     ENGINE_HOURS = "engine_hours"  # counters of the pool by hour, days back
     GROUP_HOURS = "group_hours"  # tokens of each task group by hour, days back
     BINS = "bins"  # tokens of each task group in short bins, as a series for detectors
+    CACHE_REQUESTS = "cache_requests"  # hits and misses of response caches by task group
+    CACHE_STORE = "cache_store"  # whether routers can use the store of response caches
     CONTROL = "control"  # which configuration routers run and when rules were last evaluated; current state only
 
 
@@ -97,6 +99,14 @@ class FailureStep:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheStep:
+    """Cacheable requests of a pool or task group in one step, by its response caches."""
+
+    hits: float
+    requests: float  # hits and misses
+
+
+@dataclass(frozen=True, slots=True)
 class Ejection:
     """One ejection of a replica by a router's circuit breaker."""
 
@@ -138,6 +148,10 @@ class History:
     series: HitRateSeries | None = None
     restarts: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # by replica, ascending
     membership_changes: Mapping[str, Sequence[datetime]] = field(default_factory=dict)  # down, up and restarts
+    has_response_cache: bool = False  # whether a task group of the pool has one now
+    cache_requests: Mapping[str | None, Sequence[CacheStep | None]] = field(default_factory=dict)  # None: the pool
+    # Share of each router's scrapes that found the store of response caches down; None: no scrape, or no store.
+    cache_stores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     control: ControlPlaneState | None = None
 
     def at(self, index: int) -> HistoryView:
@@ -207,6 +221,16 @@ class HistoryView:
     def failures(self, group: str | None) -> FailureStep | None:
         """The newest step of a task group, or of the pool (None); None where no router counted a request."""
         return self._newest(self.history.failures.get(group))
+
+    def cache_requests(self, group: str | None, steps: int, *, before: int = 0) -> list[CacheStep]:
+        """The last known steps of a task group or the pool (None), without the newest ``before``."""
+        parts, end = self.history.cache_requests.get(group, ()), max(self.index + 1 - before, 0)
+        return [part for part in parts[max(end - steps, 0) : end] if part is not None]
+
+    def cache_stores(self) -> dict[str, float]:
+        """Share of the newest step's scrapes that found the store down, by router; without unknown ones."""
+        newest = {router: self._newest(steps) for router, steps in self.history.cache_stores.items()}
+        return {router: ratio for router, ratio in newest.items() if ratio is not None}
 
     def ejections(self, replica: str) -> list[tuple[Ejection, float]]:
         """Ejections of a replica in the newest step, with the seconds of each within the step."""

@@ -46,12 +46,17 @@ from telemetry.models import (
 
 _DROPS = (RuleKind.HIT_RATE_DROP, RuleKind.HIT_RATE_FLOOR)
 _FIGURES = (*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.TTFT_OBJECTIVE, RuleKind.KV_PRESSURE, RuleKind.LOAD_SKEW)
-_FLEET_WIDE = (RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG)  # one cause for all pools: one pool's alert is notified
+# One cause for all pools: one pool's alert is notified.
+_FLEET_WIDE = (RuleKind.ROLLOUT_STUCK, RuleKind.EVALUATOR_LAG, RuleKind.CACHE_STORE_DOWN)
+_CACHES = (RuleKind.CACHE_STORE_DOWN, RuleKind.CACHE_SHARE_DROP)
 
 # Kind of a firing alert -> kinds that it inhibits in the same pool. README.md has this table for operators.
 INHIBITED_BY: dict[str, frozenset[str]] = {
-    RuleKind.EVALUATOR_LAG: frozenset({*_FIGURES, RuleKind.ERROR_RATIO, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}),
+    RuleKind.EVALUATOR_LAG: frozenset(
+        {*_FIGURES, *_CACHES, RuleKind.ERROR_RATIO, RuleKind.REPLICA_DOWN, RuleKind.NO_DATA}
+    ),
     RuleKind.NO_DATA: frozenset({*_FIGURES, RuleKind.REPLICA_DOWN, RuleKind.REPLICA_EJECTED}),
+    RuleKind.CACHE_STORE_DOWN: frozenset({RuleKind.CACHE_SHARE_DROP}),
     RuleKind.REPLICA_DOWN: frozenset({*_DROPS, RuleKind.PREDICTION_GAP, RuleKind.LOAD_SKEW, RuleKind.REPLICA_EJECTED}),
 }
 MAX_EXPLAINED = timedelta(minutes=10)  # after a replica went down, this may explain alerts of its pool

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     LITTLE_HISTORY = "little_history"  # too few windows with enough traffic before the newest one
     STARTING = "starting"  # added recently and never scraped successfully
     NO_REPLICAS = "no_replicas"  # no replica or router, or too few
+    NO_CACHE = "no_cache"  # no response cache, or no store of one
     FAILED = "failed"  # the evaluation raised an exception; the worker's log has it
     NOT_STORED = "not_stored"  # the rule looks at current state of which no history is stored
 

@@ -50,6 +50,14 @@ HISTOGRAMS = {  # no route key has samples in two of one kind
     "warmpath_router_policy_latency_seconds": "latency",
 }
 RESPONSES = frozenset({"plain", "streamed"})  # kinds of responses that have a latency
+CACHE_REQUESTS = "warmpath_router_response_cache_requests_total"
+CACHE_RESULTS = {"hit": "cache_hits", "miss": "cache_misses", "bypass": "cache_bypasses"}
+CACHE_SAVED = "warmpath_router_response_cache_saved_tokens_total"
+CACHE_TOKENS = {"prompt": "cache_prompt_tokens", "generated": "cache_generated_tokens"}
+CACHE_STORE_ERRORS = "warmpath_router_response_cache_store_errors_total"
+CACHE_STORE_UP = "warmpath_router_response_cache_store_up"
+STORE_ERRORS = "cache_store_errors"
+CACHE_COUNTERS = (*CACHE_RESULTS.values(), *CACHE_TOKENS.values(), STORE_ERRORS)
 KV_STATE = "warmpath_router_kv_events_state"  # its label ``state`` is the figure
 KV_FIGURES = {
     "warmpath_router_kv_events_state_timestamp_seconds": "since_s",
@@ -69,7 +77,8 @@ _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
-_ALL_METRICS = _METRICS | _KV_METRICS | frozenset(POOL_FIGURES)
+_CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
+_ALL_METRICS = _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -78,7 +87,7 @@ class RouteKey:
 
     The TTFT histogram of all requests has no policy: ``policy`` is "" and ``revision`` 0. The one by revision, of
     policies with a canary, has no replica: ``replica`` is "". Nor has the one by ``reuse``: "hit" for responses with at
-    least half of the prompt cached, "miss" for the others.
+    least half of the prompt cached, "miss" for the others. Counters of response caches have pool and group only.
     """
 
     pool: str = ""
@@ -109,6 +118,7 @@ class RouterSample:
     routes: dict[RouteKey, RouteSample]
     kv_streams: KvStreams = field(default_factory=dict)
     pool_loads: PoolLoads = field(default_factory=dict)
+    cache_store_up: float | None = None  # 1: it uses the store of response caches; 0: that failed; None: it has none
 
 
 # KV event streams by replica and rank: the processes of the router in each state, and figures by name.
@@ -128,7 +138,10 @@ def read_router(text: str) -> RouterSample:
     for (key, name), buckets in _histograms(samples).items():
         routes[key].histograms[name] = buckets
     started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
-    return RouterSample(info.get("boot"), started, dict(routes), _kv_streams(samples), _pool_loads(samples))
+    store_up = next((s.value for s in samples if s.name == CACHE_STORE_UP and s.value in {0.0, 1.0}), None)
+    return RouterSample(
+        info.get("boot"), started, dict(routes), _kv_streams(samples), _pool_loads(samples), cache_store_up=store_up
+    )
 
 
 def _kv_streams(samples: list[Sample]) -> KvStreams:
@@ -166,6 +179,18 @@ def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:
         if (reason := sample.labels.get("reason", "")) not in NO_PREFERENCE_REASONS:
             overflow = sample.value if reason in OVERFLOW_REASONS else 0.0
             counters[SPILLED] = counters.get(SPILLED, 0.0) + overflow
+    elif (cache_counter := _cache_counter(sample)) is not None:
+        counters = routes[_key(sample)].counters
+        counters[cache_counter] = counters.get(cache_counter, 0.0) + checked_count(sample)
+
+
+def _cache_counter(sample: Sample) -> str | None:
+    """The name of a counter of response caches; None for other samples, and for results that are not known here."""
+    if sample.name == CACHE_REQUESTS:
+        return CACHE_RESULTS.get(sample.labels.get("result", ""))
+    if sample.name == CACHE_SAVED:
+        return CACHE_TOKENS.get(sample.labels.get("kind", ""))
+    return STORE_ERRORS if sample.name == CACHE_STORE_ERRORS else None
 
 
 def _key(sample: Sample) -> RouteKey:

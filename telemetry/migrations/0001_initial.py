@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=100)),
-                ('kind', models.CharField(choices=[('hit_rate_drop', 'Hit rate drop'), ('hit_rate_floor', 'Hit rate floor'), ('prediction_gap', 'Prediction gap'), ('ttft_objective', 'TTFT objective'), ('error_ratio', 'Error ratio'), ('replica_down', 'Replica down'), ('replica_ejected', 'Replica ejected'), ('kv_pressure', 'KV pressure'), ('load_skew', 'Load skew'), ('rollout_stuck', 'Configuration not converged'), ('evaluator_lag', 'Telemetry behind'), ('no_data', 'No data')], default='hit_rate_drop', max_length=32)),
+                ('kind', models.CharField(choices=[('hit_rate_drop', 'Hit rate drop'), ('hit_rate_floor', 'Hit rate floor'), ('prediction_gap', 'Prediction gap'), ('ttft_objective', 'TTFT objective'), ('error_ratio', 'Error ratio'), ('replica_down', 'Replica down'), ('replica_ejected', 'Replica ejected'), ('kv_pressure', 'KV pressure'), ('load_skew', 'Load skew'), ('cache_store_down', 'Response cache store down'), ('cache_share_drop', 'Response cache hit share drop'), ('rollout_stuck', 'Configuration not converged'), ('evaluator_lag', 'Telemetry behind'), ('no_data', 'No data')], default='hit_rate_drop', max_length=32)),
                 ('severity', models.CharField(choices=[('info', 'Info'), ('warning', 'Warning'), ('critical', 'Critical')], db_default='warning', default='warning', max_length=8)),
                 ('settings', models.JSONField(default=dict)),
                 ('repeat_s', models.PositiveIntegerField(db_default=14400, default=14400)),

@@ -22,6 +22,8 @@ class RuleKind(TextChoices):
     REPLICA_EJECTED = "replica_ejected", "Replica ejected"
     KV_PRESSURE = "kv_pressure", "KV pressure"
     LOAD_SKEW = "load_skew", "Load skew"
+    CACHE_STORE_DOWN = "cache_store_down", "Response cache store down"
+    CACHE_SHARE_DROP = "cache_share_drop", "Response cache hit share drop"
     ROLLOUT_STUCK = "rollout_stuck", "Configuration not converged"
     EVALUATOR_LAG = "evaluator_lag", "Telemetry behind"
     NO_DATA = "no_data", "No data"

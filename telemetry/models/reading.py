@@ -145,6 +145,14 @@ class RouterReading(models.Model):
     predicted_prompt_tokens = _count_field()
     predicted_tokens = _count_field()  # of those prompt tokens, predicted to be cached
     predicted_cached_tokens = _count_field()  # of those prompt tokens, reported as cached
+    # Response caches. Their rows have neither replica nor policy: a hit is no request of an engine.
+    cache_hits = _count_field()  # requests answered from the cache
+    cache_misses = _count_field()  # cacheable requests that were not
+    cache_bypasses = _count_field()  # requests that may not use the cache
+    cache_prompt_tokens = _count_field()  # of the hits' responses; no engine computed them
+    cache_generated_tokens = _count_field()
+    cache_store_errors = _count_field()  # of the router itself, as the next one
+    cache_store_up = models.FloatField(null=True)  # 1: it uses the store; 0: the store failed; None: it has none
 
     ttft_layout = _layout_field()  # router's clock, of streamed responses only
     ttft_at = ArrayField(models.SmallIntegerField(), null=True)

@@ -152,11 +152,16 @@ def merge_router(
     for key, raw in current.items():
         added = increase(previous.get(key) or new_key, raw, interval_s=interval_s, absent_is_zero=True)
         if added is not None and (key == ROUTER_ITSELF or _has_increase(added)):
-            readings.append(SourceReading(key, added))
+            readings.append(SourceReading(key, added, _router_gauges(sample) if key == ROUTER_ITSELF else {}))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
     state = replace(state, kv_streams=sample.kv_streams, pool_loads=sample.pool_loads)
     return MergedScrape(state, readings, current)
+
+
+def _router_gauges(sample: RouterSample) -> dict[str, float]:
+    """The gauges of the router itself that are known."""
+    return {} if sample.cache_store_up is None else {"cache_store_up": sample.cache_store_up}
 
 
 def _failed(

@@ -124,7 +124,14 @@ ROUTERS = TargetKind(
     RouteKey,
     merge_router,
     "telemetry_routerreading",
-    counters=("requests", router_metrics.SPILLED, *router_metrics.OUTCOMES.values(), *router_metrics.COUNTERS.values()),
+    counters=(
+        "requests",
+        router_metrics.SPILLED,
+        *router_metrics.OUTCOMES.values(),
+        *router_metrics.COUNTERS.values(),
+        *router_metrics.CACHE_COUNTERS,
+    ),
+    gauges=("cache_store_up",),
     histograms=("ttft", "streamed_latency", "plain_latency"),
 )
 

@@ -18,6 +18,7 @@ from telemetry.storage.rollup_tables import ENGINES, ROUTERS, readings_in, sums_
 from telemetry.storage.sums import OF_POOLS, OF_REPLICAS, STEP, Coverage, fetch_rows, window_parameters
 
 KEYS = {"pool": "pool", "group": '"group"', "replica": "replica", "revision": "policy || ' r' || revision"}
+CACHE_COUNTS = ("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens")
 _USAGE = """sum(requests)::bigint, sum(usage_reported)::bigint,
     sum(prompt_tokens) filter (where usage_reported > 0)::bigint,
     sum(cached_tokens) filter (where usage_reported > 0)::bigint,
@@ -133,6 +134,42 @@ def route_sums(
         window_parameters(window, whole=whole, pools=pools) | source.parameters | {"group": group, "replica": replica},
     )
     return [_keyed_sums(row, names) for row in rows]
+
+
+def response_cache_sums(
+    pools: Sequence[str] | None,
+    window: Window,
+    *,
+    group: str | None = None,
+    by_group: bool = False,
+    whole: bool = False,
+) -> list[KeyedSums]:
+    """Sums of CACHE_COUNTS per pool (the key; ``by_group``: pool and task group) and step, ascending.
+
+    Of one task group if it is named.
+
+    Steps without a request of a group with a response cache are left out. Requests that are unknown beside known ones
+    are 0: routers have a series for each result once they have counted it. Tokens are unknown if no hit knew them.
+    """
+    source = sums_in(ROUTERS, window, CACHE_COUNTS, whole=whole)
+    *results, prompt, generated = CACHE_COUNTS
+    counts = [f"coalesce(sum({name}), 0)::bigint" for name in results]
+    tokens = [
+        f"coalesce(sum({name}), case when coalesce(sum(cache_hits), 0) = 0 then 0 end)::bigint"
+        for name in (prompt, generated)
+    ]
+    sums = ", ".join((*counts, *tokens))
+    rows = fetch_rows(
+        f"""
+        select array[{'pool, "group"' if by_group else "pool"}], {STEP} as start, null, false, {sums}
+        from {source.sql} readings
+        where pool <> '' and coalesce(cache_hits, cache_misses, cache_bypasses) is not null and {OF_POOLS}
+            and (%(group)s::text is null or "group" = %(group)s)
+        group by 1, start order by 1, start
+        """,  # noqa: S608 - names are columns of ROUTERS
+        window_parameters(window, whole=whole, pools=pools) | source.parameters | {"group": group},
+    )
+    return [_keyed_sums(row, CACHE_COUNTS) for row in rows]
 
 
 def coverage(window: Window, *, whole: bool = False) -> list[Coverage]:

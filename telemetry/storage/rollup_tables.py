@@ -103,6 +103,7 @@ ROUTERS = Rollup(
         Column("cached_tokens", "bigint", "case when usage_reported > 0 then cached_tokens end"),
         *_counts("spilled_requests"),
         *_counts("predicted_responses", "predicted_prompt_tokens", "predicted_tokens", "predicted_cached_tokens"),
+        *_counts("cache_hits", "cache_misses", "cache_bypasses", "cache_prompt_tokens", "cache_generated_tokens"),
     ),
 )
 

@@ -44,6 +44,29 @@ def pressure_sums(replica_ids: Sequence[int], window: Window) -> list[PressureSu
     return [PressureSums(*row) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreSums:
+    """What scrapes of one router found about the store of response caches over one step."""
+
+    router: str
+    start: datetime
+    down_ratio: float  # share of the scrapes that found it down
+
+
+def store_sums(window: Window) -> list[StoreSums]:
+    """Per router and step, ascending; nothing of routers without a store."""
+    rows = fetch_rows(
+        f"""
+        select controlplane_router.name, {STEP} as start, avg((cache_store_up = 0)::integer)::float8
+        from telemetry_routerreading join controlplane_router on controlplane_router.id = router_id
+        where at > %(start)s and at <= %(end)s and pool = '' and cache_store_up is not null
+        group by controlplane_router.name, start order by controlplane_router.name, start
+        """,  # noqa: S608 - no part of it comes from outside
+        window_parameters(window),
+    )
+    return [StoreSums(*row) for row in rows]
+
+
 MAX_PREFIXES = 20_000  # by replica, those with the most tokens
 MAX_DESCRIBED = 400  # the newest
 SILENT_SHARE = 0.5  # of a replica's readings that lack hits

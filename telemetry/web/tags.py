@@ -46,6 +46,7 @@ _NO_DATA_REASONS = {
     "little_history": "not enough history for a baseline",
     "starting": "replicas are starting and have not been scraped yet",
     "no_replicas": "nothing to evaluate",
+    "no_cache": "no response cache is in use",
     "failed": "the evaluation failed; see the worker's log",
 }
 _AGREEMENTS = {

@@ -17,13 +17,14 @@ from django.utils import timezone
 
 from controlplane.services.fleet.pools import create_pool
 from routing.observability.metrics import PREDICTION_LINES, PREFIX
+from routing.schema import ResponseCache, TaskGroupConfig
 from telemetry.api.scaling import ScalingQuery, ScalingResponse
 from telemetry.metrics.router import OVERFLOW_REASONS
 from telemetry.services.self_monitoring import own_metrics
 from telemetry.web.views.metrics_servers import PREFIX as CONTROLPLANE
 from tests.fakes.real_prometheus import program
 from tests.fakes.replica import answering, fake_replicas, streaming
-from tests.routing.proxy.harness import config, routed
+from tests.routing.proxy.harness import BODY, config, routed
 from tests.telemetry.breakdown_bins import breakdown_bin
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,14 @@ VLLM = ROOT / "tests/data/vllm/vllm-metrics-0.32.0-busy.txt"
 NAME = re.compile(r"\b(?:warmpath_|vllm:)[a-z0-9_]+")
 # Metrics that the requests of the test below do not produce, because a prediction needs a warm cache.
 NOT_PRODUCED = {f"{PREFIX}{name}" for name, *_ in PREDICTION_LINES}
+
+
+CACHEABLE = json.dumps(
+    {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 431, "completion_tokens": 1, "total_tokens": 432},
+    }
+).encode()
 
 
 def expressions() -> dict[str, str]:
@@ -159,7 +168,8 @@ def test_replicas_are_removed_one_at_a_time_and_slowly(name: str) -> None:
 
 
 @pytest.mark.django_db
-def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
+def test_every_metric_in_rules_and_dashboards_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", "redis://127.0.0.1:9/0")
     now = timezone.now()
     breakdown_bin(create_pool("chat"), now, requests=1000, reachable=0.5)  # the reachable share of a pool is exposed
     control_plane_metrics = {CONTROLPLANE + figure.name for figure in own_metrics(now)}
@@ -173,10 +183,14 @@ def test_every_metric_in_rules_and_dashboards_is_exposed() -> None:
 
 async def _router_metrics() -> set[str]:
     usage = b'{"usage":{"prompt_tokens":431,"prompt_tokens_details":{"cached_tokens":416}}}'
-    async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas)) as harness:
+    groups = (TaskGroupConfig(name="faq", response_cache=ResponseCache()),)
+    async with fake_replicas(1, answering(usage)) as replicas, routed(config(replicas, groups=groups)) as harness:
         await harness.until(lambda: harness.router.services.checks.status("replica-0").is_up, "a first health check")
         await harness.chat()
         replicas[0].script = streaming(b"data: " + usage + b"\n\n")
         await harness.chat()
+        replicas[0].script = answering(CACHEABLE)
+        for _ in range(2):
+            await harness.chat(json.dumps({**json.loads(BODY), "temperature": 0}).encode(), [b"X-Task-Group: faq"])
         _, text = await harness.admin("GET", "/metrics")
     return set(NAME.findall(text)) | NOT_PRODUCED

@@ -8,17 +8,21 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from django.test import Client
 from django.utils import timezone
+from redis import Redis
 from rest_framework.test import APIClient
 
-from controlplane.models import ConfigSnapshot, Replica, Router
+from controlplane.models import AuditEntry, ConfigSnapshot, Replica, Router
 from controlplane.services.access.tokens import create_token
 from controlplane.services.fleet.client_keys import create_client_key, revoke_client_key, update_client_key
 from controlplane.services.fleet.pools import create_pool, update_fleet_settings
 from controlplane.services.fleet.replicas import add_replica, update_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
 from controlplane.tasks import reconcile_routers
 from telemetry.scraping.cycle import Shard, scrape_shard
@@ -220,3 +224,90 @@ def test_the_kv_events_of_an_engine_are_found_followed_and_shown_until_it_ends(r
         wait_joined(router)
         wait_until(lambda: "knows every block" in page(), 30, "the router to follow the events", alive=router)
     wait_until(lambda: "There is no connection" in page(), 30, "the loss of the connection to be shown", alive=router)
+
+
+def purged_by(response):
+    return {row["router"]: row["problem"] for row in response.json()["routers"]}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_reaches_routers_and_their_store_and_reports_who_did_not_confirm(
+    live_server, tmp_path, settings, admin_user, valkey, monkeypatch
+):
+    url = f"unix://{urlsplit(valkey).path}?db=8"
+    store = Redis.from_url(url)
+    store.flushdb()
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", url)
+    pool = create_pool("default")
+    groups = {name: create_task_group(pool, name, response_cache={"ttl_s": 600}) for name in ("faq", "other")}
+    _, text = create_token(admin_user, name="test", scopes=["write"])
+    api = APIClient()
+    api.credentials(HTTP_AUTHORIZATION=f"Bearer {text}")
+    path = f"/api/v1/task-groups/{groups['faq'].pk}/purge-response-cache"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0}
+
+    with replica_process() as replica, serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path) as process:
+        add_replica(pool, name="r1", url=f"http://127.0.0.1:{replica.port}")
+        chat = f"{wait_joined(process).data_url}/v1/chat/completions"
+
+        def ask(group, namespace=""):
+            sent = {**body, "cache": {"namespace": namespace}}
+            response = httpx.post(chat, json=sent, headers={"X-Task-Group": group}, timeout=30)
+            assert response.status_code == 200, response.text
+            return response.headers["X-Warmpath-Cache"]
+
+        asked = [("faq", ""), ("faq", "docs"), ("other", "")]
+        wait_until(lambda: [ask(*names) for names in asked] == ["hit"] * 3, 30, "hits", alive=process)
+        wait_until(lambda: store.dbsize() == 3, 30, "the entries to be written", alive=process)
+
+        plan = api.post(f"{path}?dry_run=true", {}, format="json").json()
+        assert plan["result"]["routers"][0]["store_entries"] == 2
+        assert not AuditEntry.objects.filter(kind="response_cache_purged").exists()
+        only_docs = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
+        assert (only_docs.status_code, purged_by(only_docs)) == (200, {"router-1": None})
+        assert [ask(*names) for names in asked] == ["hit", "miss", "hit"]
+        wait_until(lambda: store.dbsize() == 3, 30, "the entry to be written again", alive=process)
+
+        everything = api.post(path, {}, format="json")
+        (row,) = everything.json()["routers"]
+        assert (row["memory_entries"], row["store_entries"], row["remaining_entries"]) == (2, 2, 0)
+        assert [ask(*names) for names in asked] == ["miss", "miss", "hit"]
+        replayed = api.post(path, {"namespace": "docs"}, format="json", headers={"Idempotency-Key": "once"})
+        assert replayed.headers["Idempotency-Replayed"] == "true"
+        assert ask("faq", "docs") == "hit"
+        unknown = api.post(path, {"model": "gpt"}, format="json")
+        assert unknown.status_code == 200  # the pool accepts any model
+
+        Router.objects.create(name="router-2", boot="b", admin_url="http://127.0.0.1:9", last_seen_at=timezone.now())
+        partly = api.post(path, {}, format="json", headers={"Idempotency-Key": "twice"})
+        assert (partly.status_code, partly.json()["type"]) == (502, "urn:warmpath:problem:purge-incomplete")
+        assert purged_by(partly) == {"router-1": None, "router-2": "no response (ConnectError)"}
+        Router.objects.filter(name="router-2").delete()
+        again = api.post(path, {}, format="json", headers={"Idempotency-Key": "twice"})
+        assert again.status_code == 200  # the failure is not replayed
+
+    entries = AuditEntry.objects.filter(kind="response_cache_purged").order_by("number")
+    assert [entry.actor for entry in entries] == ["admin"] * 5
+    assert entries[0].summary == "The response cache of task group default.faq was purged: namespace 'docs'."
+    assert entries[3].summary == "The response cache of task group default.faq was purged at 1 of 2 routers only."
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_purge_while_the_store_is_down_does_not_claim_success(
+    live_server, tmp_path, settings, admin_user, monkeypatch
+):
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", "redis://:tripwire@127.0.0.1:9/0")
+    group = create_task_group(create_pool("default"), "faq", response_cache={})
+    client = Client()
+    client.force_login(admin_user)
+    page = f"/task-groups/{group.pk}/purge/"
+    without_routers = client.post(page, {"model": "", "namespace": ""})
+    assert "No router has announced itself" in without_routers.content.decode()
+    with serving(live_server.url, settings.ROUTER_ADMIN_TOKEN, tmp_path) as process:
+        wait_joined(process)
+        answer = client.post(page, {"model": "", "namespace": ""}, follow=True).content.decode()
+
+    assert "may be left at 1 of 1 routers" in answer
+    assert "the store of response caches failed (ConnectionError)" in answer
+    assert "tripwire" not in answer
+    assert AuditEntry.objects.get(kind="response_cache_purged").summary.endswith("at 0 of 1 routers only.")

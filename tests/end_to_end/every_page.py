@@ -87,6 +87,7 @@ OF_ROWS = (
     "/configurations/compare/?from=1&to=2",
     "/task-groups/{group}/",
     "/task-groups/{group}/remove/",
+    "/task-groups/{group}/purge/",
     "/task-groups/new/{pool}/",
     "/fleet/pools/{pool}/",
     "/fleet/pools/{pool}/remove/",

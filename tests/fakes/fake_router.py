@@ -34,6 +34,8 @@ class FakeRouter:
         self.running: LoadedSnapshot | None = None
         self.pushes: list[int] = []  # revisions, in order of arrival
         self.state_reads = 0  # GET requests
+        self.purges: list[dict[str, object]] = []  # of response caches
+        self.purged: dict[str, object] = {}  # the response to a purge
         self.fault: Callable[[], str | None] = lambda: None
         self._lock = threading.Lock()
         self._server = AdminServer(self)
@@ -88,7 +90,7 @@ class AdminServer(FakeServer):
 
 
 class AdminPort(FakeHandler):
-    """``GET`` and ``PUT`` of ``/admin/config``."""
+    """``GET`` and ``PUT`` of ``/admin/config``, and ``POST`` of purges."""
 
     server: AdminServer
 
@@ -119,6 +121,12 @@ class AdminPort(FakeHandler):
                 self.close_connection = True
             else:
                 self.respond_json(*acknowledgement)
+
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
+        router, body = self.server.router, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.is_authorized():
+            router.purges.append(body)
+            self.respond_json(503 if router.purged.get("problem") else 200, router.purged)
 
     def is_authorized(self) -> bool:
         if self.headers["Authorization"] == f"Bearer {TOKEN}":

@@ -104,10 +104,17 @@ def route_reading(
     _store(ROUTERS, at, router.pk, reading)
 
 
-def router_scraped(router: Router, at: datetime, *, stale: bool = False) -> None:
-    """Store the router's own reading: it was scraped, or that failed."""
+def cache_reading(router: Router, at: datetime, *, pool: str = "chat", group: str, **counters: float) -> None:
+    """Store a router's reading of a task group's response cache."""
+    increase = Increase(ReadingState.OK, 5.0, counters)
+    _store(ROUTERS, at, router.pk, SourceReading(RouteKey(pool, group), increase))
+
+
+def router_scraped(router: Router, at: datetime, *, stale: bool = False, store_up: float | None = None) -> None:
+    """Store the router's own reading: it was scraped, or that failed. ``store_up``: of response caches."""
     increase = Increase(ReadingState.STALE) if stale else Increase(ReadingState.OK, 5.0)
-    _store(ROUTERS, at, router.pk, SourceReading(ROUTER_ITSELF, increase))
+    gauges = {} if store_up is None else {"cache_store_up": store_up}
+    _store(ROUTERS, at, router.pk, SourceReading(ROUTER_ITSELF, increase, gauges))
 
 
 def scraped(replica: Replica, at: datetime, **fields: object) -> ScrapeState:

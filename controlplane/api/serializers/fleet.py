@@ -185,6 +185,38 @@ class TaskGroupInput(TaskGroupChange):
     name = serializers.CharField(max_length=30)
 
 
+class PurgeInput(serializers.Serializer[Any]):
+    """Which stored responses of a task group to remove."""
+
+    model = serializers.CharField(
+        max_length=300, required=False, allow_null=True, help_text="Of this model only, or of one of its aliases."
+    )
+    namespace = serializers.CharField(
+        max_length=128,
+        required=False,
+        allow_null=True,
+        allow_blank=True,
+        trim_whitespace=False,
+        help_text='Of this namespace only; "" is that of requests that name none.',
+    )
+
+
+class RouterPurgeSerializer(serializers.Serializer[Any]):
+    """Entries that one router removed; null is unknown, or no store. ``problem`` says why entries may be left."""
+
+    router = serializers.CharField()
+    memory_entries = serializers.IntegerField(allow_null=True)
+    store_entries = serializers.IntegerField(allow_null=True)
+    remaining_entries = serializers.IntegerField(allow_null=True)
+    problem = serializers.CharField(allow_null=True)
+
+
+class PurgeSerializer(serializers.Serializer[Any]):
+    """A complete purge: every router removed the entries."""
+
+    routers = RouterPurgeSerializer(many=True)
+
+
 CLIENT_KEY_SETTINGS = {name: kind for name, kind in schema_fields.CLIENT_KEY.items() if name != "tenant"}
 
 

@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.auth import signed_in_user
+from controlplane.api.exceptions import problem_response
 from controlplane.api.filters import (
     ClientKeyFilter,
     DiscoveredReplicaFilter,
@@ -22,6 +23,7 @@ from controlplane.api.filters import (
     TaskGroupFilter,
 )
 from controlplane.api.serializers import fleet as serializers
+from controlplane.api.views import query_flag
 from controlplane.api.viewsets.base import (
     NAME,
     NUMBER,
@@ -123,6 +125,20 @@ class TaskGroupViewSet(CrudViewSet[TaskGroup]):
         "partial_update": "Change the fields that the body holds; an empty list of replicas means all of the pool's.",
         "destroy": "Remove a group with its policy.",
     }
+
+    @extend_schema(request=serializers.PurgeInput, responses=serializers.PurgeSerializer)
+    @action(detail=True, methods=["post"], url_path="purge-response-cache")
+    def purge_response_cache(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - get_object reads it
+        """Remove its stored responses from all routers and their store; 502 with ``routers`` if some may be left.
+
+        A dry run counts them.
+        """
+        group, scope = self.get_object(), validated_body(serializers.PurgeInput, request)
+        is_dry_run, by = query_flag(request, "dry_run"), signed_in_user(request)
+        purged = task_groups.purge_response_cache(group, **scope, by=by, dry_run=is_dry_run)
+        if error := purged.incomplete:
+            return problem_response(error, {"request": request})  # not raised: the audit entry is committed
+        return Response(serializers.PurgeSerializer(purged).data)
 
 
 class SourceViewSet(CrudViewSet[ReplicaSource]):

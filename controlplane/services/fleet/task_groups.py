@@ -1,23 +1,31 @@
-"""Create, change and remove task groups."""
+"""Create, change and remove task groups, and purge their response caches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.db import transaction
 
 from controlplane import schema_fields
-from controlplane.errors import InvalidError, NameTakenError
-from controlplane.models import ClientKey, EventKind, Pool, Replica, TaskGroup
+from controlplane.egress import fleet_rules, guarded_client
+from controlplane.errors import ConflictError, InvalidError, NameTakenError, PurgeIncompleteError
+from controlplane.models import ClientKey, EventKind, Pool, Replica, Router, TaskGroup
 from controlplane.models.fleet import SHORT_NAME
+from controlplane.push.client import Unreachable, purge_responses
 from controlplane.schema_fields import canonical, canonical_fields
 from controlplane.services.checks import check_name, lock_row, unique_or
 from controlplane.services.events import record_event
 from controlplane.services.fleet.served_models import relative_error_paths
 from controlplane.services.snapshots import freeze_snapshot
+from routing.schema import CachePurge
 
+MAX_PARALLEL_PURGES = 128
 _FIELDS = ("name", "owner", "description", *schema_fields.GROUP, "expected_tier1", "hit_rate_objective")
 
 
@@ -127,3 +135,96 @@ def _check_replicas(pool: Pool, replicas: Iterable[Replica]) -> list[Replica]:
         if replica.pool_id != pool.pk:
             raise InvalidError(f"$.replicas[{position}]", f"replica {replica.name} is not in pool {pool.name}")
     return replicas
+
+
+# --- response caches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPurge:
+    """Entries of a response cache that one router removed. Unknown is None; so is the store's part without a store."""
+
+    router: str
+    memory_entries: int | None = None
+    store_entries: int | None = None
+    remaining_entries: int | None = None  # in the store, by a scan after the removal
+    problem: str | None = None  # why entries may be left; None: the router removed all
+
+
+@dataclass(frozen=True, slots=True)
+class CachePurgeResult:
+    """A purge of a group's response cache by all routers."""
+
+    group: str
+    routers: tuple[RouterPurge, ...]
+
+    @property
+    def entries(self) -> int:
+        """Removed entries. Those in memory are copies of those in the store, where there is one."""
+        stored = [row.store_entries for row in self.routers if row.store_entries is not None]
+        return sum(stored) if stored else sum(row.memory_entries or 0 for row in self.routers)
+
+    @property
+    def incomplete(self) -> PurgeIncompleteError | None:
+        """The error that names each router where entries may be left; None if there is none."""
+        problems = [f"router {row.router}: {row.problem}" for row in self.routers if row.problem]
+        if not problems:
+            return None
+        detail = (
+            f"Stored responses of task group {self.group} may be left at {len(problems)} of {len(self.routers)} "
+            f"routers. Purge again when they respond; remove routers that no longer exist. {'; '.join(problems)}."
+        )
+        return PurgeIncompleteError(detail, {"routers": [asdict(row) for row in self.routers]})
+
+
+def purge_response_cache(
+    group: TaskGroup,
+    *,
+    model: str | None = None,
+    namespace: str | None = None,
+    by: User | None = None,
+    dry_run: bool = False,
+) -> CachePurgeResult:
+    """Make every router remove the stored responses of a group, or of one model or namespace of it.
+
+    ``dry_run``: routers count them only. InvalidError for a model that the pool does not serve, ConflictError without
+    routers. A router that fails or does not respond is part of the result.
+    """
+    purge = CachePurge(group.pool.name, group.name, _engine_model(group.pool, model), namespace, dry_run)
+    routers = list(Router.objects.order_by("name"))
+    if not routers:
+        raise ConflictError("No router has announced itself, so no stored response can be removed.")
+    with guarded_client(fleet_rules()) as http, ThreadPoolExecutor(min(len(routers), MAX_PARALLEL_PURGES)) as threads:
+        call = partial(purge_responses, http, purge=purge, token=django_settings.ROUTER_ADMIN_TOKEN)
+        outcomes = list(threads.map(call, [router.admin_url for router in routers]))
+    rows = [
+        RouterPurge(router.name, problem=outcome.reason)
+        if isinstance(outcome, Unreachable)
+        else RouterPurge(
+            router.name, outcome.memory_entries, outcome.store_entries, outcome.remaining_entries, outcome.problem
+        )
+        for router, outcome in zip(routers, outcomes, strict=True)
+    ]
+    _record_purge(group, purge, rows, by)
+    return CachePurgeResult(str(group), tuple(rows))
+
+
+def _record_purge(group: TaskGroup, purge: CachePurge, rows: list[RouterPurge], by: User | None) -> None:
+    """Record a purge after it was done: the lock of the audit log is not held while routers respond."""
+    done = sum(row.problem is None for row in rows)
+    scope = {"model": purge.model, "namespace": purge.namespace}
+    limits = [f"{name} {value!r}" for name, value in scope.items() if value is not None]
+    at = "" if done == len(rows) else f" at {done} of {len(rows)} routers only"
+    summary = f"The response cache of task group {group} was purged{at}{': ' if limits else ''}{', '.join(limits)}."
+    detail = {"after": {**scope, "group": str(group), "routers": [asdict(row) for row in rows]}}
+    record_event(EventKind.RESPONSE_CACHE_PURGED, summary, pool=group.pool, by=by, detail=detail)
+
+
+def _engine_model(pool: Pool, name: str | None) -> str | None:
+    """A model's name as engines know it. InvalidError for one that the pool does not serve."""
+    aliases = {alias["name"]: alias["model"] for alias in pool.aliases}
+    if name is None or name in aliases:
+        return None if name is None else aliases[name]
+    if pool.models and name not in {*pool.models, *(adapter["name"] for adapter in pool.adapters)}:
+        raise InvalidError("$.model", f"pool {pool.name} serves no model {name[:100]!r}")
+    return name

@@ -383,3 +383,16 @@ class TaskGroupForm(SectionedForm):
                 self.initial.setdefault(name, getattr(group, name))
             if not self.is_bound:
                 self.initial["replicas"] = group.replicas.all()
+
+
+class PurgeForm(Form):
+    """Which stored responses of a task group to remove; all if both fields are empty."""
+
+    model = forms.CharField(required=False, max_length=300, empty_value=None, help_text="Empty: of all models.")
+    namespace = forms.CharField(
+        required=False,
+        max_length=128,
+        empty_value=None,
+        strip=False,
+        help_text="As requests name it in cache.namespace. Empty: of all namespaces.",
+    )

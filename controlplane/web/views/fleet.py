@@ -9,7 +9,7 @@ from functools import partial
 from django.contrib import messages
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, redirect, render, resolve_url
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods
 
@@ -18,7 +18,12 @@ from controlplane.services.fleet.kv_event_sources import proposed_events
 from controlplane.services.fleet.pools import create_pool, remove_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica, remove_replica, set_replica_state, update_replica
 from controlplane.services.fleet.served_models import unnamed_model_warning
-from controlplane.services.fleet.task_groups import create_task_group, remove_task_group, update_task_group
+from controlplane.services.fleet.task_groups import (
+    create_task_group,
+    purge_response_cache,
+    remove_task_group,
+    update_task_group,
+)
 from controlplane.web.base import (
     confirm_page,
     current_user,
@@ -28,7 +33,7 @@ from controlplane.web.base import (
     requested_sort,
     viewable,
 )
-from controlplane.web.forms.fleet import PoolForm, PoolSettingsForm, ReplicaForm, TaskGroupForm
+from controlplane.web.forms.fleet import PoolForm, PoolSettingsForm, PurgeForm, ReplicaForm, TaskGroupForm
 from controlplane.web.views.sources import prefetch_sources, source_rows
 
 COLUMNS = ("name", "state", "url", "weight", "block_tokens", "capacity_blocks")
@@ -271,3 +276,28 @@ def group_remove(request: HttpRequest, group_id: int) -> HttpResponse:
         action=f"Remove {group.name}",
         done=f"Task group {group.name} was removed.",
     )
+
+
+@require_http_methods(["GET", "POST"])
+def group_purge(request: HttpRequest, group_id: int) -> HttpResponse:
+    """Remove the stored responses of a task group from all routers."""
+    group = get_object_or_404(TaskGroup.objects.select_related("pool"), pk=group_id)
+    form = PurgeForm(request.POST if request.method == "POST" else None)
+    if form.is_valid():
+        with form.service_errors():
+            purged = purge_response_cache(group, **form.cleaned_data, by=current_user(request))
+            if purged.incomplete:
+                messages.error(request, str(purged.incomplete))
+            else:
+                messages.success(request, f"{purged.entries} stored responses of task group {group.name} were removed.")
+            return redirect("controlplane:task-group", group_id=group.pk)
+    context = {
+        "form": form,
+        "danger": True,
+        "title": f"Purge response cache of {group.name}",
+        "text": "All routers and their store remove the stored responses of this task group. Its next requests go to "
+        "replicas, which compute the responses again.",
+        "action": "Purge response cache",
+        "back": resolve_url("controlplane:task-group", group_id=group.pk),
+    }
+    return render(request, "controlplane/confirm.html", context, status=422 if form.errors else 200)

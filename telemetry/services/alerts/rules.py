@@ -59,6 +59,9 @@ def default_rules(scrape_interval_s: float) -> tuple[DefaultRule, ...]:
         # Affinity skews a quiet pool on purpose: only skew that makes requests wait is a problem.
         DefaultRule("Load skew", RuleKind.LOAD_SKEW, settings={"min_waiting": 1.0}),
         DefaultRule("KV pressure", RuleKind.KV_PRESSURE),
+        # No result without a response cache.
+        DefaultRule("Response cache store down", RuleKind.CACHE_STORE_DOWN),
+        DefaultRule("Response cache hit share drop", RuleKind.CACHE_SHARE_DROP),
         DefaultRule("Configuration not converged", RuleKind.ROLLOUT_STUCK),
         # Confirmed by a second evaluation: the first one after a restart of the control plane is late by design.
         DefaultRule(

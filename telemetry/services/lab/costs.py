@@ -1,20 +1,25 @@
-"""What a pool's caches save a day, from its breakdown, its prefill rate and its price."""
+"""What caches save: prefix caches a day, from the breakdown, and response caches over a window, from routers' counts.
+
+Both are converted to prefill time and money by the pool's measured prefill rate and its price.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Max, Min
 
-from controlplane.models import Pool
+from controlplane.models import Pool, TaskGroup
 from telemetry.lab.breakdown import BIN, MIN_REQUESTS, Breakdown, bin_start
-from telemetry.lab.costs import PrefillRate, Price, Savings, savings_of
+from telemetry.lab.costs import Prefill, PrefillRate, Price, Savings, prefill_of, savings_of
+from telemetry.metrics.rates import ratio
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin, CapacityCurve, WhatIf, WhatIfState
 from telemetry.services.lab.breakdowns import breakdown_of, breakdowns_by_group
-from telemetry.storage.dimension_sums import route_sums, total
+from telemetry.storage.dimension_sums import CACHE_COUNTS, coverage, response_cache_sums, route_sums, total
 
 MAX_FIT_AGE = timedelta(days=30)  # of a calibrated what-if
 MIN_EXTRAPOLATED = timedelta(hours=20)  # of traffic; figures a day from less are an extrapolation
@@ -142,3 +147,77 @@ def _notes(
     if price is None:
         notes.append("No price is set in the pool's settings, so no money is shown.")
     return notes
+
+
+# --- response caches --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCacheFigures:
+    """What response caches answered over a window; None: unknown.
+
+    Hits are no requests of engines: hit rates, TTFT and utilization do not contain them.
+    """
+
+    hits: int | None  # requests answered from the cache
+    misses: int | None  # cacheable requests that were sent to a replica
+    bypassed: int | None  # requests of the same task groups that may not use the cache
+    prompt_tokens: int | None  # of the responses from the cache
+    generated_tokens: int | None
+    # Prefill of those prompt tokens, without what prefix caches would have saved of it: at most this. Generation, which
+    # is saved too, has no measured rate.
+    prefill: Prefill
+    currency: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def cacheable(self) -> int | None:
+        """Requests that the cache might have answered."""
+        return None if self.hits is None or self.misses is None else self.hits + self.misses
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Share of the cacheable requests that the cache answered."""
+        return ratio(self.hits, self.cacheable)
+
+
+def has_response_cache(pools: Sequence[Pool] | None) -> bool:
+    """Whether any task group of these pools (None: all) has a response cache. One query."""
+    groups = TaskGroup.objects.filter(response_cache__isnull=False)
+    return (groups if pools is None else groups.filter(pool__in=pools)).exists()
+
+
+def response_cache_figures(
+    pools: Sequence[Pool] | None, window: Window, now: datetime, *, group: str | None = None
+) -> ResponseCacheFigures:
+    """Figures of the response caches of pools (None: all), or of one task group.
+
+    Four queries, and three for each pool with hits. Time and money are unknown if those of one such pool are.
+    """
+    rows = response_cache_sums(
+        None if pools is None else [pool.name for pool in pools], window, group=group, whole=True
+    )
+    if not rows and not any(step.covered_s for step in coverage(window, whole=True)):
+        return ResponseCacheFigures(None, None, None, None, None, Prefill(None, None, None), None, ())
+    with_hits = {row.key[0]: row.get("cache_prompt_tokens") for row in rows if row.get("cache_hits")}
+    parts: list[Prefill] = []
+    currencies: set[str | None] = set()
+    notes: list[str] = []
+    for pool in Pool.objects.filter(name__in=with_hits).order_by("name") if with_hits else ():
+        rate, price = prefill_rate_of(pool, now), Price.of(pool.costs)
+        parts.append(prefill_of(with_hits[pool.name], rate.tokens_per_s, price))
+        currencies.add(price.currency if price else None)
+        if rate.tokens_per_s is None:
+            notes.append(f"{pool.name}: {rate.source}")
+    currency = currencies.pop() if len(currencies) == 1 else None
+    money = _all_known(part.money for part in parts) if currency else None
+    hits, misses, bypassed = (total(rows, name) or 0 for name in CACHE_COUNTS[:3])
+    prompt, generated = ((total(rows, name) if rows else 0) for name in CACHE_COUNTS[3:])
+    prefill = Prefill(prompt, _all_known(part.seconds for part in parts), money)
+    return ResponseCacheFigures(hits, misses, bypassed, prompt, generated, prefill, currency, tuple(notes))
+
+
+def _all_known(values: Iterable[float | None]) -> float | None:
+    """The sum; None if a value is unknown, or without any."""
+    known = list(values)
+    return None if not known or None in known else sum(value or 0.0 for value in known)

@@ -17,6 +17,7 @@ from telemetry.services.figures.groups import active_revisions, group_tiles, has
 from telemetry.services.figures.kv_streams import kv_streams_of
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
+from telemetry.services.lab.costs import has_response_cache, response_cache_figures
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.notifications.channels import notified_by
@@ -32,9 +33,12 @@ def _tables(request: HttpRequest, state: PageState) -> dict[str, Any]:
     replica_sort = requested_sort(request, REPLICA_COLUMNS)
     group_sort = requested_sort(request, GROUP_COLUMNS, param="gsort")
     rows = replica_rows(subject.pools, state.range.table)
+    has_cache = has_response_cache(subject.pools)
+    now = timezone.now()
     return {
         **live_context(state),
         "tiles": tiles,
+        "cache": response_cache_figures(subject.pools, state.range.table, now) if has_cache else None,
         "scrape_gap": scrape_gap(tiles.read_at) if state.range.live and tiles.replicas_total else "",
         "replicas": replica_sort.apply(rows),
         "not_up": [row for row in rows if row.health in {"down", "stale"}],
@@ -129,7 +133,10 @@ def _group_state(request: HttpRequest, pool_name: str, group_name: str) -> tuple
 
 
 def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, Any]:
+    cache = response_cache_figures([pool], state.range.table, timezone.now(), group=state.subject.group)
+    has_cache = bool(cache.hits or cache.misses or (group and group.response_cache))
     return {
+        "cache": cache if has_cache else None,
         **live_context(state),
         "pool": pool,
         "group": group,

@@ -13,6 +13,7 @@ from controlplane.web.base import viewable
 from telemetry.lint.structure import PromptStructure
 from telemetry.services.lab import decisions
 from telemetry.services.lab.decisions import DecisionQuery, Order
+from telemetry.storage.dimension_sums import response_cache_sums, total
 from telemetry.web.decisions import MATCHES, candidates_of, comparison_text, parse_place, place_of, reason_text
 from telemetry.web.ranges import PRESETS, PageState, page_state
 
@@ -28,12 +29,15 @@ ORDERS = (
 
 @require_GET
 def request_list(request: HttpRequest) -> HttpResponse:
-    """Requests that match the filters, in the selected order. At most eight queries."""
+    """Requests that match the filters, in the selected order. At most ten queries."""
     state = page_state(request)
     query = _query(request, state)
     result = decisions.decisions(query, limit=PAGE)
+    subject = state.subject
+    cached = response_cache_sums(subject.pool_names(), state.range.window, group=subject.group, whole=True)
     context = {
         "page_state": state,
+        "cached_requests": total(cached, "cache_hits"),
         "presets": PRESETS,
         "rows": result.rows,
         "since": result.since,

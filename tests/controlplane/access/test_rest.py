@@ -86,6 +86,7 @@ def test_objects_of_other_projects_are_not_found(here, there, user_with, script_
         f"discovered-replicas/{there.discovered.pk}/adopt",
         f"discovered-replicas/{there.discovered.pk}/dismiss",
         f"policies/{there.policy.name}/publish",
+        f"task-groups/{there.group.pk}/purge-response-cache",
         f"alerts/{there.alert.pk}/acknowledge",
         f"what-ifs/{there.what_if.pk}/cancel",
     ):

@@ -53,6 +53,7 @@ EXAMPLES = {
     ("api:task-group-list", "POST"): ("task-groups", {"pool": "here-pool", "name": "new"}),
     ("api:task-group-detail", "PATCH"): ("task-groups/{group}", {"owner": "web"}),
     ("api:task-group-detail", "DELETE"): ("task-groups/{group}", None),
+    ("api:task-group-purge-response-cache", "POST"): ("task-groups/{group}/purge-response-cache", {"namespace": ""}),
     ("api:policy-list", "POST"): ("policies", {"group": "{plain}"}),
     ("api:policy-detail", "DELETE"): ("policies/here-pool.here-group", None),
     ("api:policy-draft", "PUT"): ("policies/here-pool/draft", DRAFT),

@@ -2,11 +2,14 @@
 
 import pytest
 import yaml
+from django.utils import timezone
 
 from controlplane.cli import fleet
-from controlplane.models import Pool, Replica
+from controlplane.models import Pool, Replica, Router
 from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
+from tests.fakes.fake_router import FakeRouter
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -116,3 +119,32 @@ def test_terminal_control_characters_are_removed(warmpath, pool):
     shown = warmpath("get", "pools").out
     assert "\x1b" not in shown
     assert "[bold]red[/bold]" in shown
+
+
+def test_purge_counts_removes_and_fails_where_a_router_does_not_confirm(warmpath, pool):
+    group = create_task_group(pool, "faq", response_cache={})
+    with FakeRouter() as router:
+        row = Router.objects.create(name="a", boot="b", admin_url=router.admin_url, last_seen_at=timezone.now())
+        router.purged = {"memory_entries": 3, "store_entries": 2, "remaining_entries": 0, "problem": None}
+        counted = warmpath("purge", str(group), "--dry-run")
+        aborted = warmpath("purge", str(group), stdin="n\n")
+        done = warmpath("--json", "purge", str(group), "--namespace", "", "--yes")
+        router.purged = {**router.purged, "problem": "the store of response caches failed (TimeoutError)"}
+        failed = warmpath("purge", str(group), "--yes")
+    Router.objects.filter(pk=row.pk).update(admin_url="http://127.0.0.1:9")
+    away = warmpath("purge", str(group), "--dry-run")
+    unknown = warmpath("purge", f"{pool}.nothing", "--yes")
+
+    scope = {"pool": pool.name, "group": "faq", "model": None}
+    assert router.purges == [
+        {**scope, "namespace": None, "dry_run": True},
+        {**scope, "namespace": "", "dry_run": False},
+        {**scope, "namespace": None, "dry_run": False},
+    ]
+    assert (counted.status, counted.out.splitlines()[1].split()) == (0, ["a", "3", "2", "0", "-"])
+    assert aborted.status == 1
+    assert done.json["routers"] == [{"router": "a", **router.purged, "problem": None}]
+    assert (failed.status, away.status, unknown.status) == (1, 1, 1)
+    assert "router a: the store of response caches failed (TimeoutError)" in failed.err
+    assert "router a: no response (ConnectError)" in away.err
+    assert "There is no task group" in unknown.err

@@ -407,3 +407,148 @@ async def test_a_store_that_fails_costs_a_few_milliseconds_and_no_error(replica,
     assert repeated.cache == "hit"  # from memory
     assert is_up == 0
     assert sorted(durations)[len(durations) // 2] < 0.1
+
+
+# --- purges ---
+
+PURGE = "/admin/response-cache/purge"
+
+
+async def purge(harness: Harness, **scope: Any) -> tuple[int, Any]:
+    return await harness.admin("POST", PURGE, json={"pool": "chat", "group": "faq"} | scope)
+
+
+@pytest.mark.parametrize(
+    ("scope", "kept"),
+    [
+        ({}, {"other"}),
+        ({"model": "tiny"}, {"other"}),
+        ({"model": "large"}, {"none", "blue", "other"}),
+        ({"namespace": "blue"}, {"none", "other"}),
+        ({"namespace": ""}, {"blue", "other"}),
+        ({"model": "tiny", "namespace": "blue"}, {"none", "other"}),
+        ({"pool": "elsewhere"}, {"none", "blue", "other"}),
+    ],
+)
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_purge_removes_what_it_names_and_nothing_else(stand_in, request, scope, kept, is_shared):
+    store = request.getfixturevalue("stored") if is_shared else None
+    requests = {
+        "none": (GREEDY, "faq"),
+        "blue": (GREEDY | {"cache": {"namespace": "blue"}}, "faq"),
+        "other": (GREEDY, "other"),
+    }
+    async with router_before(stand_in) as harness:
+        for body, group in requests.values():
+            await send(harness, body, X_Task_Group=group)
+        await harness.until(lambda: store is None or store.dbsize() == 3, "the entries to be written")
+        counted = await purge(harness, **scope, dry_run=True)
+        status, purged = await purge(harness, **scope)
+        again = await purge(harness, **scope)
+        found = {
+            name: (await send(harness, body, X_Task_Group=group)).cache for name, (body, group) in requests.items()
+        }
+
+    removed = 3 - len(kept)
+    expected = {"memory_entries": removed, "store_entries": removed if is_shared else None, "problem": None}
+    assert status == 200
+    assert purged == expected | {"remaining_entries": 0 if is_shared else None}
+    assert counted == (200, expected | {"remaining_entries": None})
+    assert (again[1]["memory_entries"], again[1]["store_entries"] or 0) == (0, 0)
+    assert {name for name, cache in found.items() if cache == "hit"} == kept
+
+
+async def test_a_purge_removes_many_entries_in_batches(stand_in, stored, monkeypatch):
+    monkeypatch.setattr(store_module, "PURGE_BATCH", 10)
+    prefix = entry_prefix(SECRET, "chat", "faq", model="tiny", namespace="")
+    stored.mset({f"{prefix}{number:064x}": b"x" for number in range(500)})
+    stored.mset({f"another:{number}": b"x" for number in range(500)})
+    async with router_before(stand_in) as harness:
+        status, purged = await purge(harness)
+
+    assert (status, purged["store_entries"], purged["remaining_entries"]) == (200, 500, 0)
+    assert stored.dbsize() == 500
+
+
+async def test_requests_that_began_before_a_purge_store_nothing_and_are_followed_by_none_that_begin_after_it(replica):
+    may_respond, answer = asyncio.Event(), answering(body=completion("stop"))
+
+    async def wait(call: Any) -> None:
+        await may_respond.wait()
+        await answer(call)
+
+    replica.script = wait
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        early = [asyncio.create_task(send(harness, GREEDY)) for _ in range(3)]
+        flights = harness.router.services.all_response_caches.flights
+        await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [2], "followers")
+        assert (await purge(harness))[0] == 200
+        late = asyncio.create_task(send(harness, GREEDY))
+        await replica.wait_calls(2)
+        may_respond.set()
+        received = [response.cache for response in await asyncio.gather(*early, late)]
+        after = await send(harness, GREEDY)
+        assert harness.router.services.all_response_caches.flights == {}
+
+    assert sorted(received) == ["hit", "hit", "miss", "miss"]
+    assert received[3] == "miss"
+    assert after.cache == "hit"  # of the late request
+    assert len(replica.calls) == 2
+
+
+async def test_an_entry_that_was_read_from_the_store_during_a_purge_does_not_stay_in_memory(stand_in, stored):
+    async with router_before(stand_in) as harness:
+        await send(harness, GREEDY)
+        await harness.until(lambda: stored.dbsize() == 1, "the entry to be written")
+        caches = harness.router.services.all_response_caches
+        caches.memory.clear()
+        store, may_return, is_read = caches.store, asyncio.Event(), asyncio.Event()
+        assert store is not None
+        get = store.get
+
+        async def slow_get(*arguments: Any) -> Any:
+            entry = await get(*arguments)
+            is_read.set()
+            await may_return.wait()
+            return entry
+
+        store.get = slow_get  # type: ignore[method-assign]
+        early = asyncio.create_task(send(harness, GREEDY))
+        await is_read.wait()
+        await purge(harness)
+        may_return.set()
+        assert (await early).cache == "hit"  # it began before the purge
+        assert (await send(harness, GREEDY)).cache == "miss"
+
+
+@pytest.mark.parametrize("behaviour", [talk_nonsense, refuse_writes, hang, None])
+async def test_a_purge_without_its_store_is_not_complete(stand_in, monkeypatch, behaviour):
+    monkeypatch.setattr(store_module, "PURGE_CALL_S", 0.2)
+    server = await asyncio.start_server(behaviour or hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    if behaviour is None:
+        server.close()
+    monkeypatch.setenv("WARMPATH_ROUTER_CACHE_URL", f"redis://:hidden@127.0.0.1:{port}/0")
+    async with router_before(stand_in) as harness:
+        await send(harness, GREEDY)
+        status, purged = await purge(harness)
+        assert (await send(harness, GREEDY)).cache == "miss"  # memory is purged nevertheless
+    server.close()
+
+    assert status == 503
+    assert (purged["memory_entries"], purged["remaining_entries"]) == (1, None)
+    assert purged["problem"].startswith("the store of response caches failed")
+    assert "hidden" not in str(purged)
+
+
+@pytest.mark.parametrize(
+    ("document", "status"), [({"pool": "chat"}, 422), ({"pool": "chat", "group": "faq", "models": "x"}, 422), ([], 422)]
+)
+async def test_a_malformed_purge_is_rejected(stand_in, document, status):
+    async with router_before(stand_in) as harness:
+        assert (await harness.admin("POST", PURGE, json=document))[0] == status
+
+
+async def test_a_router_without_a_configuration_cannot_purge():
+    async with routed(None) as harness:
+        assert (await purge(harness))[0] == 503

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from routing.schema import Limits, LowestCostSettings
-from tests.fakes.replica import FakeReplica, Held, halting, sse
+from routing.schema import Limits, LowestCostSettings, ResponseCache, TaskGroupConfig
+from tests.fakes.replica import FakeReplica, Held, answering, halting, sse
 from tests.routing.proxy.harness import CHAT, chat_body, config, connect, post
-from tests.routing.workers.harness import Load, Process, loaded, serving, worker_of
+from tests.routing.workers.harness import DEADLINE_S, Load, Process, loaded, serving, worker_of
 
 
 async def total(router: Process, name: str) -> float:
@@ -256,3 +257,32 @@ async def test_a_router_takes_over_from_another_without_a_refused_connection(
     assert load.outcomes["ConnectionResetError"] <= 1, "what arrives in the microseconds of closing: see listening.py"
     assert len(load.seen_workers) == workers + successors
     assert len(first) == successors
+
+
+async def test_a_purge_of_response_caches_reaches_the_memory_of_every_worker(
+    replica: FakeReplica, tmp_path: Path
+) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
+    completion = {"id": "1", "object": "chat.completion", "created": 1, "model": "tiny", "choices": [choice]}
+    replica.script = answering(body=json.dumps(completion).encode())
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": 0}).encode()
+    snapshot = config([replica], groups=(TaskGroupConfig(name="faq", response_cache=ResponseCache()),))
+    async with serving(tmp_path, snapshot, "--workers=2") as router:
+
+        async def caches_seen_in_all_workers() -> list[str]:
+            """What the first request to each worker got."""
+            first_by_worker: dict[str, str] = {}
+            async with asyncio.timeout(DEADLINE_S):
+                while len(first_by_worker) < 2:
+                    response = await router.chat(body, [b"X-Task-Group: faq"])
+                    first_by_worker.setdefault(worker_of(response), response.headers["x-warmpath-cache"])
+            return list(first_by_worker.values())
+
+        before = [await caches_seen_in_all_workers() for _ in range(2)]
+        purge = {"pool": "chat", "group": "faq"}
+        status, purged = await router.admin("POST", "/admin/response-cache/purge", json=purge)
+        after = await caches_seen_in_all_workers()
+
+    assert before == [["miss", "miss"], ["hit", "hit"]]
+    assert (status, purged["memory_entries"], purged["store_entries"], purged["problem"]) == (200, 2, None, None)
+    assert after == ["miss", "miss"]

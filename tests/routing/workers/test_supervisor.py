@@ -18,7 +18,7 @@ from msgspec import structs
 from routing.admin.events import EventSpool, StateObserver
 from routing.http.sockets import bind
 from routing.proxy.config_store import LastKnownGood, NackError, RetryLaterError, Source
-from routing.schema import HealthCheck, ReplicaConfig, dump_snapshot
+from routing.schema import CachePurge, HealthCheck, ReplicaConfig, dump_snapshot
 from routing.workers.messages import CallRejectedError, Preparation
 from routing.workers.metrics import MergedMetrics
 from routing.workers.multiprocess import WorkersView
@@ -374,3 +374,14 @@ async def test_a_successor_that_dies_during_a_configuration_change_has_one_succe
             await until(lambda: successor not in supervisor.processes, "its end")
         await until(lambda: len(supervisor.ready) == 2, "a worker in each slot")
         await until(lambda: set(supervisor.ready) <= set(supervisor.processes), "workers that are there")
+
+
+async def test_a_purge_that_a_worker_does_not_respond_to_is_not_complete(
+    replica: FakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervised(tmp_path, dump_snapshot(config([replica]), 1).document) as supervisor:
+        monkeypatch.setattr("routing.workers.process.FORGET_S", 0.3)
+        os.kill(supervisor.ready[0].process.pid, signal.SIGSTOP)
+        result = await WorkersView(supervisor, "1.0").purge_responses(CachePurge("chat", "faq"))
+
+    assert result.problem == "1 of 2 worker processes did not respond"

@@ -5,10 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.models import ConfigSnapshot, EventKind, Replica, Router
+from controlplane.models import ConfigSnapshot, EventKind, Pool, Replica, Router
 from controlplane.services.events import record_event
 from controlplane.services.fleet.pools import create_pool
 from controlplane.services.fleet.replicas import add_replica
+from controlplane.services.fleet.task_groups import create_task_group
 from controlplane.services.snapshots import single_snapshot
 from telemetry.alerts.kinds import KINDS
 from telemetry.metrics.histograms import ROUTER_EDGES
@@ -18,7 +19,7 @@ from telemetry.services.alerts import rules
 from telemetry.services.alerts.explanations import evaluate_alerts
 from telemetry.services.alerts.rules import default_rules
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, stored_together
+from tests.telemetry.readings import cache_reading, engine_reading, gap, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 STEP_S = 15  # between two evaluations and two readings
@@ -41,6 +42,8 @@ class Fleet:
     in_time: int = EARLY  # bucket of the first tokens that are not late
     share: tuple[float, ...] = (1.0, 1.1, 0.9)
     waiting: tuple[float, ...] = (0.0, 1.0, 0.0)
+    cache_hit_ratio: float | None = None  # None: no response cache
+    store_up: float | None = None
 
     @property
     def now(self):
@@ -61,7 +64,10 @@ class Fleet:
         failed, late = int(180 * self.failed_ratio), int(180 * self.late_ratio)
         reported = {"prompt_tokens": 180_000, "cached_tokens": 144_000, "usage_reported": 180}
         counters = {"requests": 180, "ok_requests": 180 - failed, "replica_error_requests": failed, **reported}
-        router_scraped(self.router, self.now)
+        router_scraped(self.router, self.now, store_up=self.store_up)
+        if self.cache_hit_ratio is not None:
+            hits = int(100 * self.cache_hit_ratio)
+            cache_reading(self.router, self.now, group="support", cache_hits=hits, cache_misses=100 - hits)
         route_reading(self.router, self.now, group="support", replica="gpu-0", **counters)
         route_reading(
             self.router, self.now, group="support", replica="gpu-0", ttft={self.in_time: 180 - late, LATE: late}
@@ -191,6 +197,40 @@ def test_each_default_rule_fires_on_its_incident_and_no_other_does(fleet, incide
     assert fleet.run(60) == set()
     incident(fleet)
     assert fleet.run(within_s) == kinds
+
+
+@pytest.fixture
+def cached(fleet):
+    """The fleet with a task group whose response cache answers four of five requests, and a store."""
+    create_task_group(Pool.objects.get(name="chat"), "support", response_cache={})
+    newest = ConfigSnapshot.objects.order_by("-number").first()
+    Router.objects.update(running_number=newest.number, running_sha256=newest.sha256)
+    fleet.cache_hit_ratio, fleet.store_up = 0.8, 1.0
+    rule = AlertRule.objects.get(kind="cache_share_drop")
+    rules.update_rule(rule, settings={"window_s": 60.0, "baseline_s": 300.0})  # a shorter simulation
+    return fleet
+
+
+def test_a_store_of_response_caches_that_is_down_explains_fewer_hits(cached):
+    assert cached.run(360) == set()
+    cached.store_up, cached.cache_hit_ratio = 0.0, 0.0
+    assert cached.run(150) == {"cache_store_down", "cache_share_drop"}
+    down, fewer = (Alert.objects.get(rule__kind=kind) for kind in ("cache_store_down", "cache_share_drop"))
+    assert down.summary.startswith("1 of 1 routers could not use the store of response caches for")
+    assert (fewer.state, fewer.suppression["by"]) == (AlertState.FIRING, down.pk)
+    cached.store_up, cached.cache_hit_ratio = 1.0, 0.8
+    cached.run(420)
+    down.refresh_from_db()
+    assert down.state == AlertState.RESOLVED
+
+
+def test_fewer_hits_of_a_response_cache_are_found_whatever_the_cause(cached):
+    cached.store_up = None
+    assert cached.run(360) == set()
+    cached.cache_hit_ratio = 0.4
+    assert cached.run(150) == {"cache_share_drop"}
+    (alert,) = Alert.objects.filter(state=AlertState.FIRING)
+    assert alert.summary.startswith("The share that the response cache of pool chat answers fell from")
 
 
 def test_a_killed_replica_is_notified_once_and_not_again_as_ejected(fleet):

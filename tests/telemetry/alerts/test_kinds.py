@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.errors import InvalidError
-from telemetry.alerts.history_window import ControlPlaneState, PressureStep
+from telemetry.alerts.history_window import CacheStep, ControlPlaneState, PressureStep
 from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
@@ -131,6 +131,19 @@ def test_an_objective_that_cannot_fire_is_rejected(settings, path):
     assert caught.value.faults[0].path == path
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings", "path"),
+    [
+        ("cache_store_down", {"down_s": 301}, "$.settings.down_s"),
+        ("cache_share_drop", {"baseline_s": 1799}, "$.settings.baseline_s"),
+    ],
+)
+def test_a_rule_on_response_caches_that_cannot_fire_is_rejected(kind, settings, path):
+    with pytest.raises(InvalidError) as caught:
+        KINDS[kind].read(settings)
+    assert caught.value.faults[0].path == path
+
+
 def test_a_replica_is_down_when_every_attempted_scrape_failed():
     engines = {"r1": [step(), FAILED, FAILED], "r2": [step(), step(), None], "r3": [step(), step(), step(failed=True)]}
     history = past(30, count=3, replicas=("r1", "r2", "r3"), engines=engines)
@@ -185,6 +198,51 @@ def test_skew_is_the_busiest_active_replica_over_the_mean(requests, active, expe
     engines = {name: [step(requests=count)] for name, count in requests.items()}
 
     assert results(evaluated("load_skew", past(300, engines=engines, active=frozenset(active)))) == {"": expected}
+
+
+@pytest.mark.parametrize(
+    ("stores", "has_cache", "expected", "affected"),
+    [
+        ({"a": [0.4], "b": [0.0]}, True, (BREACH, Reason.ABOVE), ["a"]),  # 120 s of 300 s
+        ({"a": [1.0], "b": [1.0]}, True, (BREACH, Reason.ABOVE), ["a", "b"]),
+        ({"a": [0.39], "b": [0.2]}, True, (OK, Reason.WITHIN), []),
+        ({"a": [1.0]}, False, (NO_DATA, Reason.NO_CACHE), None),
+        ({"a": [None]}, True, (NO_DATA, Reason.NO_CACHE), None),
+        ({}, True, (NO_DATA, Reason.NO_CACHE), None),
+    ],
+)
+def test_a_store_is_down_by_the_router_that_lacks_it_longest(stores, has_cache, expected, affected):
+    history = past(300, cache_stores=stores, has_response_cache=has_cache)
+
+    verdicts = evaluated("cache_store_down", history)
+
+    assert results(verdicts) == {"": expected}
+    assert only(verdicts).figures.get("routers") == affected
+
+
+def shares(*ratios, requests=300):
+    return [None if ratio is None else CacheStep(ratio * requests, requests) for ratio in ratios]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.6), (BREACH, Reason.BELOW)),
+        (shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.61), (OK, Reason.WITHIN)),
+        (shares(0.8, None, 0.8, None, 0.8, None, 0.5), (BREACH, Reason.BELOW)),
+        (shares(0.8, None, None, None, 0.8, None, 0.5), (NO_DATA, Reason.LITTLE_HISTORY)),
+        (shares(0.9, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1), (BREACH, Reason.BELOW)),  # half of the level
+        (shares(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9), (OK, Reason.WITHIN)),
+        ([*shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8), CacheStep(0, 199)], (NO_DATA, Reason.LITTLE_TRAFFIC)),
+        (shares(0.8, 0.8, 0.8, 0.8, 0.8, 0.8, None), (NO_DATA, Reason.LITTLE_TRAFFIC)),
+    ],
+)
+def test_the_share_of_hits_is_compared_with_its_level_before(steps, expected):
+    history = past(600, count=7, cache_requests={None: steps, "faq": shares(*[0.5] * 7)}, has_response_cache=True)
+
+    assert results(evaluated("cache_share_drop", history)) == {"": expected}
+    assert only(evaluated("cache_share_drop", history, "faq")).result is OK
+    assert only(evaluated("cache_share_drop", replace(history, has_response_cache=False))).reason is Reason.NO_CACHE
 
 
 @pytest.mark.parametrize(
@@ -251,6 +309,8 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),
         "load_skew": past(300, engines={"r1": [step(requests=900)], "r2": [step(requests=10)]}),
         "rollout_stuck": past(60, control=control),
+        "cache_store_down": past(300, cache_stores={"router-1": [1.0]}, has_response_cache=True),
+        "cache_share_drop": past(600, count=7, cache_requests={None: shares(*[0.8] * 6, 0.1)}, has_response_cache=True),
         "evaluator_lag": past(15, count=3, engines={"r1": [step(), None, None]}),
         "no_data": past(60, engines={"r1": [FAILED]}),
     }

@@ -16,6 +16,7 @@ from telemetry.metrics.counters import ReadingState
 from telemetry.metrics.windows import Window
 from telemetry.models import RollupRepair, RollupState
 from telemetry.storage import sums
+from telemetry.storage.dimension_sums import response_cache_sums
 from telemetry.storage.locks import ROLLUP
 from telemetry.storage.partitions import drop_before, partitions_of
 from telemetry.storage.rollup import CHUNK_BINS, close, roll_up
@@ -23,7 +24,7 @@ from telemetry.storage.rollup_tables import BY_PART, RESOLUTIONS_S, SUMS, TABLES
 from tests.conftest import wait_until
 from tests.controlplane.threads import at_once, waiting
 from tests.telemetry.conftest import T0
-from tests.telemetry.readings import engine_reading, gap, route_reading, router_scraped, stored_together
+from tests.telemetry.readings import cache_reading, engine_reading, gap, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
 KEPT_S = 3 * 86_400.0
@@ -69,6 +70,9 @@ def some_hours(replicas, router, every_min=7):
         router_scraped(router, at(minute), stale=number % 5 == 4)
         counts = {"requests": 9, "replica_error_requests": 1, "usage_reported": 8, "prompt_tokens": 800}
         route_reading(router, at(minute), group="busy", **counts, cached_tokens=500)
+        if number % 4:
+            cached = {"cache_hits": number % 7, "cache_misses": 2, "cache_prompt_tokens": 50 * (number % 7)}
+            cache_reading(router, at(minute, 1), group="busy" if number % 2 else "cached-only", **cached)
         route_reading(
             router, at(minute), group="busy", ttft={100: 4, 120: number % 3}, streamed={150: 4}, plain={160: number % 5}
         )
@@ -84,6 +88,9 @@ def all_sums(replicas, window):
         "hits together": sorted(sums.hit_sums_by_set([ids, ids[:1]], window)),
         "routers": sums.router_sums(["chat"], window),
         "routers, whole": sums.router_sums(None, window, whole=True),
+        "response caches": response_cache_sums(["chat"], window),
+        "response caches by group": response_cache_sums(["chat"], window, by_group=True),
+        "response cache of a group": response_cache_sums(None, window, group="cached-only", whole=True),
         "gauges": [
             sorted((pk, step, value and round(value, 9), stale) for pk, step, value, stale in rows)
             for rows in (sums.mean_gauge(ids, window, name) for name in ("running", "kv_usage_ratio"))

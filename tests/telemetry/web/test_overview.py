@@ -4,13 +4,15 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.models import Replica, Role
+from controlplane.models import Replica, Role, Router, TaskGroup
 from controlplane.services.access.users import set_role
-from controlplane.services.fleet.pools import create_pool
+from controlplane.services.fleet.pools import create_pool, update_pool
 from controlplane.services.fleet.replicas import add_replica
-from telemetry.models import ScrapeShard, ScrapeState
+from controlplane.services.fleet.task_groups import update_task_group
+from telemetry.models import CapacityCurve, ScrapeShard, ScrapeState
 from telemetry.services.notifications.channels import create_channel, update_channel
 from tests.telemetry.breakdown_bins import breakdown_bin
+from tests.telemetry.readings import cache_reading
 
 
 def test_the_first_visit_says_the_next_step(visitor):
@@ -92,8 +94,50 @@ def test_the_page_costs_the_same_whatever_the_fleets_size(visitor, noon, django_
 
     warm_fleet(noon, seconds=60, replicas=12)
 
-    with django_assert_num_queries(34):
+    with django_assert_num_queries(35):
         visitor.get("/")
+
+
+def test_hits_of_response_caches_are_figures_of_their_own(visitor, fleet, noon):
+    """Tiles, the group's page and the list of requests; the hit rate stays that of the engines."""
+    before = visitor.get("/").text
+    assert 'id="response-cache"' not in before
+    group = TaskGroup.objects.get(pool=fleet, name="coding")
+    update_task_group(group, response_cache={})
+    assert tile_text(visitor.get("/").text) == "Response cache hits no requests last 15 min"
+    cached = {"cache_hits": 30, "cache_misses": 10, "cache_bypasses": 5}
+    saved = {"cache_prompt_tokens": 60_000, "cache_generated_tokens": 900}
+    at = noon - timedelta(seconds=30)
+    for name, counts in (("coding", cached | saved), ("retrieval", {"cache_misses": 20})):
+        cache_reading(Router.objects.first(), at, pool=fleet.name, group=name, **counts)
+
+    after = visitor.get("/").text
+    assert tile_text(after) == ("Response cache hits 50.0 % 30 of 60 cacheable requests, last 15 min")
+    assert tile_text(after, "Hit rate") == tile_text(before, "Hit rate")
+    page = visitor.get(f"/pools/{fleet.name}/groups/coding/").text
+    panel = shown(page[page.index('id="cache-title"') - 80 : page.index("Hits are not part")])
+    assert "Hits 30 75.0 % of cacheable requests" in panel
+    assert "Not cacheable 5 requests" in panel
+    assert "60.0 k prompt, 900 generated" in panel
+    assert "Prefill not needed unknown" in panel
+    assert f'href="/task-groups/{group.pk}/purge/"' in page
+    assert "30 more requests in this range were answered from a response cache" in visitor.get("/requests/").text
+
+    CapacityCurve.objects.create(pool=fleet, at=noon, prefill_rate=1000.0, fitted_requests=500)
+    update_pool(fleet, costs={"gpu_hour_price": 3.6, "gpus_per_replica": 2, "currency": "EUR"})
+    page = visitor.get(f"/pools/{fleet.name}/groups/coding/").text
+    panel = shown(page[page.index('id="cache-title"') : page.index("Hits are not part")])
+    assert "Prefill not needed at most 1 min of a replica 0.12 EUR" in panel
+
+
+def shown(text):
+    return " ".join(re.sub(r"<[^>]+>", " ", text).split())
+
+
+def tile_text(text, label="Response cache hits"):
+    """The text of the tile with a label."""
+    (tile,) = re.findall(rf'<span class="label">{label}.*?</div>', text, re.DOTALL)
+    return shown(tile)
 
 
 def test_state_in_the_url_reaches_every_part(visitor, fleet):
