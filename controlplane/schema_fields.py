@@ -184,7 +184,15 @@ POOL = kinds_of(
     "disaggregation",
 )
 GROUP = kinds_of(
-    TaskGroupConfig, "match", "tier1", "auto_replicas", "priority", "concurrency", "caps", "response_cache"
+    TaskGroupConfig,
+    "match",
+    "tier1",
+    "auto_replicas",
+    "priority",
+    "concurrency",
+    "caps",
+    "response_cache",
+    "semantic_cache",
 )
 REPLICA = kinds_of(ReplicaConfig, "adapters", "data_parallel_size", "kv_events", "role")
 CLIENT_KEY = kinds_of(ApiKey, "models", "groups", "tenant", "requests_per_s", "burst", "tokens_per_min")

@@ -468,6 +468,7 @@ class Migration(migrations.Migration):
                 ('concurrency', models.JSONField(blank=True, null=True)),
                 ('caps', models.JSONField(blank=True, null=True)),
                 ('response_cache', models.JSONField(blank=True, null=True)),
+                ('semantic_cache', models.JSONField(blank=True, null=True)),
                 ('expected_tier1', models.CharField(blank=True, max_length=16)),
                 ('hit_rate_objective', models.FloatField(blank=True, null=True)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),

@@ -228,6 +228,7 @@ class TaskGroup(models.Model):
     concurrency = models.JSONField(null=True, blank=True)  # routing.schema.ConcurrencyConfig; None: no limit
     caps = models.JSONField(null=True, blank=True)  # routing.schema.Caps; None: the pool's
     response_cache = models.JSONField(null=True, blank=True)  # routing.schema.ResponseCache; None: off
+    semantic_cache = models.JSONField(null=True, blank=True)  # routing.schema.SemanticCache; None: off
     expected_tier1 = models.CharField(max_length=16, blank=True)  # hash of the expected prefix; "": none
     hit_rate_objective = models.FloatField(null=True, blank=True)  # ratio; None: none
     created_at = models.DateTimeField(auto_now_add=True)

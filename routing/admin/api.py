@@ -353,6 +353,7 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
     decision = active.placement.decide(placement_request, router.balancer.health)
     prefill = _prefill(decision, request, active, router.balancer.health)
     hashes = active.placement.tier1_hashes(decision, placement_request)
+    caches, scope = router.services.response_caches, active.admission.cache_scope(request, placement_request)
     return Record.from_decision(decision, request.request_id).as_json() | {
         "model": decision.served.model,
         "adapter": decision.served.adapter or None,
@@ -367,6 +368,8 @@ def _explanation(router: Router, explained: ExplainRequest) -> dict[str, Any]:
         },
         "group_replicas": _group_replicas(decision),
         "prefill": prefill,
+        # None: the request's group has no response cache. A hit has no decision: nothing is placed.
+        "response_cache": None if caches is None or scope is None else caches.explain(request, scope),
         "rejected": decision.choice.skipped,
         "bound": decision.choice.bound,
         "candidates": decision.candidate_costs().as_json(),

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 from routing.http.loop import log_exceptions
-from routing.http.response import LocalResponse, RejectedRequestError, ResponseHead, is_encoded
+from routing.http.response import Header, LocalResponse, RejectedRequestError, ResponseHead, is_encoded
 from routing.http.usage import begins_with_error, has_abort, has_token_event, is_aborted, parse_response
 from routing.log import defect
 from routing.observability.decision_log import structure_json
@@ -256,7 +256,9 @@ class Exchange:
     def _respond_from_cache(self, lookup: CacheLookup) -> None:
         response = cast("CachedResponse", lookup.response)
         keep_alive = self._request.head.keep_alive and not self._services.is_draining
-        headers = ((b"X-Warmpath-Cache", b"hit"), (b"Age", b"%d" % response.age_s))
+        headers: tuple[Header, ...] = ((b"X-Warmpath-Cache", b"hit"), (b"Age", b"%d" % response.age_s))
+        if response.similarity is not None:
+            headers += ((b"X-Warmpath-Cache-Similarity", b"%.4f" % response.similarity),)
         self._finish(Outcome.OK)
         local = LocalResponse(200, response.body, headers, response.content_type)
         self._client.respond(self._request, local, keep_alive=keep_alive)

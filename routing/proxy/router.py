@@ -33,6 +33,7 @@ from routing.proxy.exchange import Exchange
 from routing.proxy.resources import methods_of, model_named_by
 from routing.proxy.response_relay import Downstream
 from routing.proxy.services import ActiveConfiguration, Services
+from routing.response_cache.evidence import uses_semantic_caches
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.types import ReplicaId
 from routing.upstream.pool import Address, ConnectionPool
@@ -229,6 +230,7 @@ class Router:
         return swap
 
     def _build(self, config: RouterConfig) -> ActiveConfiguration:
+        uses_semantic_caches(config)  # ConfigError
         state = self.balancer
         placement = Placement(config, state.loads, int(self.boot, 16), state.residency, self.name, state.token_ratios)
         current = self.active.connection_pools if self.active else {}

@@ -63,7 +63,7 @@ class Services:
         self.warm_ups: WarmUps | None = None  # None: no pool warms up
         self.all_admission_queues = AdmissionQueues()
         self.admission_queues: AdmissionQueues | None = None  # None: no limit is configured
-        self.all_response_caches = ResponseCaches(cache_store)
+        self.all_response_caches = ResponseCaches(cache_store, balancer)
         self.response_caches: ResponseCaches | None = None  # None: no task group has one
         self.kv_events = KvEventSubscriptions(balancer.residency, balancer.loads.clock)
         self.large_bodies = LargeBodies()

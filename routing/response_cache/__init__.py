@@ -1,1 +1,1 @@
-"""Exact response caches: deterministic requests that were answered before cost no replica anything."""
+"""Response caches: requests that were answered before, or mean the same as one that was, cost no replica anything."""

@@ -18,26 +18,19 @@ from enum import Enum, StrEnum
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from routing.http.response_json import Usage
-from routing.http.usage import generated_tokens, prompt_and_cached
 from routing.observability.metrics import PREFIX, header, labels
 from routing.prompt.parsing import LARGE_BYTES
-from routing.response_cache.forms import (
-    MESSAGES,
-    may_store,
-    stream_of_whole,
-    whole_of_stream,
-    without_usage_event,
-)
+from routing.response_cache.evidence import uses_semantic_caches
 from routing.response_cache.keys import CacheKey, CacheKeys, Scope
-from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel, StorePurge, pattern_of
-from routing.schema import CachePurge, GroupMatch, ResponseCache, RouterConfig, ToolCalls, derived_key, entry_prefix
+from routing.response_cache.memory import MEMORY_S, Entry, MemoryLevel, StorePurge, body_for, entry_of, pattern_of
+from routing.schema import CachePurge, GroupMatch, ResponseCache, RouterConfig, derived_key, entry_prefix
 
 if TYPE_CHECKING:
     from routing.http.request import Request
+    from routing.response_cache.embeddings import Balancer
+    from routing.response_cache.semantic import SemanticCaches, SemanticLookup, Similar
     from routing.response_cache.store import Store
 
 
@@ -68,6 +61,7 @@ class CachedResponse(NamedTuple):
     body: bytes
     content_type: bytes
     age_s: int
+    similarity: float | None  # of the request that it was made for; None: the same request
 
 
 class Flight:
@@ -84,8 +78,8 @@ class CacheLookup:
     """The use of a cache by one request, from the lookup to the end of its response."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_on_result", "_purges", "group", "key", "pool",
-        "response", "result", "settings",
+        "_body", "_body_bytes", "_caches", "_flight", "_is_leader", "_on_result", "_purges", "_semantic", "_similarity",
+        "group", "key", "pool", "response", "result", "settings",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +89,7 @@ class CacheLookup:
         settings: ResponseCache,
         key: CacheKey | None,
         on_result: Callable[[], None],
+        semantic: SemanticLookup | None = None,
     ) -> None:
         self.pool, self.group = scope
         self.settings = settings
@@ -104,6 +99,8 @@ class CacheLookup:
         self._caches = caches
         self._on_result = on_result
         self._purges = caches.purges
+        self._semantic = semantic  # None: only an identical request's response is served
+        self._similarity: float | None = None
         self._flight: Flight | None = None
         self._is_leader = False
         self._body: list[bytes] | None = None  # of the response, while it is recorded
@@ -131,15 +128,37 @@ class CacheLookup:
             return Progress.WAITING
         self._flight = caches.flights[key.name] = Flight(key.name)
         self._is_leader = True
-        return Progress.MISSING if caches.store is None else caches.look_up(self)
+        if caches.store is not None:
+            return caches.look_up(self)
+        return Progress.WAITING if self._look_for_similar() else Progress.MISSING
+
+    def _look_for_similar(self) -> bool:
+        """Look for the response of a similar request; False if there is nothing to wait for."""
+        return self._semantic is not None and self._semantic.start(self.on_similar)
+
+    def on_similar(self, similar: Similar | None) -> bool:
+        """Called with the response of a similar request, None: a replica has to respond. Whether it is used."""
+        if self._flight is None:
+            return False  # its client has disconnected
+        if similar is not None:
+            self._similarity = similar.similarity
+            if self.use(similar.entry):
+                self._end_flight(similar.entry)
+            else:
+                self._similarity = None
+        self._on_result()
+        return self.response is not None
 
     def on_entry(self, entry: Entry | None) -> None:
         """Called with the store's entry, or with that of the flight's leader; None: a replica has to respond."""
         is_leader = self._is_leader
         if is_leader and self._flight is None:
             return  # its client has disconnected
-        if self.use(entry) and is_leader:
-            self._end_flight(entry)
+        if self.use(entry):
+            if is_leader:
+                self._end_flight(entry)
+        elif is_leader and self._look_for_similar():
+            return
         if not is_leader:
             self._flight = None
         self._on_result()
@@ -158,7 +177,7 @@ class CacheLookup:
         body = body_for(key, entry)
         if body is None:
             return False
-        self.response = CachedResponse(body, STREAM if key.is_stream else JSON, age_s)
+        self.response = CachedResponse(body, STREAM if key.is_stream else JSON, age_s, self._similarity)
         self.result = Result.HIT
         self._caches.count_saved(self, entry)
         return True
@@ -189,9 +208,13 @@ class CacheLookup:
         body, self._body = self._body, None
         entry = None
         if body is not None and self.key is not None:
-            entry = entry_of(self.key, self.settings, b"".join(body), is_stream=is_stream)
-            if entry is not None and not self.began_before_purge:
-                self._caches.put(self.key, entry)
+            whole = b"".join(body)
+            entry = entry_of(self.key, self.settings, whole, is_stream=is_stream)
+            stored = None if self.began_before_purge else entry
+            if stored is not None:
+                self._caches.put(self.key, stored)
+            if self._semantic is not None:
+                self._semantic.complete(stored, whole, is_stream=is_stream)
         self._end_flight(entry)
 
     def end(self) -> None:
@@ -215,53 +238,20 @@ class CacheLookup:
         if flight is not None and self._is_leader:
             self._caches.flights.pop(flight.name, None)
             for follower in list(flight.followers):
-                follower.on_entry(entry)
+                follower._follow(entry, self._similarity)  # noqa: SLF001 - of the same class
 
-
-def body_for(key: CacheKey, entry: Entry) -> bytes | None:
-    """An entry's body in the form that a request asks for; None if it cannot be converted."""
-    if key.is_stream == entry.is_stream:
-        if not key.is_stream or key.wants_usage == entry.has_usage:
-            return entry.body
-        return without_usage_event(entry.body) if entry.has_usage else None
-    if key.is_stream:
-        return stream_of_whole(key.path, msgspec.json.decode(entry.body), with_usage=key.wants_usage)
-    whole = whole_of_stream(key.path, entry.body)
-    return None if whole is None or whole.get("usage") is None else msgspec.json.encode(whole)
-
-
-def entry_of(key: CacheKey, settings: ResponseCache, body: bytes, *, is_stream: bool) -> Entry | None:
-    """The entry of a complete response with status 200; None if it may not be stored."""
-    try:
-        whole = whole_of_stream(key.path, body) if is_stream else msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if not isinstance(whole, dict):
-        return None
-    if not may_store(
-        whole, has_length_limit=key.has_length_limit, stores_tool_calls=settings.tool_calls is ToolCalls.STORE
-    ):
-        return None
-    try:
-        usage = msgspec.convert(whole.get("usage") or {}, Usage)
-    except msgspec.ValidationError:
-        usage = Usage()
-    now, (prompt_tokens, _) = time(), prompt_and_cached(usage)
-    return Entry(
-        now,
-        now + key.options.ttl_s,
-        is_stream,
-        is_stream and whole.get("usage") is not None and key.path != MESSAGES,
-        body,
-        prompt_tokens,
-        generated_tokens(usage),
-    )
+    def _follow(self, entry: Entry | None, similarity: float | None) -> None:
+        """Respond as the leader of its flight, unless that got a similar request's response and this one wants none."""
+        self._similarity = similarity
+        self.on_entry(entry if similarity is None or self._semantic is not None else None)
 
 
 class ResponseCaches:
     """The response caches of all task groups of one router process."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, balancer: Balancer) -> None:
+        self.semantic: SemanticCaches | None = None  # None: no task group has had one
+        self._balancer = balancer
         self.store = store  # None: entries are in this process's memory alone
         self.memory = MemoryLevel(None if store is None else MEMORY_S)
         self.flights: dict[str, Flight] = {}
@@ -288,11 +278,20 @@ class ResponseCaches:
             self._keys = CacheKeys(config.hash_secret)
             self._cipher = AESGCM(derived_key(config.hash_secret, "response cache encryption"))
             self.memory.clear()
+        if self.semantic is not None or uses_semantic_caches(config):
+            self._configure_semantic(config)
         is_named_only = config.access is None and all(
             group.match == GroupMatch() for pool in config.pools for group in pool.groups if group.response_cache
         )
         self._names = frozenset(group for _, group in self._settings) if is_named_only else None
         return bool(self._settings)
+
+    def _configure_semantic(self, config: RouterConfig) -> None:
+        if self.semantic is None:
+            from routing.response_cache.semantic import SemanticCaches  # noqa: PLC0415 - needs numpy
+
+            self.semantic = SemanticCaches(self._balancer, self.store, self.load)
+        self.semantic.configure(config)
 
     def recall(self, request: Request, on_result: Callable[[], None]) -> CacheLookup | None:
         """The lookup of a request whose bytes came before, if its entry is in memory; else None.
@@ -316,12 +315,25 @@ class ResponseCaches:
         settings = self._settings.get(names)
         if settings is None:
             return None
+        semantic = self.semantic
+        with_turn = semantic is not None and semantic.has(names)
+        key = self._keys.key_of(request, scope, settings, with_turn=with_turn)
+        if key is None:
+            return CacheLookup(self, names, settings, key, on_result)
+        if len(self._memo) >= MEMO_ENTRIES:
+            self._memo.clear()
+        self._memo[request.cache_digest] = names, settings, key._replace(turn=None)  # without text
+        similar = semantic.lookup(names, key) if semantic is not None else None
+        return CacheLookup(self, names, settings, key._replace(turn=None), on_result, similar)
+
+    def explain(self, request: Request, scope: Scope) -> dict[str, bool] | None:
+        """Whether a request may use its group's cache, and has its entry in memory now; None without a cache."""
+        settings = self._settings.get((scope.pool, scope.group))
+        if settings is None:
+            return None
         key = self._keys.key_of(request, scope, settings)
-        if key is not None:
-            if len(self._memo) >= MEMO_ENTRIES:
-                self._memo.clear()
-            self._memo[request.cache_digest] = names, settings, key
-        return CacheLookup(self, names, settings, key, on_result)
+        entry = None if key is None else self.memory.get(key.name, monotonic())
+        return {"is_cacheable": key is not None, "is_in_memory": entry is not None and time() < entry.expires_s}
 
     def look_up(self, lookup: CacheLookup) -> Progress:
         """Ask the store for a lookup's entry; it hears of the result."""
@@ -336,6 +348,11 @@ class ResponseCaches:
         if key is not None and entry is not None and not lookup.began_before_purge:
             self.memory.put(key.name, entry, monotonic())
         lookup.on_entry(entry)
+
+    async def load(self, name: str) -> Entry | None:
+        """An entry from memory, else from the store; the caller checks its expiry."""
+        entry = self.memory.get(name, monotonic())
+        return entry if entry is not None or self.store is None else await self.store.get(name, self._cipher)
 
     def put(self, key: CacheKey, entry: Entry) -> None:
         """Store an entry in memory, and in the background in the store."""
@@ -353,6 +370,8 @@ class ResponseCaches:
         if not purge.dry_run:
             self.purges += 1
             self.memory.remove(names)
+            if self.semantic is not None:
+                self.semantic.forget(pattern)
             for name in [name for name in self.flights if pattern.match(name)]:
                 del self.flights[name]
             if self.store is not None:
@@ -376,7 +395,9 @@ class ResponseCaches:
                 self._saved[lookup.pool, lookup.group, kind] += tokens
 
     def lines(self) -> Iterator[str]:
-        """Prometheus text; nothing before the first request of a group with a cache."""
+        """Prometheus text; of exact caches nothing before the first request of a group with one."""
+        if self.semantic is not None:
+            yield from self.semantic.lines()
         if not self._requests:
             return
         name = "response_cache_requests_total"
@@ -402,5 +423,7 @@ class ResponseCaches:
         """Stop lookups and close the store's connections."""
         for task in list(self._tasks):
             task.cancel()
+        if self.semantic is not None:
+            await self.semantic.close()
         if self.store is not None:
             await self.store.close()

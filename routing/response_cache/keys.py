@@ -29,6 +29,9 @@ IRRELEVANT: Final = frozenset(
     {"stream", "stream_options", "cache", "user", "metadata", "session_id", "prompt_cache_key", "safety_identifier"}
     | {"request_id", "priority"}
 )
+TURNS: Final = frozenset({b"/v1/chat/completions", b"/v1/messages"})
+QUOTING: Final = ("echo", "prompt_logprobs", "return_token_ids")  # members for a response that contains the prompt
+MAX_TURN_CHARS: Final = 8192
 LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 DIGEST_BYTES: Final = 32
 MAX_NAMESPACE_CHARS: Final = 128
@@ -53,6 +56,14 @@ class CacheOptions(NamedTuple):
     max_age_s: int | None = None  # the oldest entry that it accepts; None: any
     may_load: bool = True
     is_asked_for: bool = False  # its body asks for the cache
+    is_exact: bool = False  # responses of similar requests are not wanted
+
+
+class Turn(NamedTuple):
+    """The last user message of a request, for comparison with others of the same scope."""
+
+    scope: bytes  # digest of everything else
+    text: str
 
 
 class CacheKey(NamedTuple):
@@ -64,6 +75,7 @@ class CacheKey(NamedTuple):
     wants_usage: bool  # of a stream
     has_length_limit: bool  # the request itself limits the response
     options: CacheOptions
+    turn: Turn | None = None  # None: only an identical request may get its response
 
 
 class CacheKeys:
@@ -80,7 +92,9 @@ class CacheKeys:
         digest.update(_joined(head.path, head.lines, head.task_group or "", "" if grant is None else grant.name))
         return digest.digest()
 
-    def key_of(self, request: Request, scope: Scope, settings: ResponseCache) -> CacheKey | None:
+    def key_of(
+        self, request: Request, scope: Scope, settings: ResponseCache, *, with_turn: bool = False
+    ) -> CacheKey | None:
         """The key of a request; None if it may not be answered from the cache. BodyError for malformed options."""
         path, body = request.head.path, request.body
         if path not in GENERATING and path not in SCORING:
@@ -96,20 +110,52 @@ class CacheKeys:
         if options is None or not may_cache(path, members, settings, asks=options.is_asked_for):
             return None
         relevant = {name: value for name, value in members.items() if name not in IRRELEVANT}
-        digest = hashlib.blake2b(
-            msgspec.json.encode(relevant, order="sorted"), digest_size=DIGEST_BYTES, key=self._digest_key
-        )
-        digest.update(_joined(path, *scope, settings.version))
+        covered = _joined(path, *scope, settings.version)
+        turn = None
+        if with_turn and not options.is_exact and options.may_load and (parts := split_last_turn(path, relevant)):
+            turn = Turn(self._digest(parts[0], _joined(covered, options.namespace, "last turn")).digest(), parts[1])
         prefix = entry_prefix(self._secret, scope.pool, scope.group, model=scope.model, namespace=options.namespace)
         stream_options = members.get("stream_options")
         return CacheKey(
-            prefix + digest.hexdigest(),
+            prefix + self._digest(relevant, covered).hexdigest(),
             path,
             members.get("stream") is True,
             isinstance(stream_options, dict) and stream_options.get("include_usage") is True,
             any(isinstance(members.get(name), int) for name in LENGTH_LIMITS),
             options,
+            turn,
         )
+
+    def _digest(self, members: dict[str, Any], covered: bytes) -> hashlib.blake2b:
+        digest = hashlib.blake2b(
+            msgspec.json.encode(members, order="sorted"), digest_size=DIGEST_BYTES, key=self._digest_key
+        )
+        digest.update(covered)
+        return digest
+
+
+def split_last_turn(path: bytes, members: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """The members without the text of their last message, and that text; None unless a user wrote only text."""
+    messages = members.get("messages")
+    if path not in TURNS or any(members.get(name) for name in QUOTING) or not isinstance(messages, list):
+        return None
+    last = messages[-1] if messages else None
+    if not isinstance(last, dict) or last.get("role") != "user":
+        return None
+    content = last.get("content")
+    rest: list[dict[str, Any]] | None = None
+    if isinstance(content, list):
+        if not all(_is_text(part) for part in content):
+            return None
+        rest = [{name: value for name, value in part.items() if name != "text"} for part in content]
+        content = "\n".join(part["text"] for part in content)
+    if not isinstance(content, str) or not content.strip() or len(content) > MAX_TURN_CHARS:
+        return None
+    return {**members, "messages": [*messages[:-1], {**last, "content": rest}]}, content
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def may_cache(path: bytes, members: dict[str, Any], settings: ResponseCache, *, asks: bool) -> bool:
@@ -147,13 +193,14 @@ def read_options(member: Any, header: str, ttl_s: int) -> CacheOptions | None:
     directives = _directives(header)
     if "no-store" in directives or member is False:
         return None
-    asked_ttl_s, namespace = _read_member(member)
+    asked_ttl_s, namespace, is_exact = _read_member(member)
     return CacheOptions(
         ttl_s if asked_ttl_s is None else min(ttl_s, asked_ttl_s),
         namespace,
         _seconds(directives.get("max-age")),
         may_load="no-cache" not in directives,
-        is_asked_for=member is not None,
+        is_asked_for=member is not None and member != {"semantic": False},
+        is_exact=is_exact,
     )
 
 
@@ -167,17 +214,20 @@ def without_options(body: bytes) -> bytes:
     return msgspec.json.encode({name: value for name, value in members.items() if name != "cache"})
 
 
-def _read_member(member: Any) -> tuple[int | None, str]:
+def _read_member(member: Any) -> tuple[int | None, str, bool]:
+    """TTL, namespace, and whether only an identical request's response is wanted."""
     if member is None or member is True:
-        return None, ""
-    if not isinstance(member, dict) or set(member) - {"ttl_s", "namespace"}:
-        raise BodyError("cache", "expected true, false, or an object with ttl_s and namespace")
-    ttl_s, namespace = member.get("ttl_s"), member.get("namespace", "")
+        return None, "", False
+    if not isinstance(member, dict) or set(member) - {"ttl_s", "namespace", "semantic"}:
+        raise BodyError("cache", "expected true, false, or an object with ttl_s, namespace and semantic")
+    ttl_s, namespace, semantic = member.get("ttl_s"), member.get("namespace", ""), member.get("semantic", True)
     if ttl_s is not None and (not isinstance(ttl_s, int) or isinstance(ttl_s, bool) or ttl_s < 1):
         raise BodyError("cache.ttl_s", "expected a whole number of seconds, at least 1")
     if not isinstance(namespace, str) or len(namespace) > MAX_NAMESPACE_CHARS:
         raise BodyError("cache.namespace", f"expected a text of at most {MAX_NAMESPACE_CHARS} characters")
-    return ttl_s, namespace
+    if not isinstance(semantic, bool):
+        raise BodyError("cache.semantic", "expected true or false")
+    return ttl_s, namespace, not semantic
 
 
 def _directives(header: str) -> dict[str, str]:

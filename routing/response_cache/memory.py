@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from math import inf
-from typing import Final, NamedTuple
+from time import time
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+
+from routing.http.response_json import Usage
+from routing.http.usage import generated_tokens, prompt_and_cached
+from routing.response_cache.forms import MESSAGES, may_store, stream_of_whole, whole_of_stream, without_usage_event
+from routing.schema import ResponseCache, ToolCalls
+
+if TYPE_CHECKING:
+    from routing.response_cache.keys import CacheKey
 
 MEMORY_S: Final = 5.0  # lifetime where a store is shared, so that a purge of it reaches every router within that time
 MEMORY_BYTES: Final = 64 << 20
@@ -38,6 +47,46 @@ class StorePurge(NamedTuple):
 def pattern_of(prefix: str) -> re.Pattern[str]:
     """Matches the names of entries with a prefix; ``*`` in it stands for one part (see ``entry_prefix``)."""
     return re.compile(re.escape(prefix).replace(r"\*", "[^:]*"))
+
+
+def body_for(key: CacheKey, entry: Entry) -> bytes | None:
+    """An entry's body in the form that a request asks for; None if it cannot be converted."""
+    if key.is_stream == entry.is_stream:
+        if not key.is_stream or key.wants_usage == entry.has_usage:
+            return entry.body
+        return without_usage_event(entry.body) if entry.has_usage else None
+    if key.is_stream:
+        return stream_of_whole(key.path, msgspec.json.decode(entry.body), with_usage=key.wants_usage)
+    whole = whole_of_stream(key.path, entry.body)
+    return None if whole is None or whole.get("usage") is None else msgspec.json.encode(whole)
+
+
+def entry_of(key: CacheKey, settings: ResponseCache, body: bytes, *, is_stream: bool) -> Entry | None:
+    """The entry of a complete response with status 200; None if it may not be stored."""
+    try:
+        whole = whole_of_stream(key.path, body) if is_stream else msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(whole, dict):
+        return None
+    if not may_store(
+        whole, has_length_limit=key.has_length_limit, stores_tool_calls=settings.tool_calls is ToolCalls.STORE
+    ):
+        return None
+    try:
+        usage = msgspec.convert(whole.get("usage") or {}, Usage)
+    except msgspec.ValidationError:
+        usage = Usage()
+    now, (prompt_tokens, _) = time(), prompt_and_cached(usage)
+    return Entry(
+        now,
+        now + key.options.ttl_s,
+        is_stream,
+        is_stream and whole.get("usage") is not None and key.path != MESSAGES,
+        body,
+        prompt_tokens,
+        generated_tokens(usage),
+    )
 
 
 class MemoryLevel:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -151,6 +151,22 @@ class Store:
         except (RedisError, OSError, TimeoutError, ValueError) as error:
             problem = f"the store of response caches failed ({type(error).__name__})"
             return StorePurge(removed, None, None if is_complete else problem)
+
+    async def execute(self, commands: list[tuple[str | int, ...]]) -> list[Any] | None:
+        """Run several commands in one round trip; None if any of them fails, or all take longer than ``WRITE_S``."""
+        if not self._pause.may_ask(monotonic()):
+            return None
+        try:
+            async with asyncio.timeout(WRITE_S):
+                async with self._redis.pipeline() as pipeline:
+                    for command in commands:
+                        pipeline.execute_command(*command)
+                    replies: list[Any] = await pipeline.execute()
+        except (RedisError, OSError, TimeoutError, ValueError) as error:
+            self._record_failure("write", error)
+            return None
+        self._pause.record_success()
+        return replies
 
     def _record_failure(self, kind: str, error: Exception) -> None:
         self.errors["timeout" if isinstance(error, TimeoutError) else kind] += 1

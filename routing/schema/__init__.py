@@ -75,9 +75,13 @@ from routing.schema.response_cache import CachePurge as CachePurge
 from routing.schema.response_cache import CacheWhen as CacheWhen
 from routing.schema.response_cache import PurgeResult as PurgeResult
 from routing.schema.response_cache import ResponseCache as ResponseCache
+from routing.schema.response_cache import SemanticCache as SemanticCache
+from routing.schema.response_cache import SemanticMode as SemanticMode
 from routing.schema.response_cache import ToolCalls as ToolCalls
 from routing.schema.response_cache import derived_key as derived_key
 from routing.schema.response_cache import entry_prefix as entry_prefix
+from routing.schema.response_cache import evidence_name as evidence_name
+from routing.schema.response_cache import wilson_interval as wilson_interval
 from routing.schema.ring import moved_by_chance as moved_by_chance
 from routing.schema.ring import moved_ratio as moved_ratio
 from routing.schema.ring import points_of as points_of

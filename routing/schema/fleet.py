@@ -49,10 +49,11 @@ from routing.schema.limits import (
     WarmUp,
 )
 from routing.schema.requests import DataPath, SessionKey, check_paths, check_session_keys
-from routing.schema.response_cache import ResponseCache
+from routing.schema.response_cache import ResponseCache, SemanticCache
 from routing.schema.ring import MAX_ON_RING
 from routing.schema.strategies import PolicyConfig, Tier1
 
+EMBEDDINGS = "/v1/embeddings"
 Tier1Hash = Annotated[str, matching(r"[0-9a-f]{16}")]  # as decisions and /admin/explain show it
 NamePrefix = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]{0,62}")]
 SessionPrefix = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -111,6 +112,7 @@ class TaskGroupConfig(Frozen, frozen=True):
     auto_replicas: AutoReplicas | None = None  # instead of ``replicas``
     tier1: Tier1 | None = None  # boundary of its tier-1 prefix; None: the pool's, else the policy's
     response_cache: ResponseCache | None = None  # None: no response is served twice
+    semantic_cache: SemanticCache | None = None  # None: only identical requests get a stored response
 
 
 class Alias(Frozen, frozen=True):
@@ -423,10 +425,29 @@ def check_config(config: RouterConfig) -> None:
         for at, group in enumerate(pool.groups):
             if group.policy is not None:
                 check_canary(group.policy, f"{path}.groups[{at}].policy", None)
+            check_semantic_cache(group, config.pools, f"{path}.groups[{at}].semantic_cache")
     if config.access is not None:
         groups = {group.name for pool in config.pools for group in pool.groups}
         models = {name for pool in config.pools for name, _ in pool.names}
         check_access(config.access, groups, models if all(pool.models for pool in config.pools) else None)
+
+
+def check_semantic_cache(group: TaskGroupConfig, pools: Iterable[PoolConfig], path: str) -> None:
+    """Check that a group's semantic cache has an exact one to find responses in, and a pool for embeddings."""
+    settings = group.semantic_cache
+    if settings is None:
+        return
+    if group.response_cache is None:
+        raise ConfigError(path, f"task group {group.name!r} has no response_cache, which holds the responses")
+    pool = next((pool for pool in pools if pool.name == settings.embedding_pool), None)
+    if pool is None:
+        raise ConfigError(f"{path}.embedding_pool", f"no pool is named {settings.embedding_pool!r}")
+    if pool.paths is not None and EMBEDDINGS not in pool.paths:
+        raise ConfigError(f"{path}.embedding_pool", f"pool {pool.name!r} does not serve {EMBEDDINGS}")
+    owner = next((pool for pool in pools if settings.embedding_model in {name for name, _ in pool.names}), None)
+    if owner is not pool and (owner is not None or pool.models):
+        reason = f"pool {pool.name!r} has no model {settings.embedding_model!r}"
+        raise ConfigError(f"{path}.embedding_model", reason)
 
 
 def _check_pool_replicas(pool: PoolConfig, path: str) -> None:

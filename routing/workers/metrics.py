@@ -46,6 +46,11 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_pool_saturation_ratio": _sum_up_to_1,  # each worker's part of the replicas' prefill rate
     "warmpath_router_pool_prefill_tokens_per_second": max,  # each worker measures the rates of all replicas
     "warmpath_router_response_cache_store_up": min,
+    "warmpath_router_semantic_cache_state": max,  # with a store, all workers have the same state
+    "warmpath_router_semantic_cache_recent_precision_ratio": min,
+    "warmpath_router_semantic_cache_precision_lower_bound_ratio": min,
+    "warmpath_router_semantic_cache_window_checks": max,  # the same checks in each worker
+    "warmpath_router_semantic_cache_shared_checks": max,  # the same
     "process_start_time_seconds": min,
 }
 _label = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"').finditer

@@ -22,6 +22,7 @@ from telemetry.alerts.history_window import (
     History,
     PressureStep,
     ReplicaStep,
+    SemanticCacheState,
     Source,
     WindowSum,
     sum_replicas,
@@ -65,7 +66,10 @@ class HistoryQuery:
 
 
 def load_histories(pools: Sequence[Pool], query: HistoryQuery) -> dict[int, History]:
-    """The history of each pool by its id. Three queries for the replicas, one for each source (first tokens: four)."""
+    """The history of each pool by its id.
+
+    Three queries for the replicas, one for each source (first tokens: four, semantic caches: two).
+    """
     fields = ("pk", "name", "pool_id", "state", "labels", "role", "created_at")
     replicas = list(Replica.objects.filter(pool__in=pools).order_by("name").only(*fields))
     loader = _Loader(query, pools, replicas)
@@ -82,6 +86,31 @@ def load_control_plane_state(now: datetime, evaluated_at: datetime | None) -> Co
         rejections={router.name: str(router.last_nack.get("reason", "")) for router in behind if router.last_nack},
         routers=len(routers),
         since_evaluation_s=(now - evaluated_at).total_seconds() if evaluated_at else 0.0,
+    )
+
+
+def load_semantic_caches(pools: Sequence[Pool]) -> dict[tuple[str, str], SemanticCacheState]:
+    """The semantic caches that routers reported at their last scrape, by pool name and task group. Two queries."""
+    groups = TaskGroup.objects.filter(pool__in=pools, semantic_cache__isnull=False).select_related("pool")
+    settings = {(group.pool.name, group.name): group.semantic_cache or {} for group in groups}
+    if not settings:
+        return {}
+    scraped = Router.objects.filter(lost_at=None, scrape_state__semantic_caches__isnull=False).order_by("name")
+    routers: list[tuple[str, Any]] = list(scraped.values_list("name", "scrape_state__semantic_caches"))
+    found = {
+        (pool, group): {name: caches[pool][group] for name, caches in routers if group in caches.get(pool, {})}
+        for pool, group in settings
+    }
+    return {key: _semantic_cache(settings[key]["min_precision"], of) for key, of in found.items() if of}
+
+
+def _semantic_cache(min_precision: float, routers: Mapping[str, Mapping[str, Any]]) -> SemanticCacheState:
+    known = [cache["recent_precision"] for cache in routers.values() if "recent_precision" in cache]
+    return SemanticCacheState(
+        min_precision,
+        min(known, default=None),
+        max(cache.get("window_checks", 0.0) for cache in routers.values()),
+        tuple(name for name, cache in routers.items() if cache.get("states", {}).get("stopped")),
     )
 
 
@@ -136,6 +165,7 @@ class _Loader:
             lambda row: row.router,
             lambda row: row.down_ratio,
         )
+        self.semantic_caches = load_semantic_caches(self.pools) if Source.SEMANTIC_CACHES in sources else {}
 
     def history_of(self, pool: Pool) -> History:
         """One pool's history. A disabled replica is part of the pool's sums, but is not evaluated itself."""
@@ -173,6 +203,7 @@ class _Loader:
             cache_requests=_of_pool(self.cache_requests, pool),
             cache_stores=self.cache_stores,
             control=self.query.control,
+            semantic_caches=_of_pool(self.semantic_caches, pool),
         )
 
     @property

@@ -37,6 +37,10 @@ class Source(StrEnum):
     CACHE_REQUESTS = "cache_requests"  # hits and misses of response caches by task group
     CACHE_STORE = "cache_store"  # whether routers can use the store of response caches
     CONTROL = "control"  # which configuration routers run and when rules were last evaluated; current state only
+    SEMANTIC_CACHES = "semantic_caches"  # of task groups, at the last scrape of each router; current state only
+
+
+CURRENT_ONLY = frozenset({Source.CONTROL, Source.SEMANTIC_CACHES})  # no history of them is stored
 
 
 def whole_steps(length_s: float, step_s: float) -> int:
@@ -117,6 +121,16 @@ class Ejection:
 
 
 @dataclass(frozen=True, slots=True)
+class SemanticCacheState:
+    """The current state of a task group's semantic cache."""
+
+    min_precision: float  # as configured
+    precision: float | None = None  # of the most recent checks, the lowest of all routers; None: no checks
+    checks: float = 0.0
+    stopped_at: tuple[str, ...] = ()  # routers that stopped serving because of it
+
+
+@dataclass(frozen=True, slots=True)
 class ControlPlaneState:
     """Current state of which no history is stored."""
 
@@ -153,6 +167,7 @@ class History:
     # Share of each router's scrapes that found the store of response caches down; None: no scrape, or no store.
     cache_stores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     control: ControlPlaneState | None = None
+    semantic_caches: Mapping[str, SemanticCacheState] = field(default_factory=dict)  # by task group; reported ones
 
     def at(self, index: int) -> HistoryView:
         """The view at the end of a step."""

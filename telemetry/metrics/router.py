@@ -73,12 +73,24 @@ POOL_FIGURES = {
     "warmpath_router_pool_waiting_work_seconds": "waiting_s",
     "warmpath_router_pool_prefill_tokens_per_second": "prefill_tokens_per_s",
 }
+SEMANTIC_FIGURES = {
+    "warmpath_router_semantic_cache_recent_precision_ratio": "recent_precision",
+    "warmpath_router_semantic_cache_precision_lower_bound_ratio": "lower_bound",
+    "warmpath_router_semantic_cache_window_checks": "window_checks",
+    "warmpath_router_semantic_cache_index_entries": "entries",
+}
+SEMANTIC_STATE = "warmpath_router_semantic_cache_state"  # its label ``state`` is the figure
+SEMANTIC_CHECKS = {  # by similarity and result
+    "warmpath_router_semantic_cache_checks_total": "checks",
+    "warmpath_router_semantic_cache_shared_checks": "shared_checks",
+}
 _BUCKETS = {f"{name}_bucket": short for name, short in HISTOGRAMS.items()}
 _SUMS = {f"{name}_sum": short for name, short in HISTOGRAMS.items()}
 _METRICS = frozenset(COUNTERS) | frozenset(_BUCKETS) | frozenset(_SUMS) | {INFO, START_TIME, REQUESTS}
 _KV_METRICS = frozenset(KV_FIGURES) | {KV_STATE}
 _CACHE_METRICS = frozenset({CACHE_REQUESTS, CACHE_SAVED, CACHE_STORE_ERRORS, CACHE_STORE_UP})
-_ALL_METRICS = _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES)
+_SEMANTIC_METRICS = frozenset(SEMANTIC_FIGURES) | frozenset(SEMANTIC_CHECKS) | {SEMANTIC_STATE}
+_ALL_METRICS = _METRICS | _CACHE_METRICS | _KV_METRICS | frozenset(POOL_FIGURES) | _SEMANTIC_METRICS
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -119,10 +131,13 @@ class RouterSample:
     kv_streams: KvStreams = field(default_factory=dict)
     pool_loads: PoolLoads = field(default_factory=dict)
     cache_store_up: float | None = None  # 1: it uses the store of response caches; 0: that failed; None: it has none
+    semantic_caches: SemanticCaches = field(default_factory=dict)
 
 
 # KV event streams by replica and rank: the processes of the router in each state, and figures by name.
 KvStreams = dict[str, dict[str, dict[str, Any]]]
+# Semantic caches by pool and task group: the processes in each state, figures, and checks by similarity and result.
+SemanticCaches = dict[str, dict[str, dict[str, Any]]]
 PoolLoads = dict[str, dict[str, float]]  # figures by pool and name, without those that are unknown
 
 
@@ -140,7 +155,13 @@ def read_router(text: str) -> RouterSample:
     started = next((s.value for s in samples if s.name == START_TIME and math.isfinite(s.value)), None)
     store_up = next((s.value for s in samples if s.name == CACHE_STORE_UP and s.value in {0.0, 1.0}), None)
     return RouterSample(
-        info.get("boot"), started, dict(routes), _kv_streams(samples), _pool_loads(samples), cache_store_up=store_up
+        info.get("boot"),
+        started,
+        dict(routes),
+        _kv_streams(samples),
+        _pool_loads(samples),
+        cache_store_up=store_up,
+        semantic_caches=_semantic_caches(samples),
     )
 
 
@@ -166,6 +187,26 @@ def _pool_loads(samples: list[Sample]) -> PoolLoads:
         if sample.name in POOL_FIGURES and 0 <= sample.value <= MAX_COUNT:
             loads.setdefault(sample.labels.get("pool", ""), {})[POOL_FIGURES[sample.name]] = sample.value
     return loads
+
+
+def _semantic_caches(samples: list[Sample]) -> SemanticCaches:
+    """State, figures and checks of each task group's semantic cache."""
+    caches: SemanticCaches = {}
+    for sample in samples:
+        if sample.name not in _SEMANTIC_METRICS or not 0 <= sample.value <= MAX_COUNT:
+            continue
+        labels = sample.labels
+        groups = caches.setdefault(labels.get("pool", ""), {})
+        cache = groups.setdefault(labels.get("group", ""), {"states": {}})
+        if sample.name == SEMANTIC_STATE:
+            cache["states"][labels.get("state", "")] = int(sample.value)
+        elif sample.name in SEMANTIC_CHECKS:
+            checks = cache.setdefault(SEMANTIC_CHECKS[sample.name], {})
+            results = checks.setdefault(labels.get("similarity", ""), {})
+            results[labels.get("result", "")] = int(sample.value)
+        else:
+            cache[SEMANTIC_FIGURES[sample.name]] = sample.value
+    return caches
 
 
 def _count(routes: dict[RouteKey, RouteSample], sample: Sample) -> None:

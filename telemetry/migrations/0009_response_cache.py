@@ -18,5 +18,6 @@ class Migration(migrations.Migration):
         migrations.RunSQL(
             "".join(f"alter table {table} add column {name} bigint;" for table in ROLLUPS for name in COUNTERS),
             "".join(f"alter table {table} drop column {name};" for table in ROLLUPS for name in COUNTERS),
+            hints={"brief": "nullable columns without a default, which change no row"},
         ),
     ]

@@ -24,6 +24,7 @@ class RuleKind(TextChoices):
     LOAD_SKEW = "load_skew", "Load skew"
     CACHE_STORE_DOWN = "cache_store_down", "Response cache store down"
     CACHE_SHARE_DROP = "cache_share_drop", "Response cache hit share drop"
+    SEMANTIC_CACHE_PRECISION = "semantic_cache_precision", "Semantic cache precision"
     ROLLOUT_STUCK = "rollout_stuck", "Configuration not converged"
     EVALUATOR_LAG = "evaluator_lag", "Telemetry behind"
     NO_DATA = "no_data", "No data"

@@ -59,6 +59,8 @@ class ScrapeState(models.Model):
     kv_streams = models.JSONField(null=True)
     # Saturation, waiting work and prefill rate of each pool by a router (``PoolLoads``); null: unknown.
     pool_loads = models.JSONField(null=True)
+    # Semantic caches of task groups by a router: state, figures and checks (``SemanticCaches``); null: unknown.
+    semantic_caches = models.JSONField(null=True)
     version = models.CharField(max_length=40, blank=True, default="", db_default="")  # as /version last reported
     version_at = models.DateTimeField(null=True)  # when that was last checked
     raw_counters = models.JSONField(default=dict)  # by source; see telemetry.scraping.merge

@@ -17,7 +17,7 @@ from telemetry.metrics.counters import Increase, RawCounters, ReadingState, incr
 from telemetry.metrics.engine import EngineKey, ReplicaSample
 from telemetry.metrics.engine_names import CacheFacts
 from telemetry.metrics.histograms import ROUTER_EDGES, Buckets
-from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample
+from telemetry.metrics.router import KvStreams, PoolLoads, RouteKey, RouterSample, SemanticCaches
 
 DOWN_AFTER = 2  # failures in a row
 FAILED_SCRAPE = EngineKey("", "")
@@ -61,6 +61,7 @@ class TargetState:
     lora_adapters: tuple[str, ...] | None = None  # with requests at the last scrape; None: unknown
     kv_streams: KvStreams | None = None  # of a router, at the last scrape; None: unknown
     pool_loads: PoolLoads | None = None  # the same
+    semantic_caches: SemanticCaches | None = None  # the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,12 @@ def merge_router(
             readings.append(SourceReading(key, added, _router_gauges(sample) if key == ROUTER_ITSELF else {}))
     restarted = any(r.key == ROUTER_ITSELF and r.increase.state == ReadingState.RESET for r in readings)
     state = _succeeded(state, outcome.duration_s, due_s, restarted=restarted)
-    state = replace(state, kv_streams=sample.kv_streams, pool_loads=sample.pool_loads)
+    state = replace(
+        state,
+        kv_streams=sample.kv_streams,
+        pool_loads=sample.pool_loads,
+        semantic_caches=sample.semantic_caches,
+    )
     return MergedScrape(state, readings, current)
 
 
@@ -178,6 +184,7 @@ def _failed(
         lora_adapters=None,
         kv_streams=None,
         pool_loads=None,
+        semantic_caches=None,
     )
     events = ["replica_down"] if is_down and state.health == "up" else []
     return MergedScrape(after, [SourceReading(key, Increase(ReadingState.STALE))], previous, events)

@@ -1,12 +1,12 @@
-"""Figures of the hit-rate breakdown and the cache-size curve, and the chart of an alert rule as SVG shapes.
+"""Figures of the hit-rate breakdown and the cache-size curve, and charts as SVG shapes, which need no script.
 
-The SVG chart needs no script.
+SVG charts: values and limits of an alert rule, and the precision of a semantic cache by threshold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from telemetry.lab.breakdown import LOSS_TEXTS, LOSSES, TERMS, Breakdown, LossTe
 from telemetry.metrics.windows import STEPS_S
 from telemetry.models import CapacityCurve
 from telemetry.services.alerts.previews import Episode, Point
+from telemetry.services.figures.semantic_cache import SemanticCacheFigures
 from telemetry.web import figures
 from telemetry.web.charts import figure_text
 
@@ -163,6 +164,8 @@ class Sketch:
     rows: list[tuple[float, str]]  # (y, label)
     columns: list[tuple[float, str]]  # (x, label)
     summary: str
+    areas: list[str] = field(default_factory=list)  # intervals of the values
+    marks: list[float] = field(default_factory=list)  # vertical lines
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
@@ -244,3 +247,35 @@ def _ticks(start: datetime, end: datetime) -> list[datetime]:
 
 def _time(at: datetime, length_s: float) -> str:
     return f"{at:%d %b}" if length_s > 172_800 else f"{at:%H:%M}"
+
+
+LEAST_SIMILARITY, RIGHT = 0.7, 20.0  # of the axis; room for half a label
+
+
+def draw_precision(cache: SemanticCacheFigures) -> Sketch | None:
+    """Precision by threshold with its interval, the limit, and the configured threshold; None without any check."""
+    points, settings = cache.points, cache.settings
+    if not points:
+        return None
+    limit = settings["min_precision"]
+    least = min(limit, *(point.interval[0] for point in points))
+    floor = max(0.0, int(20 * least) / 20)
+
+    def x(similarity: float) -> float:
+        return LEFT + (similarity - LEAST_SIMILARITY) / (1 - LEAST_SIMILARITY) * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return TOP + (1 - value) / (1 - floor) * (HEIGHT - BOTTOM - TOP)
+
+    band = [(point.threshold, point.interval[0]) for point in points]
+    band += [(point.threshold, point.interval[1]) for point in reversed(points)]
+    return Sketch(
+        values=_lines([(x(point.threshold), y(point.precision)) for point in points]),
+        limits=_lines([(LEFT, y(limit)), (WIDTH - RIGHT, y(limit))]),
+        bands=[],
+        rows=[(y(value), f"{100 * value:g} %") for value in (floor, (1 + floor) / 2, 1.0)],
+        columns=[(x(step / 100), f"{step / 100:.2f}") for step in range(70, 101, 5)],
+        summary=f"Precision by threshold, from {points[0].checks} checks; the table below has the values",
+        areas=[" ".join(f"{x(similarity):.1f},{y(value):.1f}" for similarity, value in band)],
+        marks=[x(settings["threshold"])],
+    )

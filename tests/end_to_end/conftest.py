@@ -211,6 +211,26 @@ def events_at_work(replica, router, now) -> None:
     ScrapeState.objects.update_or_create(router=router, defaults={**state, "kv_streams": streams})
 
 
+def semantic_cache_at_work(pool, router, now) -> None:
+    """A semantic cache of the group ``coding`` that one router reports, with checks at many similarities."""
+    from controlplane.services.fleet.pools import create_pool
+    from controlplane.services.fleet.task_groups import update_task_group
+    from telemetry.models import ScrapeState
+
+    create_pool("vectors", project=pool.project, models=["bge-m3"])
+    settings = {"embedding_pool": "vectors", "embedding_model": "bge-m3", "mode": "serve", "threshold": 0.93}
+    update_task_group(pool.groups.get(name="coding"), response_cache={}, semantic_cache=settings)
+    checks = {
+        f"{step / 100:.2f}": {"right": 12 + 9 * (step - 70), "wrong": max(0, 40 - 2 * (step - 70))}
+        for step in range(72, 101)
+    }
+    figures = {"recent_precision": 0.985, "lower_bound": 0.981, "window_checks": 1000.0, "entries": 4_711.0}
+    cache = {"states": {"serving": 1, "stopped": 1}, "checks": checks, **figures}
+    state = {"at": now, "ok_at": now, "health": "up", "failures": 0}
+    caches = {pool.name: {"coding": cache}}
+    ScrapeState.objects.update_or_create(router=router, defaults={**state, "semantic_caches": caches})
+
+
 @pytest.fixture
 def everything(full, operator):
     """Rows for every page: their ids, by the placeholder names in ``every_page``."""
@@ -247,6 +267,7 @@ def everything(full, operator):
     }
     rows |= {"request": place_of(decisions_at_work(full, router, now))}
     events_at_work(full.replicas.first(), router, now)
+    semantic_cache_at_work(full, router, now)
     rows |= rollouts_of_every_kind(policy, operator)
     rows |= alerts_of_every_state(full, operator)
     with receiving() as receiver:

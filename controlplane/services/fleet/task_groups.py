@@ -42,6 +42,7 @@ class GroupSettings(TypedDict, total=False):
     concurrency: Mapping[str, Any] | None
     caps: Mapping[str, Any] | None
     response_cache: Mapping[str, Any] | None
+    semantic_cache: Mapping[str, Any] | None
     expected_tier1: str  # 16 hex digits; "": none
     hit_rate_objective: float | None  # ratio, more than 0
 
@@ -53,6 +54,7 @@ def create_task_group(pool: Pool, name: str, *, by: User | None = None, **settin
     replicas = _check_replicas(pool, settings.pop("replicas", ()))
     group = TaskGroup(pool=pool, name=name, **_checked(settings))
     _check_keys(group)
+    _check_embedding_pool(group)
     with unique_or(lambda _: NameTakenError("task group", name)):
         group.save()
     group.replicas.set(replicas)
@@ -74,6 +76,8 @@ def update_task_group(group: TaskGroup, *, by: User | None = None, **settings: U
         setattr(group, name, value)
     if group.match != before["match"]:
         _check_keys(group)
+    if group.semantic_cache != before["semantic_cache"]:
+        _check_embedding_pool(group)
     group.save()
     after = _event_fields(group)
     if after != before:
@@ -127,6 +131,13 @@ def _check_keys(group: TaskGroup) -> None:
     for position, name in enumerate(names):
         if name not in existing:
             raise InvalidError(f"$.match.api_keys[{position}]", f"the pool's project has no client key {name!r}")
+
+
+def _check_embedding_pool(group: TaskGroup) -> None:
+    """InvalidError unless the pool that gets texts of its requests is one of its own project."""
+    name = (group.semantic_cache or {}).get("embedding_pool")
+    if name is not None and not Pool.objects.filter(project=group.pool.project_id, name=name).exists():
+        raise InvalidError("$.semantic_cache.embedding_pool", f"the pool's project has no pool {name!r}")
 
 
 def _check_replicas(pool: Pool, replicas: Iterable[Replica]) -> list[Replica]:

@@ -349,6 +349,14 @@ class TaskGroupForm(SectionedForm):
             "Serves the stored response when an identical deterministic request comes again. Responses are encrypted.",
             "off",
         ),
+        Section(
+            "semantic_cache",
+            schema.SemanticCache,
+            "Semantic cache",
+            "Also serves the stored response of a request whose last user message means the same, once its measured "
+            "precision allows it. Needs the response cache, and a pool that serves /v1/embeddings.",
+            "off",
+        ),
     )
     singles: ClassVar = (Single("priority", schema.TaskGroupConfig, "Priority", empty=0),)
 

@@ -7,7 +7,8 @@ from telemetry.alerts.kinds.control_plane import EVALUATOR_LAG, NO_DATA, ROLLOUT
 from telemetry.alerts.kinds.hit_rate_drop import HIT_RATE_DROP
 from telemetry.alerts.kinds.hit_rates import HIT_RATE_FLOOR, PREDICTION_GAP
 from telemetry.alerts.kinds.replicas import KV_PRESSURE, LOAD_SKEW, REPLICA_DOWN, REPLICA_EJECTED
-from telemetry.alerts.kinds.requests import CACHE_SHARE_DROP, CACHE_STORE_DOWN, ERROR_RATIO, TTFT_OBJECTIVE
+from telemetry.alerts.kinds.requests import ERROR_RATIO, TTFT_OBJECTIVE
+from telemetry.alerts.kinds.response_caches import CACHE_SHARE_DROP, CACHE_STORE_DOWN, SEMANTIC_CACHE_PRECISION
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -23,6 +24,7 @@ KINDS: dict[str, Kind] = {
         LOAD_SKEW,
         CACHE_STORE_DOWN,
         CACHE_SHARE_DROP,
+        SEMANTIC_CACHE_PRECISION,
         ROLLOUT_STUCK,
         EVALUATOR_LAG,
         NO_DATA,

@@ -13,7 +13,7 @@ from msgspec import Meta
 from controlplane.errors import InvalidError
 from controlplane.schema_fields import canonical
 from routing.schema import Frozen
-from telemetry.alerts.history_window import HistoryView, Source, WindowSum
+from telemetry.alerts.history_window import CURRENT_ONLY, HistoryView, Source, WindowSum
 from telemetry.alerts.verdict import Reason, Result, Timing, Unit, Verdict, Verdicts
 
 Problem = tuple[str, str]  # the invalid setting, and why
@@ -139,7 +139,7 @@ class Kind:
     @property
     def can_be_replayed(self) -> bool:
         """Whether its history is stored, so that a preview is possible."""
-        return self.sources != {Source.CONTROL}
+        return not self.sources <= CURRENT_ONLY
 
     def read(self, document: object) -> Any:
         """A rule's JSON as settings with defaults. InvalidError names everything that is wrong."""

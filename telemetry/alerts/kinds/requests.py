@@ -1,4 +1,4 @@
-"""Rules on requests: those that fail, those whose first token comes too late, and those that a response cache answers.
+"""Rules on requests: the share that fails, and the share whose first token comes too late.
 
 Theory of operation of ``ttft_objective``. The objective is a share of requests whose first token comes within some
 seconds; the rest is the error budget. The burn rate is the share of late requests divided by the budget: a burn rate of
@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated
 
-from telemetry.alerts.history_window import CacheStep, HistoryView, Source, whole_steps
+from telemetry.alerts.history_window import HistoryView, Source
 from telemetry.alerts.kinds.base import (
     ForS,
     KeepFiringS,
@@ -29,17 +29,7 @@ from telemetry.alerts.kinds.base import (
     percent,
     setting,
 )
-from telemetry.alerts.verdict import (
-    POOL,
-    Reason,
-    Result,
-    Timing,
-    Verdict,
-    Verdicts,
-    above_limit,
-    below_limit,
-    no_data,
-)
+from telemetry.alerts.verdict import POOL, Reason, Result, Timing, Verdict, Verdicts, above_limit, no_data
 from telemetry.metrics.histograms import Buckets, merge
 
 
@@ -182,124 +172,4 @@ TTFT_OBJECTIVE = Kind(
     summarize=_summarize_ttft,
     condition=_ttft_condition,
     figure="Late first tokens",
-)
-
-
-class CacheStoreDownSettings(WindowSettings, frozen=True):
-    """Settings of ``cache_store_down``."""
-
-    down_s: Annotated[float, setting("seconds", "Time within the window that the store is down.", gt=0, le=3600)] = (
-        120.0
-    )
-    window_s: WindowS = 300.0
-    for_s: ForS = 0.0
-    keep_firing_s: KeepFiringS = 60.0
-
-    def problem(self) -> Problem | None:
-        """The rule must be able to fire."""
-        return ("down_s", "expected at most window_s") if self.down_s > self.window_s else None
-
-
-def _evaluate_store(settings: CacheStoreDownSettings, view: HistoryView, _: str) -> Verdicts:
-    """Compare the time for which a router could not use the store with the limit; the worst router decides."""
-    down = view.cache_stores()
-    if not view.history.has_response_cache or not down:
-        return {POOL: no_data(Reason.NO_CACHE)}
-    worst = max(down, key=lambda router: down[router])
-    affected = sorted(router for router, ratio in down.items() if ratio * settings.window_s >= settings.down_s)
-    figures = {"router": worst, "routers": affected[:20], "present": len(down)}
-    return {POOL: above_limit(down[worst] * settings.window_s, settings.down_s, "seconds", **figures)}
-
-
-def _summarize_store(scope: Scope, settings: CacheStoreDownSettings, verdict: Verdict) -> str:
-    routers = f"{len(verdict.figures['routers'])} of {verdict.figures['present']} routers"
-    lasted = f"{duration(verdict.value)} of the last {duration(settings.window_s)}"
-    return f"{routers} could not use the store of response caches for {lasted}: {scope} has fewer cached responses."
-
-
-CACHE_STORE_DOWN = Kind(
-    name="cache_store_down",
-    label="Response cache store down",
-    about="Fires when a router cannot use the store in which routers share stored responses: its server is down, slow "
-    "or full. Requests are served, but every router answers from its own memory only. All routers and pools share one "
-    "store. No result in a pool without a response cache, and where routers have no store.",
-    settings=CacheStoreDownSettings,
-    sources=frozenset({Source.CACHE_STORE}),
-    unit="seconds",
-    evaluate=_evaluate_store,
-    summarize=_summarize_store,
-    condition=lambda settings: (
-        f"a router cannot use the store of response caches for {duration(settings.down_s)} of "
-        f"{duration(settings.window_s)}"
-    ),
-    figure="Time down",
-)
-
-
-class CacheShareDropSettings(WindowSettings, frozen=True):
-    """Settings of ``cache_share_drop``."""
-
-    drop_points: Annotated[float, setting("points of 100", "Size of a drop to report.", ge=1, le=100)] = 20.0
-    window_s: WindowS = 600.0
-    baseline_s: Annotated[
-        float, setting("seconds", "Period before the window whose share is the level.", ge=300, le=14_400)
-    ] = 3600.0
-    min_requests: MinRequests = 200.0
-    for_s: ForS = 60.0
-    keep_firing_s: KeepFiringS = 600.0
-
-    @property
-    def lookback_s(self) -> float:
-        return self.window_s + self.baseline_s
-
-    def problem(self) -> Problem | None:
-        """The level needs some windows of its own."""
-        if self.baseline_s < MIN_BASELINE_WINDOWS * self.window_s:
-            return "baseline_s", f"expected at least {MIN_BASELINE_WINDOWS} times window_s"
-        return None
-
-
-MIN_BASELINE_WINDOWS = 3  # with requests, before the newest one
-
-
-def _evaluate_share(settings: CacheShareDropSettings, view: HistoryView, group: str) -> Verdicts:
-    """Compare the share of hits in the newest window with that of the windows before."""
-    if not view.history.has_response_cache:
-        return {POOL: no_data(Reason.NO_CACHE)}
-    (newest,) = view.cache_requests(group or None, 1) or (CacheStep(0, 0),)
-    earlier = view.cache_requests(group or None, whole_steps(settings.baseline_s, settings.window_s), before=1)
-    requests, hits = sum(step.requests for step in earlier), sum(step.hits for step in earlier)
-    figures = {"requests": newest.requests, "baseline_requests": requests}
-    if newest.requests < max(settings.min_requests, 1):
-        return {POOL: no_data(Reason.LITTLE_TRAFFIC, **figures)}
-    if len(earlier) < MIN_BASELINE_WINDOWS or requests < max(settings.min_requests, 1):
-        return {POOL: no_data(Reason.LITTLE_HISTORY, **figures)}
-    share, level = newest.hits / newest.requests, hits / requests
-    limit = level - settings.drop_points / 100
-    return {POOL: below_limit(share, limit, is_breach=share <= limit + 1e-9, baseline=level, figures=figures)}
-
-
-def _summarize_share(scope: Scope, settings: CacheShareDropSettings, verdict: Verdict) -> str:
-    fell = f"from {percent(verdict.baseline)} to {percent(verdict.value)}"
-    counts = f"{verdict.figures['requests']:.0f} cacheable requests in {duration(settings.window_s)}"
-    return f"The share that the response cache of {scope} answers fell {fell} ({counts})."
-
-
-CACHE_SHARE_DROP = Kind(
-    name="cache_share_drop",
-    label="Response cache hit share drop",
-    about="Compares the share of cacheable requests that the response cache answered with its level before: a new "
-    "version or another sampling setting of a client, a changed prompt, a store that lost its entries. A purge causes "
-    "a drop too. A level that stays lower becomes the new level.",
-    settings=CacheShareDropSettings,
-    sources=frozenset({Source.CACHE_REQUESTS}),
-    group_sources=frozenset({Source.CACHE_REQUESTS}),
-    unit="ratio",
-    evaluate=_evaluate_share,
-    summarize=_summarize_share,
-    condition=lambda settings: (
-        f"{settings.drop_points:g} points fewer hits of the response cache in {duration(settings.window_s)} than in "
-        f"{duration(settings.baseline_s)} before"
-    ),
-    figure="Response cache hits",
 )

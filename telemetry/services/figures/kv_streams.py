@@ -82,7 +82,7 @@ def kv_streams_of(replica: Replica) -> KvStreams | None:
 
 
 def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
-    reason = _scrape_problem(router, timezone.now())
+    reason = scrape_problem(router, timezone.now())
     streams = {} if reason else router["streams"] or {}
     for rank in range(ranks):
         stream = streams.get(str(rank))
@@ -91,7 +91,7 @@ def _rows(router: Mapping[str, Any], ranks: int) -> Iterator[StreamRow]:
         yield _row(router["name"], rank, stream, reason or NOT_REPORTED)
 
 
-def _scrape_problem(router: Mapping[str, Any], now: datetime) -> str:
+def scrape_problem(router: Mapping[str, Any], now: datetime) -> str:
     """Why the router's last scrape does not show the current state; "" if it does."""
     if (
         router["at"] is not None

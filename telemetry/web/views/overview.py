@@ -17,11 +17,13 @@ from telemetry.services.figures.groups import active_revisions, group_tiles, has
 from telemetry.services.figures.kv_streams import kv_streams_of
 from telemetry.services.figures.overview import Subject, fleet_tiles, group_rows, replica_rows
 from telemetry.services.figures.replicas import heat_strips, rank_rows, scraping_of
+from telemetry.services.figures.semantic_cache import semantic_cache_of
 from telemetry.services.lab.costs import has_response_cache, response_cache_figures
 from telemetry.services.lab.decisions import MIN_PROMPTS, lint_prompts
 from telemetry.services.lab.scaling import scaling_of
 from telemetry.services.notifications.channels import notified_by
 from telemetry.storage.dimension_sums import usage_reports
+from telemetry.web.breakdown_figures import draw_precision
 from telemetry.web.pages import GROUP_COLUMNS, REPLICA_COLUMNS, frame, live_context, live_part, scrape_gap
 from telemetry.web.ranges import NO_GROUP, PageState, page_state, page_state_of
 
@@ -143,6 +145,8 @@ def _group(state: PageState, pool: Pool, group: TaskGroup | None) -> dict[str, A
         "tiles": group_tiles(state.subject, state.range.now),
         "shares": replica_shares(state.subject, state.range.table),
         "revisions": active_revisions(group, pool.pk),
+        "semantic": (semantic := semantic_cache_of(group, pool.name)),
+        "sketch": None if semantic is None else draw_precision(semantic),
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from controlplane.errors import InUseError, InvalidError, NameTakenError
 from controlplane.models import ConfigSnapshot, Event, ReplicaState
 from controlplane.push.snapshot import build_config
-from controlplane.services.fleet.pools import create_pool, remove_pool
+from controlplane.services.fleet.pools import create_pool, create_project, remove_pool, update_pool
 from controlplane.services.fleet.replicas import (
     add_replica,
     record_engine_facts,
@@ -13,7 +13,7 @@ from controlplane.services.fleet.replicas import (
     set_replica_state,
     update_replica,
 )
-from controlplane.services.fleet.task_groups import create_task_group
+from controlplane.services.fleet.task_groups import create_task_group, update_task_group
 
 pytestmark = pytest.mark.django_db
 
@@ -99,6 +99,25 @@ def test_a_group_uses_only_replicas_of_its_own_pool(replica):
     with pytest.raises(InvalidError) as error:
         create_task_group(other, "chat", replicas=[replica])
     assert error.value.faults[0].path == "$.replicas[0]"
+
+
+def test_a_semantic_cache_has_its_embeddings_from_a_pool_of_its_own_project(pool):
+    update_pool(pool, models=["tiny"])
+    settings = {"embedding_pool": "vectors", "embedding_model": "embedder"}
+    vectors = create_pool("vectors", project=create_project("theirs"), models=["embedder"])
+    with pytest.raises(InvalidError, match="the pool's project has no pool 'vectors'") as error:
+        create_task_group(pool, "faq", response_cache={}, semantic_cache=settings)
+    assert error.value.faults[0].path == "$.semantic_cache.embedding_pool"
+
+    vectors.project = pool.project
+    vectors.save()
+    with pytest.raises(InvalidError, match="has no response_cache"):
+        create_task_group(pool, "faq", semantic_cache=settings)
+    group = create_task_group(pool, "faq", response_cache={}, semantic_cache=settings)
+    assert group.semantic_cache["threshold"] == 0.95  # defaults are written out
+    assert build_config("ab" * 32).pools[0].groups[0].semantic_cache.embedding_model == "embedder"
+    with pytest.raises(InvalidError, match="has no model 'another'"):
+        update_task_group(group, semantic_cache=settings | {"embedding_model": "another"})
 
 
 def test_a_pool_with_replicas_and_the_last_replica_of_a_subset_cannot_be_removed(replica, pool):

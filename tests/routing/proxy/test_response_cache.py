@@ -294,7 +294,7 @@ async def test_callers_control_the_cache_within_the_groups_limits(stand_in, stor
 
     assert stored.ttl(stored.keys("*")[0]) <= 60
     assert wrong.status == 400
-    assert "expected true, false, or an object with ttl_s and namespace" in wrong.json["error"]["message"]
+    assert "expected true, false, or an object with ttl_s, namespace and semantic" in wrong.json["error"]["message"]
 
 
 def completion(finish_reason: str, **message: Any) -> bytes:
@@ -358,6 +358,28 @@ async def test_a_leader_that_fails_is_followed_by_another_request(replica):
 
     assert sorted(response.status for response in received)[:7] == [200] * 7
     assert len(replica.calls) <= 3
+
+
+async def test_explain_says_whether_the_cache_would_answer(stand_in):
+    async def explained(body: dict[str, Any], group: str = "faq") -> Any:
+        request = {"path": CHAT, "body": body, "headers": {"X-Task-Group": group}}
+        status, explanation = await harness.admin("POST", "/admin/explain", json=request)
+        assert status == 200, explanation
+        return explanation["response_cache"]
+
+    async with router_before(stand_in) as harness:
+        before = await explained(GREEDY)
+        await send(harness, GREEDY)
+        after = await explained(GREEDY | {"stream": True})
+        sampled = await explained(GREEDY | {"temperature": 1})
+        elsewhere = await explained(GREEDY, group="")
+        requests = harness.router.services.all_response_caches.lines()
+        assert sum(line.endswith('result="miss"} 1') for line in requests) == 1  # explanations count nothing
+
+    assert before == {"is_cacheable": True, "is_in_memory": False}
+    assert after == {"is_cacheable": True, "is_in_memory": True}
+    assert sampled == {"is_cacheable": False, "is_in_memory": False}
+    assert elsewhere is None
 
 
 # --- stores that fail ---

@@ -104,6 +104,23 @@ def test_the_store_of_response_caches_is_up_only_if_all_workers_reach_it() -> No
     assert totals(MergedMetrics(), workers) == {name: 0}
 
 
+def test_workers_count_checks_of_semantic_caches_together_and_shared_ones_once() -> None:
+    def of_worker(own: int, shared: int, precision: float) -> Families:
+        kinds = {"checks_total": ("counter", own), "shared_checks": ("gauge", shared)}
+        kinds["recent_precision_ratio"] = ("gauge", precision)
+        name = "warmpath_router_semantic_cache_"
+        lines = [f"# HELP {name}{key} Of it.\n# TYPE {name}{key} {kind}" for key, (kind, _) in kinds.items()]
+        samples = [f"{name}{key} {value}" for key, (_, value) in kinds.items()]
+        return parse("\n".join(line for pair in zip(lines, samples, strict=True) for line in pair))
+
+    merged = totals(MergedMetrics(), [of_worker(3, 20, 0.9), of_worker(4, 21, 0.95)])
+    assert {name.removeprefix("warmpath_router_semantic_cache_"): value for name, value in merged.items()} == {
+        "checks_total": 7,
+        "shared_checks": 21,
+        "recent_precision_ratio": 0.9,
+    }
+
+
 def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_count_once() -> None:
     def of_worker(followed: int, blocks: int, lag_s: float) -> Families:
         gauges = {"followed": followed, "blocks": blocks, "lag_seconds": lag_s, "state": 1}

@@ -22,6 +22,7 @@ from tests.telemetry.conftest import T0
 from tests.telemetry.readings import cache_reading, engine_reading, gap, route_reading, router_scraped, stored_together
 
 pytestmark = pytest.mark.django_db
+NOT_BY_DEFAULT = {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP, RuleKind.SEMANTIC_CACHE_PRECISION}
 STEP_S = 15  # between two evaluations and two readings
 QUIET_S = 480  # longer than any rule takes to fire
 # Positions of the buckets that end at 0.2 s, 4 s and 10 s.
@@ -103,7 +104,7 @@ def fleet(pool):
 def test_a_new_pool_has_valid_default_rules(pool):
     rules_by_kind = {rule.kind: rule for rule in AlertRule.objects.filter(pool=pool, enabled=True)}
     assert rules_by_kind.keys() == {one.kind for one in default_rules(5.0)}
-    assert rules_by_kind.keys() == set(RuleKind) - {RuleKind.HIT_RATE_FLOOR, RuleKind.PREDICTION_GAP}
+    assert rules_by_kind.keys() == set(RuleKind) - NOT_BY_DEFAULT
     for rule in rules_by_kind.values():
         KINDS[rule.kind].read(rule.settings)
 

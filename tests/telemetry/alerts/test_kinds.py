@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.errors import InvalidError
-from telemetry.alerts.history_window import CacheStep, ControlPlaneState, PressureStep
+from telemetry.alerts.history_window import CacheStep, ControlPlaneState, PressureStep, SemanticCacheState
 from telemetry.alerts.kinds import KINDS, Scope
 from telemetry.alerts.verdict import Reason, Result
 from telemetry.metrics.histograms import Buckets
@@ -291,6 +291,31 @@ def test_a_pool_without_replicas_gives_no_result():
         assert only(evaluated(kind, past(60, replicas=()))).reason is Reason.NO_REPLICAS
 
 
+def test_a_semantic_cache_breaches_where_routers_stopped_serving():
+    caches = {
+        "good": SemanticCacheState(0.98, 0.99, 500),
+        "shadow": SemanticCacheState(0.98, 0.6, 500),
+        "new": SemanticCacheState(0.98),
+    }
+    verdict = only(evaluated("semantic_cache_precision", past(60, semantic_caches=caches)))
+    assert (verdict.result, verdict.value, verdict.limit) == (OK, 0.6, None)
+    caches["bad"] = SemanticCacheState(0.95, 0.94, 200, ("router-1", "router-2"))
+    caches["worse"] = SemanticCacheState(0.9, 0.8, 200, ("router-2",))
+    history = past(60, semantic_caches=caches)
+    verdict = only(evaluated("semantic_cache_precision", history))
+    assert (verdict.result, verdict.value, verdict.limit, verdict.figures["group"]) == (BREACH, 0.8, 0.9, "worse")
+    assert only(evaluated("semantic_cache_precision", history, "bad")).value == 0.94
+    assert only(evaluated("semantic_cache_precision", history, "good")).result is OK
+    assert only(evaluated("semantic_cache_precision", history, "new")).reason is Reason.LITTLE_TRAFFIC
+    assert only(evaluated("semantic_cache_precision", history, "none")).reason is Reason.NOT_REPORTED
+    kind = KINDS["semantic_cache_precision"]
+    assert kind.summarize(Scope("chat"), kind.read({}), verdict) == (
+        "The semantic cache of task group worse (pool chat) stopped serving at router-2: "
+        "80.0 % of the latest checks were right, below the limit of 90.0 %."
+    )
+    assert not kind.can_be_replayed
+
+
 def test_every_rule_kind_is_implemented_and_described():
     assert set(KINDS) == set(RuleKind.values)
     for kind in KINDS.values():
@@ -308,6 +333,7 @@ def test_every_summary_is_a_sentence_that_names_the_pool():
         "replica_down": past(30, count=2, engines={"r1": [FAILED, FAILED]}),
         "kv_pressure": past(300, pressure={"r1": [PressureStep(0.99, 0)]}),
         "load_skew": past(300, engines={"r1": [step(requests=900)], "r2": [step(requests=10)]}),
+        "semantic_cache_precision": past(60, semantic_caches={"faq": SemanticCacheState(0.98, 0.9, 200, ("r",))}),
         "rollout_stuck": past(60, control=control),
         "cache_store_down": past(300, cache_stores={"router-1": [1.0]}, has_response_cache=True),
         "cache_share_drop": past(600, count=7, cache_requests={None: shares(*[0.8] * 6, 0.1)}, has_response_cache=True),

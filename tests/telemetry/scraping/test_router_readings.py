@@ -101,6 +101,36 @@ def test_the_loads_of_pools_are_kept_as_of_the_last_scrape(pool, metrics_server)
     assert stored.pool_loads is None
 
 
+def test_semantic_caches_are_kept_as_of_the_last_scrape(pool, metrics_server):
+    names = 'pool="chat",group="faq"'
+    lines = (
+        f'state{{{names},state="serving"}} 2', f'state{{{names},state="stopped"}} 0', f"window_checks{{{names}}} 250",
+        f"recent_precision_ratio{{{names}}} 0.99", f"precision_lower_bound_ratio{{{names}}} NaN",
+        f'checks_total{{{names},similarity="0.95",result="right"}} 7',
+        f'checks_total{{{names},similarity="0.95",result="wrong"}} 1',
+        f'shared_checks{{{names},similarity="1.00",result="right"}} 9',
+    )  # fmt: skip
+    exposition = router_text() + "".join(f"warmpath_router_semantic_cache_{line}\n" for line in lines)
+    scrape_router(metrics_server, exposition)
+    stored = ScrapeState.objects.get(router__isnull=False)
+    assert stored.semantic_caches == {
+        "chat": {
+            "faq": {
+                "states": {"serving": 2, "stopped": 0},
+                "window_checks": 250.0,
+                "recent_precision": 0.99,
+                "checks": {"0.95": {"right": 7, "wrong": 1}},
+                "shared_checks": {"1.00": {"right": 9}},
+            }
+        }
+    }
+
+    metrics_server.script("/router/metrics", status(503))
+    run_cycle(1)
+    stored.refresh_from_db()
+    assert stored.semantic_caches is None
+
+
 def test_requests_without_a_pool_are_stored_with_the_router_itself(pool, metrics_server):
     nowhere = {"pool": "", "replica": "", "policy": "", "revision": ""}
     scrape_router(metrics_server, *(router_text({**nowhere, "requests": {"client_error": n}}) for n in (1, 4)))

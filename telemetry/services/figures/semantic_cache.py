@@ -1,0 +1,178 @@
+"""The semantic cache of a task group at each router, as of the last scrape: state, and precision by threshold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import F, Func, JSONField, Value
+from django.utils import timezone
+
+from controlplane.models import Router, TaskGroup
+from routing.schema import wilson_interval
+from telemetry.services.figures.kv_streams import scrape_problem
+
+UNKNOWN = "unknown"
+BY_SEVERITY = ("stopped", "collecting", "shadow", "serving")
+TONES = {"serving": "good", "shadow": "", "collecting": "warn", "stopped": "bad"}
+NOT_REPORTED = "The router does not report this cache. It has not received this configuration yet: see Routers."
+FIGURES = ("recent_precision", "lower_bound", "window_checks", "entries")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRow:
+    """The cache at one router. None: not reported."""
+
+    router: str
+    state: str  # of BY_SEVERITY, the worst of the router's processes; or UNKNOWN
+    is_partly: bool = False  # whether other processes of the router are in another state
+    recent_precision: float | None = None
+    lower_bound: float | None = None
+    window_checks: float | None = None
+    entries: float | None = None
+    reason: str = ""  # why it is unknown
+
+    @property
+    def tone(self) -> str:
+        return TONES.get(self.state, "")
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPoint:
+    """The checks of requests with at least this similarity."""
+
+    threshold: float
+    checks: int
+    wrong: int
+
+    @property
+    def precision(self) -> float:
+        return 1 - self.wrong / self.checks
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its 95 % interval."""
+        return wilson_interval(self.checks - self.wrong, self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What one state means, and what to do ("": nothing)."""
+
+    state: str
+    meaning: str
+    action: str
+
+    @property
+    def tone(self) -> str:
+        return TONES.get(self.state, "")
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticCacheFigures:
+    """The cache at all routers. ``settings``: as configured (``routing.schema.SemanticCache``)."""
+
+    settings: Mapping[str, Any]
+    rows: list[RouterRow]
+    points: list[PrecisionPoint]  # ascending; only those with checks
+    advice: list[Advice]  # on the states of the rows, the worst first
+
+    @property
+    def at_threshold(self) -> PrecisionPoint | None:
+        """The checks at or above the configured threshold; None without any."""
+        least = round(self.settings["threshold"], 2)
+        return next((point for point in self.points if point.threshold >= least), None)
+
+
+def semantic_cache_of(group: TaskGroup | None, pool: str) -> SemanticCacheFigures | None:
+    """A group's cache at each connected router; None if it has none. One query."""
+    if group is None or group.semantic_cache is None:
+        return None
+    path = F("scrape_state__semantic_caches"), Value(pool), Value(group.name)
+    cache = Func(*path, function="jsonb_extract_path", output_field=JSONField())
+    state = {name: F(f"scrape_state__{name}") for name in ("at", "ok_at", "failures", "reason")}
+    routers: list[Mapping[str, Any]] = list(
+        Router.objects.filter(lost_at=None).order_by("name").values("name", cache=cache, **state)
+    )
+    rows = [_row(router) for router in routers]
+    points = precision_points(router["cache"] for router in routers if router["cache"])
+    return SemanticCacheFigures(group.semantic_cache, rows, points, list(_advice(rows, group.semantic_cache)))
+
+
+def precision_points(caches: Iterable[Mapping[str, Any]]) -> list[PrecisionPoint]:
+    """Checks at or above each similarity. Routers with a store report the checks of all of them, others their own."""
+    own: Counter[tuple[str, str]] = Counter()
+    shared: Counter[tuple[str, str]] = Counter()
+    for cache in caches:
+        if cache.get("shared_checks"):
+            shared |= _counts(cache["shared_checks"])
+        else:
+            own += _counts(cache.get("checks", {}))
+    checks, wrong, points = 0, 0, list[PrecisionPoint]()
+    total = own + shared
+    for similarity in sorted({similarity for similarity, _ in total}, key=float, reverse=True):
+        checks += total[similarity, "right"] + total[similarity, "wrong"]
+        wrong += total[similarity, "wrong"]
+        points.append(PrecisionPoint(float(similarity), checks, wrong))
+    return points[::-1]
+
+
+def _counts(checks: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
+    return Counter(
+        {
+            (similarity, result): number
+            for similarity, results in checks.items()
+            if similarity.replace(".", "", 1).isdecimal()
+            for result, number in results.items()
+        }
+    )
+
+
+def _row(router: Mapping[str, Any]) -> RouterRow:
+    reason = scrape_problem(router, timezone.now())
+    cache = None if reason else router["cache"]
+    states = [name for name, processes in (cache or {}).get("states", {}).items() if processes]
+    state = next((name for name in BY_SEVERITY if name in states), None)
+    if cache is None or state is None:
+        return RouterRow(router["name"], UNKNOWN, reason=reason or NOT_REPORTED)
+    figures: dict[str, Any] = {name: cache.get(name) for name in FIGURES}
+    return RouterRow(router["name"], state, is_partly=len(states) > 1, **figures)
+
+
+def _advice(rows: Sequence[RouterRow], settings: Mapping[str, Any]) -> Iterator[Advice]:
+    for reason in dict.fromkeys(row.reason for row in rows if row.reason):
+        routers = dict.fromkeys(row.router for row in rows if row.reason == reason)
+        yield Advice(UNKNOWN, f"{', '.join(routers)}: {reason}", "")
+    found, texts = {row.state for row in rows}, _texts(settings)
+    for state in BY_SEVERITY:
+        if state in found:
+            yield Advice(state, *texts[state])
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The meaning of each state, and what to do."""
+    checks, limit = settings["min_checks"], f"{100 * settings['min_precision']:g} %"
+    return {
+        "stopped": (
+            f"The precision of the last {checks} checks is below {limit}. No stored response of a similar request is "
+            "served until the checks are good again.",
+            "Raise the threshold to one with enough precision in the chart. If the engines load other weights or "
+            "another chat template, change the version of the response cache.",
+        ),
+        "collecting": (
+            f"Nothing is served yet: that needs {checks} checks at or above the threshold, and a lower bound of their "
+            f"precision of at least {limit}.",
+            "Wait for more similar requests, or choose a threshold whose interval in the chart lies above the limit.",
+        ),
+        "shadow": (
+            "Similar requests are found and their responses compared; none is served.",
+            "Set the mode to serve once the precision at the threshold is good enough.",
+        ),
+        "serving": (
+            "Similar requests get the stored response. "
+            f"{100 * settings['check_rate']:g} % of the requests are answered by a replica and compared.",
+            "",
+        ),
+    }
