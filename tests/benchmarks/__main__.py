@@ -33,6 +33,7 @@ BENCHMARKS = {
     "picker": "tests.benchmarks.picker",  # Envoy with a picker beside the router; needs envoy
     "predictions": "tests.benchmarks.predictions",  # predicted and delivered cached tokens; needs running vLLM replicas
     "quality": "tests.benchmarks.quality",  # quality of each strategy's choices, and speed of replays
+    "response_cache": "tests.benchmarks.response_cache",  # what a response cache and a store that fails cost
     "routers": "tests.benchmarks.routers",  # what several routers without common state lose
     "soak": "tests.benchmarks.soak",  # goals that need long runs or large numbers; not run by default
     "router": "tests.benchmarks.router",  # the router, nginx and direct access side by side
@@ -40,8 +41,18 @@ BENCHMARKS = {
     "what_if": "tests.benchmarks.what_if",  # predictions against what became, and rule evaluation meanwhile; 15 minutes
 }
 # Benchmarks that run the router's code in this process run again, compiled, in another process, with these options.
-RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",)}
-ON_DEMAND = {"event_gain", "kv_events", "literature", "picker", "predictions", "routers", "soak", "what_if"}
+RUN_COMPILED = {"decision": (), "path": (), "quality": ("--speed",), "response_cache": ()}
+ON_DEMAND = {
+    "event_gain",
+    "kv_events",
+    "literature",
+    "picker",
+    "predictions",
+    "response_cache",
+    "routers",
+    "soak",
+    "what_if",
+}
 NEEDS_DJANGO = {"breakdown", "picker", "soak", "telemetry"}  # their modules import models
 WITH_OPTIONS = ON_DEMAND | {"alerts", "causes", "quality", "telemetry"}
 

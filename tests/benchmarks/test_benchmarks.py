@@ -20,10 +20,11 @@ from routing.schema import PrefixHashSettings, Settings
 from routing.types import Reason
 from telemetry.metrics.engine import read_replica
 from telemetry.models import BreakdownBin
-from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality
+from tests.benchmarks import agreement, breakdown, event_gain, files, predictions, quality, response_cache
 from tests.benchmarks.__main__ import NEEDS_DJANGO, main
 from tests.benchmarks.cores import can_be_split, core_of_its_own
 from tests.benchmarks.decision import SETTINGS, Router, chat_body
+from tests.benchmarks.soak.verdict import Verdict
 from tests.benchmarks.telemetry import decisions, pages, replicas, scrape, storage
 from tests.compiled.package import named_modules
 from tests.routing.standin.replica_process import ReplicaProcess, replica_process
@@ -326,3 +327,11 @@ def test_the_decisions_benchmark_reads_replays_and_stores_all_requests(monkeypat
     assert 0 <= reading_s < whole_s
     assert minute_s > 0
     assert BreakdownBin.objects.get(pool=pool, at=decisions.START, group="g0").predicted > 0
+
+
+async def test_a_store_of_response_caches_that_fails_causes_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    found = await response_cache.measure(Verdict("cache"), requests=20, rounds=1)
+
+    assert {figures.errors for rounds in found.values() for figures in rounds} == {0}
+    assert {"no cache", "store", "store hangs", "store is down", "store is full", "hits, store"} <= found.keys()
+    assert "us CPU a request, 0 errors" in capsys.readouterr().out
