@@ -13,9 +13,13 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from aiohttp import web
+from aiohttp.typedefs import Handler
 from xxhash import xxh3_64_intdigest
 
 from routing.standin.errors import bad_request, invalid
+from routing.standin.exchange import ok, read_json, replica_key
+from routing.standin.replica import Task
 from routing.standin.requests import GenerationRequest, check_length, check_model, encode, prompt_of_ids, render_chat
 
 DIMENSIONS: Final = 8
@@ -170,3 +174,49 @@ def _classification(probability: float) -> dict[str, Any]:
     probabilities = [1 - probability, probability]
     label = LABELS[probability > 0.5]
     return {"label": label, "probs": probabilities, "num_classes": len(LABELS)}
+
+
+_POOLING: Final[dict[str, Callable[[dict[str, Any], str, int], PoolingRequest]]] = {
+    "/v1/embeddings": read_embeddings,
+    "/pooling": read_pooling,
+    "/classify": read_classification,
+    **dict.fromkeys(("/score", "/v1/score"), read_score),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), read_rerank),
+}
+_AUDIO: Final = {"/v1/audio/transcriptions": False, "/v1/audio/translations": True}  # whether it translates
+
+
+def routes(task: Task) -> list[web.RouteDef]:
+    """The routes of a task."""
+    if task is Task.POOLING:
+        return [web.post(path, _pooling_handler(read)) for path, read in _POOLING.items()]
+    return [web.post(path, _audio_handler(is_translation)) for path, is_translation in _AUDIO.items()]
+
+
+def _pooling_handler(read: Callable[[dict[str, Any], str, int], PoolingRequest]) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        replica = request.app[replica_key]
+        settings = replica.settings
+        checked = read(await read_json(request), settings.model, settings.engine.max_model_len)
+        generation = replica.generate(checked.generation)
+        replica.in_flight += 1
+        try:
+            await generation.run()
+        finally:
+            generation.drop()
+            replica.in_flight -= 1
+        return ok(checked.result(generation.prompt_tokens))
+
+    return handle
+
+
+def _audio_handler(is_translation: bool) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        model, file = form.get("model"), form.get("file")
+        if not isinstance(file, web.FileField):
+            raise bad_request("Field required", "file")
+        check_model({"model": model}, request.app[replica_key].settings.model)
+        return ok(transcription(file.file.read(), is_translation=is_translation))
+
+    return handle

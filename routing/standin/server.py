@@ -21,7 +21,7 @@ import uvloop
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from routing.standin import anthropic, pooling_routes, responses_api, transfers
+from routing.standin import anthropic, pooling, responses_api, transfers
 from routing.standin.errors import ApiError, bad_request, error_body, read_fault
 from routing.standin.exchange import json_response, ok, read_json, replica_key
 from routing.standin.metrics import CONTENT_TYPE
@@ -382,7 +382,7 @@ def make_app(settings: ReplicaSettings) -> web.Application:
     app.on_cleanup.append(stop)
     app.on_response_prepare.append(set_headers)
     if settings.task is not Task.GENERATE:
-        app.add_routes(pooling_routes.routes(settings.task))
+        app.add_routes(pooling.routes(settings.task))
     gets = {
         "/health": health, "/ping": health, "/version": version, "/load": load, "/v1/models": models,
         "/metrics": metrics, "/is_sleeping": is_sleeping, "/standin/fault": get_fault,

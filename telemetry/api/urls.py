@@ -8,10 +8,9 @@ from telemetry.api.breakdown import BreakdownView, ReconciliationView
 from telemetry.api.capacity import CapacityView
 from telemetry.api.heartbeat import HeartbeatViewSet
 from telemetry.api.metrics_servers import MetricsServerViewSet
-from telemetry.api.predictions import PredictionViewSet
 from telemetry.api.reports import ReportView
 from telemetry.api.scaling import ScalingView
-from telemetry.api.what_ifs import WhatIfViewSet
+from telemetry.api.what_ifs import PredictionViewSet, WhatIfViewSet
 
 router = SimpleRouter(trailing_slash=False)
 router.register("alert-rules", alert_viewsets.AlertRuleViewSet, "alert-rule")

@@ -7,12 +7,14 @@ A candidate is ``{"name", "settings", "groups", "replicas", "cache_tokens"}``; e
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+import numpy as np
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
@@ -22,7 +24,9 @@ from controlplane.errors import ConflictError, InvalidError
 from controlplane.models import PolicyRevision, Pool
 from controlplane.services.policies.settings import canonical_settings
 from routing.schema import PolicyConfig, PoolConfig, ReplicaConfig, ReplicaState, Settings, TaskGroupConfig
+from telemetry.lab.captured import replay_input
 from telemetry.models import WhatIf, WhatIfState
+from telemetry.storage.decisions import captured_between
 
 DEFAULT_WINDOW = timedelta(minutes=30)
 MAX_WINDOW = timedelta(hours=24)
@@ -242,3 +246,36 @@ def _replicas(pool: PoolConfig, count: int | None) -> tuple[ReplicaConfig, ...]:
         for number in range(max(0, count - len(active)))
     ]
     return tuple((active + added)[:count])
+
+
+TRACE_BLOCK_TOKENS = 512  # of Mooncake's format
+MAX_TRACE_REQUESTS = 50_000
+
+
+def trace_lines(pool: Pool, start: datetime, end: datetime) -> Iterator[bytes]:
+    """One line for each of the newest ``MAX_TRACE_REQUESTS`` requests; block ids count from 0."""
+    traffic = captured_between(pool.name, start, end, at_most=MAX_TRACE_REQUESTS)
+    if not len(traffic):
+        return
+    columns = replay_input(traffic)
+    numbers: dict[int, int] = {}
+    first_s = float(traffic.requests.at_s[0])
+    rows = zip(
+        traffic.requests.at_s.tolist(),
+        columns.prompt_tokens.tolist(),
+        columns.output_tokens.tolist(),
+        columns.starts.tolist(),
+        columns.starts[1:].tolist(),
+        strict=False,
+    )
+    for at_s, prompt_tokens, output_tokens, begin, stop in rows:
+        ends = np.arange(1, -(-prompt_tokens // TRACE_BLOCK_TOKENS) + 1) * TRACE_BLOCK_TOKENS
+        last_ids = np.minimum(begin + -(-ends // columns.block_tokens) - 1, stop - 1)
+        ids = [numbers.setdefault(int(block), len(numbers)) for block in columns.ids[last_ids]]
+        line = {
+            "timestamp": round(1000 * (at_s - first_s)),
+            "input_length": prompt_tokens,
+            "output_length": output_tokens,
+            "hash_ids": ids,
+        }
+        yield json.dumps(line).encode() + b"\n"

@@ -30,8 +30,7 @@ from routing.schema import (
 from routing.traffic.trace import read_columns
 from telemetry.models import Decision, WhatIf, WhatIfState
 from telemetry.services.lab import what_if_runs
-from telemetry.services.lab.what_if_traces import trace_lines
-from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if
+from telemetry.services.lab.what_ifs import cancel_what_if, create_what_if, trace_lines
 from tests.telemetry.services.lab.what_if_world import Served, Traffic, add_fleet, publish_and_store, serve, traffic
 
 pytestmark = pytest.mark.django_db
