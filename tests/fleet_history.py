@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import connection
-from django.db.models import Model
+from django.db.models import Model, Q
 from psycopg import sql
 
 from controlplane.models import (
@@ -76,7 +76,7 @@ def warm_fleet(
     record_ack(router.pk, number=newest.number, sha256=newest.sha256)
     advance_rollouts()
     change = until - timedelta(seconds=seconds / 2)
-    events = Event.objects.filter(pool=pool)
+    events = Event.objects.filter(Q(pool=pool) | Q(pool=None))  # None: of the router
     events.update(at=until - timedelta(seconds=seconds * 2))
     events.filter(kind=EventKind.POLICY_PUBLISHED).update(at=change)
     measure(fleet, router, until, seconds=seconds, change=change)
