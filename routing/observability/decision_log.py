@@ -107,6 +107,7 @@ class Record:
         "blocks",
         "cached_tokens",
         "candidates",
+        "digest_ratio",
         "generated_tokens",
         "group",
         "hash_tokens",
@@ -124,6 +125,7 @@ class Record:
         "rank",
         "reason",
         "replica",
+        "request_digest",
         "request_id",
         "retries",
         "revision",
@@ -187,6 +189,8 @@ class Record:
         self.rank = rank  # data-parallel rank of the replica; None: it has only one
         self.arm = arm  # whether the active or the canary revision placed the request; None: there is no canary
         self.prefill: PrefillRecord | None = None  # None: no replica of the pool has a role
+        self.request_digest: int | None = None  # of its entry in an exact cache; None: not cacheable, or not sampled
+        self.digest_ratio: float | None = None  # part of the prompts that are sampled for digests
         self.structure: bytes | None = None  # JSON of a ``PromptStructure``, of a few requests (decision_log.py)
 
     @classmethod
@@ -274,6 +278,8 @@ class Record:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
+            "request_digest": format_hash(self.request_digest),
+            "digest_ratio": self.digest_ratio,
             "prompt_structure": msgspec.json.decode(self.structure) if self.structure else None,
         }
 
@@ -293,7 +299,7 @@ MAX_BYTES: Final = 32 << 20
 MAX_SHOWN_BLOCKS: Final = 16_384  # block hashes of a page with several records: encoding so many takes 3 ms
 _RECORD_UNITS: Final = 25  # time to encode a record without blocks, in units of that of one block hash
 _SCAN_UNITS: Final = 0.2  # time to compare a block hash with the limit of a sample
-RECORD_BYTES: Final = 950  # memory of a record without its blocks
+RECORD_BYTES: Final = 1000  # memory of a record without its blocks
 CANDIDATE_BYTES: Final = 56
 
 GROUP_S = 1.0  # minimum time between two described requests of one task group

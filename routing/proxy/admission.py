@@ -106,11 +106,7 @@ class Admission:
         group, _ = self._matcher.group(model, placement)
         if group is None:
             return None
-        grant = request.grant
-        credentials = request.head.credentials() if grant is None else b""  # which engines may check
-        tenant = "" if grant is None else grant.tenant or ""
-        key = "" if grant is None or tenant else grant.name
-        return Scope(model.pool.name, group.name, model.name or "", tenant, key, credentials)
+        return Scope.of(request, model.pool.name, group.name, model.name or "")
 
     def check_path(self, path: bytes, model: str | None) -> None:
         """RejectedRequestError if the pool of a model does not serve this path."""

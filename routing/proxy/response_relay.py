@@ -32,6 +32,7 @@ from routing.observability.metrics import Outcome
 from routing.proxy.admission import RESPONSES
 from routing.proxy.resources import StoredResponse, response_named_by
 from routing.proxy.retries import TOO_MANY
+from routing.response_cache.keys import Scope
 from routing.types import ReplicaId, TargetId
 from routing.upstream.connection import BodySink
 
@@ -256,6 +257,12 @@ def begin_record(
     ``is_described``: with the cost of each candidate, because the prompt structure is recorded too.
     """
     record = Record.from_decision(decision, request.request_id, with_costs=is_described)
+    digests, prompt = services.request_digests, placement.prompt.data
+    if digests is not None:
+        record.digest_ratio = digests.ratio
+        if digests.should_digest(prompt, request.arrived_at):
+            scope = Scope.of(request, decision.pool, decision.group, decision.served.name or "")
+            record.request_digest = digests.digest_of(request, prompt, scope)
     if request.grant is not None:
         request.grant.charge_prompt(decision.keys.prompt_tokens)
     if services.warm_ups is not None:

@@ -34,6 +34,7 @@ from routing.proxy.resources import methods_of, model_named_by
 from routing.proxy.response_relay import Downstream
 from routing.proxy.services import ActiveConfiguration, Services
 from routing.response_cache.evidence import uses_semantic_caches
+from routing.response_cache.keys import RequestDigests
 from routing.schema import Limits, LoadedSnapshot, PoolConfig, ReplicaConfig, ReplicaState, RouterConfig
 from routing.types import ReplicaId
 from routing.upstream.pool import Address, ConnectionPool
@@ -297,6 +298,9 @@ class Router:
         services.kv_events.configure(new.config)
         services.warm_ups = warm_ups if warm_ups.configure(new.config) else None
         services.admission_queues = queues if queues.configure(new.config, self.shared_limits) else None
+        digests = services.request_digests
+        if digests is None or digests.hash_secret != new.config.hash_secret:
+            services.request_digests = RequestDigests(new.config.hash_secret)
         has_caches = any(group.response_cache for pool in new.config.pools for group in pool.groups)
         if has_caches or services.response_caches is not None:
             caches = services.all_response_caches

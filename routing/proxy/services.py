@@ -25,6 +25,7 @@ from routing.upstream.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from routing.health.checks import Balancer
+    from routing.response_cache.keys import RequestDigests
     from routing.response_cache.store import Store
     from routing.types import NoReplicaError
 
@@ -65,6 +66,7 @@ class Services:
         self.admission_queues: AdmissionQueues | None = None  # None: no limit is configured
         self.all_response_caches = ResponseCaches(cache_store, balancer)
         self.response_caches: ResponseCaches | None = None  # None: no task group has one
+        self.request_digests: RequestDigests | None = None  # None: there is no configuration yet
         self.kv_events = KvEventSubscriptions(balancer.residency, balancer.loads.clock)
         self.large_bodies = LargeBodies()
         self.metrics = Metrics()

@@ -5,15 +5,22 @@ body but those of ``IRRELEVANT``, whose values do not reach the model, so a memb
 covered too. It also covers path, pool, task group, model and whose request it is: the tenant of its API key, else the
 key, else the credentials that it sends to the engine. A caller therefore
 never gets a response that another caller's request produced.
+
+Decision records have digests of these names, from which the control plane computes what a cache would bring before any
+task group has one (``RequestDigests``).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
+from routing.log import defect
+from routing.prompt.parsing import LARGE_BYTES
 from routing.schema import CacheWhen, ResponseCache, derived_key, entry_prefix
 from routing.types import BodyError
 
@@ -35,6 +42,13 @@ MAX_TURN_CHARS: Final = 8192
 LENGTH_LIMITS: Final = ("max_tokens", "max_completion_tokens")
 DIGEST_BYTES: Final = 32
 MAX_NAMESPACE_CHARS: Final = 128
+MAX_DIGESTED_PER_S: Final = 50.0  # requests of a process whose digests are computed, at 30 us each
+DIGEST_PERIOD_S: Final = 10.0
+MAX_DIGEST_LEVEL: Final = 20
+_LEVEL_BITS: Final = 6  # of a digest
+_DEFAULTS: Final = ResponseCache()
+
+logger = logging.getLogger(__name__)
 
 
 class Scope(NamedTuple):
@@ -46,6 +60,15 @@ class Scope(NamedTuple):
     tenant: str  # of the API key; "": none
     key: str  # name of the API key; "": none
     credentials: bytes  # header lines that engines may check, where the router checks no keys
+
+    @classmethod
+    def of(cls, request: Request, pool: str, group: str, model: str) -> Scope:
+        """The scope of an admitted request."""
+        grant = request.grant
+        credentials = request.head.credentials() if grant is None else b""
+        tenant = "" if grant is None else grant.tenant or ""
+        key = "" if grant is None or tenant else grant.name
+        return cls(pool, group, model, tenant, key, credentials)
 
 
 class CacheOptions(NamedTuple):
@@ -132,6 +155,65 @@ class CacheKeys:
         )
         digest.update(covered)
         return digest
+
+
+class RequestDigests:
+    """Digests of the entries that an exact cache with the default settings would have, for decision records.
+
+    A digest costs as much as a cache lookup, so at most about ``MAX_DIGESTED_PER_S`` are computed. Requests are not
+    sampled at random, which would hide repeats: the hash of the prompt decides, so that all requests with one prompt
+    have a digest or none has. The part of the prompts is 2 ** -``level``. The last bits of a digest are the highest
+    level at which it is computed, so that records of several levels can be reduced to the smallest part.
+    """
+
+    def __init__(self, hash_secret: str) -> None:
+        self.hash_secret = hash_secret
+        self.level = 0
+        self._keys = CacheKeys(hash_secret)
+        self._key = derived_key(hash_secret, "request digests")
+        self._seed = int.from_bytes(self._key[:8], "big")
+        self._digested = 0  # since the period began
+        self._period_began_at = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """The part of the prompts whose requests have digests."""
+        return 2.0**-self.level
+
+    def should_digest(self, prompt: bytes, now: float) -> bool:
+        """Whether requests with this prompt have digests now. ``now``: a monotonic time."""
+        if now - self._period_began_at >= DIGEST_PERIOD_S:
+            if self.level and self._digested < MAX_DIGESTED_PER_S * DIGEST_PERIOD_S / 4:
+                self.level -= 1
+            self._digested, self._period_began_at = 0, now
+        if self._level_of(prompt) < self.level:
+            return False
+        self._digested += 1
+        if self._digested >= MAX_DIGESTED_PER_S * DIGEST_PERIOD_S:
+            self.level = min(self.level + 1, MAX_DIGEST_LEVEL)
+            self._digested, self._period_began_at = 0, now
+        return True
+
+    def digest_of(self, request: Request, prompt: bytes, scope: Scope) -> int | None:
+        """64 bits that identify the entry of a request; None if no cache could answer it."""
+        if len(request.body) > LARGE_BYTES:
+            return None
+        try:
+            key = self._keys.key_of(request, scope, _DEFAULTS)
+        except BodyError:
+            return None
+        except Exception as error:  # noqa: BLE001 - a failed digest must not fail the request
+            defect(logger, error, "request digest")
+            return None
+        if key is None or not key.options.may_load:
+            return None
+        digest = hashlib.blake2b(key.name.encode(), digest_size=8, key=self._key).digest()
+        level = min(self._level_of(prompt), (1 << _LEVEL_BITS) - 1)
+        return int.from_bytes(digest, "big") >> _LEVEL_BITS << _LEVEL_BITS | level
+
+    def _level_of(self, prompt: bytes) -> int:
+        """The highest level at which requests with this prompt have digests: one more for half of the prompts."""
+        return 64 - xxh3_64_intdigest(prompt, self._seed).bit_length()
 
 
 def split_last_turn(path: bytes, members: dict[str, Any]) -> tuple[dict[str, Any], str] | None:

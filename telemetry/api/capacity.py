@@ -1,4 +1,4 @@
-"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, and advice on a shared cache."""
+"""``/capacity``: a pool's KV cache in bytes, savings, capacity sweep, a shared cache, and response caches."""
 
 from __future__ import annotations
 
@@ -147,6 +147,46 @@ class SharedCacheSerializer(serializers.Serializer[Any]):
     notes = serializers.ListField(child=serializers.CharField())
 
 
+class CacheEffectSerializer(serializers.Serializer[Any]):
+    """What an exact cache with one time to live would have answered in the window; of a sample, extended to all."""
+
+    ttl_s = serializers.IntegerField()
+    cacheable_requests = serializers.FloatField()
+    hits = serializers.FloatField(help_text="stored earlier, within the time to live")
+    followers = serializers.FloatField(help_text="while an identical request was running")
+    repeat_ratio = serializers.FloatField(allow_null=True, help_text="(hits + followers) / cacheable requests")
+    standard_error = serializers.FloatField(allow_null=True, help_text="of repeat_ratio, from sampling; 0: not sampled")
+    prompt_tokens = serializers.FloatField(allow_null=True, help_text="of the repeats")
+    uncached_prompt_tokens = serializers.FloatField(
+        allow_null=True, help_text="of those, computed without prefix caches"
+    )
+    generated_tokens = serializers.FloatField(allow_null=True, help_text="of the repeats")
+    prefill = PrefillSerializer(help_text="of the uncached prompt tokens, in the window")
+
+
+class CacheEstimateSerializer(serializers.Serializer[Any]):
+    """A task group ("": requests of none). With a response cache: no estimate, because hits are not captured."""
+
+    group = serializers.CharField(allow_blank=True)
+    requests = serializers.IntegerField()
+    has_response_cache = serializers.BooleanField()
+    cacheable_requests = serializers.FloatField(allow_null=True)
+    effects = CacheEffectSerializer(many=True, help_text="by time to live, at most the length of the traffic")
+
+
+class ResponseCacheEstimateSerializer(serializers.Serializer[Any]):
+    """What exact response caches would have answered in the window, not in a day."""
+
+    start = serializers.DateTimeField(help_text="of the captured traffic")
+    end = serializers.DateTimeField()
+    sample_ratio = serializers.FloatField(help_text="part of the prompts whose requests have digests")
+    traffic_ratio = serializers.FloatField(allow_null=True, help_text="captured requests / all requests")
+    currency = serializers.CharField(allow_null=True, allow_blank=True)
+    total = CacheEstimateSerializer(help_text="all task groups without a response cache")
+    groups = CacheEstimateSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField())
+
+
 class PrefillRateSerializer(serializers.Serializer[Any]):
     """Tokens that a replica prefills in a second, and where the figure comes from."""
 
@@ -166,6 +206,9 @@ class CapacityResponse(serializers.Serializer[Any]):
     savings = SavingsSerializer(allow_null=True)
     sweep = SweepSerializer(allow_null=True)
     shared_cache = SharedCacheSerializer()
+    response_cache = ResponseCacheEstimateSerializer(
+        allow_null=True, help_text="null: no captured request was examined"
+    )
 
 
 class CapacityView(TransactionalView):
@@ -173,7 +216,7 @@ class CapacityView(TransactionalView):
 
     @extend_schema(parameters=[CapacityQuery], responses=CapacityResponse)
     def get(self, request: Request) -> Response:
-        """Savings a day in time and money, the newest capacity sweep, and whether a shared cache would pay."""
+        """Savings a day in time and money, the newest capacity sweep, and what other caches would bring."""
         query = CapacityQuery(data=request.query_params, context={"request": request})
         query.is_valid(raise_exception=True)
         params: dict[str, Any] = query.validated_data

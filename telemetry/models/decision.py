@@ -6,6 +6,11 @@ and of a prompt's blocks only those whose hash lies below ``sample_ratio`` of th
 sampled depends on its hash alone, so the same block is stored, or missing, wherever it occurs. ``positions`` says which
 blocks of the prompt they are. PostgreSQL's integers are signed: a hash is stored as the signed integer of the same
 bits.
+
+``request_digest`` identifies what an exact response cache would look up. It is None for requests that such a cache
+could not answer, and for prompts outside the part ``digest_ratio``, 2 ** -n, of all prompts. Whether a prompt is in
+that part depends on the prompt alone, so a repeated request has a digest each time, or never. The last 6 bits of a
+digest are the highest n at which it is computed.
 """
 
 from __future__ import annotations
@@ -54,6 +59,8 @@ class Decision(models.Model):
     sample_ratio = models.FloatField()  # part of the blocks that is stored, 0 to 1
     request_id = models.TextField()
     retries = models.SmallIntegerField()
+    request_digest = models.BigIntegerField(null=True)  # of its entry in an exact response cache; see digest_ratio
+    digest_ratio = models.FloatField(null=True)  # part of the prompts with digests; None: this router computes none
     candidates = models.JSONField(null=True)  # loads, hits and costs; stored for some requests
     prompt_structure = models.JSONField(null=True)  # hashes of its segments; stored for few requests
 

@@ -75,6 +75,8 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     prompt_tokens: BigCount | None = None
     cached_tokens: BigCount | None = None
     generated_tokens: BigCount | None = None
+    request_digest: Hash | None = None
+    digest_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     candidates: Any = None
     prompt_structure: Any = None
 
@@ -211,6 +213,7 @@ def _rows(progress: Progress, records: list[DecisionRecord], ratio: float) -> li
             "arm": record.arm or "",
             "prefix": parse_hash(record.prefix),
             "session": parse_hash(record.session),
+            "request_digest": parse_hash(record.request_digest),
             "blocks": [parse_hash(block) for block in record.blocks],
             "prompt_structure": _bounded_json(record.prompt_structure),
             "candidates": _bounded_json(

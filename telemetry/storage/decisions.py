@@ -9,7 +9,9 @@ bytes and the element itself, all big-endian.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from telemetry.lab.captured import CapturedTraffic
 from telemetry.lab.chains import Floats, Integers, Requests, coded
+from telemetry.lab.request_repeats import DigestedRequests
 
 HEADER, EMPTY_HEADER, LENGTH = 20, 12, 4  # bytes
 POSTGRES_EPOCH_S = 946_684_800  # unix
@@ -44,6 +47,16 @@ _CAPTURED_NUMBERS = {
     "router_id": ">i8",
     "revision": ">i4",
 }
+_DIGESTED_NUMBERS = {
+    "request_digest": ">i8",
+    "at": ">i8",
+    f"coalesce(latency_s, {UNKNOWN})": ">f8",
+    f"coalesce(prompt_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(cached_tokens, {UNKNOWN})": ">i8",
+    f"coalesce(generated_tokens, {UNKNOWN})": ">i8",
+}
+DIGEST_LEVELS = 63  # mask of the bits of a digest that have its highest level
+MAX_DIGESTS = 100_000  # rows of one analysis
 _SELECT = """
     select array_agg("group"), array_agg(case when rank is null then replica else replica || '#' || rank end),
         string_agg(array_send(blocks), ''), string_agg(array_send(positions), ''), {columns}
@@ -103,6 +116,68 @@ def captured_between(pool: str, start: datetime, end: datetime, *, at_most: int)
         sessions.astype(np.int64).view(np.uint64),
         coded(map(str, routers.tolist())),
         revisions.astype(np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DigestCoverage:
+    """Which requests of a window have digests, if an exact cache could answer them."""
+
+    requests: dict[str, int]  # by task group, from routers that compute digests
+    level: int  # part of the prompts that is read: 2 ** -level, small enough for all routers and ``MAX_DIGESTS``
+    start: datetime  # of the first request
+    end: datetime  # of the last one
+
+
+def digest_coverage(pool: str, start: datetime, end: datetime) -> DigestCoverage | None:
+    """The coverage of a window; None if no router computed digests. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            select "group", request_digest & %s, count(*), min(digest_ratio), min(at), max(at) from telemetry_decision
+            where at >= %s and at < %s and pool = %s and status < 400 and digest_ratio is not null group by 1, 2
+            """,
+            [DIGEST_LEVELS, start, end, pool],
+        )
+        rows = cursor.fetchall()
+    if not rows:
+        return None
+    requests: dict[str, int] = {}
+    for group, _, count, *_ in rows:
+        requests[group] = requests.get(group, 0) + count
+    level = round(-log2(min(row[3] for row in rows)))
+    while level < DIGEST_LEVELS and sum(row[2] for row in rows if row[1] is not None and row[1] >= level) > MAX_DIGESTS:
+        level += 1
+    return DigestCoverage(requests, level, min(row[4] for row in rows), max(row[5] for row in rows))
+
+
+def digested_between(pool: str, start: datetime, end: datetime, level: int) -> DigestedRequests:
+    """Successful requests with a digest at this level, in order of time. One query."""
+    connection.ensure_connection()
+    with psycopg.Cursor(connection.connection) as cursor:
+        cursor.execute(
+            f"""
+            select array_agg("group"), {_columns(_DIGESTED_NUMBERS)} from (
+                select * from telemetry_decision
+                where at >= %s and at < %s and pool = %s and status < 400 and request_digest & {DIGEST_LEVELS} >= %s
+                order by at
+            ) as decisions
+            """,  # noqa: S608 - columns and a number of this module
+            (start, end, pool, level),
+            binary=True,
+        )
+        groups, *columns = cursor.fetchall()[0]
+    numbers = [_numbers(sent, kind) for sent, kind in zip(columns, _DIGESTED_NUMBERS.values(), strict=True)]
+    digests, at, latency_s, prompt, cached, generated = numbers
+    return DigestedRequests(
+        coded(groups or ()),
+        digests.astype(np.int64).view(np.uint64),
+        at / 1e6 + POSTGRES_EPOCH_S,
+        _known(latency_s),
+        _known(prompt),
+        _known(cached),
+        _known(generated),
+        2.0**-level,
     )
 
 

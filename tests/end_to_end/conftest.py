@@ -249,6 +249,7 @@ def everything(full, operator):
     from tests.decision_history import decisions_at_work
     from tests.fakes.fake_webhook_receiver import Reply, receiving
     from tests.fleet_history import rollouts_of_every_kind
+    from tests.telemetry.stored_decisions import repeated_in_a_row
     from tests.telemetry.what_if_results import (
         finished_sweep,
         finished_what_if,
@@ -268,6 +269,8 @@ def everything(full, operator):
     rows |= {"request": place_of(decisions_at_work(full, router, now))}
     events_at_work(full.replicas.first(), router, now)
     semantic_cache_at_work(full, router, now)
+    for number, group in enumerate(("coding", "summaries", "")):
+        repeated_in_a_row(router, now, 80, boot=f"repeats-{number}", pool=full.name, group=group)
     rows |= rollouts_of_every_kind(policy, operator)
     rows |= alerts_of_every_state(full, operator)
     with receiving() as receiver:

@@ -58,3 +58,17 @@ def decision(router: Router, at: datetime, seq: int, **changes: Any) -> Decision
 def decided_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> list[Decision]:
     """Store one decision per second, the last one a second before ``until``; ascending."""
     return [decided(router, until - timedelta(seconds=count - seq), seq, **changes) for seq in range(count)]
+
+
+def repeated_in_a_row(router: Router, until: datetime, count: int, **changes: Any) -> None:
+    """Store one cacheable request per minute, the last one a minute before ``until``: each question comes twice."""
+    first = 1000 * len(changes.get("group", ""))  # other digests for another group
+    for seq in range(count):
+        at = until - timedelta(minutes=count - seq)
+        digest = {
+            "request_digest": first + seq // 2 << 6,
+            "digest_ratio": 1.0,
+            "generated_tokens": 50,
+            "latency_s": 2.0,
+        }
+        decided(router, at, seq, **(digest | changes))

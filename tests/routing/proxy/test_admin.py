@@ -255,6 +255,7 @@ async def test_decisions_are_paged_by_sequence_number(replica: FakeReplica) -> N
         "prompt_tokens_estimate", "prefix", "blocks", "block_count", "block_tokens", "hash_tokens",
         "candidates", "hit_tokens", "prefill", "retries", "status", "streamed", "ttft_s", "latency_s",
         "prompt_tokens", "cached_tokens", "generated_tokens", "session", "prompt_structure",
+        "request_digest", "digest_ratio",
     }  # fmt: skip
     load = {"replica", "running", "waiting_tokens"}
     assert set(first["decisions"][0]["candidates"][0]) == load | {"hit_tokens", "cost"}  # its prompt is described
@@ -288,7 +289,7 @@ def test_the_ring_is_bounded_in_records_and_bytes() -> None:
     for _ in range(500):
         ring.add(record("short", array("Q")))
     assert ring.bytes <= 50_000
-    assert len(ring) == 50_000 // 950
+    assert len(ring) == 50_000 // 1000
     seen = decision_page(ring, 0, 10)
     assert (seen["dropped"], seen["decisions"][0]["seq"], seen["next"]) == (
         500 - len(ring),

@@ -13,6 +13,7 @@ from telemetry.models import WhatIf
 from tests.telemetry.conftest import T0
 from tests.telemetry.services.lab.test_breakdowns import fleet  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins
+from tests.telemetry.stored_decisions import a_router, repeated_in_a_row
 from tests.telemetry.what_if_results import finished_sweep
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +26,7 @@ def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_n
     finished_sweep(fleet, T0)
     update_pool(fleet, kv_cache={"bytes_per_token": 327_680}, costs=COSTS)
 
-    with django_assert_max_num_queries(24):
+    with django_assert_max_num_queries(26):
         body = api.get(f"{URL}?pool=chat&to={TO}&cpu_latency_ms=10").json()
 
     assert body["start"] == "2031-03-03T12:00:00Z"
@@ -38,6 +39,25 @@ def test_capacity_has_savings_a_sweep_and_advice(api, fleet, django_assert_max_n
     assert (cpu["tier"]["latency_s"], cpu["advice"]) == (0.01, "unknown")
     assert cpu["break_even_tokens"] > 0
     assert cpu["needs"][0].startswith("needs: the cache size")
+    assert body["response_cache"] is None
+
+
+def test_capacity_has_what_a_response_cache_would_bring(api, fleet):  # noqa: F811
+    repeated_in_a_row(a_router(), T0, 120)
+
+    found = api.get(f"{URL}?pool=chat&to={TO}").json()["response_cache"]
+
+    assert (found["start"], found["sample_ratio"], found["traffic_ratio"]) == ("2031-03-04T10:00:00Z", 1, None)
+    (group,) = found["groups"]
+    assert (group["group"], group["requests"], group["cacheable_requests"]) == ("agents", 120, 120)
+    assert [(effect["ttl_s"], effect["hits"], effect["repeat_ratio"]) for effect in group["effects"]] == [
+        (300, 60, 0.5),
+        (3600, 60, 0.5),
+    ]
+    assert group["effects"][0]["generated_tokens"] == 3000
+    assert group["effects"][0]["uncached_prompt_tokens"] == 220 * 60
+    assert group["effects"][0]["prefill"]["replica_seconds"] is None
+    assert found["total"]["effects"] == group["effects"]
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,15 @@ from datetime import timedelta
 import pytest
 import time_machine
 
-from controlplane.models import Rollout
+from controlplane.models import Rollout, TaskGroup
 from controlplane.services.fleet.pools import update_pool
 from controlplane.services.policies.lifecycle import publish_revision, save_draft
-from telemetry.models import WhatIf
+from telemetry.models import Decision, WhatIf
 from telemetry.services.lab.replays import update_curve
 from tests.telemetry.services.lab.test_breakdowns import fleet as room  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_reports import traffic  # noqa: F401 - a fixture
 from tests.telemetry.services.lab.test_sizing import COSTS, bins
+from tests.telemetry.stored_decisions import a_router, decided, repeated_in_a_row
 from tests.telemetry.what_if_results import finished_sweep
 
 pytestmark = pytest.mark.django_db
@@ -49,6 +50,44 @@ def test_the_page_shows_savings_sizes_and_advice(sized, django_assert_max_num_qu
         "Run a capacity sweep",
     ):
         assert words in page, words
+
+
+def test_the_page_shows_what_a_response_cache_would_bring(sized, noon, room):  # noqa: F811
+    assert "No request digests in this range" in sized.get("/capacity/").text
+    router = a_router()
+    repeated_in_a_row(router, noon, 120)
+    decided(router, noon - timedelta(minutes=3), 500, group="", digest_ratio=1.0)
+    TaskGroup.objects.create(pool=room, name="cached", response_cache={})
+    decided(router, noon - timedelta(minutes=2), 501, group="cached", digest_ratio=1.0)
+
+    page = sized.get("/capacity/").text
+
+    for words in (
+        "Repeats, TTL 1 h",
+        "50.0 %",
+        "60.0 k prompt, 3,000 generated tokens",
+        "no group",
+        "Has a response cache",
+    ):
+        assert words in page, words
+    for words in ("TTL 24 h", "Digests are of"):
+        assert words not in page, words
+
+
+def test_the_page_says_how_uncertain_a_sample_is(sized, noon):
+    router = a_router()
+    repeated_in_a_row(router, noon, 120, digest_ratio=0.5)
+    assert "No request digests" not in (page := sized.get("/capacity/").text)
+    assert "None of 120 captured requests" in page  # no digest has the level of the sample
+    Decision.objects.all().delete()
+    for seq in range(120):
+        at = noon - timedelta(minutes=120 - seq)
+        digest = (seq // 2 if seq % 4 < 2 else 1000 + seq) << 6 | 1
+        decided(router, at, seq, request_digest=digest, digest_ratio=0.5, latency_s=2.0)
+    page = sized.get("/capacity/").text
+    assert "Digests are of 50.0 % of the prompts" in page
+    assert "240" in page
+    assert "25.0 %" in page
 
 
 def test_the_charts_have_the_data_of_the_tables(sized):
