@@ -257,17 +257,25 @@ def begin_record(
     ``is_described``: with the cost of each candidate, because the prompt structure is recorded too.
     """
     record = Record.from_decision(decision, request.request_id, with_costs=is_described)
-    digests, prompt = services.request_digests, placement.prompt.data
-    if digests is not None:
-        record.digest_ratio = digests.ratio
-        if digests.should_digest(prompt, request.arrived_at):
-            scope = Scope.of(request, decision.pool, decision.group, decision.served.name or "")
-            record.request_digest = digests.digest_of(request, prompt, scope)
+    asyncio.get_running_loop().call_soon(_add_digest, services, record, decision, request, placement)
     if request.grant is not None:
         request.grant.charge_prompt(decision.keys.prompt_tokens)
     if services.warm_ups is not None:
         services.warm_ups.record_request(decision, request, placement.prompt)
     return record
+
+
+def _add_digest(
+    services: Services, record: Record, decision: Decision, request: Request, placement: PlacementRequest
+) -> None:
+    """Add the digest to the record of a sampled request: once the request is sent, so that it does not wait for it."""
+    digests, prompt = services.request_digests, placement.prompt.data
+    if digests is None:
+        return
+    record.digest_ratio = digests.ratio
+    if digests.should_digest(prompt, request.arrived_at):
+        scope = Scope.of(request, decision.pool, decision.group, decision.served.name or "")
+        record.request_digest = digests.digest_of(request, prompt, scope)
 
 
 def response_outcome(status: int, *, is_failed: bool) -> Outcome:
