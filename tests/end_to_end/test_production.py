@@ -34,6 +34,7 @@ START_S = 120  # of a part, on a machine that runs the other tests too
 RESUMES_S = 20.0
 ROUTERS = ("1", "2")
 AGE = re.compile(r"^warmpath_controlplane_(?:scrape|evaluation)_age_seconds ([\d.]+)", re.MULTILINE)
+REQUESTS = re.compile(r"^warmpath_router_requests_total{.*} (\S+)$", re.MULTILINE)
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 NEXT_RELEASE = "tests.reliability.next_release.production"
 COLUMNS = """
@@ -78,6 +79,11 @@ class Site:
     def runs_release(self, name: str, version: str) -> bool:
         """Whether the process of a part is of a release."""
         return Path(f"/proc/{self.parts[name].process.pid}/cwd").readlink().name == version
+
+    def has_requests(self, number: str) -> bool:
+        """Whether the load balancer has sent requests to a router since it started."""
+        response = self.http.get(f"http://127.0.0.1:{self.ports[f'admin-{number}']}/metrics")
+        return any(float(count) > 0 for count in REQUESTS.findall(response.text))
 
     def columns_of_next_release(self) -> int:
         with psycopg.connect(self.database) as server:
@@ -247,6 +253,7 @@ def test_clients_notice_nothing_of_a_rolling_upgrade_of_the_routers(site, load):
     for number in ROUTERS:
         site.parts[f"router-{number}"].restart()
         assert site.runs_release(f"router-{number}", "0.2.0")
+        soon(lambda number=number: site.has_requests(number), RESUMES_S, f"requests at router {number}", every_s=0.1)
     load.until_served(10)
     assert load.failures == []
 
