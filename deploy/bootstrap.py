@@ -171,6 +171,7 @@ def lock(_arguments: list[str]) -> int:
     compile_lock("controlplane", "--extra", "controlplane", "--extra", "cli", "-c", "requirements/base.txt")
     compile_lock("picker", "--extra", "picker", "-c", "requirements/base.txt")
     compile_lock("otel", "--extra", "otel", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
+    compile_lock("semantic", "--extra", "semantic", "-c", "requirements/base.txt")
     extras = [*all_extras, "--extra", "otel", "--extra", "picker"]
     compile_lock("dev", *extras, "--group", "dev", "-c", "requirements/base.txt", "-c", "requirements/picker.txt")
     compile_lock("compile", "--group", "compile", "-c", "requirements/base.txt")
