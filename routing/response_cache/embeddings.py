@@ -196,7 +196,7 @@ class EmbeddingCall:
 
     @log_exceptions
     def on_connected(self, upstream: UpstreamConnection) -> None:
-        """Send the request, unless nobody waits for it any more."""
+        """Send the request, unless it was cancelled or took too long."""
         if self.response.done():
             upstream.release()
         else:

@@ -17,6 +17,7 @@ from telemetry.lab.chains import Integers
 from telemetry.lab.costs import Prefill, PrefillRate, Price, prefill_of
 from telemetry.lab.request_repeats import DigestedRequests, Repeats, repeats_of, served_with
 from telemetry.lab.shared_cache import Tier
+from telemetry.lab.worth import NORMAL_95
 from telemetry.metrics.windows import Window
 from telemetry.models import BreakdownBin
 from telemetry.services.lab.breakdowns import curve_of
@@ -103,7 +104,11 @@ class CacheEffect:
     def interval(self) -> tuple[float, float] | None:
         """95 % interval of the share of repeats, from sampling; None: all were counted, or too few to tell."""
         ratio, error = self.repeats.ratio, self.repeats.standard_error
-        return (max(0.0, ratio - 1.96 * error), min(1.0, ratio + 1.96 * error)) if ratio is not None and error else None
+        return (
+            (max(0.0, ratio - NORMAL_95 * error), min(1.0, ratio + NORMAL_95 * error))
+            if ratio is not None and error
+            else None
+        )
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
