@@ -231,12 +231,12 @@ class CacheLookup:
             follower._is_leader = True  # noqa: SLF001 - of the same class
             asyncio.get_running_loop().call_soon(follower._on_result)  # noqa: SLF001 - a chain of calls may be long
         else:
-            self._caches.flights.pop(flight.name, None)
+            self._caches.remove_flight(flight)
 
     def _end_flight(self, entry: Entry | None) -> None:
         flight, self._flight = self._flight, None
         if flight is not None and self._is_leader:
-            self._caches.flights.pop(flight.name, None)
+            self._caches.remove_flight(flight)
             for follower in list(flight.followers):
                 follower._follow(entry, self._similarity)  # noqa: SLF001 - of the same class
 
@@ -334,6 +334,11 @@ class ResponseCaches:
         key = self._keys.key_of(request, scope, settings)
         entry = None if key is None else self.memory.get(key.name, monotonic())
         return {"is_cacheable": key is not None, "is_in_memory": entry is not None and time() < entry.expires_s}
+
+    def remove_flight(self, flight: Flight) -> None:
+        """No later request follows this flight. After a purge a newer one may have its name, and stays."""
+        if self.flights.get(flight.name) is flight:
+            del self.flights[flight.name]
 
     def look_up(self, lookup: CacheLookup) -> Progress:
         """Ask the store for a lookup's entry; it hears of the result."""

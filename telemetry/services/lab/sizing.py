@@ -104,11 +104,9 @@ class CacheEffect:
     def interval(self) -> tuple[float, float] | None:
         """95 % interval of the share of repeats, from sampling; None: all were counted, or too few to tell."""
         ratio, error = self.repeats.ratio, self.repeats.standard_error
-        return (
-            (max(0.0, ratio - NORMAL_95 * error), min(1.0, ratio + NORMAL_95 * error))
-            if ratio is not None and error
-            else None
-        )
+        if ratio is None or not error:
+            return None
+        return max(0.0, ratio - NORMAL_95 * error), min(1.0, ratio + NORMAL_95 * error)
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""

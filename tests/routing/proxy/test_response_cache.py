@@ -518,6 +518,32 @@ async def test_requests_that_began_before_a_purge_store_nothing_and_are_followed
     assert len(replica.calls) == 2
 
 
+async def test_a_request_from_before_a_purge_does_not_end_the_flight_of_a_later_one(replica):
+    may_respond, answer = [asyncio.Event(), asyncio.Event()], answering(body=completion("stop"))
+
+    async def wait(call: Any) -> None:
+        await may_respond[len(replica.calls) - 1].wait()
+        await answer(call)
+
+    replica.script = wait
+    async with routed(cached(replica.url, ResponseCache())) as harness:
+        early = asyncio.create_task(send(harness, GREEDY))
+        await replica.wait_calls(1)
+        assert (await purge(harness))[0] == 200
+        late = asyncio.create_task(send(harness, GREEDY))
+        await replica.wait_calls(2)
+        may_respond[0].set()
+        await early
+        flights = harness.router.services.all_response_caches.flights
+        follower = asyncio.create_task(send(harness, GREEDY))
+        await harness.until(lambda: [len(flight.followers) for flight in flights.values()] == [1], "a follower")
+        may_respond[1].set()
+        received = [response.cache for response in await asyncio.gather(late, follower)]
+
+    assert received == ["miss", "hit"]
+    assert len(replica.calls) == 2
+
+
 async def test_an_entry_that_was_read_from_the_store_during_a_purge_does_not_stay_in_memory(stand_in, stored):
     async with router_before(stand_in) as harness:
         await send(harness, GREEDY)
