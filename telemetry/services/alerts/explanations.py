@@ -31,6 +31,8 @@ MIN_BIN_S = 10.0
 MIN_OVERLAP = 0.6  # share of a breakdown bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
 EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
+RETRY_EVERY = timedelta(seconds=15)  # the same for a drop without a known cause, during the first RETRY_FOR
+RETRY_FOR = timedelta(minutes=10)
 BASELINE = timedelta(hours=1)  # before the drop
 MIN_BASELINE = timedelta(minutes=2)
 MAX_AT_ONCE = 5  # alerts in one run: each costs 14 queries; the next run explains the others
@@ -139,6 +141,7 @@ def explain_drops(now: datetime) -> int:
     An error does not stop notifications.
     """
     is_due = Q(explained_at=None) | Q(explained_at__lte=now - EXPLAIN_EVERY)
+    is_due |= Q(causes=[], fired_at__gt=now - RETRY_FOR, explained_at__lte=now - RETRY_EVERY)
     firing = Alert.objects.filter(is_due, state=AlertState.FIRING, rule__kind__in=DROPS)
     alerts = list(firing.select_related("rule", "rule__group", "pool").order_by("explained_at", "pk")[:MAX_AT_ONCE])
     explained = 0

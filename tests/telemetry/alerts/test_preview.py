@@ -180,6 +180,14 @@ def test_a_firing_drop_is_explained_every_three_minutes_and_notified_with_causes
     assert Notification.objects.get().payload["data"]["causes"] == alert.causes
 
 
+def test_a_drop_without_a_known_cause_is_explained_again_soon_for_ten_minutes(pool, r1):
+    rule = AlertRule.objects.get(pool=pool, kind="hit_rate_drop")
+    Alert.objects.create(
+        rule=rule, pool=pool, state="firing", started_at=at(660), last_breach_at=at(660), fired_at=at(670)
+    )
+    assert [explain_drops(at(second)) for second in (680, 694, 695, 1255, 1270, 1300, 1435)] == [1, 0, 1, 1, 0, 0, 1]
+
+
 def test_a_sketch_has_a_line_per_segment_and_a_band_per_alert():
     kind = KINDS["hit_rate_floor"]
     rates = [0.8, 0.8, None, 0.2, 0.2, 0.8]
