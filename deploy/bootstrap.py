@@ -89,19 +89,24 @@ def test(arguments: list[str]) -> int:
     environment.update(with_programs(TEST_PROGRAMS))
     with contextlib.suppress(FileNotFoundError):
         environment.update(browser())
-    if not arguments:
-        prepare_tests(environment)
+    if not arguments and prepare_tests(environment):
+        environment["TEST_ONLY_COMPILED"] = "1"  # tests of compiled modules need not run on the plain router, too
     return subprocess.call([PYTHON, "-m", "pytest", *XDIST_OPTIONS, "--durations=12", *arguments], env=environment)
 
 
-def prepare_tests(environment: dict[str, str]) -> None:
-    """Do once, and side by side, what all test processes need: the compiled router, and the bytecode of all tests."""
+def prepare_tests(environment: dict[str, str]) -> bool:
+    """Do once, and side by side, what all test processes need: the compiled router, and the bytecode of all tests.
+
+    False if the router cannot be compiled here.
+    """
     collect = [PYTHON, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
     with (
         subprocess.Popen(collect, env=environment, stdout=subprocess.DEVNULL),
         contextlib.suppress(CannotCompileError),  # tests/compiled reports it
     ):
         compile_router()  # while tests run, compiling takes three times as long
+        return True
+    return False
 
 
 def check(_arguments: list[str]) -> int:

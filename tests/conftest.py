@@ -15,6 +15,7 @@ import pytest
 
 from controlplane.stack.paths import Child
 from controlplane.stack.servers import EmbeddedPostgres, valkey_child
+from tests.compiled.package import ONLY_COMPILED
 from tests.side_by_side import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,
@@ -46,10 +47,11 @@ end $$
 """
 
 # The duration of an example depends on the machine; pytest limits each test as a whole. On the compiled router a few
-# examples suffice: all of them run on the plain one.
+# examples suffice if all of them run on the plain one.
 hypothesis.settings.register_profile("any_machine", hypothesis.settings(), deadline=None)
 hypothesis.settings.register_profile("compiled", hypothesis.settings(), deadline=None, max_examples=20)
-hypothesis.settings.load_profile("compiled" if "TEST_COMPILED" in os.environ else "any_machine")
+runs_on_both = "TEST_COMPILED" in os.environ and ONLY_COMPILED not in os.environ
+hypothesis.settings.load_profile("compiled" if runs_on_both else "any_machine")
 
 
 @pytest.hookimpl(trylast=True)

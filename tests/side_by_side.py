@@ -4,13 +4,15 @@ A process takes one file at a time in the order set here. First come tests that 
 ``tests/reliability`` and ``tests/compiled``, each folder as one file so that one process owns its set-up. Tests that
 measure milliseconds are marked ``@alone`` and run last, at most two at a time because they mostly wait;
 file locks keep them apart from all other tests. Tests that measure seconds run beside others and scale their limits
-(``tests/pace.py``).
+(``tests/pace.py``). ``make test`` runs the tests of compiled modules in tests/compiled only, on the router of
+``make run``.
 """
 
 from __future__ import annotations
 
 import ast
 import fcntl
+import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -18,6 +20,8 @@ from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.compiled.package import ONLY_COMPILED, has_compiled_run
 
 # They share one stack, run in this order, and count as one file.
 LIVE = tuple(f"tests/end_to_end/test_{name}.py" for name in ("tour", "make_run", "killed_processes"))
@@ -58,9 +62,19 @@ def pytest_xdist_make_scheduler(config, log) -> Files:
     return Files(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by start order; stable."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the compiled router runs, and sort by start order; stable."""
+    if ONLY_COMPILED in os.environ and "TEST_COMPILED" not in os.environ:
+        left_out = {item for item in items if _runs_only_compiled(item)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=_start_order)
+
+
+def _runs_only_compiled(item: pytest.Item) -> bool:
+    """Whether tests/compiled runs the test, which then does not run on the plain router."""
+    path = item.nodeid.partition("::")[0]
+    return has_compiled_run(path) and not wants_to_be_alone(item) and item.get_closest_marker("plain_python") is None
 
 
 def _start_order(item: pytest.Item) -> int:

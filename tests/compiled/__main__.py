@@ -9,26 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tests.compiled.package import ROOT, CannotCompileError, compile_router, environment
-
-PARTS = ("prompt", "limits", "balancing", "health", "kv_events", "proxy", "replay")
-FOLDERS = [*(f"tests/routing/{part}" for part in PARTS), "tests/routing/picker/test_streams.py"]
-# Tests of modules that are not compiled (processes, sockets, files, certificates), and replays and processes that check
-# results rather than code. They would take more than half of the time; test_wheel.py starts compiled processes too.
-EXCLUDED = [
-    f"tests/routing/{name}.py"
-    for name in (
-        "prompt/test_structure",
-        "proxy/test_announcements",
-        "proxy/test_disaggregated_stand_ins",
-        "proxy/test_floods",
-        "proxy/test_stored_configurations",
-        "proxy/test_tls",
-        "proxy/test_warm_up_reports",
-        "replay/test_routers",
-        "replay/test_run_cache",
-    )
-]
+from tests.compiled.package import EXCLUDED, FOLDERS, ROOT, CannotCompileError, compile_router, environment
 
 
 def main(arguments: Sequence[str]) -> None:

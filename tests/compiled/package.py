@@ -13,6 +13,25 @@ from pathspec import GitIgnoreSpec
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / ".compiled"
 DIST = ROOT / "dist"
+PARTS = ("prompt", "limits", "balancing", "health", "kv_events", "proxy", "replay")
+FOLDERS = [*(f"tests/routing/{part}" for part in PARTS), "tests/routing/picker/test_streams.py"]
+# Tests of modules that are not compiled (processes, sockets, files, certificates), and replays and processes that check
+# results rather than code. They would take more than half of the time; test_wheel.py starts compiled processes too.
+EXCLUDED = [
+    f"tests/routing/{name}.py"
+    for name in (
+        "prompt/test_structure",
+        "proxy/test_announcements",
+        "proxy/test_disaggregated_stand_ins",
+        "proxy/test_floods",
+        "proxy/test_stored_configurations",
+        "proxy/test_tls",
+        "proxy/test_warm_up_reports",
+        "replay/test_routers",
+        "replay/test_run_cache",
+    )
+]
+ONLY_COMPILED = "TEST_ONLY_COMPILED"  # environment variable: the plain router does not run what the compiled one does
 CANNOT_COMPILE = 3  # exit status of `bootstrap.py compile` on a machine without compiler or packages
 
 
@@ -34,6 +53,11 @@ def environment() -> dict[str, str]:
     """Environment in which Python, also with ``-m``, imports the compiled router."""
     path = os.pathsep.join(map(str, (PACKAGES, ROOT)))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TEST_COMPILED": "1"}
+
+
+def has_compiled_run(path: str) -> bool:
+    """Whether the run with the compiled router includes a file, by its path relative to the root."""
+    return path not in EXCLUDED and any(path == folder or path.startswith(f"{folder}/") for folder in FOLDERS)
 
 
 def named_modules() -> list[Path]:

@@ -1,17 +1,22 @@
-"""pytest plugin for the compiled router: refuses the plain one, and selects tests and their cases."""
+"""pytest plugin for the compiled router: refuses the plain one, and selects tests and their cases.
+
+``make test`` runs the tests of compiled modules on the compiled router alone and says so by ``ONLY_COMPILED``: then all
+cases are run. Otherwise the plain router runs them all, and some suffice.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 
 import pytest
 
-from tests.compiled.package import PACKAGES
+from tests.compiled.package import ONLY_COMPILED, PACKAGES
 from tests.side_by_side import wants_to_be_alone
 
-CASES = 8  # of each parametrized test; all of its cases run on the plain router
+CASES = 8  # of each parametrized test, if all of its cases run on the plain router
 
 
 def pytest_configure() -> None:
@@ -28,7 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if mark := item.get_closest_marker("plain_python"):
             item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))
-    selected = set(_some_cases(item for item in items if not wants_to_be_alone(item)))
+    side_by_side = [item for item in items if not wants_to_be_alone(item)]
+    selected = set(side_by_side if ONLY_COMPILED in os.environ else _some_cases(side_by_side))
     config.hook.pytest_deselected(items=[item for item in items if item not in selected])
     items[:] = [item for item in items if item in selected]
 

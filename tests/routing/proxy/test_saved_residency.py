@@ -62,6 +62,12 @@ async def test_a_restarted_router_finds_what_it_has_sent(three: list[FakeReplica
     assert after == [(replica, "hit") for replica in before]
 
 
+async def saved(harness: Harness, file: Path) -> None:
+    """Wait until a snapshot has been written from now on."""
+    written_at = file.stat().st_mtime_ns if file.exists() else 0
+    await harness.until(lambda: file.exists() and file.stat().st_mtime_ns > written_at, "a snapshot")
+
+
 async def test_a_router_that_is_killed_has_saved_before(
     three: list[FakeReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +75,9 @@ async def test_a_router_that_is_killed_has_saved_before(
     file = tmp_path / "residency-0"
     async with routed(snapshot_of(three), state_dir=tmp_path) as harness:
         await placements(harness)
-        written_at = file.stat().st_mtime_ns if file.exists() else 0
-        await harness.until(lambda: file.exists() and file.stat().st_mtime_ns > written_at, "a snapshot")
+        await saved(harness, file)  # a snapshot that may have begun before the last request
+        await harness.chat(chat_body(text="Another document. " * 60))
+        await saved(harness, file)
 
     assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}
 
