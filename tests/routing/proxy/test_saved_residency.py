@@ -62,10 +62,15 @@ async def test_a_restarted_router_finds_what_it_has_sent(three: list[FakeReplica
     assert after == [(replica, "hit") for replica in before]
 
 
+def written_at(file: Path) -> int:
+    """Time of the last snapshot in ns; 0 without one."""
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
 async def saved(harness: Harness, file: Path) -> None:
     """Wait until a snapshot has been written from now on."""
-    written_at = file.stat().st_mtime_ns if file.exists() else 0
-    await harness.until(lambda: file.exists() and file.stat().st_mtime_ns > written_at, "a snapshot")
+    before = written_at(file)
+    await harness.until(lambda: written_at(file) > before, "a snapshot")
 
 
 async def test_a_router_that_is_killed_has_saved_before(

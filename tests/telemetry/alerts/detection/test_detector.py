@@ -35,6 +35,16 @@ def test_drops_are_found_within_90_s(drop: float, seed: int) -> None:
     assert [0 < second(one.at) - 1500 <= 90 for one in alarms(found)] == [True]
 
 
+@pytest.mark.parametrize("climb_s", [50, 200, 600])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drop_soon_after_a_start_with_empty_caches_is_found_within_90_s(climb_s: int, seed: int) -> None:
+    """The rate climbs while caches warm up, and is steady for two minutes before a bad revision."""
+    climb = [Stretch(10, 0.1 + 0.7 * at / climb_s) for at in range(0, climb_s, 10)]
+    found = detections(bins([*climb, Stretch(120, 0.8), Stretch(180, 0.45)], seed))
+
+    assert [0 < second(one.at) - climb_s - 120 <= 90 for one in alarms(found)] == [True]
+
+
 @pytest.mark.parametrize("rate", [2.0, 20.0])
 def test_quiet_traffic_raises_no_alarm(rate: float) -> None:
     assert alarms(detections(bins([Stretch(QUIET_H * 3600, 0.7, rate)], seed=7))) == []
