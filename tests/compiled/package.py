@@ -1,4 +1,4 @@
-"""Builds the compiled router for tests and benchmarks, and puts it first on the import path."""
+"""Builds the compiled router for tests and benchmarks, puts it first on the import path, and names the tests of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXCLUDED = [
         "replay/test_run_cache",
     )
 ]
-ONLY_COMPILED = "TEST_ONLY_COMPILED"  # environment variable: the plain router does not run what the compiled one does
+ONLY_COMPILED = "TEST_ONLY_COMPILED"  # environment variable of `make test`: these tests skip the plain router
 CANNOT_COMPILE = 3  # exit status of `bootstrap.py compile` on a machine without compiler or packages
 
 

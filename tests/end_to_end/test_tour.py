@@ -29,7 +29,7 @@ from tests.end_to_end.screenshots import SIZE, capture
 
 pytestmark = pytest.mark.timeout(600)
 PACE = 3  # the README's waits are divided by it; scrapes and bins are shorter, too
-QUICK = {"bin_s": 5, "min_requests": 10}  # a busy machine plays fewer requests than the 20 of the default
+QUICK = {"bin_s": 5, "min_requests": 20}
 
 
 def commands() -> str:

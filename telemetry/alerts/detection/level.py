@@ -3,7 +3,7 @@
 Theory of operation. The input is a bin: tokens and requests of each task group in one short step. The level of a task
 group is the robust mean of its bins since the last change, weighted by requests. The noise is their absolute deviation,
 scaled to one request, so that the variance of a bin of n requests is ``request_variance / n``. While caches warm up the
-rate climbs, and bins deviate from their mean without being noisy: differences of neighbours limit the noise. Bins of an
+rate climbs, and bins deviate from their mean without noise, so differences of neighbours limit it. Bins of an
 excursion below the level are held back until it ends; otherwise a young level would follow the drop that it should
 reveal. A one-sided CUSUM upwards finds improvements: then the level is estimated again from the bins since the rise
 began. After every change the previous level contributes until there are ``MIN_LEVEL_BINS`` bins.
@@ -119,7 +119,7 @@ MIN_LEVEL_BINS = 8  # below it, the previous level counts for the missing bins
 REFRESH_DIVISOR = 30  # a level is estimated again once a 30th of its bins is new
 RISE_NATS = 12.0  # log-likelihood ratio at which a rise is accepted; a false one costs only a new estimate
 PRIOR_SPREAD, LEAST_SPREAD = 0.5, 0.12  # of m (1 - m), the variance of one request that hits all or nothing
-NEIGHBOURS_RATIO = 1.5  # of the variance between neighbours: the most that all bins together count for
+NEIGHBOURS_RATIO = 1.5  # the largest variance of all bins, relative to that between neighbours
 LEAST_VARIANCE = 0.05**2
 ROBUST_LOSS = 1.1  # variance of the robust mean divided by that of the mean, for a normal distribution
 OUTLIER = 3.0  # standard deviations
@@ -232,9 +232,8 @@ class Level:
         robust = MAD_TO_SIGMA * deviations[count // 2]
         # without the largest outliers; above the robust estimate for skewed deviations
         limited = sum(min(value, OUTLIER * robust) ** 2 for value in deviations) / count
-        measured: float = min(
-            max(robust**2, limited), NEIGHBOURS_RATIO * self._variance_between_neighbours(OUTLIER * robust)
-        )
+        largest = NEIGHBOURS_RATIO * self._variance_between_neighbours(OUTLIER * robust)
+        measured: float = min(max(robust**2, limited), largest)
         blended = (count * measured + MIN_LEVEL_BINS * PRIOR_SPREAD * bernoulli) / (count + MIN_LEVEL_BINS)
         return max(blended, LEAST_SPREAD * bernoulli, LEAST_VARIANCE)
 

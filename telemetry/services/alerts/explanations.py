@@ -31,8 +31,8 @@ MIN_BIN_S = 10.0
 MIN_OVERLAP = 0.6  # share of a breakdown bin that lies in a period
 EVENT_SUBJECTS = ("replica", "replicas", "policy", "rollout", "config", "group")  # first words of event kinds
 EXPLAIN_EVERY = timedelta(minutes=3)  # repeated while a drop fires, because evidence arrives late
-RETRY_EVERY = timedelta(seconds=15)  # the same for a drop without a known cause, during the first RETRY_FOR
-RETRY_FOR = timedelta(minutes=10)
+RETRY_EVERY = timedelta(seconds=15)  # instead, while no cause is known
+RETRY_FOR = timedelta(minutes=10)  # after the alert fired; then EXPLAIN_EVERY
 BASELINE = timedelta(hours=1)  # before the drop
 MIN_BASELINE = timedelta(minutes=2)
 MAX_AT_ONCE = 5  # alerts in one run: each costs 14 queries; the next run explains the others

@@ -67,7 +67,7 @@ def written_at(file: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-async def saved(harness: Harness, file: Path) -> None:
+async def until_saved(harness: Harness, file: Path) -> None:
     """Wait until a snapshot has been written from now on."""
     before = written_at(file)
     await harness.until(lambda: written_at(file) > before, "a snapshot")
@@ -80,9 +80,9 @@ async def test_a_router_that_is_killed_has_saved_before(
     file = tmp_path / "residency-0"
     async with routed(snapshot_of(three), state_dir=tmp_path) as harness:
         await placements(harness)
-        await saved(harness, file)  # a snapshot that may have begun before the last request
+        await until_saved(harness, file)  # may lack the last prompts, if it began before they were sent
         await harness.chat(chat_body(text="Another document. " * 60))
-        await saved(harness, file)
+        await until_saved(harness, file)
 
     assert await reasons_after_restart(snapshot_of(three), tmp_path) == {"hit"}
 
