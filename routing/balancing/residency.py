@@ -326,9 +326,6 @@ RUN_TOKENS: Final = 1024  # the longest run, unless a single block is longer
 DEFAULT_TOKENS: Final = 262_144  # capacity until the engine has reported one: 16,384 blocks of 16 tokens
 MAX_ENTRIES: Final = 262_144  # runs of all replicas together; at most 0.6 KiB each, if no two share one
 TTL_S: Final = 1200.0  # since last used
-# A lower cache tier, in the host's memory: 320 KiB a token at 25 GB/s after 10 ms, as the literature has it.
-FETCH_S: Final = 0.010
-FETCH_TOKEN_S: Final = 13e-6
 
 
 class Match:
@@ -385,7 +382,7 @@ class Match:
         """Let ``fetch_tokens`` look up where the runs of the prompt are."""
         self.has_tiers, self._path, self._tables = True, path, tables
 
-    def fetch_tokens(self, bit: int, rate: float) -> int:
+    def fetch_tokens(self, bit: int, rate: float, fetch_s: float, fetch_tokens_per_s: float) -> int:
         """Prefill that takes as long at ``rate`` tokens/s as fetching the cached prefix from a lower cache tier."""
         if self._tables is None:
             return 0
@@ -393,7 +390,7 @@ class Match:
         if replica is None or replica.capacity_ratio <= 1.0:
             return 0
         tokens = replica.slow_blocks(self._path) * self.block_tokens
-        return min(tokens, int(rate * (FETCH_S + FETCH_TOKEN_S * tokens))) if tokens else 0
+        return min(tokens, int(rate * (fetch_s + tokens / fetch_tokens_per_s))) if tokens else 0
 
     def longest_tokens(self, bit: int, prompt_tokens: int) -> int:
         """Predicted cached tokens at a replica with the longest cached prefix; ``levels`` must not be empty."""

@@ -5,6 +5,9 @@ array that begins with its type, and later releases added fields at its end; sin
 ``type``. Missing and unknown fields are accepted, and events of unknown types are skipped. Any other deviation raises
 ``MalformedEventsError``; no bytes raise another exception.
 
+Blocks in a lower cache tier, such as the host's memory, are often reported by their hashes alone: without token ids,
+with a block size of 0. So of these only the hashes count.
+
 Token ids are most of a payload, and nearly all of them are never looked at. So they stay encoded: an engine encodes
 equal ids as equal bytes, which is all that ``engine_blocks.py`` needs. Only their number is checked here.
 """
@@ -20,7 +23,10 @@ from routing.kv_events.payload_format import BlockHash, RemovedArray, RemovedMap
 
 MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 KB, one that evicts 16,384 blocks 1 MB
 MAX_BLOCK_TOKENS: Final = 65_536
+DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
 FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention"})  # of ``kv_cache_spec_kind``
+
+NO_TOKENS: Final = b"\x90"
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -189,6 +195,8 @@ def _events(sent: list[Any]) -> list[Event]:
 def _stored(sent: Any) -> BlockStored:
     hashes: list[BlockHash] = sent.block_hashes
     size: int = sent.block_size
+    if sent.medium not in DEVICE:
+        return BlockStored(hashes, None, EncodedTokens(NO_TOKENS), 0, medium=sent.medium, group=sent.group_idx or 0)
     if not 1 <= size <= MAX_BLOCK_TOKENS:
         raise MalformedEventsError(f"block_size {size} is not from 1 to {MAX_BLOCK_TOKENS}")
     tokens = EncodedTokens(bytes(sent.token_ids))

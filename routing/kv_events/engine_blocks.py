@@ -4,14 +4,17 @@ Theory of operation. Consecutive blocks of one prompt that were stored form a *s
 same for all engines of the pool (``block_keys.py``). A run has no keys and no depth if its parent is not known, because
 that was stored before the router began to follow the events.
 
-The same hash may be in several physical blocks; it leaves the cache with the last of them. Only device memory counts,
-and of several groups of cache layers only the first with full attention, because the others have the same prompts.
+The same hash may be in several physical blocks; it leaves the cache with the last of them. Of several groups of cache
+layers only the first with full attention counts, because the others have the same prompts.
+
+Lower cache tiers: engines that offload blocks to the host's memory or to disks report these copies by hash, with the
+name of the medium. A block that device memory loses stays cached while a lower tier has a copy (*offloaded*).
 
 There is one entry for each cached hash, which names its run. Engines evict the last block of a prompt first, so where
 a removed block is in its run is mostly known without a search.
 
-Bounds. ``max_blocks`` limits the hashes of one engine. Beyond it the ones stored first are forgotten, which the engine
-will probably evict next.
+Bounds. ``max_blocks`` limits the hashes of one engine in device memory, and those in lower tiers. Beyond it the ones
+stored first are forgotten, which the engine will probably evict next.
 """
 
 from __future__ import annotations
@@ -22,10 +25,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from routing.kv_events.block_keys import BlockKeys, Key, adapter_key, token_keys
-from routing.kv_events.decoding import FULL_ATTENTION, BlockRemoved, BlockStored
+from routing.kv_events.decoding import DEVICE, FULL_ATTENTION, BlockRemoved, BlockStored
 from routing.kv_events.payload_format import BlockHash
 
-DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
 MAX_KEY: Final = (1 << 64) - 1
 
 
@@ -75,27 +77,42 @@ class EngineBlocks:
     def __init__(self, max_blocks: int, block_keys: BlockKeys | None = None) -> None:
         self.block_tokens = 0  # of the latest stored block; 0: none was stored
         self.is_complete = False  # whether all events since the engine's start were seen
-        self.blocks = 0  # copies included
-        self.max_seen_blocks = 0
+        self.blocks = 0  # in device memory, copies included
+        self.max_seen_blocks = 0  # in device memory at one time
+        self.max_seen_offloaded = 0  # offloaded at one time
         self._max_blocks = max_blocks
         self._block_keys = block_keys or BlockKeys()
         self._runs: dict[BlockHash, StoredRun] = {}  # of the first copy, in the order of storage
         self._copies: dict[BlockHash, int] = {}  # beyond the first
+        self._lower_copies: dict[BlockHash, int] = {}  # in lower tiers, in the order of storage
+        self._offloaded: dict[BlockHash, StoredRun] = {}  # with a copy in lower tiers only
         self._token_keys: dict[Key, BlockHash] = {}  # empty while hashes are the keys
         self._group: int | None = None
 
     def __len__(self) -> int:
-        """Number of distinct hashes."""
+        """Number of distinct hashes in device memory."""
         return len(self._runs)
 
+    @property
+    def offloaded(self) -> int:
+        """Known blocks that only lower cache tiers have."""
+        return len(self._offloaded)
+
+    @property
+    def has_lower_tiers(self) -> bool:
+        """Whether lower cache tiers have blocks."""
+        return bool(self._lower_copies)
+
     def has_key(self, key: Key) -> bool:
-        """Whether a block with this key is cached."""
-        return key in self._runs if self._block_keys.are_hashes else key in self._token_keys
+        """Whether a block with this key is cached, in any tier."""
+        return key in self._runs or key in self._offloaded if self._block_keys.are_hashes else key in self._token_keys
 
     def clear(self, *, is_complete: bool) -> None:
         """Forget all blocks. ``is_complete``: whether the engine has none; else it has unknown ones."""
         self._runs.clear()
         self._copies.clear()
+        self._lower_copies.clear()
+        self._offloaded.clear()
         self._token_keys.clear()
         self.blocks, self.is_complete = 0, is_complete
 
@@ -120,6 +137,9 @@ class EngineBlocks:
             runs.update(dict.fromkeys(hashes, run))
         if len(runs) - before < len(hashes):
             self._add_copies(run, are_added=len(runs) > before)
+        if self._offloaded:
+            for hash_ in hashes:
+                self._offloaded.pop(hash_, None)
         if not self._block_keys.are_hashes:
             self._token_keys.update(zip(run.keys, hashes, strict=False))
         self.blocks += len(hashes)
@@ -128,17 +148,32 @@ class EngineBlocks:
             self._forget_oldest()
         return run
 
-    def remove(self, event: BlockRemoved) -> list[tuple[StoredRun, int]]:
-        """Remove one copy of each block of an event.
+    def store_below(self, event: BlockStored) -> None:
+        """Add a copy of each block of an event in a lower tier, unless the event is of another group of layers."""
+        if event.group != (self._group or 0):
+            return
+        copies = self._lower_copies
+        for hash_ in event.hashes:
+            copies[hash_] = copies.get(hash_, 0) + 1
+        while len(copies) > self._max_blocks:
+            hash_ = next(iter(copies))
+            del copies[hash_]
+            self._offloaded.pop(hash_, None)
 
-        Returns the runs of those that are no longer cached, with the lowest position of a removed block in each; a run
+    def remove(self, event: BlockRemoved) -> list[tuple[StoredRun, int]]:
+        """Remove one copy of each block of an event, in device memory or below.
+
+        Returns the runs of those that no tier has any more, with the lowest position of a removed block in each; a run
         is there again if others were between its blocks.
         """
+        if event.group != (self._group or 0):
+            return []
+        return self._remove(event.hashes) if event.medium in DEVICE else self._remove_below(event.hashes)
+
+    def _remove(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
         removed: list[tuple[StoredRun, int]] = []
-        if event.medium not in DEVICE or event.group != (self._group or 0):
-            return removed
         runs, copies, token_keys, latest, left = self._runs, self._copies, self._token_keys, None, 0
-        for hash_ in event.hashes:
+        for hash_ in self._without_offloaded(hashes):
             if copies and hash_ in copies:
                 self._remove_copy(hash_)
                 self.blocks -= 1
@@ -158,6 +193,33 @@ class EngineBlocks:
                 left = position
         if latest is not None:
             removed.append((latest, left))
+        return removed
+
+    def _without_offloaded(self, hashes: list[BlockHash]) -> list[BlockHash]:
+        """Remove blocks with copies in lower tiers from device memory; the others."""
+        if not self._lower_copies:
+            return hashes
+        others: list[BlockHash] = []
+        for hash_ in hashes:
+            if hash_ in self._copies or hash_ not in self._lower_copies or hash_ not in self._runs:
+                others.append(hash_)
+            else:
+                self._offloaded[hash_] = self._runs.pop(hash_)
+                self.blocks -= 1
+        self.max_seen_offloaded = max(self.max_seen_offloaded, len(self._offloaded))
+        return others
+
+    def _remove_below(self, hashes: list[BlockHash]) -> list[tuple[StoredRun, int]]:
+        """Remove copies in lower tiers; the blocks that no tier has any more, as of ``remove``."""
+        removed, copies = list[tuple[StoredRun, int]](), self._lower_copies
+        for hash_ in hashes:
+            left = copies.pop(hash_, 0) - 1
+            if left > 0:
+                copies[hash_] = left
+            elif (run := self._offloaded.pop(hash_, None)) is not None:
+                position = run.hashes.index(hash_)
+                self._forget_key(run, position)
+                removed.append((run, position))
         return removed
 
     def _add_copies(self, run: StoredRun, *, are_added: bool) -> None:
@@ -190,7 +252,7 @@ class EngineBlocks:
         hashes = event.hashes
         if event.parent is None:
             return StoredRun(hashes, None, 0, self._keys(event, adapter_key(event)), now_s)
-        parent = self._runs.get(event.parent)
+        parent = self._runs.get(event.parent) or self._offloaded.get(event.parent)
         if parent is None or not parent.keys:
             return StoredRun(hashes, None, 0, (), now_s)
         position = parent.position(event.parent)

@@ -23,8 +23,8 @@ from routing.kv_events.message_order import MessageOrder
 from routing.kv_events.zmtp import PING, ProtocolError, Receiver, greeting_and_ready, message
 
 REPLAY_TIMEOUT_S: Final = 0.75  # without a message; vLLM looks for requests every 0.1 s
-PING_S: Final = 0.2
-PONG_S: Final = 0.5
+PING_S: Final = 0.3
+PONG_S: Final = 0.45
 CONNECT_S: Final = 2.0  # until the engine has sent READY
 RECEIVED_BYTES: Final = 262_144  # of one system call
 MAX_READ_BYTES: Final = 1 << 20

@@ -6,9 +6,10 @@ Theory of operation. Four things follow from events:
 - ``BlockStored`` with known keys (``known_prompts.py``): the index gets the beginning of that prompt at this
   replica, also if another router sent it.
 - ``BlockRemoved`` of a block with a known key: the index loses what follows in that prompt.
-- ``BlockRemoved`` of any block: an engine evicts what it used least recently. So when a block that was stored at some
-  time is evicted, the engine has also evicted everything that it last used before that time, whether the router knows
-  its key or not. A response that ends makes its prompt the most recently used one, as in the engine.
+- ``BlockRemoved`` of any block, without lower cache tiers: an engine evicts what it used least recently. So when a
+  block that was stored at some time is evicted, the engine has also evicted everything that it last used before that
+  time, whether the router knows its key or not. A response that ends makes its prompt the most recently used one, as in
+  the engine.
 
 ``capacity_tokens`` is the most that an engine which has evicted something had at one time, if all its events were seen.
 It is less than the engine's capacity by what running requests hold and have not stored yet.
@@ -24,7 +25,7 @@ from typing import Final
 
 from routing.balancing.block_index import Chain, ServedPrompt
 from routing.balancing.residency import Residency
-from routing.kv_events.decoding import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from routing.kv_events.decoding import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
 from routing.kv_events.engine_blocks import EngineBlocks, StoredRun
 from routing.kv_events.known_prompts import KnownPrompt, KnownPrompts, NewKey, RecentRuns
 from routing.types import TargetId
@@ -63,6 +64,12 @@ class FollowedEngine:
         return self.seen_tokens if self.was_full else None
 
     @property
+    def capacity_ratio(self) -> float:
+        """The most blocks in all cache tiers, relative to device memory; 1 without lower tiers."""
+        seen = self.blocks.max_seen_blocks
+        return (seen + self.blocks.max_seen_offloaded) / seen if seen else 1.0
+
+    @property
     def has_unmatched_responses(self) -> bool:
         """Whether responses wait to be matched with events."""
         return bool(self._served)
@@ -75,12 +82,12 @@ class FollowedEngine:
 
     def restart(self) -> None:
         """Called when the engine has restarted with an empty cache."""
-        self.was_full, self.blocks.max_seen_blocks = False, 0
+        self._forget_capacity()
         self._clear(is_complete=True)
 
     def forget(self) -> None:
         """Called when events were lost: the engine's blocks are unknown, and the index returns to its estimate."""
-        self.was_full, self.blocks.max_seen_blocks = False, 0
+        self._forget_capacity()
         self.blocks.clear(is_complete=False)
         self._forget_responses()
 
@@ -148,6 +155,9 @@ class FollowedEngine:
         self._forget_responses()
         self._residency.clear(self.target)
 
+    def _forget_capacity(self) -> None:
+        self.was_full, self.blocks.max_seen_blocks, self.blocks.max_seen_offloaded = False, 0, 0
+
     def _forget_responses(self) -> None:
         self._recent_runs.clear()
         self._ended.clear()
@@ -160,6 +170,8 @@ class FollowedEngine:
             self._residency.add_stored(self.target, chain, ended_s)
 
     def _on_stored(self, event: BlockStored, stored_s: float) -> None:
+        if event.medium not in DEVICE:
+            self.blocks.store_below(event)
         if not self.blocks.counts(event):
             return
         self._known.compare(event)
@@ -172,11 +184,12 @@ class FollowedEngine:
             self._residency.add_stored(self.target, prompt.chain[:blocks], self._clock())
 
     def _on_removed(self, event: BlockRemoved) -> None:
-        self.was_full = self.was_full or self.blocks.is_complete
+        self.was_full = self.was_full or (self.blocks.is_complete and event.medium in DEVICE)
         removed = self.blocks.remove(event)
         if not removed:
             return
-        self._residency.evict_before(self.target, max([run.stored_s for run, _ in removed]))
+        if not self.blocks.has_lower_tiers:
+            self._residency.evict_before(self.target, max([run.stored_s for run, _ in removed]))
         for prompt, blocks in self._left_of_prompts(removed).items():
             self._residency.truncate(self.target, prompt.chain, blocks)
 

@@ -45,6 +45,7 @@ MAX_REOPEN_S: Final = 2.0
 OPEN_S: Final = 2.0  # to resolve the host names of a stream
 MAX_BLOCKS: Final = 1 << 20  # of all engines together; about 0.2 KiB each
 MAX_BLOCKS_PER_ENGINE: Final = 1 << 18
+MIN_GROWTH: Final = 1.05  # of the capacity of all cache tiers, before the index follows
 UNUSED: Final = "unused"  # state in a pool whose policies do not use the residency
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class KvEventSubscriptions:
         self._configured: tuple[tuple[str, str], ...] = ()  # pool and name of each replica with events
         self._known: dict[str, KnownPrompts] = {}  # by pool
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_due = asyncio.Event()  # a stream has to be opened
 
     # --- configuration ---
 
@@ -188,8 +190,11 @@ class KvEventSubscriptions:
 
     async def _run(self) -> None:
         """Process events until cancelled."""
+        time = asyncio.get_running_loop().time
         while True:
             await self._in_slices(self._tick())
+            if self._due(time()):
+                self._has_due.set()
             is_urgent = any(follower.stream.is_urgent for follower in self._followers.values())
             await asyncio.sleep(URGENT_TICK_S if is_urgent else TICK_S)
 
@@ -238,9 +243,12 @@ class KvEventSubscriptions:
         """Open new streams, and streams that have had no connection for a while, until cancelled."""
         time = asyncio.get_running_loop().time
         while True:
-            due = [follower for follower in self._followers.values() if follower.is_due(time())]
-            await asyncio.gather(*map(self._open, due))
-            await asyncio.sleep(TICK_S)
+            await self._has_due.wait()
+            self._has_due.clear()
+            await asyncio.gather(*map(self._open, self._due(time())))
+
+    def _due(self, now: float) -> list[Follower]:
+        return [follower for follower in self._followers.values() if follower.is_due(now)]
 
     async def _open(self, follower: Follower) -> None:
         follower.pause(asyncio.get_running_loop().time())
@@ -268,6 +276,8 @@ class KvEventSubscriptions:
         replica.expires = order.state is not StreamState.FOLLOWING
         seen_tokens = engine.seen_tokens if order.is_followed else 0
         self._residency.set_seen_tokens(follower.source.target, seen_tokens, was_full=engine.was_full)
+        if order.is_followed and engine.capacity_ratio > MIN_GROWTH * replica.capacity_ratio:
+            replica.set_capacity_ratio(engine.capacity_ratio)
 
     # --- state for the admin port and metrics ---
 
@@ -311,7 +321,8 @@ _METRICS: Final = (
     ("lost_total", "counter", "lost", "Gaps that could not be replayed."),
     ("malformed_total", "counter", "malformed", "KV event messages that could not be decoded."),
     ("restarts_total", "counter", "restarts", "Engine restarts seen in the numbers of messages."),
-    ("blocks", "gauge", "blocks", "Known KV blocks that the engine has cached."),
+    ("blocks", "gauge", "blocks", "Known KV blocks that the engine has cached in device memory."),
+    ("offloaded_blocks", "gauge", "offloaded", "Known KV blocks that only lower cache tiers of the engine have."),
     ("matched_total", "counter", "matched", "Responses whose blocks were found among the events."),
     ("lag_seconds", "gauge", "lag_s", "Time from the engine's latest applied message to its application."),
 )
@@ -332,6 +343,7 @@ def _row(follower: Follower) -> dict[str, Any]:
         "malformed": order.malformed,
         "restarts": order.restarts,
         "blocks": engine.blocks.blocks if order.is_followed else None,
+        "offloaded": engine.blocks.offloaded if order.is_followed else None,
         "capacity_tokens": engine.capacity_tokens,
         "matched": engine.matched,
         "lag_s": order.lag_s,

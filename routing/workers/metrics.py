@@ -41,6 +41,7 @@ GAUGES: Mapping[str, Rule] = {
     "warmpath_router_kv_events_followed": min,  # each worker follows all engines
     "warmpath_router_kv_events_state_timestamp_seconds": max,
     "warmpath_router_kv_events_blocks": max,
+    "warmpath_router_kv_events_offloaded_blocks": max,
     "warmpath_router_kv_events_lag_seconds": max,
     "warmpath_router_tokens_per_byte": max,  # each worker measures its own ratio
     "warmpath_router_pool_saturation_ratio": _sum_up_to_1,  # each worker's part of the replicas' prefill rate

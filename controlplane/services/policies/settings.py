@@ -69,6 +69,16 @@ def canonical_settings(settings: dict[str, Any]) -> dict[str, Any]:
         raise InvalidError("$.settings", str(error)) from None
 
 
+def are_equal(settings: Any, other: dict[str, Any]) -> bool:
+    """Whether two settings mean the same; an earlier release stored them without settings that are new since."""
+    if not isinstance(settings, dict) or settings.get("strategy") != other["strategy"]:
+        return False
+    try:
+        return canonical_settings(settings) == canonical_settings(other)
+    except InvalidError:
+        return False
+
+
 def settings_digest(settings: dict[str, Any]) -> str:
     """SHA-256 of the settings, hex, independent of key order."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -17,7 +17,7 @@ from routing.balancing.residency import Match, Residency
 from routing.balancing.strategies.cached_prefix import CostRule, preferred_key
 from routing.balancing.strategies.holders import least_loaded_holders
 from routing.balancing.strategies.strategy import Estimate, Keys, Strategy
-from routing.schema import CacheAwareSettings
+from routing.schema import CacheAwareSettings, LowestCostSettings
 from routing.types import Reason, TargetId
 
 
@@ -25,7 +25,7 @@ class CacheAware(Strategy):
     """Sends each request to the replica with the longest cached prefix, until it is full."""
 
     def __init__(self, ring: HashRing[TargetId], residency: Residency, settings: CacheAwareSettings) -> None:
-        self._by_load = CostRule(ring, alpha=0.0, by_rate=False)  # if no preferred replica accepts
+        self._by_load = CostRule(ring, LowestCostSettings(alpha=0.0), by_rate=False)  # if no preferred replica accepts
         self._residency = residency
         self._settings = settings
 

@@ -134,15 +134,16 @@ class CostQuery:
 class CostRule:
     """Chooses the least cost. Speed is the measured prefill rate if ``by_rate`` (costs in seconds), else the weight."""
 
-    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "ring")
+    __slots__ = ("_hits", "alpha", "base_price", "by_rate", "fetch_s", "fetch_tokens_per_s", "ring")
 
     def __init__(
-        self, ring: HashRing[TargetId], alpha: float, *, by_rate: bool, hits: UnrecordedHits | None = None
+        self, ring: HashRing[TargetId], settings: CostSettings, *, by_rate: bool, hits: UnrecordedHits | None = None
     ) -> None:
         self.ring = ring
         self._hits = hits  # at common replicas; None: there are none
-        self.alpha = alpha  # highest price of a token to prefill, relative to a queued token
-        self.base_price = min(1.0, alpha)  # its price where prefilling costs no other request anything
+        self.fetch_s, self.fetch_tokens_per_s = settings.fetch_s, settings.fetch_tokens_per_s  # of a lower cache tier
+        self.alpha = settings.alpha  # highest price of a token to prefill, relative to a queued token
+        self.base_price = min(1.0, settings.alpha)  # its price where prefilling costs no other request anything
         self.by_rate = by_rate
 
     def sole_holder(self, match: Match, prompt_tokens: int, candidates: Candidates) -> Choice | None:
@@ -258,7 +259,7 @@ class CostRule:
             if bit == common_bit:
                 uncached -= int(counted_ratio * uncached)
             if match.has_tiers:
-                uncached += match.fetch_tokens(bit, rate)
+                uncached += match.fetch_tokens(bit, rate, self.fetch_s, self.fetch_tokens_per_s)
             if uncached < 0:  # noqa: PLR1730 -- the estimated length fell short, which is too rare to call max for
                 uncached = 0
             work = STEP_S * rate * load.running
@@ -382,7 +383,7 @@ class LowestCost(Strategy):
     """Sends each request to the replica with the lowest cost, by queued work and uncached tokens."""
 
     def __init__(self, replicas: GroupReplicas, settings: CostSettings, *, by_rate: bool) -> None:
-        self._rule = CostRule(replicas.ring, settings.alpha, by_rate=by_rate, hits=replicas.residency.unrecorded_hits)
+        self._rule = CostRule(replicas.ring, settings, by_rate=by_rate, hits=replicas.residency.unrecorded_hits)
         self._residency = replicas.residency
 
     def choose(self, keys: Keys, candidates: Candidates) -> Choice:

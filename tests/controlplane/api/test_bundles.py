@@ -12,6 +12,7 @@ from controlplane.models import (
     ConfigSnapshot,
     DiscoveredReplica,
     Event,
+    PolicyRevision,
     Pool,
     Replica,
     ReplicaSource,
@@ -24,7 +25,7 @@ from controlplane.services.discovery.sources import create_source
 from controlplane.services.fleet.pools import create_pool, create_project
 from controlplane.services.fleet.replicas import add_replica, set_replica_state
 from controlplane.services.fleet.task_groups import create_task_group
-from controlplane.services.policies.lifecycle import save_draft
+from controlplane.services.policies.lifecycle import publish_revision, save_draft
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("stored_fleet")]
 CONFIG = "/api/v1/config"
@@ -146,6 +147,18 @@ def test_policies_are_published_with_the_reason_unless_they_are_active(api, expo
 
     bundle["pools"][0]["groups"][0]["policy"] = None
     assert actions_of(put(api, bundle)) == ["remove policy default.agents"]
+
+
+def test_settings_that_an_earlier_release_stored_without_new_ones_are_active_still(api, exported, policy):
+    stored, draft = {"strategy": "lowest_cost", "alpha": 1.5}, save_draft(policy, {"strategy": "lowest_cost"})
+    PolicyRevision.objects.filter(pk=draft.pk).update(settings=stored)
+    publish_revision(draft.pk)
+    bundle = copy.deepcopy(exported)
+    bundle["pools"][0]["policy"] = stored
+
+    assert actions_of(put(api, bundle)) == []
+    bundle["pools"][0]["policy"]["fetch_s"] = 0.5
+    assert actions_of(put(api, bundle)) == ["change policy default"]
 
 
 def test_missing_fields_and_lists_stay_unchanged(api, exported, fleet):

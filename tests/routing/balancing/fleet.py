@@ -7,6 +7,7 @@ from routing.balancing.hash_ring import HashRing
 from routing.balancing.load_tracker import LoadTracker
 from routing.balancing.residency import Residency
 from routing.balancing.strategies.cached_prefix import CostRule, preferred_key
+from routing.schema import LowestCostSettings
 from routing.types import ReplicaId
 from tests.routing.building import names
 
@@ -36,11 +37,12 @@ class Fleet:
             self.tracker.dispatch(replica, 0).end()
 
     def choose(self, tokens: int = 100, alpha: float = 2.0, *, by_rate: bool = False):
-        match, rule = self.residency.match(PROMPT), CostRule(self.ring, alpha, by_rate=by_rate)
+        match = self.residency.match(PROMPT)
+        rule = CostRule(self.ring, LowestCostSettings(alpha=alpha), by_rate=by_rate)
         sole = rule.sole_holder(match, tokens, self.candidates)
         return sole or rule.choose(match, preferred_key(PROMPT, match, None), tokens, self.candidates)
 
     def preferred_of(self, key: int, candidates: Candidates | None = None) -> ReplicaId:
         """The choice for an uncached prompt while all replicas are idle."""
-        match, rule = self.residency.match([key]), CostRule(self.ring, 2.0, by_rate=False)
+        match, rule = self.residency.match([key]), CostRule(self.ring, LowestCostSettings(), by_rate=False)
         return rule.choose(match, key, 100, candidates or self.candidates).target

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 
-from routing.balancing.residency import FETCH_S, FETCH_TOKEN_S, Residency
+from routing.balancing.residency import Residency
 from routing.replay.block_runs import Forest
 from routing.replay.fast_engine import FastEngineConfig
 from routing.replay.replay import replay, report
@@ -129,14 +129,17 @@ def test_a_fetch_costs_its_time_and_never_more_than_prefill() -> None:
     offloaded, latest = by_use[len(by_use) // 2], by_use[-1]
     tokens = PROMPT * BLOCK
 
-    def fetch_tokens(number: int, rate: float) -> int:
-        return rig.residency.match([number * 1000 + at for at in range(PROMPT)]).fetch_tokens(rig.replica.bit, rate)
+    def fetch_tokens(number: int, rate: float, fetch_s: float = 0.010, fetch_rate: float = 75_000.0) -> int:
+        match = rig.residency.match([number * 1000 + at for at in range(PROMPT)])
+        return match.fetch_tokens(rig.replica.bit, rate, fetch_s, fetch_rate)
 
     assert fetch_tokens(latest, 8000.0) == 0
     fetched = fetch_tokens(offloaded, 8000.0)
-    assert 0 < fetched <= int(8000.0 * (FETCH_S + FETCH_TOKEN_S * tokens))
+    assert 0 < fetched <= int(8000.0 * (0.010 + tokens / 75_000.0))
+    assert fetch_tokens(offloaded, 8000.0, fetch_s=0.020) == fetched + 80
+    assert fetch_tokens(offloaded, 8000.0, fetch_s=0.0, fetch_rate=1e9) == 0
     assert fetch_tokens(offloaded, 1e9) <= tokens
-    assert rig.residency.match([1, 2, 3]).fetch_tokens(rig.replica.bit, 8000.0) == 0
+    assert rig.residency.match([1, 2, 3]).fetch_tokens(rig.replica.bit, 8000.0, 0.010, 75_000.0) == 0
 
 
 @pytest.mark.plain_python(reason="It sets a constant.")

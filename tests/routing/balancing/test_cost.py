@@ -29,6 +29,7 @@ from routing.balancing.strategies.holders import (
     consecutive_bits,
     least_loaded_holders,
 )
+from routing.schema import LowestCostSettings
 from routing.types import Reason, ReplicaId
 from tests.routing.balancing.fleet import PROMPT, Fleet
 from tests.routing.building import as_tuple, names
@@ -99,21 +100,22 @@ def test_comparing_few_candidates_gives_the_same_choice_as_comparing_all(
     for number, requests in ended:
         fleet.finish_requests(fleet.names[number % count], requests)
 
-    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, alpha, by_rate=False)
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, LowestCostSettings(alpha=alpha), by_rate=False)
     key = preferred_key(PROMPT, match, None)
     sole = rule.sole_holder(match, tokens, fleet.candidates)
     chosen = rule.choose(match, key, tokens, fleet.candidates)
     assert sole is None or as_tuple(sole) == as_tuple(chosen)
     if "TEST_COMPILED" not in os.environ:  # compiled classes have no Python subclasses
         among_all = type("AmongAll", (CostRule,), {"_compare_holders": lambda *_: ([], [])})
-        chosen_among_all = among_all(fleet.ring, alpha, by_rate=False).choose(match, key, tokens, fleet.candidates)
+        rule = among_all(fleet.ring, LowestCostSettings(alpha=alpha), by_rate=False)
+        chosen_among_all = rule.choose(match, key, tokens, fleet.candidates)
         assert as_tuple(chosen) == as_tuple(chosen_among_all)
 
 
 def test_a_sole_holder_with_little_work_is_chosen_directly() -> None:
     fleet = Fleet(4)
     fleet.hold(fleet.names[0], 10)
-    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, 2.0, by_rate=False)
+    match, rule = fleet.residency.match(PROMPT), CostRule(fleet.ring, LowestCostSettings(), by_rate=False)
 
     sole = rule.sole_holder(match, 100, fleet.candidates)
     assert sole is not None
@@ -184,7 +186,7 @@ def test_costs_of_some_candidates_equal_their_costs_among_all(count: int) -> Non
     for name in fleet.names[:8]:
         fleet.queue(name, 500)
     rule, match, members = (
-        CostRule(fleet.ring, 2.0, by_rate=False),
+        CostRule(fleet.ring, LowestCostSettings(), by_rate=False),
         fleet.residency.match(PROMPT),
         fleet.candidates.members,
     )
@@ -220,7 +222,7 @@ def test_by_rate_small_differences_of_measured_rates_are_ties(apart: float, chos
     for name, rate in zip(fleet.names, (1.0, 1.0 + apart), strict=True):
         for _ in range(500):
             fleet.tracker.load(name).prefill.learn(10_000, 10_000 / (DEFAULT_RATE * rate))
-    rule = CostRule(fleet.ring, 2.0, by_rate=True)
+    rule = CostRule(fleet.ring, LowestCostSettings(), by_rate=True)
 
     chosen_replicas = {
         rule.choose(fleet.residency.match([key]), key * 0x9E3779B97F4A7C15 % 2**64, 10_000, fleet.candidates).target
@@ -237,7 +239,9 @@ def test_ties_are_decided_by_the_key_never_by_the_smallest_index(count: int) -> 
     for number in range(100 * count):
         key = number * 0x9E3779B97F4A7C15 & 2**64 - 1
         choices = [
-            CostRule(one.ring, 2.0, by_rate=False).choose(one.residency.match([key]), key, 100, one.candidates)
+            CostRule(one.ring, LowestCostSettings(), by_rate=False).choose(
+                one.residency.match([key]), key, 100, one.candidates
+            )
             for one in (fleet, other)
         ]
         assert as_tuple(choices[0]) == as_tuple(choices[1])
@@ -299,7 +303,10 @@ def test_by_rate_a_replica_in_slow_start_counts_as_slower() -> None:
     residency = Residency(block_tokens=10)
     bits = {name: residency.add_replica(name).bit for name in (a, b)}
     candidates = Candidates({a: 0.5, b: 1.0}, tracker, bits=bits, shares={a: 0.25})
-    rule, match = CostRule(HashRing({a: 1.0, b: 1.0}), 1.0, by_rate=True), residency.match(PROMPT)
+    rule, match = (
+        CostRule(HashRing({a: 1.0, b: 1.0}), LowestCostSettings(alpha=1.0), by_rate=True),
+        residency.match(PROMPT),
+    )
 
     def chosen() -> ReplicaId:
         return rule.choose(match, 1, 1000, candidates).target

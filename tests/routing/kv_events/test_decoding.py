@@ -117,6 +117,28 @@ def test_fields_and_events_of_later_releases_are_tolerated() -> None:
     assert [type(event).__name__ for event in events] == ["BlockStored", "BlockStored", "BlockRemoved"]
 
 
+# Two blocks stored and one removed in the host's memory, as vLLM 0.32's offloading connector reports them.
+OFFLOADED = (
+    "k8s/8AAAAAAAAJOJpHR5cGWrQmxvY2tTdG9yZWSsYmxvY2tfaGFzaGVzkc8BAQEBAQEBAbFwYXJlbnRfYmxvY2tfaGFzaMCpdG9rZW5faWRzkKpi"
+    "bG9ja19zaXplAKdsb3JhX2lkwKZtZWRpdW2jQ1BVqWxvcmFfbmFtZcCpZ3JvdXBfaWR4AImkdHlwZatCbG9ja1N0b3JlZKxibG9ja19oYXNoZXOR"
+    "zwICAgICAgICsXBhcmVudF9ibG9ja19oYXNowKl0b2tlbl9pZHOQqmJsb2NrX3NpemUAp2xvcmFfaWTApm1lZGl1baNDUFWpbG9yYV9uYW1lwKln"
+    "cm91cF9pZHgAhKR0eXBlrEJsb2NrUmVtb3ZlZKxibG9ja19oYXNoZXORzwEBAQEBAQEBpm1lZGl1baNDUFWpZ3JvdXBfaWR4AAA="
+)
+
+
+def test_offloaded_blocks_are_reported_by_their_hashes_alone() -> None:
+    *stores, removal = decode_batch(base64.b64decode(OFFLOADED)).events
+
+    assert [(event.hashes, event.medium, event.group) for event in (*stores, removal)] == [
+        ([0x0101010101010101], "CPU", 0),
+        ([0x0202020202020202], "CPU", 0),
+        ([0x0101010101010101], "CPU", 0),
+    ]
+    assert [len(event.tokens) for event in stores] == [0, 0]
+    (described,) = decoded(stored(medium="STORAGE", block_size=2))  # with token ids, which do not count
+    assert (described.hashes, described.medium) == ([1, 2], "STORAGE")
+
+
 @pytest.mark.parametrize(
     ("event", "reason"),
     [

@@ -23,6 +23,11 @@ def removed(*hashes: Any, medium: str = "GPU", group: int = 0) -> BlockRemoved:
     return BlockRemoved(list(hashes), medium, group)
 
 
+def below(*hashes: Any) -> BlockStored:
+    """A stored event of the host's memory."""
+    return BlockStored(list(hashes), None, encoded([]), 0, medium="CPU")
+
+
 def engine(max_blocks: int = 100) -> EngineBlocks:
     """An engine of a pool whose engines have different hashes for the same block."""
     keys = BlockKeys()
@@ -129,6 +134,50 @@ def test_blocks_after_an_unknown_one_count_but_have_no_keys() -> None:
     assert not after.keys
     assert blocks.blocks == 2
     assert [run.stored_s for run, _ in blocks.remove(removed(5, 6, 99))] == [3.0, 4.0]
+
+
+def test_a_block_stays_cached_until_the_last_tier_has_evicted_it() -> None:
+    blocks = engine()
+    stored_run = blocks.store(stored([1, 2], [1, 2, 3, 4]), 1.0)
+    assert stored_run is not None
+    key = stored_run.keys[1]
+    for _ in range(2):  # the copies of two chunks
+        blocks.store_below(below(2))
+
+    assert [(run.hashes, position) for run, position in blocks.remove(removed(2, 1))] == [([1, 2], 0)]
+    assert (len(blocks), blocks.offloaded, blocks.blocks, blocks.has_key(key)) == (0, 1, 0, True)
+    assert not blocks.remove(removed(2, medium="CPU"))
+    assert [(run.hashes, position) for run, position in blocks.remove(removed(2, medium="CPU"))] == [([1, 2], 1)]
+    assert (blocks.offloaded, blocks.has_key(key), blocks.has_lower_tiers) == (0, False, False)
+    assert not blocks.remove(removed(2, medium="CPU"))
+    assert (blocks.max_seen_blocks, blocks.max_seen_offloaded) == (2, 1)
+
+
+def test_a_fetched_block_is_in_device_memory_again() -> None:
+    blocks = engine()
+    blocks.store(stored([1, 2], [1, 2, 3, 4]), 1.0)
+    blocks.store_below(below(1, 2))
+    assert not blocks.remove(removed(2, 1))
+    assert blocks.offloaded == 2
+
+    run = blocks.store(stored([2], [3, 4], parent=1), 2.0)  # the first block is still in the lower tier
+    assert run is not None
+    assert (run.depth, blocks.offloaded) == (1, 1)
+    assert not blocks.remove(removed(2, medium="CPU"))
+    assert blocks.has_key(run.keys[0])
+
+
+def test_blocks_of_lower_tiers_are_bounded_and_of_one_group() -> None:
+    blocks = engine(max_blocks=50)
+    for at in range(200):
+        blocks.store(stored([at], [at, at]), float(at))
+        blocks.store_below(below(at))
+        assert not blocks.remove(removed(at))
+    assert (len(blocks), blocks.offloaded) == (0, 50)
+
+    blocks.store_below(BlockStored([1000], None, encoded([]), 0, medium="CPU", group=1))
+    blocks.store(stored([1000], [1, 1]), 300.0)
+    assert len(blocks.remove(removed(1000))) == 1
 
 
 @pytest.mark.parametrize("fields", [{"medium": "CPU"}, {"kind": "sliding_window"}, {"group": 1}])

@@ -104,6 +104,26 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 TEXT = [1, 2, 3, 4, 5, 6]
 
 
+def test_what_a_lower_tier_has_stays_cached_and_is_part_of_the_capacity(fleet: Fleet) -> None:
+    fleet.serve(A, TEXT)
+    fleet.serve(A, [9, 8])
+    fleet.learn()
+    engine, other = fleet.engines[A], fleet.hashes(A, [9, 8])
+    fleet.apply(A, BlockStored(fleet.hashes(A, TEXT), None, encoded([]), 0, medium="CPU"))
+    assert engine.capacity_ratio == 1.0
+
+    fleet.remove(A, TEXT, 0)
+    assert fleet.cached(TEXT, A) == [6]
+    assert engine.capacity_ratio == pytest.approx((8 + 6) / 8)
+    fleet.apply(A, BlockRemoved([other[1]], "GPU", 0))  # without a copy; older blocks with a copy stay
+    assert (fleet.cached(TEXT, A), fleet.cached([9, 8], A)) == ([6], [1])
+
+    fleet.apply(A, BlockRemoved(fleet.hashes(A, TEXT)[4:], "CPU", 0))
+    assert fleet.cached(TEXT, A) == [4]
+    engine.restart()
+    assert engine.capacity_ratio == 1.0
+
+
 def test_a_prompt_that_another_router_sends_elsewhere_is_recognised(fleet: Fleet) -> None:
     fleet.serve(A, TEXT)
     assert fleet.cached(TEXT, A, B) == [6, 0]

@@ -102,6 +102,19 @@ async def test_stored_and_removed_blocks_are_counted() -> None:
         assert 0 <= row()["lag_s"] < DEADLINE_S
 
 
+async def test_offloaded_blocks_are_part_of_the_capacity() -> None:
+    async with following() as (router, publisher, row):
+        replica = router.residency.replica(TARGET)
+        assert replica is not None
+        offloaded = {"block_size": 0, "token_ids": [], "extra_keys": None, "medium": "CPU"}
+        publisher.publish(stored([1, 2, 3], list(range(12))), stored([1, 2], [], **offloaded), removed(3, 2, 1))
+        await until(lambda: row()["offloaded"] == 2, "the offloaded blocks")
+
+        assert (row()["state"], row()["malformed"], row()["blocks"]) == ("following", 0, 0)
+        await until(lambda: replica.capacity_ratio == pytest.approx(5 / 3), "the capacity")
+        assert any(line.endswith("} 2") for line in router.subscriptions.lines() if "_offloaded_blocks{" in line)
+
+
 async def test_a_cleared_cache_empties_what_the_router_believes_at_once() -> None:
     async with following() as (router, publisher, row):
         publisher.publish(stored([1], [1] * 4))

@@ -123,7 +123,7 @@ def test_workers_count_checks_of_semantic_caches_together_and_shared_ones_once()
 
 def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_count_once() -> None:
     def of_worker(followed: int, blocks: int, lag_s: float) -> Families:
-        gauges = {"followed": followed, "blocks": blocks, "lag_seconds": lag_s, "state": 1}
+        gauges = {"followed": followed, "blocks": blocks, "offloaded_blocks": blocks, "lag_seconds": lag_s, "state": 1}
         gauges["state_timestamp_seconds"] = 1_700_000_000 + blocks
         lines = [
             f"# HELP warmpath_router_kv_events_{name} Of a replica.\n# TYPE warmpath_router_kv_events_{name} gauge\n"
@@ -136,6 +136,7 @@ def test_events_are_followed_only_if_all_workers_follow_them_and_their_blocks_co
     assert total == {
         "warmpath_router_kv_events_followed": 0,
         "warmpath_router_kv_events_blocks": 500,
+        "warmpath_router_kv_events_offloaded_blocks": 500,
         "warmpath_router_kv_events_lag_seconds": 0.5,
         "warmpath_router_kv_events_state": 2,  # workers that report this state
         "warmpath_router_kv_events_state_timestamp_seconds": 1_700_000_500,
