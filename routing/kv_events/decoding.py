@@ -5,8 +5,9 @@ array that begins with its type, and later releases added fields at its end; sin
 ``type``. Missing and unknown fields are accepted, and events of unknown types are skipped. Any other deviation raises
 ``MalformedEventsError``; no bytes raise another exception.
 
-Blocks in a lower cache tier, such as the host's memory, are often reported by their hashes alone: without token ids,
-with a block size of 0. So of these only the hashes count.
+Token ids may be missing, or be more than those of the blocks. Blocks in a lower cache tier, such as the host's memory,
+are often reported by their hashes alone, with a block size of 0: of these only the hashes count. Of a group of layers
+with a sliding window the engine leaves out blocks before the window, but not their token ids.
 
 Token ids are most of a payload, and nearly all of them are never looked at. So they stay encoded: an engine encodes
 equal ids as equal bytes, which is all that ``engine_blocks.py`` needs. Only their number is checked here.
@@ -24,7 +25,7 @@ from routing.kv_events.payload_format import BlockHash, RemovedArray, RemovedMap
 MAX_PAYLOAD_BYTES: Final = 2 << 20  # a step that stores 8,192 tokens takes 40 KB, one that evicts 16,384 blocks 1 MB
 MAX_BLOCK_TOKENS: Final = 65_536
 DEVICE: Final = frozenset({None, "GPU"})  # the name of device memory on every platform
-FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention"})  # of ``kv_cache_spec_kind``
+FULL_ATTENTION: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})  # of a group
 
 NO_TOKENS: Final = b"\x90"
 
@@ -120,7 +121,7 @@ class BlockStored(Event):
     ) -> None:
         self.hashes = hashes
         self.parent = parent  # None: the first block begins the prompt
-        self.tokens = tokens  # of all blocks, each ``block_tokens`` long
+        self.tokens = tokens  # of all blocks, each ``block_tokens`` long; none: not reported
         self.block_tokens = block_tokens
         self.adapter = adapter  # name or number of the LoRA adapter; "" without one
         self.extra_keys = extra_keys  # of each block: salt and media; None: not reported
@@ -200,11 +201,9 @@ def _stored(sent: Any) -> BlockStored:
     if not 1 <= size <= MAX_BLOCK_TOKENS:
         raise MalformedEventsError(f"block_size {size} is not from 1 to {MAX_BLOCK_TOKENS}")
     tokens = EncodedTokens(bytes(sent.token_ids))
-    if len(tokens) != len(hashes) * size:
-        raise MalformedEventsError(f"{len(tokens)} token_ids for {len(hashes)} block_hashes of {size}")
     extra: list[Any] | None = sent.extra_keys
-    if extra is not None and len(extra) != len(hashes):
-        raise MalformedEventsError(f"{len(extra)} extra_keys for {len(hashes)} block_hashes")
+    if len(tokens) != len(hashes) * size or (extra is not None and len(extra) != len(hashes)):
+        tokens, extra = EncodedTokens(NO_TOKENS), None
     adapter = sent.lora_name or ("" if sent.lora_id is None else str(sent.lora_id))
     kind, group = sent.kv_cache_spec_kind, sent.group_idx or 0
     return BlockStored(hashes, sent.parent_block_hash, tokens, size, adapter, extra, sent.medium, group, kind)

@@ -122,6 +122,8 @@ class EngineBlocks:
             return False
         if self._group is None:
             self._group = event.group
+        if self.blocks and event.block_tokens < self.block_tokens:  # the beginning of a block
+            return False
         return event.group == self._group
 
     def store(self, event: BlockStored, now_s: float) -> StoredRun | None:

@@ -140,14 +140,25 @@ def test_offloaded_blocks_are_reported_by_their_hashes_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    "fields", [{"token_ids": [5, 6, 7]}, {"token_ids": []}, {"token_ids": [1] * 9}, {"extra_keys": [None]}]
+)
+def test_token_ids_of_other_blocks_than_those_stored_do_not_count(fields: dict[str, Any]) -> None:
+    """A group with a sliding window: blocks before the window are left out, their token ids are not."""
+    window = stored(kv_cache_spec_kind="sliding_window", group_idx=1, **fields)
+    empty, first, other = decoded(stored(block_hashes=[], extra_keys=[]), window, stored(block_hashes=[7, 8]))
+
+    assert (first.hashes, first.kind, len(first.tokens), first.extra_keys) == ([1, 2], "sliding_window", 0, None)
+    assert (empty.hashes, len(empty.tokens)) == ([], 0)
+    assert (other.hashes, len(other.tokens)) == ([7, 8], 4)
+
+
+@pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (stored(token_ids=[5, 6, 7]), "3 token_ids for 2 block_hashes of 2"),
         (stored(block_size=0, token_ids=[]), "block_size 0"),
         (stored(block_size=1 << 40), "block_size"),
         (stored(token_ids=5), "token_ids"),
         (stored(token_ids={}), "token_ids"),
-        (stored(extra_keys=[None]), "1 extra_keys for 2 block_hashes"),
         (stored(block_hashes=["a", "b"]), "block_hashes"),
         (stored(block_hashes=[1.5, 2]), "block_hashes"),
         ({"type": "BlockRemoved"}, "block_hashes"),

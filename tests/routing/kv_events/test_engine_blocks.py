@@ -190,6 +190,13 @@ def test_only_device_memory_and_the_first_group_with_full_attention_count(fields
     assert blocks.blocks == 1
 
 
+def test_the_beginning_of_a_block_does_not_count() -> None:
+    blocks = engine()
+    assert blocks.store(stored([1], [1, 2]), 0.0) is not None
+    assert blocks.store(BlockStored([2], 1, encoded([3]), 1, medium="GPU"), 0.0) is None
+    assert (blocks.blocks, blocks.block_tokens) == (1, 2)
+
+
 def test_the_number_of_known_blocks_is_bounded() -> None:
     blocks = engine(max_blocks=50)
     for at in range(500):
