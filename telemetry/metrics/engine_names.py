@@ -143,12 +143,25 @@ def _one_to_one(values: Sequence[str], names: Sequence[str]) -> dict[str, tuple[
     return {value: (name,) for value, name in zip(values, names, strict=True)}
 
 
+def _blocks_of_tokens(info: Mapping[str, str]) -> int | None:
+    tokens, size = _positive_count(info.get("kv_cache_size_tokens")), _positive_count(info.get("block_size"))
+    return tokens // size if tokens and size else None
+
+
 def _vllm_facts(samples: Iterable[Sample]) -> CacheFacts:
-    """Reads ``vllm:cache_config_info``. One null block per engine never holds anything."""
+    """Reads ``vllm:cache_config_info``. One null block per engine never holds anything.
+
+    With several groups of cache layers, as in models with sliding windows, a token takes a block of each group. Then
+    the engine has room for fewer tokens than its blocks, ``kv_cache_size_tokens``.
+    """
     infos = [sample.labels for sample in samples]
     blocks = [_positive_count(info.get("num_gpu_blocks")) for info in infos]
     sizes = {_positive_count(info.get("block_size")) for info in infos}
-    usable = [count - 1 for count in blocks if count is not None and count > 1]
+    usable = [
+        min(count - 1, _blocks_of_tokens(info) or count)
+        for count, info in zip(blocks, infos, strict=True)
+        if count is not None and count > 1
+    ]
     return CacheFacts(
         block_tokens=sizes.pop() if len(sizes) == 1 else None,
         capacity_blocks=sum(usable) if usable and len(usable) == len(blocks) and sum(usable) <= MAX_BLOCKS else None,

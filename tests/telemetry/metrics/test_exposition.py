@@ -161,6 +161,15 @@ def test_data_parallel_ranks_are_separate_engines():
     assert sample.facts.capacity_blocks == 2 * 2048
 
 
+@pytest.mark.parametrize(("tokens", "blocks"), [("41719", 1303), ("49216", 1537), ("0", 1537), ("None", 1537)])
+def test_an_engine_with_several_groups_of_layers_has_room_for_fewer_tokens_than_its_blocks(tokens, blocks):
+    """As vLLM 0.32 reports a model of which every other layer has a sliding window."""
+    labels = f'block_size="32",engine="0",kv_cache_size_tokens="{tokens}",num_gpu_blocks="1538"'
+    text = replica_text(1000, 100, facts=False) + f"vllm:cache_config_info{{{labels}}} 1.0\n"
+
+    assert read_replica(text).facts.capacity_blocks == blocks
+
+
 def test_a_torn_histogram_or_an_invalid_gauge_is_unknown_and_affects_nothing_else():
     text = replica_text(1000, 100, ttft=(1, 2, 3, 4, 5), running="NaN", blocks="None")
     torn = "\n".join(line for line in text.split("\n") if 'le="+Inf"' not in line)
