@@ -219,6 +219,10 @@ def _shared_blocks(hashes: Chain, chain: Chain, at: int) -> int:
 
 MAX_SAMPLES: Final = 64  # of tail reuse
 MAX_BRANCHES: Final = 4096  # in each of two generations
+# Share of a new number of tokens in the estimate. Prompts differ in their tokens per byte, and too many predicted tokens
+# are worse than too few.
+FEWER_SHARE: Final = 0.4
+MORE_SHARE: Final = 0.1
 MAX_BRANCH_BLOCKS: Final = 1.5  # prompts may share so much after the block where they diverge, with the template
 MAX_DENSITY_RATIO: Final = 0.5  # a prefix may have more tokens than estimated by this share of the estimate
 
@@ -249,7 +253,10 @@ class TailReuse:
 
 
 class Branches:
-    """Blocks after which prompts diverge, with the tokens that they share after the block."""
+    """Blocks after which prompts diverge, with the tokens that they share after the block.
+
+    The estimate falls faster than it rises.
+    """
 
     def __init__(self) -> None:
         self._tokens: dict[int, int] = {}  # by the hash of the block
@@ -261,7 +268,9 @@ class Branches:
         Large values are ignored: they come from a longer prefix that was assumed to be evicted.
         """
         if extra_tokens <= MAX_BRANCH_BLOCKS * block_tokens + MAX_DENSITY_RATIO * expected_tokens:
-            self._tokens[hash_] = int(extra_tokens)
+            known = self._tokens.get(hash_) or self._older_tokens.get(hash_) or extra_tokens
+            share = FEWER_SHARE if extra_tokens < known else MORE_SHARE
+            self._tokens[hash_] = int(known + share * (extra_tokens - known))
             if len(self._tokens) >= MAX_BRANCHES:
                 self._older_tokens, self._tokens = self._tokens, {}
 

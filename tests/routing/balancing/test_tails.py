@@ -119,6 +119,17 @@ def test_shared_tokens_after_a_branch_are_predicted_for_the_next_prompt() -> Non
     assert residency.match([*chain(4), 5, 6]).tokens(residency.replica(A).bit, 65) == 48
 
 
+def test_shared_tokens_after_a_branch_fall_faster_than_they_rise() -> None:
+    residency = residency_of(100_000)
+    residency.insert(A, [*chain(4), 1, 2], 0.0, 65).confirm(65, 0)
+    predicted_tokens = []
+    for number, cached in enumerate((50, 55, 45)):
+        residency.insert(A, [*chain(4), 10 + number, 3], 1.0 + number, 65).confirm(65, cached)
+        predicted_tokens.append(residency.match([*chain(4), 5, 6]).tokens(residency.replica(A).bit, 65))
+
+    assert predicted_tokens == [50, 50, 48]
+
+
 @pytest.mark.parametrize("cached", [0, 65])
 def test_unexpected_cached_tokens_teach_nothing_about_a_branch(cached: int) -> None:
     residency = residency_of(100_000)
