@@ -219,8 +219,8 @@ def _shared_blocks(hashes: Chain, chain: Chain, at: int) -> int:
 
 MAX_SAMPLES: Final = 64  # of tail reuse
 MAX_BRANCHES: Final = 4096  # in each of two generations
-# Share of a new number of tokens in the estimate. Prompts differ in their tokens per byte, and too many predicted tokens
-# are worse than too few.
+# Share of a new number of tokens in the estimate. Prompts differ in their tokens per byte, and to predict too many is
+# worse than too few.
 FEWER_SHARE: Final = 0.4
 MORE_SHARE: Final = 0.1
 MAX_BRANCH_BLOCKS: Final = 1.5  # prompts may share so much after the block where they diverge, with the template

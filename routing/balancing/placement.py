@@ -19,7 +19,7 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from routing.balancing.allocation import GroupShares
 from routing.balancing.candidates import Candidates, Choice
@@ -45,6 +45,8 @@ from routing.schema import (
     TieredSettings,
 )
 from routing.types import BLOCK_BYTES, BLOCK_TOKENS, MatchedBy, NoReplicaError, PrefixHash, Reason, ReplicaId, TargetId
+
+UNCACHED_MASK: Final = 0x5851_F42D_4C95_7F2D  # makes the key of a prompt different from all hashes of blocks
 
 
 class RequestKeys:
@@ -133,11 +135,24 @@ class RequestKeys:
 
     @property
     def chain(self) -> Sequence[int]:
-        """Chained block hashes of the prompt, in one array."""
+        """Chained block hashes of the prompt, in one array; one that no replica has if no cached blocks are used."""
         chain = self._chain
         if chain is None:
-            chain = self._chain = array("Q", b"".join(self._blocks or self.blocks))
+            chain = self.stored_chain
+            if chain and not self._request.prompt.reads_cache:
+                chain = array("Q", [chain[-1] ^ UNCACHED_MASK])
+            self._chain = chain
         return chain
+
+    @property
+    def stored_chain(self) -> array[int]:
+        """Chained block hashes of the prompt, which the engine stores."""
+        return array("Q", b"".join(self._blocks or self.blocks))
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether the engine uses cached blocks for the prompt."""
+        return self._request.prompt.reads_cache
 
     @property
     def media(self) -> MediaKey | None:
@@ -466,11 +481,21 @@ class Placement:
         residency = self._residency if route.pool in self._residency_pools else None
         if residency is not None:
             residency.resize(decision.choice.target, decision.keys.ratio.block_tokens)
+            if not decision.keys.reads_cache:
+                self._record_stored(decision)
+                residency = None
         ticket = record_dispatch(
             decision.choice, decision.keys, self._loads, residency, is_plain=is_plain, is_prefilled=is_prefilled
         )
         ticket.set_ratio_sample(decision.keys.ratio, decision.keys.sample_bytes)
         return ticket
+
+    def _record_stored(self, decision: Decision) -> None:
+        """Record the blocks of a prompt whose response teaches nothing, because its engine uses no cached blocks."""
+        keys = decision.keys
+        self._residency.insert(
+            decision.choice.target, keys.stored_chain, self._loads.clock(), keys.prompt_tokens, keys.block_tokens
+        )
 
     # --- prefill by another replica ---
 

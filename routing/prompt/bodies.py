@@ -40,6 +40,7 @@ class ParsedBody(Struct, gc=False, kw_only=True):
     logprobs: Any = None
     top_logprobs: Any = None
     prompt_logprobs: Any = None
+    echo: Any = None  # whether the response begins with the prompt
     chat_template: Any = None  # from here on: parameters that ``rendering_of`` reads at some endpoints
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None

@@ -140,7 +140,17 @@ _encode_json: Final = msgspec.json.Encoder(order="deterministic").encode
 class CanonicalPrompt:
     """A canonical prompt. Offsets are into ``data``, ascending."""
 
-    __slots__ = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
+    __slots__ = (
+        "data",
+        "ids",
+        "is_text",
+        "message_ends",
+        "reads_cache",
+        "rendering",
+        "salt",
+        "system_end",
+        "tools_end",
+    )
 
     def __init__(
         self,
@@ -160,13 +170,16 @@ class CanonicalPrompt:
         self.message_ends = message_ends
         self.ids = ids  # number of token ids, each of them 4 bytes of ``data``
         self.is_text = is_text  # whether all tokens come from ``data``: no attachments, no unknown values
+        self.reads_cache = True  # whether the engine uses cached blocks for it; it stores blocks in any case
         self.salt = salt  # the client's ``cache_salt``
         self.rendering = rendering  # hash of the parameters that change its rendering; 0 for none
 
     def with_salt(self, salt: str) -> CanonicalPrompt:
         """The same prompt with another salt."""
         ends = self.tools_end, self.system_end, self.message_ends
-        return CanonicalPrompt(self.data, *ends, self.ids, salt, self.rendering, is_text=self.is_text)
+        prompt = CanonicalPrompt(self.data, *ends, self.ids, salt, self.rendering, is_text=self.is_text)
+        prompt.reads_cache = self.reads_cache
+        return prompt
 
     def estimate(self, block_tokens: int) -> int:
         """Estimated tokens if a block of text has ``block_tokens``; an attachment counts as its digest."""
@@ -193,10 +206,18 @@ def canonical_prompt(body: ParsedBody) -> CanonicalPrompt:
         prompt.rendering = rendering_of(body, prompt.data, prompt.estimate(BLOCK_TOKENS))
     except RecursionError:
         raise BodyError(None, "the JSON is nested too deeply") from None
+    prompt.reads_cache = reads_cache(body)
     salt = body.cache_salt
     if type(salt) is str:
         prompt.salt = salt
     return prompt
+
+
+def reads_cache(body: ParsedBody) -> bool:
+    """Whether vLLM uses cached blocks for a request: not if it computes log probabilities of the prompt's tokens."""
+    if body.prompt_logprobs is not None:
+        return False
+    return not body.echo or (type(body) is CompletionBody and body.logprobs is None)
 
 
 def _write(body: ParsedBody, writer: _Writer) -> None:

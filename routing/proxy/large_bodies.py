@@ -175,7 +175,7 @@ def read_in_process(path: str, body: bytes) -> tuple[bytes, bytes]:
     parts = prompt.tools_end, prompt.system_end, prompt.message_ends, prompt.ids, prompt.salt, prompt.rendering
     flags = reading.session_key, reading.is_plain, reading.omits_usage, reading.previous_id
     return pickle.dumps(
-        (parts, prompt.is_text, reduce_body(reading.body), flags, layout.spans, layout.end)
+        (parts, (prompt.is_text, prompt.reads_cache), reduce_body(reading.body), flags, layout.spans, layout.end)
     ), prompt.data
 
 
@@ -184,8 +184,9 @@ def unpack_result(pickled: bytes, prompt_data: bytes) -> BodyReading:
     result = pickle.loads(pickled)  # noqa: S301 - from the router's own process
     if len(result) == 2:
         raise BodyError(*result)
-    parts, is_text, body, (session_key, is_plain, omits_usage, previous_id), *layout = result
+    parts, (is_text, reads_cache), body, (session_key, is_plain, omits_usage, previous_id), *layout = result
     prompt = CanonicalPrompt(prompt_data, *parts, is_text=is_text)
+    prompt.reads_cache = reads_cache
     reading = BodyReading(
         body, prompt, session_key, is_plain=is_plain, omits_usage=omits_usage, previous_id=previous_id
     )

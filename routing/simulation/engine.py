@@ -91,6 +91,7 @@ class Sequence:
     max_tokens: int | None = None  # of the request
     data: bytes = b""  # tokens of prompt and output, for ``Engine.changes`` only
     salt: str = ""
+    reads_cache: bool = True  # whether cached blocks are used for it; it stores blocks in any case
     external_tokens: int = 0  # of the prompt, whose KV blocks came from another engine
     siblings: Siblings = field(default_factory=Siblings)
     state: State = State.WAITING
@@ -367,7 +368,7 @@ class Engine:
                 self._receive(sequence)
                 sequence.admitted_s = max(now_s, sequence.arrived_s)
                 sequence.cached_tokens = sequence.computed_tokens
-                self.statistics.queries += sequence.prompt_tokens
+                self.statistics.queries += sequence.prompt_tokens * sequence.reads_cache
                 self.statistics.hits += hit_tokens
             if waits:
                 continue
@@ -378,7 +379,8 @@ class Engine:
     def _hold_blocks(self, sequence: Sequence) -> bool:
         """Hold the blocks of a sequence's tokens, cached ones first; False if too few are free."""
         tokens = sequence.target_tokens
-        hits = self.pool.lookup(sequence.keys, (tokens - 1) // self.config.block_tokens)
+        limit = (tokens - 1) // self.config.block_tokens if sequence.reads_cache else 0
+        hits = self.pool.lookup(sequence.keys, limit)
         if self.config.reserve_output:
             tokens = sequence.prompt_tokens + sequence.output_tokens
         fresh = self._blocks_for(tokens) - len(hits)

@@ -208,6 +208,7 @@ class Generation:
             siblings=siblings,
             data=prompt + generated if self._runtime.engine.changes is not None else b"",
             salt=self.request.salt,
+            reads_cache=self.request.reads_cache,
             external_tokens=self.request.external_tokens,
         )
         return Choice(len(self.choices), pieces, stop, sequence)

@@ -143,6 +143,7 @@ class GenerationRequest:
     min_tokens: int
     logprobs: bool
     return_token_ids: bool
+    reads_cache: bool = True
     call: ToolCall | None = None  # the tool that the output calls; None: the output is text
     transfer: dict[str, Any] = field(default_factory=dict)  # ``kv_transfer_params``
     external_tokens: int = 0  # of the prompt, fetched from another replica
@@ -271,8 +272,15 @@ def _read_common(body: dict[str, Any], model: str, *, is_chat: bool) -> Generati
         min_tokens=_integer(body, "min_tokens") or 0,
         logprobs=bool(body.get("logprobs")),
         return_token_ids=bool(body.get("return_token_ids")),
+        reads_cache=_reads_cache(body, is_chat=is_chat),
         transfer=_dictionary(body.get("kv_transfer_params") or {}, "body.kv_transfer_params"),
     )
+
+
+def _reads_cache(body: dict[str, Any], *, is_chat: bool) -> bool:
+    """Whether cached blocks are used: not if log probabilities of the prompt's tokens are computed."""
+    has_logprobs = is_chat or body.get("logprobs") is not None
+    return body.get("prompt_logprobs") is None and not (body.get("echo") and has_logprobs)
 
 
 def _stops(body: dict[str, Any]) -> tuple[str, ...]:

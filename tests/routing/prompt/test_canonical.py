@@ -331,3 +331,24 @@ def test_canonical_bytes_never_change() -> None:
         b'\xfa[{"a":"\xc3\xa9","b":1}]\xffsystem\xfeBe brief.'
         b"\xffuser\xfeWhat is it?\xfd\xfc3432828a7d7c4474aedc147e0f6406ec"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reads_cache"),
+    [
+        ("/v1/completions", {}, True),
+        ("/v1/completions", {"echo": True}, True),
+        ("/v1/completions", {"logprobs": 1}, True),
+        ("/v1/completions", {"echo": True, "logprobs": 0}, False),
+        ("/v1/completions", {"prompt_logprobs": 0}, False),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}, True),
+        ("/v1/chat/completions", {"echo": False}, True),
+        ("/v1/chat/completions", {"echo": True}, False),
+        ("/v1/chat/completions", {"prompt_logprobs": 1}, False),
+    ],
+)
+def test_prompts_with_log_probabilities_read_no_cached_blocks(path: str, fields: Any, reads_cache: bool) -> None:
+    """As measured with vLLM 0.32, whose chats have ``top_logprobs`` 0 by default."""
+    prompt = canonical(path, {"prompt": "text", "messages": [{"role": "user", "content": "text"}], **fields})
+
+    assert prompt.reads_cache == prompt.with_salt("tenant").reads_cache == reads_cache

@@ -25,7 +25,7 @@ from tests.fakes.replica import Call, FakeReplica, answering, plain_answer
 from tests.routing.proxy.harness import CHAT, Harness, api_key, bearer, config, decision_page, post, routed, with_keys
 
 USAGE = b'{"usage":{"prompt_tokens":9000,"prompt_tokens_details":{"cached_tokens":0}}}'
-FACTS = ("data", "ids", "is_text", "message_ends", "rendering", "salt", "system_end", "tools_end")
+FACTS = ("data", "ids", "is_text", "message_ends", "reads_cache", "rendering", "salt", "system_end", "tools_end")
 SMALL = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Go on."}]}).encode()
 
 
@@ -48,6 +48,7 @@ def decisions(harness: Harness) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", sorted(BODIES))
 def test_the_process_reads_bodies_as_the_router_does(path: str) -> None:
     members = {"prompt": [1, 2], "input": "a", "instructions": "b", "tools": [{"name": "f"}], "cache_salt": "salt"}
+    members["prompt_logprobs"] = 1
     body = large("text ", 10, stream=True, session_id="s", reasoning_effort="high", **members)
     in_router, in_process = read_body(path, body), unpack_result(*read_in_process(path, body))
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,28 @@ def test_prompts_with_different_salts_share_no_blocks(replica: ReplicaProcess) -
 
     assert cached[0] > 0
     assert cached[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads_cache"),
+    [
+        ({"echo": True}, True),
+        ({"logprobs": 1}, True),
+        ({"echo": True, "logprobs": 0}, False),
+        ({"prompt_logprobs": 0}, False),
+    ],
+)
+def test_log_probabilities_of_the_prompt_are_computed_without_cached_blocks(
+    replica: ReplicaProcess, fields: dict[str, Any], reads_cache: bool
+) -> None:
+    body = {"prompt": "a few examples of a task " * 30, "max_tokens": 1}
+    replica.send("POST", "/v1/completions", body)
+    queries = replica.metric("vllm:prefix_cache_queries_total")
+
+    usage = replica.send("POST", "/v1/completions", body | fields).json["usage"]
+
+    assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) == reads_cache
+    assert (replica.metric("vllm:prefix_cache_queries_total") > queries) == reads_cache
 
 
 def test_output_ends_before_a_stop_string(replica: ReplicaProcess) -> None:

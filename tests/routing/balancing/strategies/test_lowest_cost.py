@@ -108,6 +108,34 @@ def test_a_smaller_cache_evicts_sooner() -> None:
     assert held[19] > 500
 
 
+@costs
+def test_a_request_without_cached_blocks_is_placed_by_load_and_teaches_nothing(settings) -> None:
+    """An engine computes the whole prompt for ``prompt_logprobs``, and stores its blocks."""
+    (router,) = routers(settings, 1, 2)
+    text = "A task with a few examples. " * 400
+    first = router.decide(request(text), HealthRegistry())
+    ticket = router.dispatch(first)
+    ticket.record_first_byte()
+    ticket.record_response(prompt_tokens=first.keys.prompt_tokens, cached_tokens=0)
+    ticket.end()
+    without = PlacementRequest("llama", None, None, request(text).prompt)
+    without.prompt.reads_cache = False
+
+    chosen = []
+    for _ in range(8):
+        decision = router.decide(without, HealthRegistry())
+        assert (decision.choice.hit_tokens or 0, decision.choice.reason) in {(0, Reason.COLD), (0, Reason.SPILL)}
+        running = router.dispatch(decision)
+        running.record_response(prompt_tokens=decision.keys.prompt_tokens, cached_tokens=0)
+        chosen.append(decision.choice.target)
+
+    assert set(chosen) == {"replica-0", "replica-1"}
+    again = router.decide(request(text), HealthRegistry())
+    assert again.choice.hit_tokens > 0.9 * again.keys.prompt_tokens
+    held = dict(zip(again.candidate_costs().targets, again.candidate_costs().estimates, strict=True))
+    assert all(estimate.hit_tokens > 1000 for estimate in held.values()), "the engines have stored the blocks"
+
+
 def about_an_image(text: str, image: str) -> PlacementRequest:
     """A chat about an image, which comes after the text."""
     parts = [
